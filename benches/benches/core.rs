@@ -76,7 +76,7 @@ fn pipeline(criterion: &mut Criterion) {
             ("own clients", MANY_CLIENTS),
         ] {
             let pipeline = RefCell::new(None);
-            let open = || Pipeline::new(connections, clients).expect("packets come through");
+            let open = || Pipeline::new(connections, clients).expect("all packets are forwarded");
             for (direction, replies) in [("requests", false), ("replies", true)] {
                 let id = BenchmarkId::new(format!("{direction}, {name}"), connections);
                 group.bench_function(id, |bencher| {
@@ -84,7 +84,9 @@ fn pipeline(criterion: &mut Criterion) {
                     let pipeline = pipeline.get_or_insert_with(open);
                     pipeline.replies = replies;
                     bencher.iter_custom(|times| {
-                        scaled(times, || pipeline.measure().expect("packets come through"))
+                        scaled(times, || {
+                            pipeline.measure().expect("all packets are forwarded")
+                        })
                     });
                 });
             }
@@ -94,7 +96,8 @@ fn pipeline(criterion: &mut Criterion) {
             let table = table.get_or_insert_with(|| {
                 LineTable::new(&yardsticks, connections, FEW_CLIENTS.bits, 1).expect("memory")
             });
-            bencher.iter_custom(|times| scaled(times, || table.measure().expect("it is there")));
+            bencher
+                .iter_custom(|times| scaled(times, || table.measure().expect("the entry exists")));
         });
     }
     group.finish();
@@ -126,8 +129,12 @@ fn new_connection(criterion: &mut Criterion) {
         }
     }
     let mut churn = memory::Churn::new();
-    group.bench_function("while as many end", |bencher| {
-        let mut nanoseconds = || 1e9 / churn.measure().expect("ends keep up");
+    group.bench_function("while the same number of connections end", |bencher| {
+        let mut nanoseconds = || {
+            1e9 / churn
+                .measure()
+                .expect("as many connections end as are opened")
+        };
         bencher.iter_custom(|times| scaled(times, &mut nanoseconds));
     });
     group.finish();
@@ -174,8 +181,8 @@ fn first_packet(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Cost of a filter by source for a packet that would open a connection, by the number of prefixes.
-/// One of them refuses the packet.
+/// Cost of a source filter for a packet that would open a connection, by the number of prefixes.
+/// One prefix of the filter refuses the packet.
 fn filter(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("filter");
     group.throughput(Throughput::Elements(1));
@@ -198,7 +205,7 @@ fn filter(criterion: &mut Criterion) {
                 deny: deny.collect(),
                 ..FilterLists::default()
             };
-            let filter = SourceFilter::new(lists).expect("not too many");
+            let filter = SourceFilter::new(lists).expect("the number is within the limit");
             let mut director = Setup::default().director();
             if dst == six {
                 let config = ServiceConfig::new(Family::V6, "rr");

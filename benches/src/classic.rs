@@ -1,6 +1,6 @@
-//! Services as Unix had them, behind one virtual address: a terminal (telnet), commands with a second
-//! connection back (rsh), a printer that looks at its client's port (lpd), a session over two ports,
-//! and a file by UDP. They do what makes such protocols hard to balance, and no more.
+//! Old Unix services behind one virtual address: a terminal (telnet), commands with a second
+//! connection back (rsh), a printer that checks its client's port (lpd), a session over two ports,
+//! and a file over UDP. They implement only the parts of such protocols that are hard to balance.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -38,21 +38,21 @@ const LIMIT: Duration = Duration::from_millis(2500);
 /// Serves all classic services.
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
-    /// The server's name, in one word
+    /// Name of this server, in one word
     name: String,
-    /// Addresses that UDP is answered from
+    /// Addresses from which UDP requests are answered
     #[arg(required = true)]
     addresses: Vec<Ipv4Addr>,
 }
 
-/// Uses all of them, one after the other.
+/// Uses all of the services, one after the other.
 #[derive(Clone, Debug, Args)]
 pub struct Use {
     /// The virtual address
     target: Ipv4Addr,
-    /// The one that has a service with port 0
+    /// Address of the service with port 0
     second: Ipv4Addr,
-    /// For so long each, in milliseconds
+    /// Duration of each measurement in milliseconds
     #[arg(long = "for", value_name = "MS")]
     for_ms: u64,
 }
@@ -61,7 +61,7 @@ pub struct Use {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Fared {
     pub(crate) name: String,
-    /// Transactions a second; 0 if it does not work.
+    /// Transactions a second; 0 if the service does not work.
     pub(crate) rate: f64,
     /// Reason for the failure.
     pub(crate) error: Option<String>,
@@ -70,7 +70,7 @@ pub(crate) struct Fared {
 type Handler = fn(TcpStream, SocketAddr, &str) -> Result<()>;
 
 impl Serve {
-    /// Serves until it is ended.
+    /// Serves until it is killed.
     ///
     /// # Errors
     ///
@@ -179,7 +179,7 @@ fn log_in(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Only clients that have logged in may continue here.
+/// Serves only clients that have logged in.
 fn go_on(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let known = until(&mut reader, b'\n')? == name;
@@ -207,7 +207,8 @@ fn until(reader: &mut impl BufRead, end: u8) -> Result<String> {
     Ok(String::from_utf8(text)?)
 }
 
-/// The next port of a range: each in its turn, so that one that was just used rests.
+/// The next port of a range, in turn, so that a port that was just used is reused as late as
+/// possible.
 fn next_port(range: &RangeInclusive<u16>) -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let count = range.end() - range.start() + 1;
@@ -246,11 +247,11 @@ fn connect(range: RangeInclusive<u16>, to: SocketAddr) -> Result<TcpStream> {
 }
 
 impl Use {
-    /// Uses them, and prints how they fared.
+    /// Uses the services, and prints the results.
     ///
     /// # Errors
     ///
-    /// Never because a service does not work: that is counted.
+    /// None if a service does not work: that is counted.
     pub fn run(&self) -> Result<()> {
         let at = |port: u16| SocketAddr::new(IpAddr::V4(self.target), port);
         let mut all = vec![
@@ -272,7 +273,7 @@ impl Use {
         Ok(())
     }
 
-    /// Makes one transaction after the other until the time is over; `begin` makes the client.
+    /// Repeats transactions until the time is over; `begin` makes the client.
     fn fare<T: FnMut() -> Result<()>>(
         &self,
         name: &str,
@@ -426,7 +427,7 @@ fn read_blocks(to: SocketAddr) -> Result<impl FnMut() -> Result<()>> {
                 }
             }
         }
-        bail!("no block came, although it was asked for three times")
+        bail!("no block arrived after three requests")
     })
 }
 
@@ -442,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn terminal_session_echoes() {
+    fn terminal_session_receives_echo() {
         let mut transaction = type_into(served(terminal)).expect("a banner");
         transaction().expect("an echo");
         transaction().expect("another");
@@ -467,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn block_arrives_by_udp() {
+    fn udp_client_receives_block() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let address = socket.local_addr().expect("an address");
         thread::spawn(move || blocks(&socket));

@@ -1,5 +1,5 @@
-//! Both ends of a TCP connection: round trips of one byte, and downloads whose every byte is
-//! compared.
+//! Both endpoints of a TCP connection: round trips of one byte, and downloads of which every byte
+//! is compared.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ pub enum Endpoint {
         /// Where to listen
         port: u16,
     },
-    /// Measure round trips of one byte over one connection; prints each in microseconds
+    /// Measure round trips of one byte over one connection; print each in microseconds
     Ping {
         /// The server
         target: SocketAddr,
@@ -32,25 +32,25 @@ pub enum Endpoint {
     Fetch {
         /// The server
         target: SocketAddr,
-        /// How many bytes
+        /// Number of bytes
         bytes: u64,
     },
-    /// Take packets out of IPIP tunnels
+    /// Unpack packets from IPIP tunnels
     Unpack {
-        /// The interface that they come in on
+        /// Interface on which the packets arrive
         device: String,
     },
     /// Servers of files, each with a capacity
     Files(files::Serve),
-    /// Clients that ask for files in a loop; prints what came of it
+    /// Run clients that request files in a loop; print the results
     Ask(files::Ask),
-    /// Downloads and uploads by size; prints how long they take
+    /// Download and upload by size; print the durations
     Transfers(transfers::Transfers),
-    /// Services as Unix had them, behind one address
+    /// Serve old Unix services behind one address
     Classic(classic::Serve),
-    /// A client of these; prints what works, and how often a second
+    /// Use these services as a client; print which of them work, and their rates
     Use(classic::Use),
-    /// One end of `load bulk` and `load listing`
+    /// Run one endpoint of `load bulk` and `load listing`
     Large {
         /// Its task
         #[command(subcommand)]
@@ -59,11 +59,11 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// Does it.
+    /// Runs the endpoint.
     ///
     /// # Errors
     ///
-    /// When the other end cannot be reached, or violates the protocol.
+    /// If the other endpoint cannot be reached, or violates the protocol.
     pub fn run(&self) -> Result<()> {
         match self {
             Self::Serve { port } => serve(*port),

@@ -1,4 +1,5 @@
-//! Files of any size, over HTTP: servers of a set capacity, and clients that ask for them in a loop.
+//! Files of any size, over HTTP: servers of a set capacity, and clients that ask for them in a
+//! loop.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Files of a set: from the least to the most in equal ratios.
 const FILES: u32 = 16;
-/// Sources of clients that have more than one.
+/// First source address of clients that use more than one.
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Bytes that a server sends at a time.
 const CHUNK: u64 = 16 << 10;
@@ -27,10 +28,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Width of a bin of counts over time, in seconds.
 pub(crate) const BIN: f64 = 0.25;
 
-/// Serves `GET /SIZE` with SIZE bytes.
+/// Serves `GET /SIZE` with a file of SIZE bytes.
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
-    /// Where to listen, and the bytes a second of that server, which its connections share
+    /// Addresses to listen on, with the maximum of bytes a second that each server's connections
+    /// share
     #[arg(value_name = "ADDRESS:PORT=BYTES", value_parser = listener, required = true)]
     listeners: Vec<(SocketAddr, u64)>,
 }
@@ -43,10 +45,10 @@ fn listener(text: &str) -> Result<(SocketAddr, u64), String> {
     parts.ok_or_else(|| format!("{text} is not ADDRESS:PORT=BYTES"))
 }
 
-/// Asks for files, one after the other.
+/// Requests files, one after the other.
 #[derive(Clone, Debug, Args)]
 pub struct Ask {
-    /// Services, all of which are asked for the same at the same time
+    /// Services from which the same files are requested at the same time
     #[arg(required = true)]
     targets: Vec<SocketAddr>,
     /// Clients of each
@@ -58,13 +60,13 @@ pub struct Ask {
     /// Bytes of the largest file
     #[arg(long)]
     most: u64,
-    /// Which files, in which order: the same for the same seed
+    /// Seed of the choice and order of files
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// For so long, in milliseconds
+    /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     for_ms: u64,
-    /// A request that takes longer has failed, in milliseconds
+    /// Milliseconds after which a request counts as failed
     #[arg(long, value_name = "MS", default_value_t = 60_000)]
     timeout: u64,
     /// Pause of a client after each request, in milliseconds
@@ -80,11 +82,11 @@ pub struct Ask {
 pub(crate) struct Asked {
     /// Bytes by quarter of a second.
     pub(crate) bytes: Vec<u64>,
-    /// Requests that were answered in full, by when.
+    /// Numbers of completely answered requests, by time.
     pub(crate) served: Vec<u64>,
     /// Requests that were not.
     pub(crate) failed: Vec<u64>,
-    /// Milliseconds of each answered request.
+    /// Duration of each answered request in milliseconds.
     pub(crate) took: Vec<f64>,
     /// The first failure.
     pub(crate) error: Option<String>,
@@ -101,7 +103,7 @@ impl Asked {
     }
 }
 
-/// Numbers that look like chance: splitmix64 (Steele, Lea, Flood, 2014).
+/// A pseudo-random number generator: splitmix64 (Steele, Lea, Flood, 2014).
 #[derive(Debug)]
 struct Lots(u64);
 
@@ -137,7 +139,7 @@ fn sizes(least: u64, most: u64) -> Vec<u64> {
 }
 
 impl Serve {
-    /// Serves until it is ended.
+    /// Serves until it is killed.
     ///
     /// # Errors
     ///
@@ -153,7 +155,7 @@ impl Serve {
             println!("ready");
             match tasks.join_next().await {
                 Some(Ok(Err(error))) => Err(error.into()),
-                _ => bail!("a listener has ended"),
+                _ => bail!("a listener has exited"),
             }
         })
     }
@@ -173,7 +175,7 @@ struct Capacity {
 }
 
 impl Capacity {
-    /// Waits for its turn.
+    /// Waits until `bytes` may be sent.
     async fn take(&self, bytes: u64) {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let time = Duration::from_secs_f64(bytes as f64 / self.bytes_a_second as f64);
@@ -231,11 +233,11 @@ async fn serve(mut stream: TcpStream, capacity: &Capacity) -> Result<()> {
 }
 
 impl Ask {
-    /// Asks, and prints what came of it.
+    /// Requests files, and prints the results.
     ///
     /// # Errors
     ///
-    /// When that is no set of files; requests that fail are counted.
+    /// If the set of files is unknown. Failed requests are counted.
     pub fn run(&self) -> Result<()> {
         ensure!(
             0 < self.least && self.least <= self.most && self.for_ms > 0,
@@ -309,7 +311,7 @@ impl Client {
             let begin = Instant::now();
             let result = match timeout(self.limit, self.fetch(size, source)).await {
                 Ok(result) => result.map_err(|error| format!("{error:#}")),
-                Err(_) => Err("no whole answer in time".to_owned()),
+                Err(_) => Err("no complete answer within the time limit".to_owned()),
             };
             let is_bad = result.is_err();
             self.count(|asked, bin| match result {
@@ -329,7 +331,7 @@ impl Client {
         }
     }
 
-    /// Counts a piece of data, unless it arrived after the end.
+    /// Adds received data to the results, unless it arrived after the end.
     fn count(&self, add: impl FnOnce(&mut Asked, usize)) {
         #[expect(
             clippy::cast_possible_truncation,
@@ -368,10 +370,13 @@ impl Client {
                     got = (seen.len() - end - 4) as u64;
                     head = None;
                 }
-                ensure!(seen_is_short(head.as_ref()), "this is no answer");
+                ensure!(seen_is_short(head.as_ref()), "the answer is not valid HTTP");
             }
         }
-        ensure!(head.is_none() && got == size, "of {size} bytes {got} came");
+        ensure!(
+            head.is_none() && got == size,
+            "{got} of {size} bytes arrived"
+        );
         Ok(())
     }
 }
@@ -385,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_of_a_set() {
+    fn set_of_files_has_its_sizes() {
         let sizes = sizes(76_000, 1_800_000);
         assert_eq!(sizes.len(), 16);
         assert_eq!((sizes[0], sizes[15]), (76_000, 1_800_000));

@@ -1,4 +1,4 @@
-//! Measurements, and their methods: see README.md.
+//! Benchmarks and their methods: see README.md.
 
 #![forbid(unsafe_code)]
 

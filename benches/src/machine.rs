@@ -1,5 +1,5 @@
-//! The machine: whether it is quiet enough to measure on, its present speed, and its use by each
-//! process.
+//! State of the machine: whether it is idle enough for measurements, its present speed, and the CPU
+//! time of each process.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -12,16 +12,17 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
 
-/// CPU of other programs, as a share of one core, above which a measurement does not count.
+/// Maximum CPU time of other programs, as a share of one core. Above it, a measurement does not
+/// count.
 const FOREIGN_MAX: f64 = 0.05;
-/// Greatest share of time that the hypervisor may take away.
+/// Maximum share of time that the hypervisor may use for other guests.
 const STEAL_MAX: f64 = 0.03;
 
 /// Binds the calling thread to a core.
 ///
 /// # Errors
 ///
-/// When there is no such core.
+/// When the core does not exist.
 pub fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;
@@ -45,15 +46,15 @@ pub fn processor() -> String {
 pub struct Calibration {
     /// Nanoseconds of a fixed piece of arithmetic on CPU 0, alone.
     pub cpu0: f64,
-    /// The same measurement on CPU 1, alone.
+    /// The same measurement on CPU 1 alone.
     pub cpu1: f64,
-    /// The slower of both at once. If it is well above the others, the two share a core or lose it
-    /// to other guests.
+    /// The slower CPU if both measure at the same time. If it is well above the others, the two
+    /// share a core, or the hypervisor uses it for other guests.
     pub both: f64,
 }
 
 impl Calibration {
-    /// Measures; takes some 50 ms.
+    /// Measures the speed, in some 50 ms.
     ///
     /// # Errors
     ///
@@ -91,7 +92,7 @@ fn arithmetic() -> f64 {
     time.as_secs_f64() * 1e9 / f64::from(TIMES)
 }
 
-/// A thread as it was at one time.
+/// The state of a thread at one time.
 #[derive(Clone, Debug)]
 struct Task {
     process: u32,
@@ -102,7 +103,7 @@ struct Task {
     used: u64,
 }
 
-/// All threads of the machine at one time.
+/// The state of all threads of the machine at one time.
 #[derive(Debug)]
 pub struct Snapshot {
     at: Instant,
@@ -115,7 +116,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads `/proc`; takes some milliseconds.
+    /// Reads `/proc`, which takes some milliseconds.
     #[must_use]
     pub fn take() -> Self {
         let mut tasks = HashMap::new();
@@ -156,8 +157,8 @@ impl Snapshot {
         }
     }
 
-    /// Use of the machine between an earlier snapshot and this one. `director`: the forwarding
-    /// process, with its workers; `devices`: the director's interfaces, whose receiving threads
+    /// CPU times between an earlier snapshot and this one. `director`: the forwarding process,
+    /// including its workers; `devices`: the director's interfaces, whose receiving kernel threads
     /// count as its work.
     #[must_use]
     pub fn since(&self, earlier: &Self, director: Option<u32>, devices: &[&str]) -> Used {
@@ -193,8 +194,8 @@ impl Snapshot {
         used
     }
 
-    /// CPU seconds of processes and all that they have started since an earlier snapshot, with what
-    /// has ended meanwhile and was waited for.
+    /// CPU seconds, since an earlier snapshot, of processes and all that they have started; exited
+    /// processes are included if their parents have waited for them.
     #[must_use]
     pub fn used_by(&self, earlier: &Self, roots: &[u32]) -> f64 {
         let (before, after) = (earlier.by_process(roots), self.by_process(roots));
@@ -211,7 +212,7 @@ impl Snapshot {
         Duration::from_nanos(grown.saturating_sub(ended)).as_secs_f64()
     }
 
-    /// Nanoseconds by process, of those and all that they have started.
+    /// Nanoseconds of CPU time of each root process, including all processes that it has started.
     fn by_process(&self, roots: &[u32]) -> HashMap<u32, u64> {
         let mut used = HashMap::new();
         for process in roots.iter().flat_map(|root| self.descendants(*root)) {
@@ -244,25 +245,25 @@ impl Snapshot {
 /// Use of the machine between two snapshots. Times are in CPU seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
-    /// Between the two, by the clock.
+    /// Seconds between the two snapshots, by the wall clock.
     pub seconds: f64,
-    /// The director's process, and those that it has started.
+    /// CPU time of the director's process, and of those that it has started.
     pub process: f64,
     /// Threads that receive on the director's interfaces. Where they have none, that work is in
     /// the sender's process.
     pub softirq: f64,
     /// Other soft interrupts that have a thread.
     pub other_softirq: f64,
-    /// All other programs of the bench, ended ones included: generators, clients, servers.
+    /// All other programs of the benchmark, including exited ones: generators, clients, servers.
     pub endpoints: f64,
-    /// Other programs, as a share of a core.
+    /// CPU time of other programs, as a share of a core.
     pub foreign: f64,
     /// Time that the hypervisor used, as a share of a core.
     pub stolen: f64,
 }
 
 impl Used {
-    /// The reason why no measurement of this time counts.
+    /// The reason why a measurement during this time does not count.
     #[must_use]
     pub fn disturbed(&self) -> Option<String> {
         if self.foreign > FOREIGN_MAX {
@@ -270,15 +271,16 @@ impl Used {
             return Some(format!("other programs used {percent:.0} % of a core"));
         }
         let percent = self.stolen * 100.0;
-        (self.stolen > STEAL_MAX).then(|| format!("the hypervisor took {percent:.0} % of a core"))
+        (self.stolen > STEAL_MAX)
+            .then(|| format!("the hypervisor used {percent:.0} % of a core for other guests"))
     }
 }
 
-/// Waits until nothing else runs.
+/// Waits until no other program uses the CPU.
 ///
 /// # Errors
 ///
-/// When that does not happen; the error names the running processes.
+/// If this does not happen; the error names the running processes.
 pub fn wait_until_quiet(limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     loop {
@@ -290,8 +292,7 @@ pub fn wait_until_quiet(limit: Duration) -> Result<()> {
         };
         ensure!(
             Instant::now() < deadline,
-            "the machine is busy ({why}; busiest: {}), and what is measured on a busy machine is worth nothing: \
-             end what runs, or say --busy and do not believe the figures",
+            "the machine is busy ({why}; busiest: {}), and measurements on a busy machine are unreliable: stop the other programs, or use --busy and do not rely on the figures",
             busiest(&before, &after)
         );
     }
@@ -379,7 +380,7 @@ mod tests {
         let own = [std::process::id()];
         assert!(
             then.used_by(&first, &own) > 0.05,
-            "the shell inside it worked"
+            "the command in the shell succeeded"
         );
         let all = then.since(&first, None, &[]);
         assert!((all.endpoints - then.used_by(&first, &own)).abs() < 1e-9 && all.foreign >= 0.0);

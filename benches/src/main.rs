@@ -24,9 +24,10 @@ enum Command {
         #[command(subcommand)]
         load: load::Load,
     },
-    /// Have httperf on many hosts ask together, at rates that grow, and merge what they saw
+    /// Send requests with httperf from many hosts at the same time, at increasing rates, and merge
+    /// the results
     Cluster(cluster::Options),
-    /// One end of a connection, as `compare` starts it on its hosts
+    /// One endpoint of a connection, as `compare` starts it on its hosts
     #[command(hide = true)]
     Endpoint {
         #[command(subcommand)]

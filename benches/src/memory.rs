@@ -1,5 +1,5 @@
-//! The packet path in memory: directors with connections in them, packets for them, and what both
-//! cost.
+//! The packet path in memory: directors with connections, packets for them, and the CPU time for
+//! both.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
@@ -21,7 +21,7 @@ use crate::machine;
 
 /// Frames of a batch, as the dataplane receives them.
 pub const BATCH: usize = 64;
-/// Packets of one measurement.
+/// Number of packets in one measurement.
 const PACKETS: u32 = 1 << 20;
 /// The virtual service, the real server, and the gateway to the clients.
 const VIP: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
@@ -71,7 +71,7 @@ pub struct Setup {
     pub scheduler: &'static str,
     /// Services; the first is [`vip`].
     pub services: u32,
-    /// Servers of the first service; all other services have one each.
+    /// Servers of the first service; each other service has one server.
     pub servers: u32,
     /// Room for connections.
     pub room: usize,
@@ -147,11 +147,11 @@ impl Setup {
         director
     }
 
-    /// The workers of a director, with a network around: one server, clients behind a gateway, all
-    /// on one link.
+    /// The workers of a director and a simulated network: one server, and clients behind a gateway,
+    /// all on one link.
     ///
     /// # Errors
-    /// When the host gives no descriptors.
+    /// If no descriptors are available.
     pub fn rig(&self) -> Result<Rig> {
         let mut control = Control::new(self.options());
         self.fill(&mut control);
@@ -173,7 +173,7 @@ impl Setup {
     }
 }
 
-/// One worker of a director, with established connections of one server.
+/// A worker of a director, with established connections to one server.
 #[derive(Debug)]
 pub struct Pipeline {
     worker: RigWorker,
@@ -191,7 +191,7 @@ impl Pipeline {
     /// Opens the connections.
     ///
     /// # Errors
-    /// When the host gives no descriptors, or a packet does not come through.
+    /// If no descriptors are available, or a packet is not forwarded.
     pub fn new(connections: u32, clients: Clients) -> Result<Self> {
         let setup = Setup {
             servers: 1,
@@ -199,7 +199,7 @@ impl Pipeline {
             ..Setup::default()
         };
         let mut rig = setup.rig()?;
-        let worker = rig.workers.pop().expect("there is one");
+        let worker = rig.workers.pop().expect("at least one exists");
         Self::of(worker, 0..connections, clients)
     }
 
@@ -251,17 +251,17 @@ impl Pipeline {
         let took = start.elapsed();
         ensure!(
             sent == connections.len(),
-            "of {} packets {sent} came through",
+            "{sent} of {} packets were forwarded",
             connections.len()
         );
         Ok(took)
     }
 
-    /// Nanoseconds a packet, over a million random ones. To write them, as a sender would, is no part of
-    /// it; to read the clock for each batch is.
+    /// Nanoseconds for each packet, over a million random ones. The time to write them, as a sender
+    /// would, is not included; the time to read the clock for each batch is.
     ///
     /// # Errors
-    /// When one does not come through.
+    /// If a packet is not forwarded.
     pub fn measure(&mut self) -> Result<f64> {
         let order = std::mem::take(&mut self.order);
         let mut time = Duration::ZERO;
@@ -274,7 +274,7 @@ impl Pipeline {
     }
 }
 
-/// Two workers of one director, each with its own connections.
+/// Two workers of one director, each with separate connections.
 #[derive(Debug)]
 pub struct Pair {
     workers: Vec<Pipeline>,
@@ -398,7 +398,7 @@ fn template(other: Ipv4Addr, reply: bool) -> [u8; 64] {
     frame
 }
 
-/// A segment to the service, whole: 64 bytes.
+/// A complete segment to the service: 64 bytes.
 #[must_use]
 pub fn example() -> Vec<u8> {
     let template = template(VIP, false);
@@ -408,10 +408,10 @@ pub fn example() -> Vec<u8> {
     frame.to_vec()
 }
 
-/// Nanoseconds of a new connection: the mean of 50,000 in a director that has none yet.
+/// Nanoseconds for a new connection: the mean of 50,000 in a director without connections.
 ///
 /// # Panics
-/// If one is refused.
+/// If a connection is refused.
 #[must_use]
 pub fn new_connection(setup: &Setup, dst: SocketAddr) -> f64 {
     const CONNECTIONS: u32 = 50_000;
@@ -429,7 +429,7 @@ pub fn new_connection(setup: &Setup, dst: SocketAddr) -> f64 {
     start.elapsed().as_secs_f64() * 1e9 / f64::from(CONNECTIONS)
 }
 
-/// New connections while as many end: the clock runs at a given rate of connections.
+/// New connections while as many end; the simulated clock advances by a given rate of connections.
 #[derive(Debug)]
 pub struct Churn {
     director: Director,
@@ -441,7 +441,7 @@ pub struct Churn {
 const CHURN_PER_SECOND: u32 = 16_000;
 
 impl Churn {
-    /// Begins as many as there will be at any time.
+    /// Opens the number of connections that exist at any time.
     ///
     /// # Panics
     /// If one is refused.
@@ -471,10 +471,11 @@ impl Churn {
         }
     }
 
-    /// Connections a second, by the wall clock, each with the end of another one.
+    /// Connections a second, by the wall clock; each new connection comes with the end of an
+    /// earlier one.
     ///
     /// # Errors
-    /// When ends do not keep up with beginnings.
+    /// If fewer connections end than are opened.
     pub fn measure(&mut self) -> Result<f64> {
         const CONNECTIONS: u32 = 500_000;
         let start = Clock::now();
@@ -530,7 +531,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn example_is_a_valid_packet() {
+    fn example_packet_is_valid() {
         let bytes = example();
         let packet = parse::ipv4(&bytes[14..], false).expect("a packet");
         assert_eq!(packet.src, Ipv4Addr::new(10, 128, 0, 1));
@@ -538,8 +539,9 @@ mod tests {
 
     #[test]
     fn measured_operations_take_effect() {
-        let mut pipeline = Pipeline::new(1000, Clients { bits: 10 }).expect("packets come through");
-        assert!(pipeline.measure().expect("all of them") > 0.0);
+        let mut pipeline =
+            Pipeline::new(1000, Clients { bits: 10 }).expect("all packets are forwarded");
+        assert!(pipeline.measure().expect("all connections") > 0.0);
         pipeline.replies = true;
         assert!(pipeline.measure().expect("replies too") > 0.0);
     }

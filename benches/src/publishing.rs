@@ -47,7 +47,7 @@ impl Publishing {
             opened = Some(kernel);
             memory
         });
-        let kernel = opened.expect("it was asked for")?;
+        let kernel = opened.expect("the capture was requested")?;
         let service = ServiceKey::udp(vip());
         let server = ServerConfig::new(1, Forwarding::Nat);
         let config = ServiceConfig::new(Family::V4, "rr");

@@ -1,4 +1,4 @@
-//! Medians and their spread.
+//! Medians and their ranges.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Files of growing size, one after the other: downloads by HTTP, over a new connection each or one
-//! that stays, and uploads.
+//! Files of increasing size, one after the other: downloads by HTTP, over a new or a persistent
+//! connection, and uploads.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-/// A connection of uploads begins so.
+/// First byte of a connection for uploads.
 pub(super) const UPLOAD: u8 = b'u';
 
 /// Servers and sizes of the transfers.
@@ -17,12 +17,12 @@ pub(super) const UPLOAD: u8 = b'u';
 pub struct Transfers {
     /// A web server that has files named by their size
     web: SocketAddr,
-    /// A server for uploads (`endpoint serve`)
+    /// Address of a server for uploads (`endpoint serve`)
     uploads: SocketAddr,
     /// Sizes in bytes
     #[arg(long, value_delimiter = ',', required = true)]
     sizes: Vec<u64>,
-    /// For so long each, and one file at least; in milliseconds
+    /// Duration of each measurement in milliseconds; at least one file is transferred
     #[arg(long = "for", value_name = "MS")]
     for_ms: u64,
 }
@@ -31,20 +31,20 @@ pub struct Transfers {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Took {
     pub(crate) bytes: u64,
-    /// Downloads over connections of their own.
+    /// Downloads over a new connection each.
     pub(crate) new: f64,
-    /// Downloads over a connection that stays.
+    /// Downloads over a persistent connection.
     pub(crate) keep: f64,
-    /// Uploads over a connection that stays.
+    /// Uploads over a persistent connection.
     pub(crate) up: f64,
 }
 
 impl Transfers {
-    /// Transfers, and prints how long it took.
+    /// Transfers the files, and prints the durations.
     ///
     /// # Errors
     ///
-    /// When a transfer fails.
+    /// If a transfer fails.
     pub fn run(&self) -> Result<()> {
         let mut all = Vec::new();
         for bytes in &self.sizes {
@@ -67,7 +67,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Once to begin with, which does not count.
+    /// Mean duration of a transfer. The first transfer does not count.
     fn mean(&self, mut one: impl FnMut() -> Result<()>) -> Result<f64> {
         let limit = Duration::from_millis(self.for_ms);
         one()?;
@@ -98,18 +98,21 @@ fn download(stream: &mut TcpStream, bytes: u64, close: bool) -> Result<()> {
     let mut buffer = vec![0; 256 << 10];
     let (head, came) = answer(stream, &mut buffer)?;
     let text = String::from_utf8_lossy(&buffer[..head]);
-    ensure!(text.starts_with("HTTP/1.1 200"), "the server says: {text}");
+    ensure!(
+        text.starts_with("HTTP/1.1 200"),
+        "the server answered: {text}"
+    );
     let mut got = (came - head) as u64;
     while got < bytes {
         let count = stream.read(&mut buffer)?;
-        ensure!(count > 0, "of {bytes} bytes {got} came");
+        ensure!(count > 0, "{got} of {bytes} bytes arrived");
         got += count as u64;
     }
-    ensure!(got == bytes, "{got} bytes came, not {bytes}");
+    ensure!(got == bytes, "{got} bytes arrived instead of {bytes}");
     Ok(())
 }
 
-/// End of an answer's head, and the bytes received so far.
+/// Position of the end of an answer's header, and the number of bytes received so far.
 fn answer(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<(usize, usize)> {
     let mut filled = 0;
     loop {
@@ -139,5 +142,5 @@ fn upload(stream: &mut TcpStream, bytes: u64) -> Result<()> {
     let mut done = [0];
     stream
         .read_exact(&mut done)
-        .context("nobody says that it came")
+        .context("the server did not acknowledge the upload")
 }

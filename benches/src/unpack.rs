@@ -7,11 +7,11 @@ use std::thread;
 use anyhow::{Context, Result};
 use lvs_sys::{Instruction, Program, ProgramKind};
 
-/// Unpacks what comes in on an interface, until killed; prints `ready`.
+/// Unpacks tunnel packets that arrive on an interface, until it is killed; prints `ready`.
 ///
 /// # Errors
 ///
-/// When there is no such interface, or the kernel has no tcx (Linux 6.6).
+/// If the interface does not exist, or the kernel has no tcx (Linux 6.6).
 pub(crate) fn run(device: &str) -> Result<()> {
     let index = format!("/sys/class/net/{device}/ifindex");
     let index = std::fs::read_to_string(&index).with_context(|| index.clone())?;
@@ -23,19 +23,21 @@ pub(crate) fn run(device: &str) -> Result<()> {
     }
 }
 
-/// Ethernet, and the fragment's place in the outer header; behind that are hops and protocol.
+/// Offset of the fragment field in the outer IP header, after the Ethernet header; hop limit and
+/// protocol follow.
 const PLACE: i32 = 14 + 6;
-/// All of these but "don't fragment" and the hops.
+/// Mask of the compared bits: all except "don't fragment" and the hop limit.
 const MASK: i32 = i32::from_ne_bytes([0xbf, 0xff, 0, 0xff]);
 /// No fragment, and IPIP.
 const WHOLE: i32 = i32::from_ne_bytes([0, 0, 0, 4]);
 /// The outer header's bytes.
 const HEADER: i32 = 20;
-/// `ETH_P_IP`, as `__sk_buff` has it.
+/// `ETH_P_IP`, in the byte order of `__sk_buff`.
 const IPV4: i32 = 0x0800_u16.to_be() as i32;
-/// `BPF_ADJ_ROOM_MAC`: between Ethernet and IP.
+/// `BPF_ADJ_ROOM_MAC`: adjusts the room between the Ethernet and the IP header.
 const BEHIND_ETHERNET: i32 = 1;
-/// `BPF_F_ADJ_ROOM_FIXED_GSO` and `BPF_F_ADJ_ROOM_DECAP_L3_IPV4`: segments stay as long as they are.
+/// `BPF_F_ADJ_ROOM_FIXED_GSO` and `BPF_F_ADJ_ROOM_DECAP_L3_IPV4`: the length of segments is
+/// unchanged.
 const FLAGS: i32 = 1 | 1 << 7;
 const LOAD_BYTES: i32 = 26;
 const ADJUST_ROOM: i32 = 50;

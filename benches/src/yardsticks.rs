@@ -22,7 +22,7 @@ const HEADER: &str = include_str!("../yardsticks/yardstick.h");
 #[derive(Debug)]
 pub struct Yardsticks {
     dir: tempfile::TempDir,
-    /// Directory of another build of the programs, if one is compared with.
+    /// Directory of another build of the programs, for a comparison.
     pub(crate) other: Option<PathBuf>,
 }
 
@@ -78,7 +78,7 @@ impl Yardsticks {
     }
 }
 
-/// A table that can do nothing but look up: what a packet costs at least in memory.
+/// A table with look-ups only: a lower bound for the cost of a packet in memory.
 #[derive(Debug)]
 pub struct LineTable {
     child: Child,
@@ -111,27 +111,33 @@ impl LineTable {
             output,
         };
         let line = table.line()?;
-        ensure!(line == "ready", "the line table says {line:?}");
+        ensure!(line == "ready", "the line table printed {line:?}");
         Ok(table)
     }
 
-    /// Nanoseconds a packet: parse, look up, rewrite; the mean of a million random ones.
+    /// Nanoseconds for each packet: parse, look up, rewrite; the mean over a million random
+    /// packets.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// If the table's process has exited.
     pub fn measure(&mut self) -> Result<f64> {
-        let input = self.input.as_mut().context("it is there until the drop")?;
-        input.write_all(b"\n").context("the line table is gone")?;
+        let input = self
+            .input
+            .as_mut()
+            .context("the process runs until the drop")?;
+        input
+            .write_all(b"\n")
+            .context("the line table has exited")?;
         let line = self.line()?;
         line.parse()
-            .with_context(|| format!("the line table says {line:?}"))
+            .with_context(|| format!("the line table printed {line:?}"))
     }
 
     fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         if self.output.read_line(&mut line)? == 0 {
-            bail!("the line table has ended");
+            bail!("the line table has exited");
         }
         Ok(line.trim_end().to_owned())
     }
@@ -150,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yardsticks_compile() {
+    fn yardstick_programs_compile() {
         let yardsticks = Yardsticks::build().expect("a C compiler");
         let mut table = LineTable::new(&yardsticks, 1000, 10, 0).expect("it starts");
         assert!(table.measure().expect("it measures") > 0.0);

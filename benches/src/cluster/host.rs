@@ -14,18 +14,18 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Bytes of what a host prints for one step: its histogram has up to 100,000 lines.
+/// Maximum of bytes that a host prints for one step: its histogram has up to 100,000 lines.
 const MOST_PRINTED: usize = 4 << 20;
 /// Bytes of a line.
 const MOST_LINE: usize = 4096;
-/// Bytes kept of what a host complains about.
+/// Maximum of bytes that are stored of a host's error messages.
 const MOST_COMPLAINT: usize = 2048;
-/// Prefix of this program's own lines.
+/// Prefix of the lines that this program prints.
 const MARK: &str = "lvs-bench: ";
-/// Pause between two checks of the waiting condition.
+/// Interval of the checks whether the waiting condition is true.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Runs on each host: waits for the given time, by its own clock, and then runs httperf.
+/// The script on each host: it waits for the given time, by its own clock, and then runs httperf.
 const SCRIPT: &str = r#"
 httperf=$1
 for program in "$httperf" timeout date sleep; do
@@ -48,18 +48,18 @@ while read -r word start limit words; do
 done
 "#;
 
-/// The place of a host, as the command line names it.
+/// The address of a host, as it is named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The machine of this process.
+    /// The machine on which this process runs.
     Local,
     /// A network namespace, as `ip netns` names it.
     Namespace(String),
-    /// Another machine, which OpenSSH's client reaches.
+    /// Another machine, which is reached with OpenSSH's client.
     Ssh {
         /// `host` or `user@host`.
         to: String,
-        /// The port, where it is not the one that ssh is configured for.
+        /// The port, if it is not the default of ssh.
         port: Option<u16>,
     },
 }
@@ -82,7 +82,7 @@ impl std::str::FromStr for Place {
             "netns" => {
                 ensure!(
                     is_name(rest),
-                    "{text}: {rest:?} is no name of a network namespace"
+                    "{text}: {rest:?} is not the name of a network namespace"
                 );
                 Ok(Self::Namespace(rest.to_owned()))
             }
@@ -99,7 +99,7 @@ impl std::str::FromStr for Place {
                         (
                             v6,
                             Some(port.with_context(|| {
-                                format!("{text}: what is behind ] is no :PORT")
+                                format!("{text}: the text after ] is not :PORT")
                             })?),
                         )
                     }
@@ -118,13 +118,13 @@ impl std::str::FromStr for Place {
                 };
                 ensure!(
                     is_name(&to) && !host.is_empty() && !host.starts_with('-'),
-                    "{text}: {to:?} is nothing that ssh could reach; write ssh:[USER@]HOST[:PORT]"
+                    "{text}: ssh cannot reach {to:?}; write ssh:[USER@]HOST[:PORT]"
                 );
                 let port = port.transpose()?;
                 Ok(Self::Ssh { to, port })
             }
             _ => bail!(
-                "{text}: there are no hosts of the kind {kind}; there are local, netns:NAME and ssh:[USER@]HOST[:PORT]"
+                "{text}: the kind of host {kind} is unknown; use local, netns:NAME or ssh:[USER@]HOST[:PORT]"
             ),
         }
     }
@@ -186,7 +186,7 @@ pub fn shell(httperf: &str) -> [&str; 5] {
     ["sh", "-c", SCRIPT, "lvs-bench", httperf]
 }
 
-/// The text quoted as one word of a shell.
+/// The text quoted as one word for a shell.
 pub(super) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -203,14 +203,15 @@ pub(super) struct Host {
     lines: Receiver<Line>,
     complaint: Arc<Mutex<String>>,
     stop: Arc<AtomicBool>,
-    /// Nanoseconds by which its clock is ahead of this host's clock.
+    /// Nanoseconds by which the host's clock is ahead of the local clock.
     ahead: i128,
     /// Uncertainty of that difference.
     pub(super) unsure: Duration,
 }
 
 impl Host {
-    /// Starts its shell. [`Host::wait_ready`] is the other half, so that many start at once.
+    /// Starts the host's shell. [`Host::wait_ready`] waits for it, so that many shells can start at
+    /// the same time.
     pub(super) fn start(name: &str, mut command: Command, stop: Arc<AtomicBool>) -> Result<Self> {
         let mut child = command
             .process_group(0)
@@ -251,7 +252,7 @@ impl Host {
             let round_trip = asked.elapsed();
             let word = line.strip_prefix("clock ").unwrap_or_default();
             let clock: i128 = word.parse().map_err(|_| {
-                anyhow!("its `date +%s%N` says {word:?}, which is no time in nanoseconds")
+                anyhow!("the output of its `date +%s%N`, {word:?}, is not a time in nanoseconds")
             })?;
             let middle = at + i128::try_from(round_trip.as_nanos() / 2)?;
             if best.is_none_or(|(least, _)| round_trip < least) {
@@ -270,7 +271,7 @@ impl Host {
         self.command(&format!("run {start} {limit} {}", words.join(" ")))
     }
 
-    /// Waits until httperf has ended: what it printed, and how late it began, in seconds.
+    /// Waits until httperf has exited. Returns its output, and the delay of its start in seconds.
     pub(super) fn ended(&mut self, start: i128, deadline: Instant) -> Result<(String, f64)> {
         let mut printed = String::new();
         let mut late = 0.0;
@@ -279,14 +280,16 @@ impl Host {
             let Some(own) = line.strip_prefix(MARK) else {
                 ensure!(
                     printed.len() + line.len() < MOST_PRINTED,
-                    "it prints more than httperf does"
+                    "its output is longer than that of httperf"
                 );
                 printed.push_str(&line);
                 printed.push('\n');
                 continue;
             };
             if let Some(began) = own.strip_prefix("began ") {
-                let began: i128 = began.parse().context("it says not when httperf began")?;
+                let began: i128 = began
+                    .parse()
+                    .context("its output lacks the start time of httperf")?;
                 #[expect(clippy::cast_precision_loss, reason = "a difference of seconds")]
                 let seconds = (began - self.ahead - start) as f64 / 1e9;
                 late = seconds;
@@ -294,10 +297,10 @@ impl Host {
             match own.strip_prefix("ended ") {
                 Some("0") => return Ok((printed, late)),
                 // Exit status of timeout(1).
-                Some("124" | "137") => bail!("httperf did not end in time, and was ended"),
+                Some("124" | "137") => bail!("httperf exceeded its time limit, and was killed"),
                 Some(status) => {
                     let last = printed.lines().last().unwrap_or_default();
-                    bail!("httperf ended with status {status}: {last}")
+                    bail!("httperf exited with status {status}: {last}")
                 }
                 None => {}
             }
@@ -312,7 +315,8 @@ impl Host {
         reported.map_err(|_| self.gone())
     }
 
-    /// The next line of our program; other lines, such as those of a login script, are skipped.
+    /// The next line that lvs-bench printed on the host; other lines, such as those of a login
+    /// script, are skipped.
     fn own_line(&mut self, deadline: Instant) -> Result<String> {
         loop {
             let line = self.line(deadline)?;
@@ -333,13 +337,13 @@ impl Host {
                 Err(RecvTimeoutError::Disconnected) => return Err(self.gone()),
                 Err(RecvTimeoutError::Timeout) => {
                     ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
-                    ensure!(!left.is_zero(), "it did not answer in time");
+                    ensure!(!left.is_zero(), "it did not answer within its time limit");
                 }
             }
         }
     }
 
-    /// The reason why it has ended, if it is known.
+    /// The reason why the connection to the host ended, if it is known.
     fn gone(&mut self) -> anyhow::Error {
         // Another thread reads its error output.
         let deadline = Instant::now() + Duration::from_secs(1);
@@ -352,9 +356,9 @@ impl Host {
         let complaint = self.complaint.lock().map(|text| text.trim().to_owned());
         let complaint = complaint.unwrap_or_default();
         match status {
-            Ok(Some(status)) if complaint.is_empty() => anyhow!("its shell ended ({status})"),
+            Ok(Some(status)) if complaint.is_empty() => anyhow!("its shell exited ({status})"),
             Ok(Some(_)) => anyhow!("{complaint}"),
-            _ => anyhow!("its shell answers no more: {complaint}"),
+            _ => anyhow!("its shell does not answer any more: {complaint}"),
         }
     }
 }
@@ -397,7 +401,9 @@ fn read_lines(output: impl Read, lines: &SyncSender<Line>) {
             Ok(_) if line.ends_with(b"\n") || line.len() < MOST_LINE => {
                 Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
             }
-            Ok(_) => Err(anyhow!("it prints a line of more than {MOST_LINE} bytes")),
+            Ok(_) => Err(anyhow!(
+                "its output has a line of more than {MOST_LINE} bytes"
+            )),
         };
         if lines.send(line).is_err() {
             return;
@@ -405,7 +411,7 @@ fn read_lines(output: impl Read, lines: &SyncSender<Line>) {
     }
 }
 
-/// Reads to the end, and keeps the beginning.
+/// Reads `errors` to the end, and stores the beginning.
 fn keep_first(mut errors: impl Read, kept: &Mutex<String>) {
     let mut buffer = [0; 1024];
     while let Ok(read @ 1..) = errors.read(&mut buffer) {

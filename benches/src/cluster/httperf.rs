@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-/// Figures of one httperf, or of several.
+/// Results of one httperf, or of several.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
-    /// Connections that were begun.
+    /// Connections that were started.
     pub connections: u64,
     /// Replies of any status.
     pub replies: u64,
-    /// Good replies a second: those with a status of 2xx.
+    /// Successful replies a second: those with a status of 2xx.
     pub rate: f64,
     /// Errors and replies of 4xx and 5xx, in percent of the connections.
     pub error_percent: f64,
@@ -22,9 +22,9 @@ pub struct Figures {
     pub connect_ms: Option<f64>,
     /// Replies by the first digit of their status: 1xx to 5xx.
     pub status: [u64; 5],
-    /// Errors, as httperf calls them.
+    /// Errors by the names of httperf.
     pub errors: Errors,
-    /// Duration of connections with a reply, in whole milliseconds, as httperf counts.
+    /// Duration of connections with a reply, in whole milliseconds, as httperf counts it.
     pub lifetime: Option<Lifetime>,
     #[serde(skip)]
     histogram: BTreeMap<u32, u64>,
@@ -35,17 +35,17 @@ pub struct Figures {
 pub struct Errors {
     /// Requests without a reply in time.
     pub timeout: u64,
-    /// TCP gave up.
+    /// The TCP connection timed out.
     pub socket_timeout: u64,
     /// Refused.
     pub refused: u64,
     /// Reset.
     pub reset: u64,
-    /// The client had no descriptor left.
+    /// The client had no free descriptor.
     pub no_descriptor: u64,
-    /// The client had no port left.
+    /// The client had no free port.
     pub no_port: u64,
-    /// The client's system had no file left.
+    /// The client's system had no free entry in its table of open files.
     pub no_file: u64,
     /// Other errors.
     pub other: u64,
@@ -90,12 +90,12 @@ pub struct Lifetime {
 }
 
 impl Figures {
-    /// Reads what httperf prints with `-v -v`. `seconds`: how long it was to ask; `timeout`: after how
-    /// many it gave a request up.
+    /// Parses the output of `httperf -v -v`. `seconds`: planned duration of the requests;
+    /// `timeout`: time limit of a request in seconds.
     ///
     /// # Errors
     ///
-    /// When a figure is not there, or nothing was asked for.
+    /// If a number is missing, or no request was sent.
     pub fn parse(printed: &str, seconds: f64, timeout: f64) -> Result<Self> {
         let after = |line: &str, word: &str| -> Result<f64> {
             let found = printed
@@ -106,7 +106,7 @@ impl Figures {
                 let end = |c: char| !(c.is_ascii_digit() || c == '.');
                 rest.trim_start().split(end).next()?.parse().ok()
             });
-            number.with_context(|| format!("httperf says nothing of `{line} {word}`"))
+            number.with_context(|| format!("the output of httperf lacks `{line} {word}`"))
         };
         let count = |line: &str, word: &str| -> Result<u64> {
             let number = after(line, word)?;
@@ -142,7 +142,7 @@ impl Figures {
         if errors.timeout > 0 {
             took = (took - timeout).max(took.min(seconds));
         }
-        ensure!(took > 0.0, "httperf did nothing");
+        ensure!(took > 0.0, "httperf sent no request");
         let some = |value: f64| (replies > 0).then_some(value);
         let mut figures = Self {
             connections: count("Total:", "connections ")?,
@@ -204,8 +204,8 @@ impl Figures {
         self.lifetime = self.percentiles();
     }
 
-    /// None where the histogram does not have what the replies have: a part of it is no honest
-    /// answer.
+    /// `None` if the histogram does not contain all replies: percentiles of a part of them would be
+    /// wrong.
     fn percentiles(&self) -> Option<Lifetime> {
         let all: u64 = self.histogram.values().sum();
         if all == 0 || all < self.replies {
@@ -227,7 +227,8 @@ impl Figures {
     }
 }
 
-/// Connections by the millisecond below which they stayed: lines of the middle of each, and a count.
+/// Connections by the millisecond below which they stayed: lines of the middle of each, and a
+/// count.
 fn histogram(printed: &str) -> BTreeMap<u32, u64> {
     let lines = printed.lines();
     let lines = lines.skip_while(|line| !line.starts_with("Connection lifetime histogram"));
@@ -282,10 +283,10 @@ mod tests {
         );
     }
 
-    /// Time that requests are waited for is not time for which others were made; nor is time for
-    /// which they were made.
+    /// The time that the last requests wait for their timeout does not count as time in which
+    /// requests were sent.
     #[test]
-    fn rates_where_requests_time_out() {
+    fn rate_excludes_time_of_timed_out_requests() {
         for (seconds, rate) in [
             (2.0, 240.0),
             (1.0, 240.0),
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_output_is_refused() {
+    fn output_of_another_program_is_refused() {
         assert!(Figures::parse("", 2.0, 1.0).is_err());
         assert!(Figures::parse("Total: connections x", 2.0, 1.0).is_err());
         for line in 0..PRINTED.lines().count() {

@@ -1,4 +1,4 @@
-//! `lvs-bench cluster`: httperf on many hosts at once, started together, their figures merged.
+//! `lvs-bench cluster`: runs httperf on many hosts at the same time, and merges the results.
 
 mod host;
 mod httperf;
@@ -18,9 +18,9 @@ use self::host::Host;
 pub use self::host::{Place, shell};
 pub use self::httperf::{Errors, Figures, Lifetime};
 
-/// The version of what `--json` prints; see docs/report.md.
+/// The version of the output of `--json`; see docs/report.md.
 const SCHEMA: u32 = 1;
-/// Steps of one run.
+/// Maximum of steps in one run.
 const MOST_STEPS: usize = 1000;
 /// Requests a second.
 const MOST_RATE: u32 = 1_000_000;
@@ -30,7 +30,7 @@ const MOST_HOSTS: usize = 256;
 const READY: Duration = Duration::from_secs(20);
 /// Time until all hosts have received the start time.
 const AHEAD: Duration = Duration::from_millis(100);
-/// Limit for the end of a host's run to become visible here.
+/// Time limit for the report that a host's run has ended to arrive here.
 const ON_THE_WAY: Duration = Duration::from_secs(3);
 
 /// Servers, requests and hosts of a measurement.
@@ -39,7 +39,7 @@ pub struct Options {
     /// Hosts that ask: local, netns:NAME (a namespace of `ip netns`), `ssh:[USER@]HOST[:PORT]`
     #[arg(required = true, value_name = "HOST")]
     hosts: Vec<Place>,
-    /// Servers; of several (A,B), the hosts take turns
+    /// Servers; if there are several (A,B), the hosts use them in turn
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
     server: Vec<String>,
     #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
@@ -47,36 +47,37 @@ pub struct Options {
     /// Path of the requested page
     #[arg(long, default_value = "/")]
     uri: String,
-    /// Requests a second, of all hosts together, one a connection: FROM..TO/STEP, or a list (500,1000)
+    /// Requests a second of all hosts together, one on each connection: FROM..TO/STEP, or a list
+    /// (500,1000)
     #[arg(long)]
     rates: Rates,
-    /// How long each rate is offered
+    /// Duration of each rate in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
     /// Seconds after which a request has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
     timeout: u32,
-    /// Seconds between two rates
+    /// Pause in seconds between two rates
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=3600))]
     pause: u32,
-    /// The last rate is the first one with so many errors
+    /// Stop after the first rate with this percentage of errors
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     stop_at_errors: Option<f64>,
-    /// Seconds that httperf may take beyond those two; a host that takes longer has failed
+    /// Additional seconds that httperf may take; a host that takes longer has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     grace: u32,
-    /// An option of ssh, as its -o takes it (IdentityFile=key); may be given several times
+    /// An option for ssh, in the form of its -o (IdentityFile=key); may be given several times
     #[arg(long = "ssh-option", value_name = "OPTION")]
     ssh_options: Vec<String>,
     /// httperf, on the hosts
     #[arg(long, value_name = "PROGRAM", default_value = "httperf")]
     httperf: String,
-    /// Print one object of JSON
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Rates, in the order in which they are offered.
+/// Request rates, in the order in which they are used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rates(Vec<u32>);
 
@@ -135,38 +136,38 @@ pub struct Load {
     pub grace: u32,
 }
 
-/// An offered rate, and its results.
+/// A request rate, and its results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
     /// Requested rate of all hosts, in requests a second.
     pub offered: f64,
-    /// Whether hosts are missing: then the offered rate is below the requested rate.
+    /// Whether hosts are missing, so that the offered rate is below the requested rate.
     pub incomplete: bool,
-    /// The sum of all hosts that answered.
+    /// The sum over all hosts that answered.
     #[serde(flatten)]
     pub all: Figures,
     /// Results of each host.
     pub hosts: Vec<OfHost>,
 }
 
-/// Result of a step on one host.
+/// Result of a step for one host.
 #[derive(Clone, Debug, Serialize)]
 pub struct OfHost {
     /// The host.
     pub host: String,
-    /// Milliseconds by which httperf began after the common start time.
+    /// Milliseconds by which httperf started after the common start time.
     pub late_ms: f64,
     /// Its figures.
     #[serde(flatten)]
     pub figures: Figures,
 }
 
-/// A host that takes no part any more.
+/// A host that is excluded from further steps.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failed {
     /// The host.
     pub host: String,
-    /// Offered rate when it failed; none if it never was ready.
+    /// The rate at which the host failed; `None` if it was never ready.
     pub offered: Option<f64>,
     /// The reason.
     pub why: String,
@@ -175,7 +176,7 @@ pub struct Failed {
 /// The hosts that are ready.
 #[derive(Debug)]
 pub struct Cluster {
-    /// With their places among all.
+    /// The hosts, each with its position among all hosts.
     hosts: Vec<(usize, Host)>,
     all: usize,
     failed: Vec<Failed>,
@@ -218,18 +219,18 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Hosts that take no part any more.
+    /// The excluded hosts.
     #[must_use]
     pub fn failed(&self) -> &[Failed] {
         &self.failed
     }
 
-    /// Lets all hosts send requests together. A host that fails takes no part in later steps; the
-    /// others keep to their shares.
+    /// Makes all hosts send requests at the same time. A host that fails is excluded from later
+    /// steps; the shares of the others stay the same.
     ///
     /// # Errors
     ///
-    /// When no host is left.
+    /// If no host is left.
     pub fn step(&mut self, load: &Load, rate: f64, seconds: f64) -> Result<Step> {
         #[expect(clippy::cast_precision_loss, reason = "at most 256")]
         let all = self.all as f64;
@@ -242,7 +243,7 @@ impl Cluster {
         let mut reported = Vec::new();
         for (place, host) in &mut self.hosts {
             let server = load.servers.get(*place % load.servers.len().max(1));
-            let server = server.context("nobody to ask")?;
+            let server = server.context("no host to send requests")?;
             let words = words(load, server, rate / all, (rate * seconds / all).round());
             reported.push(host.run(start, limit, &words));
         }
@@ -288,7 +289,7 @@ impl Cluster {
                 .map(|one| format!("{}: {}", one.host, one.why));
             each.collect::<Vec<_>>().join("\n")
         };
-        ensure!(!self.hosts.is_empty(), "no host is left:\n{}", why());
+        ensure!(!self.hosts.is_empty(), "all hosts have failed:\n{}", why());
         Ok(())
     }
 }
@@ -324,12 +325,12 @@ struct Printed<'a> {
 }
 
 impl Options {
-    /// Offers the rates, one after the other, and prints what came of them.
+    /// Uses the rates, one after the other, and prints the results.
     ///
     /// # Errors
     ///
-    /// When a word cannot be used, when hosts fail (the results of the others are printed
-    /// nevertheless), or when it is interrupted.
+    /// If an option is invalid, if hosts fail (the results of the others are printed nevertheless),
+    /// or if it is interrupted.
     pub fn run(&self) -> Result<()> {
         self.check()?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -425,7 +426,7 @@ impl Options {
         }
         ensure!(
             self.uri.starts_with('/') && self.uri.chars().all(|c| c.is_ascii_graphic()),
-            "--uri {:?}: give a path that begins with / and has neither blanks nor letters beyond ASCII",
+            "--uri {:?}: give a path that begins with / and has neither whitespace nor non-ASCII characters",
             self.uri
         );
         ensure!(
@@ -498,7 +499,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_of_a_range_are_listed() {
+    fn range_of_rates_contains_each_rate() {
         let rates = |text: &str| text.parse::<Rates>().map(|rates| rates.0);
         assert_eq!(rates("100..300/100").expect("rates"), [100, 200, 300]);
         assert_eq!(rates("100..250/100").expect("rates"), [100, 200]);

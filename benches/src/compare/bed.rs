@@ -41,10 +41,11 @@ pub(crate) const VIP: &str = "10.73.0.1";
 pub(crate) const VIP6: &str = "fd00:73::1";
 pub(crate) const SERVER: &str = "10.72.0.11";
 pub(crate) const SERVER6: &str = "fd00:72::11";
-/// Connections of our director: those of the largest case, and of other cases measured with it.
+/// Connection limit of this project's director: those of the largest case, and of other cases
+/// measured with the same director.
 const CONNECTIONS: u32 = 10_100_000;
-/// Connections of TCP that ours may have, where the memory for all of them is taken at once; of a
-/// flood, those that it has, and a fifth more.
+/// Connection limit for TCP, because the memory for all connections is reserved at once. For a
+/// flood it is the number of its connections and a fifth more.
 pub(crate) const FAST_PATH: u32 = 1_000_000;
 /// Arguments of `ipvsadm` so that no connection ends during the measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
@@ -57,10 +58,10 @@ const DIRECTOR: usize = 1;
 pub(crate) enum Purpose {
     /// Floods of small packets, which end at the far interface.
     Flood,
-    /// TCP between programs.
+    /// TCP connections between programs.
     Tcp,
-    /// The same, whose programs are started for each measurement; servers of direct routing and
-    /// tunnels answer by a line of their own.
+    /// The same, with programs that are started for each measurement; with direct routing and
+    /// tunnels, servers send replies over a separate link.
     Transfer,
     /// Round trips during a paced flood.
     Ping,
@@ -72,7 +73,7 @@ impl Purpose {
     }
 }
 
-/// Three hosts and a contender between.
+/// Three hosts, with a contender on the middle one.
 #[derive(Debug)]
 pub(crate) struct Bed {
     pub(crate) who: Contender,
@@ -80,7 +81,7 @@ pub(crate) struct Bed {
     pub(crate) client: Host,
     pub(crate) server: Host,
     pub(crate) director: Host,
-    /// More of them, once they are spread.
+    /// Additional client hosts, once clients are distributed.
     pub(crate) clients: Vec<Host>,
     pub(crate) servers: Vec<Host>,
     /// Interfaces: client's, director's to the client, director's to the server, server's.
@@ -153,7 +154,7 @@ impl Bed {
         self.process.as_ref().map(Proc::pid)
     }
 
-    /// Ends the process that forwards, and starts another one in its place, on its core.
+    /// Stops the process that forwards, and starts another one in its place, on the same CPU.
     pub(crate) fn run_instead(
         &mut self,
         start: impl FnOnce(&Host, &str) -> Result<Proc>,
@@ -182,7 +183,7 @@ impl Bed {
         self.signal_spinner(Signal::SIGCONT)
     }
 
-    /// Stops it again.
+    /// Stops this contender again.
     pub(crate) fn pause(&self) -> Result<()> {
         self.signal_spinner(Signal::SIGSTOP)
     }
@@ -274,7 +275,7 @@ impl Bed {
         self.testbed.configure(&scripts)
     }
 
-    /// All neighbours are known, so that a flood never waits for one.
+    /// Sets static neighbour entries, so that a flood never waits for address resolution.
     fn end_script(&self, device: &str, client: bool) -> String {
         let (own, own6, gateway, gateway6, mac) = if client {
             (
@@ -422,7 +423,7 @@ impl Bed {
         }
     }
 
-    /// The programs are those of `dir`, or the ones next to this one.
+    /// Starts the programs in `dir`, or those in the directory of this program.
     fn start_dataplane(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
         let program =
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
@@ -465,9 +466,11 @@ impl Bed {
         }
         let mut process = self.director.spawn("taskset", &words)?;
         let director = &self.director;
-        wait_until("the dataplane", Duration::from_secs(10), || {
-            director.has_dataplane() || !process.is_running()
-        })
+        wait_until(
+            "the dataplane to answer on its control socket",
+            Duration::from_secs(10),
+            || director.has_dataplane() || !process.is_running(),
+        )
         .with_context(|| process.log())?;
         ensure!(
             process.is_running(),
@@ -482,7 +485,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Floods go to one server, so that replies can be sent from it; TCP to four.
+    /// Rules for ipvsadm. Floods are sent to one server, so that replies can be sent from it; TCP
+    /// is sent to four.
     pub(crate) fn rules(&self, method: Method) -> Result<String> {
         let flag = method.flag();
         let mut rules = String::new();
@@ -553,25 +557,26 @@ impl Bed {
         Ok(())
     }
 
-    /// Moves what receives for the director to a core; usually it is on the director's.
+    /// Moves the kernel thread that receives for the director to a CPU; by default it is on the
+    /// director's.
     pub(crate) fn receive_on(&self, cpu: usize) -> Result<()> {
         ensure!(self.is_threaded(), "it has no threads that receive");
         let [_, d, e, _] = &self.devices;
         pin_receiver(d, cpu).and_then(|()| pin_receiver(e, cpu))
     }
 
-    /// One more host.
+    /// Adds a host.
     pub(crate) fn add_host(&mut self, name: &str) -> Result<Host> {
         let [host] = self.testbed.hosts([name])?;
         Ok(host)
     }
 
-    /// Sets up a new interface of an end as the first one.
+    /// Configures a new interface of an endpoint like its first one.
     pub(crate) fn receive_in_thread(&self, host: &Host, device: &str) -> Result<()> {
         thread_receiver(host, device, ENDPOINTS)
     }
 
-    /// A program that ends with the bed.
+    /// Stores a program, which is killed with the bed.
     pub(crate) fn keep(&mut self, program: Proc) {
         self.endpoints.push(program);
     }
@@ -640,9 +645,11 @@ fn thread_receiver(host: &Host, device: &str, cpu: usize) -> Result<()> {
 
 /// Waits for the word `ready`.
 pub(crate) fn ready(mut process: Proc) -> Result<Proc> {
-    wait_until("a yardstick", Duration::from_secs(10), || {
-        process.log().starts_with("ready") || !process.is_running()
-    })?;
+    wait_until(
+        "a yardstick program to be ready",
+        Duration::from_secs(10),
+        || process.log().starts_with("ready") || !process.is_running(),
+    )?;
     ensure!(
         process.is_running(),
         "it ended; it printed:\n{}",
@@ -660,10 +667,14 @@ fn pin_receiver(device: &str, cpu: usize) -> Result<()> {
 fn receiver(device: &str) -> Result<u32> {
     let name = format!("napi/{device}-");
     let mut thread = None;
-    wait_until("a receiving thread", Duration::from_secs(2), || {
-        thread = kernel_thread(&name);
-        thread.is_some()
-    })?;
+    wait_until(
+        "the kernel's receiving thread to exist",
+        Duration::from_secs(2),
+        || {
+            thread = kernel_thread(&name);
+            thread.is_some()
+        },
+    )?;
     thread.context("found")
 }
 

@@ -1,11 +1,11 @@
-//! The compared programs, and the places where they work.
+//! The compared programs, and the processors on which they run.
 
 use serde::Serialize;
 
 /// A forwarding method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Method {
-    /// Addresses are translated, both ways.
+    /// NAT: addresses are translated in both directions.
     Nat,
     /// The frame is forwarded with another link-layer address.
     Dr,
@@ -27,17 +27,17 @@ impl Method {
 /// A director, or its replacement in a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Contender {
-    /// This project's dataplane, on packet sockets.
+    /// This project's dataplane with packet sockets.
     AfPacket(Method),
     /// This project's dataplane with the kernel fast path.
     FastPath(Method),
     /// NAT by XDP, before the kernel allocates a socket buffer.
     Xdp,
-    /// Another build of this project's dataplane, on packet sockets, NAT.
+    /// Another build of this project's dataplane, with packet sockets and NAT.
     Other,
     /// This project's dataplane, on a TUN device, NAT.
     Tun,
-    /// This project's daemon, which relays itself (`forward = "proxy"`).
+    /// This project's lvsd as a proxy (`forward = "proxy"`).
     Proxy,
     /// No decisions: `TPACKET_V2` ring in, as ours, `sendmmsg` out.
     NullV2Send,
@@ -53,15 +53,15 @@ pub(crate) enum Contender {
     Testpmd,
     /// The kernel's forwarding to the real server's own address.
     Route,
-    /// The kernel's own IPVS, where it has it.
+    /// The kernel's IPVS, if the kernel has it.
     Ipvs(Method),
     /// The kernel's DNAT.
     Nftables,
     /// `HAProxy`, TCP, with splice.
     Haproxy,
-    /// nginx, its stream module.
+    /// nginx with its stream module.
     Nginx,
-    /// No director: client and server on one cable.
+    /// No director: client and server are on one link.
     Direct,
 }
 
@@ -104,7 +104,7 @@ impl Contender {
         )
     }
 
-    /// The forwarding method, if the contender has one to choose.
+    /// The forwarding method, if the contender supports several.
     pub(crate) fn method(self) -> Option<Method> {
         match self {
             Self::AfPacket(method) | Self::FastPath(method) | Self::Ipvs(method) => Some(method),
@@ -118,17 +118,18 @@ impl Contender {
         self.is_ours() || matches!(self, Self::Ipvs(_))
     }
 
-    /// Whether it is this project's dataplane with the kernel fast path.
+    /// Whether the contender is this project's dataplane with the kernel fast path.
     pub(crate) fn is_fast_path(self) -> bool {
         matches!(self, Self::FastPath(_) | Self::Xdp)
     }
 
-    /// It keeps connections, which have to be opened before established ones are measured.
+    /// Whether the contender tracks connections, which must be opened before established ones are
+    /// measured.
     pub(crate) fn has_connections(self) -> bool {
         self.takes_rules() || self == Self::Nftables
     }
 
-    /// Its work is a process's, on a core of its own; else it is the kernel's.
+    /// Whether the work is done by a process on a separate CPU; otherwise the kernel does it.
     pub(crate) fn is_process(self) -> bool {
         !matches!(
             self,
@@ -149,7 +150,8 @@ impl Contender {
         )
     }
 
-    /// Whether it polls without end; it is stopped while another contender is measured.
+    /// Whether the contender polls continuously; it is then stopped while another contender is
+    /// measured.
     pub(crate) fn spins(self) -> bool {
         self == Self::Testpmd
     }
@@ -162,7 +164,7 @@ impl Contender {
         )
     }
 
-    /// The program that has to be installed for it.
+    /// The program that must be installed for this contender.
     pub(crate) fn program(self) -> Option<&'static str> {
         match self {
             Self::Testpmd => Some("dpdk-testpmd"),
@@ -175,7 +177,8 @@ impl Contender {
     }
 }
 
-/// The place of the work. The generator, or both ends of TCP, are on CPU 0.
+/// The CPU on which a contender's work is done. The generator, or both endpoints of TCP, run on CPU
+/// 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Place {
     /// The defaults of veth: the receiving soft interrupt on the sender's CPU 0; a process on CPU 1

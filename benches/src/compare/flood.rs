@@ -1,4 +1,4 @@
-//! Floods of 64-byte packets: how many come through, and at what cost.
+//! Floods of 64-byte packets: the number of forwarded packets, and the CPU time for each.
 
 use std::time::Duration;
 
@@ -17,19 +17,20 @@ use crate::yardsticks::Yardsticks;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flood {
     pub(super) flows: u32,
-    /// Client addresses: two to the power of this, or as many as there are flows.
+    /// Number of client addresses as a power of two, or at most the number of flows.
     pub(super) client_bits: u32,
     /// From the server to the clients.
     pub(super) replies: bool,
     pub(super) v6: bool,
 }
 
-/// Packets a second at which connections are opened: what every contender can take without loss.
+/// Packets a second at which connections are opened: every contender forwards this rate without
+/// loss.
 const OPENING: u32 = 150_000;
 const OPENING_ONE_CORE: u32 = 60_000;
-/// Below this it is no question of the rate.
+/// If connections cannot be opened at this rate, a lower rate does not help.
 const OPENING_LEAST: u32 = 10_000;
-/// Packets of the check, and how fast they come: more slowly if some were lost.
+/// Number of packets in the check. If some are lost, they are sent again at a lower rate.
 const CHECKED: u64 = 16_384;
 const CHECKED_RATES: [&str; 3] = ["50000", "20000", "5000"];
 
@@ -98,8 +99,8 @@ impl Flood {
         }
     }
 
-    /// Opens its connections, and checks that what is sent through them arrives whole, unchanged
-    /// and in order.
+    /// Opens the flood's connections, and checks that packets through them arrive complete,
+    /// unchanged and in order.
     pub(super) fn prepare(self, bed: &mut Bed, yardsticks: &Yardsticks) -> Result<()> {
         bed.resume()?;
         let forward = Self {
@@ -204,7 +205,7 @@ impl Flood {
         );
         ensure!(
             (found.bytes, found.checksum, found.address, found.order) == (0, 0, 0, 0),
-            "of {CHECKED} packets, contents changed in {}, checksums were wrong in {}, addresses in {}, and {} were overtaken",
+            "of {CHECKED} packets, contents changed in {}, checksums were wrong in {}, addresses in {}, and {} arrived out of order",
             found.bytes,
             found.checksum,
             found.address,
@@ -213,7 +214,7 @@ impl Flood {
         Ok(())
     }
 
-    /// Packets a second that come through.
+    /// Forwarded packets a second.
     pub(super) fn measure(
         self,
         bed: &mut Bed,
@@ -258,7 +259,7 @@ impl Flood {
         })
     }
 
-    /// Starts the same at a rate, gently.
+    /// Starts the same flood at a given rate.
     pub(super) fn beside(self, bed: &Bed, yardsticks: &Yardsticks, rate: f64) -> Result<Proc> {
         let rate = format!("{rate:.0}");
         self.generator(bed, yardsticks, 60, &["-m", "send", "-r", &rate])

@@ -36,25 +36,25 @@ pub struct Options {
     /// Rows to measure, or beginnings of their names; without any, all but `fast-path` and
     /// `proxy`, which are off by default
     names: Vec<String>,
-    /// Fewer rounds and shorter ones, of fewer rows; below two minutes
+    /// Measure fewer rows, in fewer and shorter rounds; below two minutes
     #[arg(long)]
     quick: bool,
     /// Print JSON (see benches/README.md)
     #[arg(long)]
     json: bool,
-    /// Rounds; each measures everything once
+    /// Number of rounds; each measures every row once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
     /// Length of one measurement, in milliseconds
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(20..=5000))]
     window: Option<u64>,
-    /// Measure against another build of the dataplane, in this directory, with its `lvsadm`
+    /// Compare with another build of the dataplane in this directory, with its `lvsadm`
     #[arg(long, value_name = "DIR")]
     other: Option<PathBuf>,
-    /// List the rows, with their bounds
+    /// List the rows with their bounds
     #[arg(long)]
     list: bool,
-    /// Measure on a busy machine too; the figures are worth nothing
+    /// Measure on a busy machine, too; the results are then unreliable
     #[arg(long)]
     busy: bool,
 }
@@ -108,7 +108,7 @@ impl Options {
                 let program = dir.join(name);
                 ensure!(
                     program.is_file(),
-                    "--other: there is no {}",
+                    "--other: {} does not exist",
                     program.display()
                 );
             }
@@ -227,7 +227,7 @@ impl Options {
     }
 }
 
-/// Seconds that it takes, about.
+/// Approximate duration in seconds.
 fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
     let rounds = rounds as f64;
@@ -292,25 +292,25 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_selected_by_name_or_its_beginning() {
-        let groups = selected(&["nat-1k", "replies-1m"]).expect("they are there");
+    fn row_is_selected_by_its_name_or_prefix() {
+        let groups = selected(&["nat-1k", "replies-1m"]).expect("the rows exist");
         assert_eq!(names(&groups), ["nat-1k", "replies-1m"]);
         let jobs: Vec<_> = groups[1].jobs.iter().map(|job| job.name.as_str()).collect();
         assert_eq!(jobs, ["replies/1k/ours", "replies/1m/ours"]);
-        let groups = selected(&["latency-h"]).expect("they are there");
+        let groups = selected(&["latency-h"]).expect("the rows exist");
         assert_eq!(names(&groups), ["latency-half-p50", "latency-half-p99"]);
         assert!(selected(&["no-such-row"]).is_err());
         assert_eq!(
-            names(&selected(&["--quick"]).expect("they are there")),
+            names(&selected(&["--quick"]).expect("the rows exist")),
             QUICK
         );
     }
 
     /// Checks the planned time, not the time of a run.
     #[test]
-    fn plan_fits_its_time() {
+    fn plan_takes_at_most_its_duration() {
         let seconds = |arguments: &[&str], (rounds, window)| {
-            let groups = selected(arguments).expect("they are there");
+            let groups = selected(arguments).expect("the rows exist");
             expected(&groups, rounds, Duration::from_millis(window))
         };
         let full = seconds(&[], USUALLY);

@@ -214,7 +214,7 @@ pub(super) fn testpmd(
             "3600",
         ],
     )?;
-    wait_until("testpmd", Duration::from_secs(15), || {
+    wait_until("testpmd to be ready", Duration::from_secs(15), || {
         process.log().contains("Port statistics")
     })
     .with_context(|| process.log())?;
@@ -222,5 +222,5 @@ pub(super) fn testpmd(
 }
 
 fn path(file: &Path) -> Result<&str> {
-    file.to_str().context("a path that is no UTF-8")
+    file.to_str().context("a path that is not UTF-8")
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
-/// Work is counted in seconds that it was expected to take.
+/// Progress of the work, measured in seconds of the expected duration.
 #[derive(Debug)]
 pub(crate) struct Progress {
     start: Instant,
@@ -49,7 +49,7 @@ impl Progress {
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
 
-    /// A group begins.
+    /// Prints that a group begins.
     pub(crate) fn begin(&self, group: &str) {
         if self.terminal {
             self.show(group);

@@ -127,7 +127,7 @@ fn spread(outcome: &Outcome) -> Option<Spread> {
     Spread::of(values(Some(outcome)).flatten())
 }
 
-/// A figure for readers.
+/// Formats a value with its unit for the table.
 fn figure(value: f64, unit: &str) -> String {
     match unit {
         "packets/s" | "connections/s" if value >= 1e6 => format!("{:.2} M/s", value / 1e6),
@@ -137,7 +137,7 @@ fn figure(value: f64, unit: &str) -> String {
     }
 }
 
-/// The table for readers.
+/// Formats the results as a table of text.
 pub(super) fn table(lines: &[Line], outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     let _ = writeln!(

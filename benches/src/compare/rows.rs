@@ -43,7 +43,7 @@ pub(super) enum Memory {
     Publish,
     /// Nanoseconds of `bpf_map_update_elem`.
     MapUpdate,
-    /// CPU of that dataplane when nothing happens, as a share of a core.
+    /// CPU of that dataplane while it is idle, as a share of a core.
     IdleCpu(u32),
 }
 
@@ -81,7 +81,7 @@ impl Work {
         }
     }
 
-    /// The place of the work, in a word.
+    /// The CPU of the work, in one word.
     pub(super) fn place(self) -> &'static str {
         match self {
             Self::Flood(who, place, _) => place.name(who),
@@ -90,7 +90,7 @@ impl Work {
         }
     }
 
-    /// Seconds of one measurement, about.
+    /// Approximate seconds of one measurement.
     pub(super) fn seconds(self, window: f64) -> f64 {
         match self {
             Self::Flood(..) => window + 0.45,
@@ -103,7 +103,7 @@ impl Work {
         }
     }
 
-    /// Approximate seconds until it is ready.
+    /// Approximate seconds for the preparation.
     pub(super) fn set_up(self) -> f64 {
         let opening = |connections: u32| f64::from(connections) / 140_000.0;
         match self {
@@ -143,7 +143,8 @@ pub(super) enum Against {
     /// The best of some, by median.
     Best(Vec<String>),
     One(String),
-    /// The same, both less what a third one has: the cable's own share.
+    /// The same, after the value of a third row is subtracted from both: the share of the link
+    /// alone.
     Added(String, String),
     /// A figure.
     Absolute(f64, &'static str),
@@ -174,7 +175,7 @@ pub(super) struct Row {
     pub(super) subject: String,
     pub(super) against: Against,
     pub(super) bound: Bound,
-    /// The reason why it misses its bound.
+    /// The reason why the row misses its bound.
     pub(super) but: Option<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! Runs what is compared, in turn: each round measures everything of a group once.
+//! Runs the comparison in rounds: each round measures every row of a group once.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -21,14 +21,14 @@ use crate::memory::{self, Churn, Clients, Pair, Pipeline, Setup};
 use crate::publishing::Publishing;
 use crate::yardsticks::{LineTable, Yardsticks};
 
-/// Attempts of one measurement before a round omits it.
+/// Attempts to measure a row before a round omits it.
 const TRIES: usize = 3;
-/// Parts of the round trips of a round, between which the contenders take turns: what the machine
-/// does meanwhile is to meet all of them.
+/// Number of parts into which a round's round trips are divided. The contenders take turns part by
+/// part, so that disturbances of the machine affect all of them.
 const TURNS: usize = 6;
 /// Connections of each of two workers.
 const WORKER_CONNECTIONS: u32 = 500_000;
-/// The core of what runs in memory.
+/// The CPU for work in memory.
 const MEMORY_CPU: usize = 1;
 
 /// The manner of a measurement.
@@ -46,7 +46,7 @@ pub(super) struct Manner {
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) job: Job,
-    /// By round; none where it was disturbed each time.
+    /// Samples by round; `None` if all attempts of a round were disturbed.
     pub(super) samples: Vec<Option<Sample>>,
     /// Measurements that did not count.
     pub(super) rejected: usize,
@@ -67,7 +67,7 @@ pub(super) struct Runner<'a> {
     half: Option<f64>,
     /// The contenders whose round trips are measured, idle or during a flood.
     pinged: Vec<Pinged>,
-    /// Round trips of this round, in microseconds, and their disturbances.
+    /// Round trips of this round in microseconds, and the reason if they were disturbed.
     trips: HashMap<Pinged, Result<Trips, String>>,
     memory: Instances,
 }
@@ -98,7 +98,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Measures a group. What stood ready is taken down at the end.
+    /// Measures a group. At the end, all programs that were started are stopped.
     pub(super) fn run(&mut self, group: &Group, progress: &mut Progress) -> Result<Vec<Outcome>> {
         progress.begin(group.name);
         let mut outcomes: Vec<Outcome> = group.jobs.iter().map(|job| self.outcome(job)).collect();
@@ -269,7 +269,7 @@ impl<'a> Runner<'a> {
                 );
                 if !self.beds.contains_key(&key) {
                     let bed = self.bed(key)?;
-                    let pid = bed.pid().context("it has a process")?;
+                    let pid = bed.pid().context("the contender runs as a process")?;
                     self.memory.empty = resident(pid)?;
                 }
                 self.flooded(key.0, key.1, many(connections))?;
@@ -296,7 +296,7 @@ impl<'a> Runner<'a> {
             }
             Work::Cost(who, kind) => {
                 let sample = self.measure(Work::Tcp(who, kind))?;
-                let cpu = sample.cpu.context("it is measured")?;
+                let cpu = sample.cpu.context("the contender was measured")?;
                 Ok(Sample {
                     value: cpu.process + cpu.softirq,
                     ..sample
@@ -316,7 +316,7 @@ impl<'a> Runner<'a> {
                     self.measure_trips(loaded);
                 }
                 let trips = self.trips.get_mut(&(who, loaded));
-                let trips = trips.context("it was prepared")?.as_mut();
+                let trips = trips.context("the measurement was prepared")?.as_mut();
                 let (trips, disturbed) = trips.map_err(|error| anyhow!("{error}"))?;
                 Ok(Sample {
                     value: percentile.of(trips),
@@ -347,7 +347,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Some that nothing has disturbed, if that can be had.
+    /// Measures round trips, if possible without a disturbance.
     fn part_of_trips(&mut self, (who, loaded): Pinged) -> Result<Trips> {
         let (yardsticks, rate) = (self.yardsticks, self.half.filter(|_| loaded));
         let bed = self.bed((who, Place::Usual, Purpose::Ping))?;
@@ -371,21 +371,27 @@ impl<'a> Runner<'a> {
                     .pipelines
                     .iter_mut()
                     .find(|(known, _)| *known == key);
-                let (_, pipeline) = found.context("it was prepared")?;
+                let (_, pipeline) = found.context("the measurement was prepared")?;
                 pipeline.replies = replies;
                 on_core(|| pipeline.measure())??
             }
             Memory::LineTable(flows, bits) => {
                 let key = (flows, bits);
                 let found = instances.tables.iter_mut().find(|(known, _)| *known == key);
-                found.context("it was prepared")?.1.measure()?
+                found.context("the measurement was prepared")?.1.measure()?
             }
             Memory::Churn => {
-                let churn = instances.churn.as_mut().context("it was prepared")?;
+                let churn = instances
+                    .churn
+                    .as_mut()
+                    .context("the measurement was prepared")?;
                 on_core(|| churn.measure())??
             }
             Memory::Workers(count) => {
-                let pair = instances.pair.as_mut().context("it was prepared")?;
+                let pair = instances
+                    .pair
+                    .as_mut()
+                    .context("the measurement was prepared")?;
                 pair.measure(count)?
             }
             Memory::NewConnection(scheduler, services, servers) => {
@@ -399,7 +405,10 @@ impl<'a> Runner<'a> {
             }
             Memory::Maglev(servers) => on_core(|| memory::maglev(servers))?,
             Memory::Publish | Memory::MapUpdate => {
-                let publishing = instances.publishing.as_mut().context("it was prepared")?;
+                let publishing = instances
+                    .publishing
+                    .as_mut()
+                    .context("the measurement was prepared")?;
                 on_core(|| match memory {
                     Memory::Publish => Ok(publishing.publish()),
                     _ => publishing.update(),
@@ -429,8 +438,11 @@ impl<'a> Runner<'a> {
             Place::Usual,
             Purpose::Flood,
         );
-        let bed = self.beds.get(&key).context("it was prepared")?;
-        bed.pid().context("it has a process")
+        let bed = self
+            .beds
+            .get(&key)
+            .context("the measurement was prepared")?;
+        bed.pid().context("the contender runs as a process")
     }
 }
 
@@ -444,8 +456,7 @@ fn many(connections: u32) -> Flood {
     }
 }
 
-/// Runs something on the core of what is measured in memory; programs that are started later do not
-/// inherit it.
+/// Runs `work` on the CPU for work in memory; programs that are started later do not inherit this.
 fn on_core<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| machine::pin(MEMORY_CPU).map(|()| work()));

@@ -1,15 +1,15 @@
-//! One measurement.
+//! A measurement.
 
 use serde::Serialize;
 
 use crate::machine::Used;
 
-/// One measurement.
+/// A measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) value: f64,
     pub(super) cpu: Option<Cpu>,
-    /// The reason why it does not count.
+    /// The reason why the measurement does not count.
     pub(super) disturbed: Option<String>,
 }
 
@@ -26,7 +26,7 @@ impl Sample {
 /// Nanoseconds of CPU per packet, request or KiB, by user.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Cpu {
-    /// The director's process, its system calls included.
+    /// CPU time of the director's process, including its system calls.
     pub(super) process: f64,
     /// Threads that receive on the director's interfaces.
     pub(super) softirq: f64,

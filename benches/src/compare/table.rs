@@ -1,4 +1,4 @@
-//! The table: which rows there are.
+//! The table of the measured rows.
 
 use super::contender::{Contender, Method, Place};
 use super::flood::Flood;
@@ -35,7 +35,8 @@ impl Group {
         }
     }
 
-    /// Adds something to measure, unless it is there; its name is its group's and its own.
+    /// Adds a measurement, unless it exists. Its name consists of the name of the group and its own
+    /// name.
     fn job(&mut self, name: &str, work: Work) -> String {
         let name = format!("{}/{name}", self.name);
         if self.jobs.iter().all(|job| job.name != name) {
@@ -176,7 +177,8 @@ fn fast_path_many() -> Group {
     group.row("fast-path-nat6-100k", what, &ours, routing, AtLeast(0.65));
     let ours = group.flood(FAST_PATH, Place::OneCore, "1c", flood);
     let routing = group.flood(Contender::Route, Place::OneCore, "1c", flood);
-    let what = "NAT in the kernel, 100,000 flows, all work on one core, against routing";
+    let what =
+        "NAT by the kernel fast path, 100,000 flows, all work on one core, compared with routing";
     group.row("fast-path-nat-100k-1c", what, &ours, routing, AtLeast(0.90));
     group
 }
@@ -225,7 +227,7 @@ fn fast_path_tcp() -> Group {
         ),
         (
             "http",
-            "requests over connections that stay, NAT",
+            "requests over persistent connections, NAT",
             Tcp::Requests,
             FAST_PATH,
             [Some(0.97), None],
@@ -315,7 +317,7 @@ fn fast_path_cost() -> Group {
     group
 }
 
-/// Against another build, which has to be named.
+/// Rows that compare with another build, which must be given.
 fn other() -> Group {
     let mut group = Group::new("other");
     for (name, what, work) in [
@@ -335,7 +337,7 @@ fn other() -> Group {
         }),
         (
             "other-http",
-            "requests over connections that stay, NAT",
+            "requests over persistent connections, NAT",
             |who| Work::Tcp(who, Tcp::Requests),
         ),
         (
@@ -346,7 +348,7 @@ fn other() -> Group {
     ] {
         let [ours, others] = [NAT, Contender::Other]
             .map(|who| group.job(&format!("{name}/{}", who.name()), work(who)));
-        let what = format!("{what}, against the other build");
+        let what = format!("{what}, compared with the other build");
         group.row(name, &what, &ours, others, Shown);
     }
     group
@@ -462,7 +464,7 @@ fn proxy() -> Group {
         ("bulk", "one TCP stream, proxied", Tcp::Bulk, AtLeast(0.9)),
         (
             "http",
-            "requests over connections that stay, proxied",
+            "requests over persistent connections, proxied",
             Tcp::Requests,
             Shown,
         ),
@@ -488,7 +490,7 @@ fn tcp() -> Group {
         ("bulk", "one TCP stream, NAT", Tcp::Bulk, 1.7),
         (
             "http",
-            "requests over connections that stay, NAT",
+            "requests over persistent connections, NAT",
             Tcp::Requests,
             1.3,
         ),
@@ -617,7 +619,7 @@ fn decisions() -> Group {
     let paper = Against::Absolute(1.8, "the Maglev paper, 1.8 ms for 65,537 slots");
     group.row(
         "maglev",
-        "Maglev table of 65,521 slots for 1,000 servers, built anew",
+        "a new Maglev table of 65,521 slots for 1,000 servers",
         &maglev,
         paper,
         AtMost(1.0),
@@ -629,7 +631,7 @@ fn large() -> Group {
     let mut group = Group::new("10m");
     let bytes = group.memory("footprint", Memory::Footprint(10_000_000));
     let idle = group.memory("idle", Memory::IdleCpu(10_000_000));
-    let what = "bytes a connection, NAT, IPv4, everything, 10,000,000 connections";
+    let what = "bytes for each connection, NAT, IPv4, all tables, 10,000,000 connections";
     let kernel = Against::Absolute(96.0, "96 bytes (kernel IPVS 341)");
     group.row("bytes-10m", what, &bytes, kernel, AtMost(1.0));
     let what = "CPU when idle with 10,000,000 connections";
@@ -643,7 +645,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_have_names_of_their_own_and_jobs() {
+    fn rows_have_unique_names_and_jobs() {
         let groups = all();
         let mut names: Vec<_> = groups
             .iter()

@@ -16,17 +16,17 @@ use crate::yardsticks::Yardsticks;
 /// Actions of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Tcp {
-    /// One stream, in Gbit/s.
+    /// One TCP stream, in Gbit/s.
     Bulk,
     /// Requests a second over 64 connections that stay.
     Requests,
-    /// Connections a second, one request each.
+    /// Connections a second, with one request each.
     Connections,
 }
 
 /// A download that is compared byte by byte.
 const CHECKED: &str = "33554432";
-/// Round trips of one measurement, which is one of several of its round.
+/// Round trips in one measurement; a round consists of several measurements.
 const TRIPS: &str = "1000";
 
 /// Downloads through the contender, and compares each byte.
@@ -121,7 +121,7 @@ impl Percentile {
     }
 }
 
-/// The flood during round trips, which ends before it reaches a program.
+/// The flood during round trips; its packets are dropped before they reach a program.
 const BESIDE: Flood = Flood {
     flows: 1000,
     client_bits: 10,
@@ -129,14 +129,17 @@ const BESIDE: Flood = Flood {
     v6: false,
 };
 
-/// Round trips of one byte over TCP, each in microseconds, during a flood at `rate` packets a
-/// second, if there is one. Also returns disturbances.
+/// Measures round trips of one byte over TCP, each in microseconds, during a flood of `rate`
+/// packets a second if one is given. Also returns the disturbances.
 pub(super) fn round_trips(
     bed: &mut Bed,
     yardsticks: &Yardsticks,
     rate: Option<f64>,
 ) -> Result<(Vec<f64>, Option<String>)> {
-    debug_assert!(bed.purpose() == Purpose::Ping, "its sink lets TCP pass");
+    debug_assert!(
+        bed.purpose() == Purpose::Ping,
+        "its sink accepts TCP connections"
+    );
     let mut flood = match rate {
         Some(rate) => Some(BESIDE.beside(bed, yardsticks, rate)?),
         None => None,
@@ -152,7 +155,7 @@ pub(super) fn round_trips(
         flood.stop(Signal::SIGTERM)?;
     }
     bed.check_alive()?;
-    let trips = serde_json::from_str(printed.trim()).context("our own client")?;
+    let trips = serde_json::from_str(printed.trim()).context("a client of this project")?;
     Ok((trips, used.disturbed()))
 }
 
@@ -161,7 +164,7 @@ mod tests {
     use super::Percentile::{P50, P99};
 
     #[test]
-    fn percentiles_are_of_any_order() {
+    fn percentiles_do_not_depend_on_order() {
         let mut numbers: Vec<f64> = (0..1000).rev().map(f64::from).collect();
         assert!((P50.of(&mut numbers) - 500.0).abs() < f64::EPSILON);
         assert!((P99.of(&mut numbers) - 990.0).abs() < f64::EPSILON);

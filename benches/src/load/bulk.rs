@@ -1,8 +1,8 @@
-//! Full sync of a director with very many connections to an empty one: its duration, and the effect
-//! on clients.
+//! Measures the full sync from a director with very many connections to an empty one: its duration,
+//! and the effect on clients.
 //!
-//! The connections are made by as many datagrams through a running director. Round trips are of one
-//! byte each way over TCP, through the same director.
+//! The connections are opened by one datagram each, through a running director. Round trips are of
+//! one byte in each direction over TCP, through the same director.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -46,16 +46,16 @@ pub(super) fn run(count: u32) -> Result<()> {
     large::open(&site, count)?;
     large::quiet(&site)?;
     for _ in 0..ROUNDS {
-        let (said, noticed) = notice(&site, || {
+        let (output, noticed) = notice(&site, || {
             let _second = site.start_dataplane_on(site.standby()?, &[], &extra("192.0.2.1"))?;
             site.lvsadm_on(site.standby()?, "sync --wait 60s")?;
             site.lvsadm_on(site.standby()?, "--json sync")
         })?;
-        let state: serde_json::Value = serde_json::from_str(&said)?;
+        let state: serde_json::Value = serde_json::from_str(&output)?;
         let peer = &state["peers"][0];
-        let number = |name: &str| peer[name].as_u64().with_context(|| said.clone());
+        let number = |name: &str| peer[name].as_u64().with_context(|| output.clone());
         let (replicated, took) = (number("bulk_connections")?, number("bulk_ms")?);
-        ensure!(number("missing")? == 0, "{said}");
+        ensure!(number("missing")? == 0, "{output}");
         println!(
             "  {replicated} replicated in {took} ms, {} of them borrowed",
             number("borrowed")?

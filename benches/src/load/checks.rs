@@ -1,5 +1,5 @@
-//! Delay of health checks: a given number a second to servers that answer, while others are black
-//! holes.
+//! Delay of health checks: a given number a second for servers that answer, while other servers are
+//! unreachable.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct Options {
     /// Checks a second, each of another server
     #[arg(long, default_value_t = 10_000)]
     checks: usize,
-    /// Targets that swallow everything
+    /// Number of targets that drop everything
     #[arg(long, default_value_t = 5_000)]
     holes: usize,
     /// Seconds
@@ -165,7 +165,7 @@ fn per(all: u64, seconds: u64) -> f64 {
     all as f64 / seconds.max(1) as f64
 }
 
-/// Seconds of the processor that this process has had, its listeners included.
+/// CPU seconds of this process, including its listeners.
 fn processor() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = stat
@@ -183,7 +183,7 @@ fn processor() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// Answers at all these ports of every loopback address, from a thread of its own.
+/// Answers at all these ports of every loopback address, in a separate thread.
 fn listen() {
     for port in 0..PORTS {
         let port = 20_000 + u16::try_from(port).unwrap_or(0);

@@ -1,4 +1,5 @@
-//! A director with very many connections, and its effect on clients. This program is the real server and the clients, too.
+//! A director with very many connections, and its effect on clients. This program is the real
+//! server and the clients, too.
 
 use std::env;
 use std::io::{Read, Write};
@@ -19,19 +20,19 @@ const PORTS: u32 = 60_000;
 /// Duration of a measurement without other load.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// Task of a process on one of the hosts.
+/// A task of a process on one of the hosts.
 #[derive(Debug, Subcommand)]
 pub enum End {
     /// The real server: echo TCP, and read datagrams
     Serve,
-    /// The client: one datagram from each of many addresses and ports
+    /// Client: send one datagram from each of many addresses and ports
     Fill {
         /// The service
         target: SocketAddr,
         /// Number of datagrams
         count: u32,
     },
-    /// The client: round trips until standard input ends
+    /// Client: make round trips until standard input is closed
     Trips {
         /// The service
         target: SocketAddr,
@@ -53,15 +54,15 @@ impl End {
     }
 }
 
-/// The words of a task, as `lvs-bench` takes them.
+/// The command line of a task.
 fn end<const WORDS: usize>(words: [&str; WORDS]) -> Vec<&str> {
     [&["endpoint", "large"], &words[..]].concat()
 }
 
-/// Starts the real server, and gives the client all the addresses that it needs.
+/// Starts the real server, and adds the required addresses to the client.
 pub(super) fn prepare(site: &Site) -> Result<Proc> {
     let server = site.servers[0].spawn(env::current_exe()?, &end(["serve"]))?;
-    wait_until("the server", Duration::from_secs(5), || {
+    wait_until("the server to listen", Duration::from_secs(5), || {
         site.servers[0].listens("tcp", PORT)
     })?;
     site.client.sh("ip route add local 198.18.0.0/15 dev lo")?;
@@ -93,7 +94,7 @@ fn serve() -> Result<()> {
     Ok(())
 }
 
-/// The client: one datagram from each of `count` addresses and ports.
+/// Sends one datagram from each of `count` addresses and ports, as a client.
 fn fill(target: SocketAddr, count: u32) -> Result<()> {
     for number in 0..count {
         let addr = Ipv4Addr::from_bits(CLIENTS.to_bits() + number / PORTS);
@@ -107,8 +108,8 @@ fn fill(target: SocketAddr, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// The client: round trips until standard input ends; prints how many, and p50, p99 and the longest
-/// in microseconds.
+/// Runs the client: makes round trips until standard input ends; prints their number, and their p50,
+/// p99 and maximum in microseconds.
 fn trips(target: SocketAddr) -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))?;
     stream.set_nodelay(true)?;
@@ -133,7 +134,7 @@ fn trips(target: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Round trips of clients while `during` runs: one byte each way over TCP.
+/// Measures round trips of clients while `during` runs: one byte in each direction over TCP.
 pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
     let mut child = site
         .client

@@ -1,8 +1,8 @@
-//! `ipvsadm -Lnc` with very many connections: how soon, how long, how much memory, and what clients
-//! notice of it.
+//! Measures `ipvsadm -Lnc` with very many connections: time to the first line, duration, memory,
+//! and the effect on clients.
 //!
-//! The connections are made by as many datagrams through a running director. Round trips are of one
-//! byte each way over TCP, through the same director.
+//! The connections are opened by one datagram each, through a running director. Round trips are of
+//! one byte in each direction over TCP, through the same director.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -18,7 +18,7 @@ use super::large::{self, notice};
 /// Listings of each table.
 const ROUNDS: usize = 3;
 
-/// KiB of a process, and at most so far.
+/// The present and the peak memory of a process in KiB.
 fn memory(pid: u32) -> Result<(u64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let kib = |name: &str| -> Result<u64> {
@@ -29,8 +29,8 @@ fn memory(pid: u32) -> Result<(u64, u64)> {
     Ok((kib("VmRSS:")?, kib("VmHWM:")?))
 }
 
-/// A listing: seconds to its first connection and to its end, connections, and the most memory it
-/// took, in KiB.
+/// Lists all connections. Returns the seconds to the first one and to the end, their number, and
+/// the peak memory in KiB.
 fn list(site: &Site) -> Result<(f64, f64, u64, u64)> {
     let start = Instant::now();
     let mut child = site

@@ -1,4 +1,5 @@
-//! Loads of a whole director that no row of `compare` has: large tables, replication, health checks.
+//! Loads of a whole director that no row of `compare` has: large tables, replication, health
+//! checks.
 
 mod bulk;
 mod checks;
@@ -12,13 +13,15 @@ use clap::Subcommand;
 /// A load.
 #[derive(Debug, Subcommand)]
 pub enum Load {
-    /// Full sync of very many connections to an empty director: duration, and round trips of clients meanwhile
+    /// Full sync of very many connections to an empty director: duration, and round trips of
+    /// clients meanwhile
     Bulk {
         /// Connections
         #[arg(default_value_t = 1_000_000)]
         connections: u32,
     },
-    /// `lvsadm -Lnc` with very many connections: duration, memory, and round trips of clients meanwhile
+    /// `lvsadm -Lnc` with very many connections: duration, memory, and round trips of clients
+    /// meanwhile
     Listing {
         /// Connections of each table
         #[arg(default_values_t = [100_000, 1_000_000])]
@@ -39,7 +42,8 @@ impl Load {
     ///
     /// # Errors
     ///
-    /// When hosts cannot be made (it needs root, or user namespaces), or a program of the release build is missing.
+    /// When hosts cannot be made (it needs root, or user namespaces), or a program of the release
+    /// build is missing.
     pub fn run(self) -> Result<()> {
         match self {
             Self::Bulk { connections } => bulk::run(connections),

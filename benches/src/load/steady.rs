@@ -23,7 +23,7 @@ const PORT: u16 = 7;
 const NEW: u64 = 10_000;
 /// New connections a second that are sent: a director at its limit loses packets of both kinds.
 const SENT: u64 = 14_000;
-/// Time in which packets are counted, after a second in which connections open.
+/// Duration of the count of packets, after one second in which connections open.
 const WINDOW: Duration = Duration::from_secs(4);
 /// Time that a generator sends.
 const SECONDS: &str = "7";
@@ -116,18 +116,18 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, replicated: bool
     let expected = NEW * WINDOW.as_secs();
     ensure!(
         opened * 10 >= expected * 9,
-        "{opened} connections were opened instead of {expected}: the director is too slow for the bench"
+        "{opened} connections were opened instead of {expected}: the director is too slow for this benchmark"
     );
     for mut program in [flood, new] {
         program.wait(Duration::from_secs(10))?;
     }
     if replicated {
-        let said = site.lvsadm_on(&first, "--json sync")?;
-        let said: serde_json::Value = serde_json::from_str(&said)?;
-        let known = said["peers"][0]["missing"].as_u64();
+        let output = site.lvsadm_on(&first, "--json sync")?;
+        let output: serde_json::Value = serde_json::from_str(&output)?;
+        let known = output["peers"][0]["missing"].as_u64();
         ensure!(
             known.is_some_and(|missing| missing * 10 < expected),
-            "{said}"
+            "{output}"
         );
     }
     drop(other);

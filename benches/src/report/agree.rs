@@ -1,4 +1,4 @@
-//! Whether two reports agree.
+//! Compares two reports.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use super::data::{Document, Series};
 use super::{EXPERIMENTS, Experiment};
 use crate::stats::Spread;
 
-/// Two reports, and when they agree.
+/// Two reports, and the limits within which they agree.
 #[derive(Debug, Args)]
 pub(super) struct Compare {
     /// A report.json, or the directory where it is
     first: PathBuf,
-    /// Another one
+    /// Another report
     second: PathBuf,
-    /// By how much each range is widened at both ends, in percent
+    /// Percentage by which each range is extended at both ends
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
     margin: f64,
     /// How many of a hundred points must agree
@@ -25,30 +25,30 @@ pub(super) struct Compare {
     share: f64,
 }
 
-/// The points that two reports have of one plot.
+/// The points of one plot that both reports have.
 #[derive(Debug, Default)]
 struct Beside {
     /// Distances between medians: the greater divided by the smaller, less 1.
     apart: Vec<f64>,
-    /// Differences as text.
+    /// The differences, as text.
     disagree: Vec<String>,
-    /// Points that only one of them has.
+    /// Number of points that only one report has.
     alone: usize,
 }
 
 impl Compare {
-    /// Prints a line for each plot, and what does not agree.
+    /// Prints a line for each plot, and the differences.
     pub(super) fn run(&self) -> Result<()> {
         let (first, second) = (load(&self.first)?, load(&self.second)?);
         ensure!(
             first.quick == second.quick,
-            "one of them was made with --quick, which measures less: they cannot be compared"
+            "one of the reports was made with --quick, which measures less: they cannot be compared"
         );
         let plots = compare(&first, &second, self.margin / 100.0);
         let all: usize = plots.values().map(|plot| plot.apart.len()).sum();
         let apart: usize = plots.values().map(|plot| plot.disagree.len()).sum();
         let alone: usize = plots.values().map(|plot| plot.alone).sum();
-        ensure!(all > 0, "they have no point in common");
+        ensure!(all > 0, "the reports have no point in common");
         println!("plot                        points  agree  medians differ by  at most");
         for (name, plot) in &plots {
             if let Some(spread) = Spread::of(plot.apart.iter().copied()) {
@@ -65,16 +65,16 @@ impl Compare {
             println!("{line}");
         }
         if alone > 0 {
-            println!("{alone} points are in one of them only");
+            println!("{alone} points are in only one of the reports");
         }
         let share = percent(all - apart, all);
-        let said = format!(
+        let sentences = format!(
             "{} of {all} points agree ({share:.1} %; {:.1} % are asked for)",
             all - apart,
             self.share
         );
-        ensure!(share >= self.share, "the reports do not agree: {said}");
-        println!("the reports agree: {said}");
+        ensure!(share >= self.share, "the reports do not agree: {sentences}");
+        println!("the reports agree: {sentences}");
         Ok(())
     }
 }
@@ -104,7 +104,7 @@ fn compare(first: &Document, second: &Document, margin: f64) -> BTreeMap<String,
     plots
 }
 
-/// The measured series, not the derived ones.
+/// The measured series of a plot, without the derived ones.
 fn measured(experiment: &dyn Experiment, document: &Document, plot: &str) -> Vec<Series> {
     let name = experiment.name();
     document.series(name, plot, &super::peers::of(experiment))
@@ -150,7 +150,7 @@ fn beside(plot: &str, first: &[Series], second: &[Series], margin: f64) -> Besid
     result
 }
 
-/// Whether two ranges, each widened, have something in common.
+/// Whether two ranges overlap after each was extended.
 fn overlap(one: &Spread, other: &Spread, margin: f64) -> bool {
     let low = |of: &Spread| of.min * (1.0 - margin);
     let high = |of: &Spread| of.max * (1.0 + margin);
@@ -213,22 +213,23 @@ mod tests {
         let first = report(&[[10.0, 20.0], [12.0, 21.0], [11.0, 22.0]]);
         let second = report(&[[12.0, 19.0], [13.0, 20.0], [14.0, 21.0]]);
         run(&first, &second, &["--margin", "0"]).expect("they overlap");
-        run(&first, &first, &["--margin", "0", "--share", "100"]).expect("it agrees with itself");
+        run(&first, &first, &["--margin", "0", "--share", "100"])
+            .expect("a report agrees with itself");
     }
 
     #[test]
     fn figures_beyond_their_spread_disagree() {
         let first = report(&[[10.0, 20.0], [12.0, 21.0]]);
         let second = report(&[[15.0, 20.0], [16.0, 21.0]]);
-        let error = run(&first, &second, &[]).expect_err("one of two is apart");
+        let error = run(&first, &second, &[]).expect_err("one of two points differs");
         let error = error.to_string();
         assert!(error.contains("1 of 2 points agree (50.0 %"), "{error}");
-        run(&first, &second, &["--share", "50"]).expect("half is enough");
-        run(&first, &second, &["--margin", "20"]).expect("so wide they overlap");
+        run(&first, &second, &["--share", "50"]).expect("half of the points suffice");
+        run(&first, &second, &["--margin", "20"]).expect("the extended ranges overlap");
     }
 
     #[test]
-    fn points_of_one_report_only_are_counted() {
+    fn points_in_one_report_only_are_counted() {
         let first = report(&[[10.0, 20.0]]);
         let mut second = first.clone();
         second.runs[0].values.truncate(1);

@@ -12,11 +12,11 @@ use crate::stats::Spread;
 /// The version of the schema; see docs/report.md.
 pub(super) const SCHEMA: u32 = 1;
 
-/// All measurements, and their machine.
+/// All measurements, and a description of the machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Document {
     pub(super) schema: u32,
-    /// Whether it has all requested measurements.
+    /// Whether the report contains all requested measurements.
     pub(super) complete: bool,
     pub(super) quick: bool,
     pub(super) rounds: usize,
@@ -28,7 +28,7 @@ pub(super) struct Document {
     pub(super) missing: Vec<Missing>,
 }
 
-/// One peer, measured once.
+/// One measurement of a peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) experiment: String,
@@ -36,14 +36,14 @@ pub(super) struct Run {
     pub(super) round: usize,
     pub(super) values: Vec<Value>,
     pub(super) cpu: CpuSeconds,
-    /// The reason not to trust it.
+    /// The reason why the measurement is unreliable.
     pub(super) disturbed: Option<String>,
     /// Further notes, such as the reason of a failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) notes: Vec<String>,
 }
 
-/// A point of one run.
+/// A value of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Value {
     pub(super) plot: String,
@@ -110,17 +110,17 @@ impl Document {
             )
         })?;
         let document: Self = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no report of this program", file.display()))?;
+            .with_context(|| format!("{} is not a report of this program", file.display()))?;
         ensure!(
             document.schema == SCHEMA,
-            "{} has schema {}, and this program writes {SCHEMA}: begin anew, without --resume",
+            "{} has schema {}, and this program writes {SCHEMA}: start again without --resume",
             file.display(),
             document.schema
         );
         Ok(document)
     }
 
-    /// Writes JSON and CSV; an interruption leaves the old files whole.
+    /// Writes JSON and CSV; if this is interrupted, the old files are unchanged.
     pub(super) fn save(&self, directory: &Path) -> Result<()> {
         write(
             &directory.join("report.json"),
@@ -143,7 +143,7 @@ impl Document {
         runs.filter(move |run| run.experiment == experiment && run.peer == peer)
     }
 
-    /// The runs that count: the undisturbed ones, if there are at least two of them. One run has no
+    /// The runs that count: the undisturbed ones, if there are at least two. A single run has no
     /// spread.
     pub(super) fn counted(&self, experiment: &str, peer: &str) -> Vec<&Run> {
         let mut runs: Vec<&Run> = self
@@ -204,7 +204,7 @@ impl Document {
     }
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file completely or not at all.
 pub(super) fn write(file: &Path, text: &str) -> Result<()> {
     let new = file.with_extension("new");
     fs::write(&new, text)

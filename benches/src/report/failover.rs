@@ -15,7 +15,7 @@ use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// One of four servers is silent for a third of the time.
+/// The experiment in which one of four servers does not answer for a third of the time.
 #[derive(Debug)]
 pub(super) struct Failover;
 
@@ -34,7 +34,7 @@ const PAGE: Set = Set {
 };
 /// Bytes a second of a server.
 const CAPACITY: u64 = 2_000_000;
-/// The one that fails.
+/// Number of the server that fails.
 const SILENT: usize = 3;
 /// Seconds of a point.
 const STEP: f64 = 2.0 * BIN;
@@ -129,7 +129,7 @@ impl Experiment for Failover {
             // Checks have found all servers.
             let lvsadm = lvs_testbed::programs::find("lvsadm")?;
             lvs_testbed::wait_until(
-                "four servers with a weight",
+                "four servers to have a weight above 0",
                 Duration::from_secs(10),
                 || {
                     let listing = bed.director.run(&lvsadm, &["-Ln"]).unwrap_or_default();
@@ -163,14 +163,14 @@ impl Experiment for Failover {
         let asked = farm::asked(clients, seconds)?;
         let (cpu, disturbed) = peers::used_since(bed, &first)?;
         farm.end(bed)?;
-        let asked = asked.first().context("no client said anything")?;
+        let asked = asked.first().context("the clients printed no report")?;
         let bar = NAMES.iter().position(|name| *name == turn.peer.name);
         let bar = bar.context("a peer that is not shown")?;
         Ok((points(asked, number(bar), seconds / 3.0), cpu, disturbed))
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for name in NAMES {
             let one = |plot: &str| {
                 let all = document.series(self.name(), plot, &[name]);
@@ -179,12 +179,12 @@ impl Experiment for Failover {
             let (Some(lost), Some(outage)) = (one(LOST), one(OUTAGE)) else {
                 continue;
             };
-            said.push(format!(
-                "{name}: {:.0} requests failed ({:.0}-{:.0}, {}), the last of them {} s after the server had gone.",
+            sentences.push(format!(
+                "{name}: {:.0} requests failed ({:.0}-{:.0}, {}), the last of them {} s after the server had failed.",
                 lost.median, lost.min, lost.max, lost.rounds, spread(&outage)
             ));
         }
-        said
+        sentences
     }
 }
 

@@ -17,14 +17,14 @@ use crate::compare::contender::Contender;
 use crate::files::Asked;
 use crate::yardsticks::Yardsticks;
 
-/// Real servers that a bed has room for: 10.72.0.11 and the next ones.
+/// Number of real servers in a bed: 10.72.0.11 and the following addresses.
 pub(super) const SERVERS: usize = 8;
 
 /// A virtual service.
 #[derive(Debug)]
 pub(super) struct Service {
     pub(super) port: u16,
-    /// Its name in `lvsadm`.
+    /// The name of the scheduler in `lvsadm`.
     pub(super) scheduler: &'static str,
     /// Weight, and bytes a second.
     pub(super) servers: Vec<(u32, u64)>,
@@ -86,7 +86,7 @@ pub(super) struct Clients {
 pub(super) const PEERS: [Peer; 5] =
     peers::named(["lvs-nat", "nftables", "haproxy", "nginx", "ip_vs nat"]);
 
-/// A bed with eight servers, whose client has addresses to ask from.
+/// A test bed with eight servers, whose client has several source addresses.
 pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
     let bed = usual_bed(peer, yardsticks)?;
 
@@ -108,8 +108,8 @@ pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
 }
 
 impl Farm {
-    /// Starts servers, and has the peer send to them. `checked`: servers that fail are left out, by
-    /// what the peer has for that.
+    /// Starts servers, and configures the peer to use them. `checked`: the peer also checks them
+    /// with its own means.
     pub(super) fn start(bed: &mut Bed, services: &[Service], checked: bool) -> Result<Self> {
         let own = std::env::current_exe()?.display().to_string();
         let mut words = vec!["-c".to_owned(), "0".to_owned(), own, "endpoint".to_owned()];
@@ -171,7 +171,7 @@ impl Farm {
         Ok(())
     }
 
-    /// Starts the clients; they end on their own.
+    /// Starts the clients, which exit after the planned time.
     pub(super) fn ask(&self, bed: &Bed, services: &[Service], clients: &Clients) -> Result<Proc> {
         let own = std::env::current_exe()?.display().to_string();
         let mut words: Vec<String> = ["-c", "0", &own, "endpoint", "ask"]
@@ -188,7 +188,7 @@ impl Farm {
         bed.client.spawn("taskset", &words)
     }
 
-    /// Takes the services down.
+    /// Removes the services.
     pub(super) fn end(self, bed: &Bed) -> Result<()> {
         let Self {
             mut servers,
@@ -207,12 +207,12 @@ impl Farm {
     }
 }
 
-/// Reports of the clients at their end.
+/// Reports of the clients, after they have exited.
 pub(super) fn asked(mut clients: Proc, seconds: f64) -> Result<Vec<Asked>> {
     let status = clients.wait(Duration::from_secs_f64(seconds + 10.0))?;
     let log = clients.log();
     let line = log.lines().last().unwrap_or_default();
-    serde_json::from_str(line).with_context(|| format!("the clients ({status}) say:\n{log}"))
+    serde_json::from_str(line).with_context(|| format!("the clients ({status}) printed:\n{log}"))
 }
 
 /// Parses a number at the end of a line of a listing, as `ipvsadm` shortens it.
@@ -258,7 +258,7 @@ fn ipvsadm(services: &[Service]) -> Result<String> {
     Ok(rules)
 }
 
-/// The daemon looks after the servers of a dataplane that runs already.
+/// Starts lvsd, which manages the servers of a running dataplane.
 fn lvsd(director: &Host, services: &[Service], directory: &Path) -> Result<Proc> {
     let mut text = String::new();
     for service in services {
@@ -292,11 +292,15 @@ fn lvsd(director: &Host, services: &[Service], directory: &Path) -> Result<Proc>
     let mut daemon = director.spawn("taskset", &words)?;
     let lvsadm = programs::find("lvsadm")?;
     let last = services.last().context("services")?.port;
-    let there = lvs_testbed::wait_until("lvsd's services", Duration::from_secs(10), || {
-        let listing = director.run(&lvsadm, &["-Ln"]).unwrap_or_default();
-        let lines = listing.lines().filter(|line| line.contains("Masq    1"));
-        listing.contains(&format!("{VIP}:{last}")) && lines.count() > 0 || !daemon.is_running()
-    });
+    let there = lvs_testbed::wait_until(
+        "the dataplane to have lvsd's services",
+        Duration::from_secs(10),
+        || {
+            let listing = director.run(&lvsadm, &["-Ln"]).unwrap_or_default();
+            let lines = listing.lines().filter(|line| line.contains("Masq    1"));
+            listing.contains(&format!("{VIP}:{last}")) && lines.count() > 0 || !daemon.is_running()
+        },
+    );
     there.with_context(|| daemon.log())?;
     Ok(daemon)
 }
@@ -336,7 +340,7 @@ fn nftables(services: &[Service]) -> Result<String> {
     Ok(text)
 }
 
-/// Whether a proxy chooses servers in turn, or by their connections.
+/// Whether a proxy chooses servers by round robin; otherwise it chooses by their connections.
 fn takes_turns(service: &Service) -> bool {
     matches!(service.scheduler, "rr" | "wrr")
 }

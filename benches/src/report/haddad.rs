@@ -112,7 +112,7 @@ impl Experiment for Haddad {
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
         let peers = peers::of(self);
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for (plot, what) in [(REQUESTS, "requests/s"), (CONNECTIONS, "connections/s")] {
             let mut last: Vec<_> = document
                 .series(self.name(), plot, &peers)
@@ -121,7 +121,7 @@ impl Experiment for Haddad {
                 .collect();
             last.sort_by(|a, b| b.0.1.median.total_cmp(&a.0.1.median));
             for ((clients, rate), peer) in last {
-                said.push(format!(
+                sentences.push(format!(
                     "{peer}: {:.0} {what} ({:.0}-{:.0}, {}) for {clients:.0} clients.",
                     rate.median, rate.min, rate.max, rate.rounds
                 ));
@@ -129,13 +129,13 @@ impl Experiment for Haddad {
         }
         for series in document.series(self.name(), WAIT, &peers) {
             if let Some((clients, wait)) = series.points.first() {
-                said.push(format!(
+                sentences.push(format!(
                     "{}: {clients:.0} client waits {:.0} µs for a reply ({:.0}-{:.0}, {}).",
                     series.peer, wait.median, wait.min, wait.max, wait.rounds
                 ));
             }
         }
-        said
+        sentences
     }
 }
 

@@ -1,4 +1,4 @@
-//! The page: one file, no scripts.
+//! Writes the report as an HTML page: one file without scripts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -31,7 +31,7 @@ enum Marker {
 }
 
 /// Okabe and Ito's colours, with the matching grey, which colour-blind readers can distinguish; a
-/// peer has the same one everywhere. Variants of one peer (`lvs-nat lc`) differ in lightness,
+/// peer has the same colour in all plots. Variants of one peer (`lvs-nat lc`) differ in lightness,
 /// dashes and markers.
 pub(super) fn look(peer: &str) -> Look {
     let (of, variant) = peer.split_once(' ').unwrap_or((peer, ""));
@@ -67,7 +67,7 @@ pub(super) fn look(peer: &str) -> Look {
     }
 }
 
-/// Darker below 1, lighter above, white at 2.
+/// Changes the lightness of a colour: darker below 1, lighter above, white at 2.
 fn shade(colour: RGBColor, light: f64) -> RGBColor {
     let one = |part: u8| {
         let part = f64::from(part);
@@ -87,7 +87,7 @@ fn shade(colour: RGBColor, light: f64) -> RGBColor {
     RGBColor(one(colour.0), one(colour.1), one(colour.2))
 }
 
-/// Leaves out the places of bars without a value.
+/// Removes the positions of bars without a value.
 fn close_up<'a>(series: &[Series], bars: &[&'a str]) -> (Vec<Series>, Vec<&'a str>) {
     let mut series = series.to_vec();
     if bars.is_empty() {
@@ -108,7 +108,7 @@ fn close_up<'a>(series: &[Series], bars: &[&'a str]) -> (Vec<Series>, Vec<&'a st
     )
 }
 
-/// A plot; none without data.
+/// Draws a plot; `None` without data.
 pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Option<String>> {
     let (series, bars) = &close_up(series, bars);
     let points = || series.iter().flat_map(|series| &series.points);
@@ -151,8 +151,8 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
     )))
 }
 
-/// The range of a logarithmic axis: what covers less than two powers of ten goes from one to
-/// another, as there may be no number on it otherwise.
+/// The range of a logarithmic axis. If it covers less than two powers of ten, it is extended to
+/// powers of ten, because otherwise it might contain no labelled number.
 fn powers((low, high): (f64, f64)) -> std::ops::Range<f64> {
     if high >= low * 100.0 {
         return low..high;
@@ -307,7 +307,7 @@ where
     Ok(())
 }
 
-/// Position of a bar among the bars at the same place, and half of its width.
+/// Position of a bar among the bars at the same x, and half of its width.
 fn stands(series: &[Series], of: &Series, x: f64) -> (f64, f64) {
     let has = |one: &&Series| one.points.iter().any(|(own, _)| own.total_cmp(&x).is_eq());
     let all = series.iter().filter(has).count().max(1);
@@ -317,7 +317,7 @@ fn stands(series: &[Series], of: &Series, x: f64) -> (f64, f64) {
     (x + half * (2.0 * place + 1.0 - at(all)), half)
 }
 
-/// Position of the bar number `place`.
+/// Position of the bar with number `place`.
 fn at(place: usize) -> f64 {
     u32::try_from(place).map_or(f64::MAX, f64::from)
 }
@@ -359,7 +359,7 @@ th,td{border-bottom:1px solid #ccc;padding:.2rem .6rem;text-align:right}th:first
 @media print{body{max-width:none;font-size:10pt}figure,tr{break-inside:avoid}.wide{overflow:visible}}
 ";
 
-/// The whole page.
+/// The complete page.
 pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Result<String> {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
@@ -412,11 +412,11 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
         escape(experiment.title()),
         escape(experiment.what())
     )?;
-    let said = experiment.conclusions(document);
-    if said.is_empty() {
-        page.push_str("<p>Too little was measured for conclusions.</p>\n");
+    let sentences = experiment.conclusions(document);
+    if sentences.is_empty() {
+        page.push_str("<p>There are too few measurements for conclusions.</p>\n");
     } else {
-        list(page, &said)?;
+        list(page, &sentences)?;
     }
     let mut not_drawn = Vec::new();
     for one in experiment.plots() {
@@ -465,7 +465,7 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
     let name = experiment.name();
     let missing = document.missing.iter();
     let missing: Vec<_> = missing.filter(|one| one.experiment == name).collect();
-    let mut said: Vec<String> = missing
+    let mut sentences: Vec<String> = missing
         .iter()
         .map(|one| format!("{}: {}", one.peer, one.why))
         .collect();
@@ -478,16 +478,16 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
         let others = experiment.peers().iter().filter(|peer| !is_named(peer));
         let others: Vec<_> = others.map(|peer| peer.name).collect();
         if !others.is_empty() {
-            said.push(format!("{}: {why}", others.join(", ")));
+            sentences.push(format!("{}: {why}", others.join(", ")));
         }
     }
     let quick = if document.quick { " with --quick" } else { "" };
     let plots = plots.iter();
-    said.extend(plots.map(|title| format!("“{title}”: nothing{quick}")));
-    if said.is_empty() {
-        said.push("nothing of what this experiment asks for".to_owned());
+    sentences.extend(plots.map(|title| format!("“{title}”: nothing{quick}")));
+    if sentences.is_empty() {
+        sentences.push("no measurement of this experiment was requested".to_owned());
     }
-    said
+    sentences
 }
 
 fn list(page: &mut String, items: &[String]) -> Result<()> {
@@ -499,20 +499,20 @@ fn list(page: &mut String, items: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Notes beside the figures, and the number of rounds with each.
+/// Writes the notes for the plots, and the number of rounds with each note.
 fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()> {
-    let mut said: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    let mut sentences: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let runs = document.runs.iter();
     for run in runs.filter(|run| run.experiment == experiment) {
         for note in &run.notes {
-            *said.entry((&run.peer, note)).or_default() += 1;
+            *sentences.entry((&run.peer, note)).or_default() += 1;
         }
     }
-    if said.is_empty() {
+    if sentences.is_empty() {
         return Ok(());
     }
     page.push_str("<h3>Notes</h3><ul>");
-    for ((peer, note), rounds) in said {
+    for ((peer, note), rounds) in sentences {
         write!(
             page,
             "<li>{}: {} ({})</li>",
@@ -577,7 +577,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn narrow_logarithmic_axes_begin_and_end_with_a_number() {
+    fn short_logarithmic_axis_begins_and_ends_with_a_label() {
         let near = |range: std::ops::Range<f64>, low: f64, high: f64| {
             (range.start / low - 1.0).abs() < 1e-6 && (range.end / high - 1.0).abs() < 1e-6
         };

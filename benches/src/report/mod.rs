@@ -1,4 +1,4 @@
-//! `lvs-bench report`: published experiments, repeated; JSON, CSV and one page of HTML.
+//! `lvs-bench report`: repeats published experiments, and writes JSON, CSV and an HTML page.
 
 mod agree;
 mod data;
@@ -45,7 +45,7 @@ pub struct Options {
     instead: Option<Instead>,
     /// Experiments; without any, all
     names: Vec<String>,
-    /// Fewer rounds and smaller ones
+    /// Measure fewer and smaller rounds
     #[arg(long)]
     quick: bool,
     /// Go on with the run that was interrupted in DIR
@@ -57,10 +57,10 @@ pub struct Options {
     /// Rounds; each measures every peer once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: Option<u16>,
-    /// Only these peers
+    /// Measure only these peers
     #[arg(long, value_name = "PEER", value_delimiter = ',')]
     peers: Vec<String>,
-    /// Measure on a busy machine too; the figures are worth nothing
+    /// Measure on a busy machine, too; the results are then unreliable
     #[arg(long)]
     busy: bool,
 }
@@ -78,7 +78,7 @@ enum Instead {
     Compare(agree::Compare),
 }
 
-/// One run of a peer.
+/// A run of a peer.
 #[derive(Debug)]
 struct Turn<'a> {
     peer: &'a Peer,
@@ -86,7 +86,7 @@ struct Turn<'a> {
     round: usize,
     quick: bool,
     yardsticks: &'a Yardsticks,
-    /// The user has had enough.
+    /// Set when the user interrupts the run.
     stop: &'a Arc<AtomicBool>,
     notes: RefCell<Vec<String>>,
 }
@@ -110,8 +110,8 @@ trait Experiment: Sync {
     fn title(&self) -> &'static str;
     /// A description of the method.
     fn what(&self) -> &'static str;
-    /// Programs that it needs in addition to ours and those of its peers; peers without one of them
-    /// are not measured.
+    /// Programs that the experiment needs in addition to this project's and those of its peers.
+    /// Peers are not measured if one of their programs is missing.
     fn programs(&self) -> &'static [&'static str] {
         &[]
     }
@@ -122,13 +122,13 @@ trait Experiment: Sync {
     fn peers(&self) -> &'static [Peer] {
         peers::USUAL
     }
-    /// Whether a peer takes part with `--quick`, too.
+    /// Whether a peer is also measured with `--quick`.
     fn is_quick(&self, peer: &Peer) -> bool {
         let _ = peer;
         true
     }
-    /// How many peers are measured at the same time: more than one only where the capacity of the
-    /// servers limits all of them, and not the machine.
+    /// Number of peers that are measured at the same time: more than one only if the servers'
+    /// capacity limits all of them, and the machine does not.
     fn at_once(&self) -> usize {
         1
     }
@@ -138,7 +138,7 @@ trait Experiment: Sync {
     }
     /// Measures a peer once.
     fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured>;
-    /// The lines or bars of a plot: the medians of the rounds, unless it is derived from others.
+    /// The lines or bars of a plot: the medians of the rounds, or values derived from other plots.
     fn series(&self, document: &Document, plot: &Plot) -> Vec<Series> {
         document.series(self.name(), plot.name, &peers::of(self))
     }
@@ -189,7 +189,8 @@ struct Plot {
 struct Axis {
     name: &'static str,
     unit: &'static str,
-    /// Logarithmic: for what covers several powers of ten, and is above 0. Else it begins at 0.
+    /// Logarithmic axis, for positive values over several powers of ten. Otherwise the axis begins
+    /// at 0.
     log: bool,
 }
 
@@ -219,13 +220,13 @@ const QUICK_ROUNDS: usize = 3;
 const SET_UP: f64 = 0.8;
 
 impl Options {
-    /// Measures what is missing, and writes the report.
+    /// Makes the missing measurements, and writes the report.
     ///
     /// # Errors
     ///
-    /// When there is no such experiment or peer, when the machine is busy, without the rights to
-    /// make hosts, or when it is interrupted. Of reports that are there, when they cannot be read,
-    /// or do not agree.
+    /// If an experiment or peer is unknown, if the machine is busy, without the rights to create
+    /// hosts, or if it is interrupted. For existing reports: if they cannot be read, or do not
+    /// agree.
     pub fn run(&self) -> Result<()> {
         match &self.instead {
             Some(Instead::Draw { directory }) => {
@@ -313,7 +314,7 @@ impl Options {
         Ok(asked)
     }
 
-    /// An empty report, or the one to go on with.
+    /// An empty report, or the report that is continued.
     fn begin(&self) -> Result<Document> {
         let rounds = if self.quick { QUICK_ROUNDS } else { ROUNDS };
         let rounds = self.rounds.map_or(rounds, usize::from);
@@ -321,7 +322,7 @@ impl Options {
             let mut document = Document::load(&self.out.join("report.json"))?;
             ensure!(
                 document.quick == self.quick,
-                "the interrupted run was made {} --quick; go on with it in the same way",
+                "the interrupted run used {} --quick; continue it in the same way",
                 if document.quick { "with" } else { "without" }
             );
             document.rounds = rounds;
@@ -352,7 +353,7 @@ impl Options {
         peers.filter(is_asked).filter(is_left).collect()
     }
 
-    /// Seconds of what an experiment lacks, about.
+    /// Approximate seconds of the measurements that an experiment lacks.
     fn left(&self, experiment: &dyn Experiment, document: &Document) -> f64 {
         let mut peers = self.peers_left(experiment, document);
         peers.retain(|peer| bed::lacks(peer.who).is_none());
@@ -488,7 +489,7 @@ fn draw(document: &Document, directory: &Path) -> Result<()> {
 fn interrupted(stop: &AtomicBool) -> Result<()> {
     ensure!(
         !stop.load(Ordering::Relaxed),
-        "interrupted; what was measured is kept, and `--resume` goes on"
+        "interrupted; the measurements are stored, and `--resume` continues"
     );
     Ok(())
 }

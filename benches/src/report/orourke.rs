@@ -31,29 +31,30 @@ const COST: &str = "cost";
 const SHARING: &str = "sharing";
 const SHARING_WAIT: &str = "sharing-wait";
 
-/// Servers, the end of their plots' names, and the rates: the last one is 1.3 times what they can do.
+/// Number of servers, suffix of their plots' names, and the rates; the last rate is 1.3 times the
+/// servers' capacity.
 const RATES: [(usize, &str, &[u32], &[u32]); 3] = [
     (4, "", &[500, 1000, 1500, 2000, 2200, 2600], &[1500, 2600]),
     (2, "-2", &[900, 1300], &[]),
     (1, "-1", &[450, 650], &[650]),
 ];
-/// Rates where servers have no set capacity, among which the highest good one is looked for.
+/// Rates for servers of unlimited capacity; the highest successful one is searched for.
 const FREE_RATES: &[u32] = &[
     1000, 2000, 4000, 6000, 8000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000,
     28_000, 32_000,
 ];
 const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
-/// The rate at which a request's cost is measured.
+/// The rate at which the CPU time of a request is measured.
 const COST_RATE: u32 = 1000;
 /// Percent; an axis that is logarithmic has no zero.
 const LEAST_PERCENT: f64 = 0.01;
-/// Of an offered rate, what has to come for it to have been offered at all.
+/// Share of an offered rate that must be sent, so that the rate counts as offered.
 const REACHED: f64 = 0.97;
 
 /// A bar for each peer, in their order.
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
-/// Places in which the dataplane shares its core with the receiving side, and places in which it
-/// does not.
+/// Peers for which the dataplane shares its core with the receiving kernel thread, and those for
+/// which it does not.
 const PLACES: [&str; 6] = [
     "lvs-nat shared",
     "lvs-nat apart",
@@ -214,7 +215,7 @@ impl Experiment for Orourke {
                 if at_limit > 0 {
                     let mut notes = turn.notes.borrow_mut();
                     notes.push(format!(
-                        "{servers} servers, {rate} requests/s: the clients had no means to make {at_limit} of the requests"
+                        "{servers} servers, {rate} requests/s: the clients had no resources to send {at_limit} of the requests"
                     ));
                 }
                 values.offered(servers, plots, *rate, &seen);
@@ -266,17 +267,17 @@ impl Experiment for Orourke {
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let mut said = Vec::new();
-        self.say_best(document, &mut said);
-        self.say_scaling(document, &mut said);
-        self.say_free(document, &mut said);
-        self.say_cost(document, &mut said);
-        self.say_sharing(document, &mut said);
-        said
+        let mut sentences = Vec::new();
+        self.say_best(document, &mut sentences);
+        self.say_scaling(document, &mut sentences);
+        self.say_free(document, &mut sentences);
+        self.say_cost(document, &mut sentences);
+        self.say_sharing(document, &mut sentences);
+        sentences
     }
 }
 
-/// Values of a run so far.
+/// Values of a run.
 #[derive(Debug, Default)]
 struct Values {
     all: Vec<Value>,
@@ -314,8 +315,8 @@ impl Values {
     }
 }
 
-/// The highest of some rates that something good comes of, and that; if one is too high, so are those
-/// above it.
+/// The highest of some rates with a successful result, and that result. If a rate is too high, all
+/// higher rates are, too.
 fn highest<T>(
     rates: &[u32],
     mut offer: impl FnMut(u32) -> Result<Option<T>>,
@@ -360,7 +361,7 @@ impl Orourke {
         at(document.series(self.name(), plot, &[peer]).first()?, x)
     }
 
-    fn say_best(&self, document: &Document, said: &mut Vec<String>) {
+    fn say_best(&self, document: &Document, sentences: &mut Vec<String>) {
         let errors = self.all(document, ERRORS);
         for series in self.all(document, REPLIES) {
             let of_peer = errors.iter().find(|errors| errors.peer == series.peer);
@@ -386,14 +387,14 @@ impl Orourke {
                 ),
                 _ => String::new(),
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{}, four servers: {good}; {:.0} replies/s at most ({:.0}-{:.0}, {}), of {rate:.0} offered{busy}.",
                 series.peer, best.median, best.min, best.max, best.rounds
             ));
         }
     }
 
-    fn say_scaling(&self, document: &Document, said: &mut Vec<String>) {
+    fn say_scaling(&self, document: &Document, sentences: &mut Vec<String>) {
         for series in self.all(document, SCALING) {
             let (Some((least, one)), Some((most, all))) =
                 (series.points.first(), series.points.last())
@@ -403,10 +404,10 @@ impl Orourke {
             if least < most {
                 let (grown, asked) = (all.median / one.median, most / least);
                 let limited = match grown > 0.9 * asked {
-                    true => "the servers are what limits them",
-                    false => "something else than the servers limits them",
+                    true => "the servers are the limit",
+                    false => "neither the director nor the servers are the limit",
                 };
-                said.push(format!(
+                sentences.push(format!(
                     "{}: {most:.0} servers answer {grown:.2} times as much as {least:.0}, {} and {} replies/s ({}): {limited}.",
                     series.peer,
                     spread(all),
@@ -417,17 +418,17 @@ impl Orourke {
         }
     }
 
-    fn say_free(&self, document: &Document, said: &mut Vec<String>) {
+    fn say_free(&self, document: &Document, sentences: &mut Vec<String>) {
         for peer in &NAMES {
             let of = |plot| self.of(document, plot, peer, bar(&NAMES, peer));
             let (Some(rate), Some(wait)) = (of(FREE), of(FREE_WAIT)) else {
                 continue;
             };
-            let ends = "clients and servers, which share a core, limit it";
+            let ends = "clients and servers, which share a core, are the limit";
             let limit = match of(FREE_CPU) {
                 Some(cpu) => {
                     let limit = if cpu.median >= 90.0 {
-                        "the director is what limits it"
+                        "the director is the limit"
                     } else {
                         ends
                     };
@@ -435,15 +436,15 @@ impl Orourke {
                 }
                 None => ends.to_owned(),
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{peer}, servers without a set capacity: {:.0} requests/s ({:.0}-{:.0}, {}) with errors of 0.01 % at most, after {} ms; {limit}.",
                 rate.median, rate.min, rate.max, rate.rounds, spread(&wait)
             ));
         }
     }
 
-    /// Number of servers that one core of the director can serve.
-    fn say_cost(&self, document: &Document, said: &mut Vec<String>) {
+    /// Adds the number of servers that one core of the director can serve.
+    fn say_cost(&self, document: &Document, sentences: &mut Vec<String>) {
         for peer in &NAMES {
             let Some(cost) = self.of(document, COST, peer, bar(&NAMES, peer)) else {
                 continue;
@@ -452,7 +453,7 @@ impl Orourke {
                 continue;
             }
             let servers = |cost: f64| 1e6 / cost / f64::from(CAPACITY);
-            said.push(format!(
+            sentences.push(format!(
                 "{peer}: a request costs the director {} µs of CPU ({}); by that, one core is full with {:.0} servers ({:.0}-{:.0}) of {CAPACITY} requests/s each.",
                 spread(&cost),
                 cost.rounds,
@@ -463,7 +464,7 @@ impl Orourke {
         }
     }
 
-    fn say_sharing(&self, document: &Document, said: &mut Vec<String>) {
+    fn say_sharing(&self, document: &Document, sentences: &mut Vec<String>) {
         for pair in PLACES.chunks(2) {
             let peer = pair[0].split(' ').next().unwrap_or_default();
             let of = |plot, place: usize| self.of(document, plot, peer, bar(&PLACES, pair[place]));
@@ -473,9 +474,9 @@ impl Orourke {
             let differ = match (shared.min > apart.max, apart.min > shared.max) {
                 (true, _) => format!("sharing costs {:.1} µs more", shared.median - apart.median),
                 (_, true) => format!("sharing saves {:.1} µs", apart.median - shared.median),
-                _ => "the two are not told apart by their spread".to_owned(),
+                _ => "their spread does not distinguish the two".to_owned(),
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{peer}: a request costs {} µs where the process shares its core with what receives for it, {} µs where that is on another core ({}): {differ}.",
                 spread(&shared),
                 spread(&apart),
@@ -489,7 +490,7 @@ impl Orourke {
 mod tests {
     use super::*;
 
-    /// Each has a last rate that asks for more than the servers can.
+    /// The last rate of each number of servers exceeds the servers' capacity.
     #[test]
     fn offered_rates_exceed_capacity_of_servers() {
         for (servers, _, rates, quick) in RATES {

@@ -21,7 +21,8 @@ struct Seen {
     texts: Vec<String>,
     /// Elements that are not completely within the plot.
     outside: Vec<String>,
-    /// Colours of what is drawn, and how wide and high all of one colour is, as a share of the plot.
+    /// Colours of the drawn marks, and the extent of the marks of each colour, as a share of the
+    /// plot's width and height.
     drawn: Vec<(String, f64, f64)>,
 }
 
@@ -189,7 +190,7 @@ fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
         .open(&format!("file://{}", page.display()))
         .expect("opened");
     let seen = browser.run(LOOK).expect("a look");
-    let seen: Vec<Seen> = serde_json::from_value(seen).expect("what is seen");
+    let seen: Vec<Seen> = serde_json::from_value(seen).expect("the visible text");
     let plots: Vec<_> = EXPERIMENTS
         .into_iter()
         .flat_map(|experiment| {
@@ -211,7 +212,11 @@ fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
     let wide = browser.run("return document.documentElement.scrollWidth - innerWidth");
     assert_eq!(wide.expect("a width"), 0);
     let alone = "return performance.getEntriesByType('resource').length + document.scripts.length";
-    assert_eq!(browser.run(alone).expect("a number"), 0, "it stands alone");
+    assert_eq!(
+        browser.run(alone).expect("a number"),
+        0,
+        "the page needs no other file"
+    );
 }
 
 #[test]
@@ -246,7 +251,7 @@ fn page_names_missing_peers_and_plots() {
     }
     document.runs.clear();
     let page = html::page(&document, &[orourke]).expect("a page");
-    assert!(page.contains("Too little was measured") && !page.contains("<ul></ul>"));
+    assert!(page.contains("There are too few measurements") && !page.contains("<ul></ul>"));
 }
 
 #[test]
@@ -277,7 +282,7 @@ fn report_matches_its_schema() {
     assert!(!is_valid(&bad).0);
     let mut bad = good.clone();
     bad["runs"][0]["extra"] = 1.into();
-    assert!(!is_valid(&bad).0, "what is not described is not valid");
+    assert!(!is_valid(&bad).0, "an unknown field is invalid");
     let mut bad = good;
     bad["missing"][0]
         .as_object_mut()
@@ -286,7 +291,7 @@ fn report_matches_its_schema() {
     assert!(!is_valid(&bad).0);
 }
 
-/// Each peer has its own colour of one palette.
+/// Each peer has a different colour of the palette.
 #[test]
 fn peers_have_colours_of_the_palette() {
     let palette = [
@@ -314,7 +319,7 @@ fn peers_have_colours_of_the_palette() {
     );
 }
 
-/// Variants of one peer have different looks in one plot, too.
+/// Variants of one peer differ in one plot, too.
 #[test]
 fn variants_of_a_peer_look_different() {
     for experiment in EXPERIMENTS {

@@ -51,7 +51,7 @@ pub(super) const fn named<const COUNT: usize>(names: [&'static str; COUNT]) -> [
     all
 }
 
-/// Whether a name is that of a peer, or one with a space after it.
+/// Whether a series name belongs to a peer: it is the peer's name, or begins with it and a space.
 const fn begins(name: &str, peer: &str) -> bool {
     let (name, peer) = (name.as_bytes(), peer.as_bytes());
     let mut at = 0;
@@ -75,12 +75,13 @@ pub(super) const fn names<const COUNT: usize>(peers: &[Peer; COUNT]) -> [&'stati
     names
 }
 
-/// The names of those that take part in an experiment.
+/// The names of the peers of an experiment.
 pub(super) fn of(experiment: &(impl Experiment + ?Sized)) -> Vec<&'static str> {
     experiment.peers().iter().map(|peer| peer.name).collect()
 }
 
-/// The interfaces of the director, whose receiving threads are its work.
+/// The interfaces of the director. The kernel threads that receive on them count as the director's
+/// work.
 pub(super) fn director_devices(bed: &Bed) -> [&str; 2] {
     [&bed.devices[1], &bed.devices[2]]
 }

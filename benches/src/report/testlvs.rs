@@ -51,18 +51,18 @@ const LOST: &str = "lost";
 
 /// SYNs a second of the paced flood.
 const RATE: &str = "40000";
-/// Where the addresses begin that SYNs come from, and how many pairs of address and port there are.
+/// First source address of the SYNs, and number of pairs of address and port.
 const SOURCES: &str = "10.129.0.0";
 const FLOWS: &str = "1048576";
-/// Connections of a table that is large enough, and of one that is not.
+/// Connection limit of a table that is large enough, and of one that is too small.
 const LARGE: &str = "1048576";
 const SMALL: &str = "65536";
 const SMALL_QUICK: &str = "16384";
-/// Seconds before the flood begins.
+/// Seconds before the start of the flood.
 const BEFORE: f64 = 1.0;
-/// Between two looks at the table.
+/// Seconds between two samples of the table.
 const LOOK: f64 = 0.25;
-/// Entries below which their memory cannot be distinguished from other growth.
+/// Number of entries below which their memory cannot be distinguished from other growth.
 const FEW: f64 = 50_000.0;
 
 impl Experiment for Testlvs {
@@ -190,7 +190,9 @@ impl Experiment for Testlvs {
         let after = entries(bed)?;
         let grown = resident(bed)?.zip(memory).map(|(now, then)| now - then);
         let asked = farm::asked(honest, seconds)?;
-        let asked = asked.first().context("the honest client says nothing")?;
+        let asked = asked
+            .first()
+            .context("the honest client printed no report")?;
         if let Some(highest) = highest {
             add(ENTRIES, bar, highest);
         }
@@ -221,10 +223,10 @@ impl Experiment for Testlvs {
             let all = document.series(self.name(), plot, &[name]);
             Some(all.first()?.points.first()?.1)
         };
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         if let Some(bytes) = at(MEMORY, "lvs-nat drop").or(at(MEMORY, "lvs-nat evict")) {
-            said.push(format!(
-                "A connection of which nothing but a SYN has come takes {:.0} bytes of the dataplane's memory ({:.0}-{:.0}, {}), so a million take {:.0} MB.",
+            sentences.push(format!(
+                "A connection of which only a SYN has arrived uses {:.0} bytes of the dataplane's memory ({:.0}-{:.0}, {}), so a million use {:.0} MB.",
                 bytes.median, bytes.min, bytes.max, bytes.rounds, bytes.median
             ));
         }
@@ -234,7 +236,7 @@ impl Experiment for Testlvs {
             at(LOST, "lvs-nat"),
         ) {
             let rate = |of: &Spread| format!("{:.0} ({:.0}-{:.0})", of.median, of.min, of.max);
-            said.push(format!(
+            sentences.push(format!(
                 "lvs-nat lets few SYNs of a flood without a limit pass on purpose: of clients that it does not know, those that it handles in a sixteenth of a packet thread's time. \
                  {} a second passed, {} were dropped for that, {} found a ring full ({}).",
                 rate(&passed), rate(&refused), rate(&lost), passed.rounds
@@ -256,18 +258,18 @@ impl Experiment for Testlvs {
                     format!("{}, {beside}", connections(&own))
                 }
                 (Some(own), _) => connections(&own),
-                (None, _) => "a table that could not be measured".to_owned(),
+                (None, _) => "a table that cannot be measured".to_owned(),
             };
             let wait = at(WAIT, name).map_or_else(
                 || "no time could be measured".to_owned(),
                 |wait| format!("{} ms", spread(&wait)),
             );
-            said.push(format!(
+            sentences.push(format!(
                 "{name}: {table}; {} % of honest requests served in {wait}; {:.0} packets a second reach the servers of a flood without a limit ({:.0}-{:.0}, {}).",
                 spread(&share), passed.median, passed.min, passed.max, passed.rounds
             ));
         }
-        said
+        sentences
     }
 }
 
@@ -318,9 +320,11 @@ fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
         host.spawn("taskset", &[&words[..], &more, sysctls].concat())
     })?;
     let director = &bed.director;
-    wait_until("the dataplane", Duration::from_secs(10), || {
-        director.run(&lvsadm, &["-Ln"]).is_ok()
-    })?;
+    wait_until(
+        "the dataplane to answer on its control socket",
+        Duration::from_secs(10),
+        || director.run(&lvsadm, &["-Ln"]).is_ok(),
+    )?;
     let mut rules = format!("-A -t {VIP}:80 -s rr\n");
     for server in 0..4 {
         rules += &format!("-a -t {VIP}:80 -r {}:80 -m -w 1\n", farm::address(server));
@@ -435,7 +439,7 @@ fn dropped(bed: &Bed) -> Result<Option<(u64, u64)>> {
     )))
 }
 
-/// Connections in the table, where it can be looked at.
+/// Number of connections in the table, if it can be read.
 fn entries(bed: &Bed) -> Result<Option<f64>> {
     #[derive(Deserialize)]
     struct Worker {
@@ -475,7 +479,7 @@ fn listed(listing: &str) -> f64 {
     counts.sum()
 }
 
-/// Bytes of the dataplane's memory that are there.
+/// Bytes of the dataplane's resident memory.
 fn resident(bed: &Bed) -> Result<Option<f64>> {
     let Some(pid) = bed.pid().filter(|_| bed.who.is_ours()) else {
         return Ok(None);
@@ -507,7 +511,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_of_a_listing() {
+    fn connections_of_a_listing_are_counted() {
         let listing = "IP Virtual Server version 1.2.1 (size=4096)\n\
             Prot LocalAddress:Port Scheduler Flags\n  \
             -> RemoteAddress:Port           Forward Weight ActiveConn InActConn\n\

@@ -34,15 +34,15 @@ const PEERS: [Peer; 6] = peers::named([
 const SERVERS: [usize; 4] = [2, 4, 6, 8];
 /// The number that curves over time are of.
 const SHOWN: usize = 4;
-/// Sets, and the bytes a second of one server.
+/// The sets of files, and the maximum rate of one server in bytes a second.
 ///
-/// As much as three peers at once can get of one core that all ends share, with room to spare.
+/// Three peers at the same time can reach this rate on one core that all endpoints share.
 const SETS: [(Set, u64); 3] = [(SMALL, 1_000_000), (MIXED, 1_500_000), (LARGE, 3_000_000)];
-/// Between two samples, as the estimator has it.
+/// Seconds between two samples, as in the kernel's estimator.
 const PERIOD: f64 = 2.0;
-/// Seconds before what clients get counts: until then all connections are new.
+/// Seconds at the start that are not counted, because all connections are new.
 const WARM: f64 = 1.0;
-/// The part of a run after which the estimator is near to what there is.
+/// Fraction of a run after which the estimator is close to the present rate.
 const SETTLED: f64 = 0.6;
 
 const COUNT: Axis = axis("servers", "count");
@@ -53,7 +53,7 @@ const CONNS: Axis = axis("connections", "1/s");
 const PACKETS: Axis = axis("packets, both ways", "1/s");
 const BYTES: Axis = axis("bytes, both ways", "MB/s");
 
-/// Sampled values: the end of a plot's name, and the columns of which it is the sum.
+/// Sampled values: the suffix of the plot's name, and the columns that are added.
 const SAMPLED: [(&str, &[usize]); 3] = [("conns", &[0]), ("packets", &[1, 2]), ("bytes", &[3, 4])];
 
 impl Experiment for Thesis {
@@ -283,7 +283,7 @@ impl Experiment for Thesis {
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for (set, bytes) in SETS {
             let plot = format!("{}-served", set.name);
             let names = peers::of(self);
@@ -307,17 +307,17 @@ impl Experiment for Thesis {
                 let better = match (times.min > 1.0, times.max < 1.0) {
                     (true, _) => "lc delivers more than rr",
                     (_, true) => "lc delivers less than rr",
-                    _ => "rr and lc are not told apart by their spread",
+                    _ => "the spread does not distinguish rr and lc",
                 };
                 #[expect(clippy::cast_precision_loss, reason = "a few millions")]
                 let most = bytes as f64 * number(servers.min(4)) / 1e6;
-                said.push(format!(
+                sentences.push(format!(
                     "{} files, {servers} servers: {better}, {} times as much in the same round: rr {}, {}lc {} MB/s ({}), of {most:.0} MB/s that {} busy servers can.",
                     set.name, spread(&times), spread(&rr), wrr.unwrap_or_default(), spread(&lc), lc.rounds, servers.min(4)
                 ));
             }
         }
-        said
+        sentences
     }
 }
 
@@ -378,7 +378,7 @@ pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
     Ok(bytes / (time - WARM) / 1e6)
 }
 
-/// The printed rates, and their time.
+/// The printed rates, and the time at which they were printed.
 type Sample = (f64, Vec<(u16, [f64; 5])>);
 
 /// Reads rates, as an operator would, for so long.
@@ -467,15 +467,21 @@ mod tests {
         let times = times.expect("two rounds have both");
         assert_eq!((times.min, times.max, times.rounds.0), (1.25, 1.5, 2));
         assert!(Thesis.beside(&document, "small-served", 2).is_none());
-        let said = Thesis.conclusions(&document);
-        assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].contains("lc delivers more than rr"), "{said:?}");
-        assert!(said[0].contains("wrr 1.00 (1.00-1.00), lc"), "{said:?}");
+        let sentences = Thesis.conclusions(&document);
+        assert_eq!(sentences.len(), 1, "{sentences:?}");
+        assert!(
+            sentences[0].contains("lc delivers more than rr"),
+            "{sentences:?}"
+        );
+        assert!(
+            sentences[0].contains("wrr 1.00 (1.00-1.00), lc"),
+            "{sentences:?}"
+        );
         let mut quick = document;
         quick.runs.retain(|run| run.peer != "lvs-nat wrr");
-        let said = Thesis.conclusions(&quick);
-        assert_eq!(said.len(), 1, "{said:?}");
-        assert!(!said[0].contains("wrr"), "{said:?}");
+        let sentences = Thesis.conclusions(&quick);
+        assert_eq!(sentences.len(), 1, "{sentences:?}");
+        assert!(!sentences[0].contains("wrr"), "{sentences:?}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::yardsticks::Yardsticks;
 #[derive(Debug)]
 pub(super) struct Unequal;
 
-/// Our schedulers, and after them those of the other peers: the names of the bars.
+/// The names of the bars: this project's schedulers, followed by those of the other peers.
 const BARS: [&str; 20] = [
     "rr",
     "wrr",
@@ -167,7 +167,7 @@ impl Experiment for Unequal {
             let mut points = points.filter(|(x, _)| x.total_cmp(&number(bar)).is_eq());
             points.next().map(|(_, y)| *y)
         };
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for (plain, weighted) in [("rr", "wrr"), ("lc", "wlc")] {
             let (Some(a), Some(b)) = (at(SERVED, plain), at(SERVED, weighted)) else {
                 continue;
@@ -183,7 +183,7 @@ impl Experiment for Unequal {
                 ),
                 _ => "weights bring no more than the spread hides".to_owned(),
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{plain} and {weighted}: {served}: {} and {} % of what the servers can ({}); 95 of 100 requests take below {} and {} s.",
                 spread(&a), spread(&b), a.rounds, spread(&wait_a), spread(&wait_b)
             ));
@@ -201,12 +201,12 @@ impl Experiment for Unequal {
         best.sort_by(|a, b| a.2.median.total_cmp(&b.2.median));
         if let (Some(first), Some(last)) = (best.first(), best.last()) {
             let names: Vec<_> = best.iter().map(|(name, ..)| *name).collect();
-            said.push(format!(
+            sentences.push(format!(
                 "Of all fifteen, {} are within 5 % of the most ({most:.0} %). Of these {} has the shortest 95th percentile, {} s, and {} the longest, {} s.",
                 names.join(", "), first.0, spread(&first.2), last.0, spread(&last.2)
             ));
         }
-        said
+        sentences
     }
 }
 
@@ -224,7 +224,7 @@ fn time(quick: bool) -> f64 {
     if quick { 2.5 } else { 14.0 }
 }
 
-/// Percent of the capacity that clients got.
+/// Percentage of the servers' capacity that clients received.
 fn share(asked: &Asked, seconds: f64) -> f64 {
     let bins = asked.bytes.iter().zip(0_u32..);
     let counted = bins.filter(|(_, bin)| f64::from(*bin) * BIN >= WARM);
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(percentile(&[], 95), None);
     }
 
-    /// The measured schedulers are all that exist.
+    /// All existing schedulers are measured.
     #[test]
     fn all_schedulers_take_part() {
         let registry = lvs_core::sched::BUILT_IN.iter().map(|about| about.name);

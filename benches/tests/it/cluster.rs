@@ -22,7 +22,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("no JSON: {error}"))
 }
 
-/// A program in place of httperf.
+/// A program that replaces httperf.
 fn fake(directory: &Path, script: &str) -> String {
     let file = directory.join("httperf");
     fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("written");
@@ -52,16 +52,16 @@ fn web(host: &Host, directory: &Path) -> Proc {
 }
 
 #[test]
-fn wrong_words_are_refused() {
+fn invalid_options_are_refused() {
     let usual = ["--server", "192.0.2.1", "--rates", "10"];
-    for (words, said) in [
+    for (words, message) in [
         (
             &["here"][..],
             "here is no host; a host is local, netns:NAME or ssh:",
         ),
         (&["ssh:"], "ssh:[USER@]HOST[:PORT]"),
-        (&["ssh:-oProxyCommand=x"], "nothing that ssh could reach"),
-        (&["netns:a/b"], "no name of a network namespace"),
+        (&["ssh:-oProxyCommand=x"], "ssh cannot reach"),
+        (&["netns:a/b"], "is not the name of a network namespace"),
         (&[], "HOST"),
         (&["local", "--rates", "20..10/1"], "goes down"),
         (&["local", "--seconds", "0"], "0 is not in 1..=3600"),
@@ -78,7 +78,7 @@ fn wrong_words_are_refused() {
         ),
         (
             &["netns:lvs-no-such"],
-            "no host is left:\nnetns:lvs-no-such: ",
+            "all hosts have failed:\nnetns:lvs-no-such: ",
         ),
     ] {
         let mut all = words.to_vec();
@@ -90,14 +90,14 @@ fn wrong_words_are_refused() {
         let output = cluster(&all);
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(
-            !output.status.success() && error.contains(said),
+            !output.status.success() && error.contains(message),
             "{words:?}: {error}"
         );
     }
 }
 
 #[test]
-fn figures_of_all_hosts_are_merged_and_errors_end_run() {
+fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
     let directory = tempfile::tempdir().expect("a directory");
     let seen = directory.path().join("seen").display().to_string();
     let script = format!("echo \"$@\" >>{seen}\ncat {}", printed().display());
@@ -130,7 +130,7 @@ fn figures_of_all_hosts_are_merged_and_errors_end_run() {
     assert_eq!(result["schema"], 1);
     assert_eq!(result["complete"], true);
     let steps = result["steps"].as_array().expect("steps");
-    assert_eq!(steps.len(), 1, "4 % of errors are enough");
+    assert_eq!(steps.len(), 1, "4 % of errors stop the run");
     assert_eq!(steps[0]["connections"], 1000);
     assert_eq!(steps[0]["rate"], 480.0);
     assert_eq!(steps[0]["error_percent"], 4.0);
@@ -138,7 +138,7 @@ fn figures_of_all_hosts_are_merged_and_errors_end_run() {
     assert_eq!(steps[0]["lifetime"]["p99_ms"], 6);
     assert_eq!(steps[0]["hosts"].as_array().map(Vec::len), Some(2));
     // Each has half of the rate, and a server of its own.
-    let seen = fs::read_to_string(seen).expect("what they were told");
+    let seen = fs::read_to_string(seen).expect("the commands that the hosts received");
     for server in ["192.0.2.1", "192.0.2.2"] {
         let words = format!(
             "--server={server} --port=80 --uri=/a'b?c=$d --timeout=1 --rate=50.000 --num-conns=100"
@@ -161,23 +161,24 @@ fn figures_of_all_hosts_are_merged_and_errors_end_run() {
     assert!(line.contains("more hosts are needed"), "{line}");
 }
 
-/// One of two hosts hangs, or fails: it is named, and what the other saw is kept.
+/// One of two hosts hangs or fails: the report names it, and contains the results of the other
+/// host.
 #[test]
 fn failed_host_is_named() {
     for (fails, why) in [
-        ("exec sleep 1000", "httperf did not end in time"),
+        ("exec sleep 1000", "httperf exceeded its time limit"),
         (
             "echo it is out of order; exit 3",
-            "httperf ended with status 3: it is out of order",
+            "httperf exited with status 3: it is out of order",
         ),
-        ("echo nothing; exit 0", "httperf says nothing of"),
+        ("echo nothing; exit 0", "the output of httperf lacks"),
         (
             "kill -9 $(cut -d' ' -f4 /proc/$PPID/stat)",
-            "its shell ended",
+            "its shell exited",
         ),
         (
             "while :; do echo 0123456789012345678901234567890123456789; done",
-            "it prints more than httperf does",
+            "its output is longer than that of httperf",
         ),
     ] {
         let directory = tempfile::tempdir().expect("a directory");
@@ -216,7 +217,7 @@ fn failed_host_is_named() {
         assert!(
             failed[0]["why"]
                 .as_str()
-                .is_some_and(|said| said.contains(why)),
+                .is_some_and(|message| message.contains(why)),
             "{failed:?}"
         );
         assert_eq!(failed[0]["offered"], 10.0);

@@ -1,4 +1,4 @@
-//! `lvs-bench compare`, end to end: that it measures, not what.
+//! `lvs-bench compare`, end to end: checks that it measures, not the results.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! `lvs-bench report`, end to end: that it measures and draws, not what.
+//! `lvs-bench report`, end to end: checks that it measures and draws, not the results.
 
 use std::collections::HashSet;
 use std::fs;
@@ -101,7 +101,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
     let page = fs::read_to_string(directory.join("report.html")).expect("a page");
     assert!(
         !page.contains("<script") && !page.contains("src="),
-        "it stands alone"
+        "the page needs no other file"
     );
     let plots: Vec<&str> = page.split("<svg").skip(1).collect();
     assert_eq!(plots.len(), 3);
@@ -224,7 +224,7 @@ fn services_work_through_all_supporting_peers() {
         for value in run["values"].as_array().expect("values") {
             let bar = value["x"].as_f64().expect("a bar");
             let bar = (0..10).find(|known| f64::from(*known).total_cmp(&bar).is_eq());
-            let bar = usize::try_from(bar.expect("one of ten")).expect("small");
+            let bar = usize::try_from(bar.expect("one of the ten marks")).expect("small");
             seen[bar] = i32::from(value["y"].as_f64() > Some(0.0));
         }
         assert_eq!(seen, works, "{peer}: {}", run["notes"]);

@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 
 use super::peer::{self, Own, Refusal};
 
-/// The environment variable that names another socket than the default one.
+/// The environment variable with the address of a socket other than the default.
 pub const SOCKET_VARIABLE: &str = "LVS_SOCKET";
 
 /// The directory of the default sockets.
@@ -28,22 +28,22 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The address on which a dataplane listens, or on which a client looks for it.
+/// The address on which a dataplane listens, or to which a client connects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// The default for a dataplane of this network namespace: this path in `/run/lvs`. A dataplane
-    /// that may not listen there, and one of a version before 0.2, has the abstract name
-    /// `@lvs-dataplane`, and is found as well.
+    /// that may not listen there, or whose version is before 0.2, uses the abstract name
+    /// `@lvs-dataplane`; clients try this name, too.
     Usual(PathBuf),
-    /// A name in the abstract namespace, without the NUL in front. Every network namespace has its
-    /// own, and any user can take one that is free.
+    /// A name in the abstract namespace, without the leading NUL. Every network namespace has
+    /// separate names, and any user can bind an unused one.
     Abstract(Vec<u8>),
     /// A path.
     Path(PathBuf),
 }
 
 impl Address {
-    /// `@name` is an abstract name, everything else a path.
+    /// `@name` is an abstract name; all other texts are paths.
     pub fn new(text: impl AsRef<OsStr>) -> Self {
         let text = text.as_ref();
         match text.as_bytes().strip_prefix(b"@") {
@@ -52,7 +52,7 @@ impl Address {
         }
     }
 
-    /// The address in `LVS_SOCKET`, or the default one if that is not set or empty.
+    /// The address in `LVS_SOCKET`; the default if the variable is unset or empty.
     pub fn from_env() -> Self {
         match std::env::var_os(SOCKET_VARIABLE) {
             Some(text) if !text.is_empty() => Self::new(text),
@@ -60,7 +60,7 @@ impl Address {
         }
     }
 
-    /// The path, if it has one.
+    /// The path; `None` for an abstract name.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Abstract(_) => None,
@@ -73,7 +73,7 @@ impl Address {
         Self::Abstract(lvs_core::api::DEFAULT_SOCKET.as_bytes().to_vec())
     }
 
-    /// The address as the system calls take it.
+    /// The address in the form of the system calls.
     ///
     /// # Errors
     /// If the name or the path is too long for a socket address.
@@ -84,8 +84,8 @@ impl Address {
         }
     }
 
-    /// Connects to exactly this address. `WouldBlock`: the listener exists and does not accept the
-    /// waiting connections.
+    /// Connects to exactly this address. `WouldBlock`: the listener exists, but does not accept
+    /// connections.
     pub fn connect(&self) -> io::Result<UnixStream> {
         let address = match self {
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
@@ -110,7 +110,8 @@ impl Address {
     }
 }
 
-/// The control socket of this thread's network namespace; `None` if `/proc` does not show it.
+/// The default control socket of this thread's network namespace; `None` if `/proc` does not show
+/// the namespace.
 pub(super) fn usual() -> Option<PathBuf> {
     let inode = fs::metadata("/proc/thread-self/ns/net").ok()?.ino();
     Some(Path::new(DIRECTORY).join(format!("netns-{inode}.sock")))
@@ -133,7 +134,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Returns the user that listens at the other end of `stream` and the reason, if it is not trusted.
+/// Returns the user of the process that listens on `stream`, and the reason, if the process is not
+/// trusted.
 ///
 /// A listener of root whose capabilities are not visible is trusted: a request to it is less
 /// dangerous than a request from it.

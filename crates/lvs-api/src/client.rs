@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use super::Address;
 use super::address::impostor;
 
-/// The longest line of an answer: a service with very many servers is one line.
+/// Longest line of an answer: a service with all its servers is one line.
 const LINE_MAX: u64 = 256 << 20;
 
-/// Time without an answer after which a dataplane counts as stopped. The dataplane declares its own
-/// packet worker stopped before that, and greets when it has started, which takes seconds on a busy
-/// host.
+/// Time without an answer after which a dataplane counts as stopped. It is longer than the time
+/// after which the dataplane declares a packet worker stopped, and than a start on a busy host,
+/// during which the dataplane does not answer.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// The error of a request to a dataplane: no answer, or a refusal.
@@ -36,13 +36,13 @@ pub enum Error {
     },
     /// A socket file without a listener.
     #[error(
-        "{address} is a stale socket of a dataplane that has ended: start lvs-dataplane, which replaces it"
+        "{address} is a stale socket of a dataplane that has exited: start lvs-dataplane, which replaces it"
     )]
     Stale {
         /// The address of the dataplane.
         address: Address,
     },
-    /// The socket's or its directory's permissions.
+    /// The permissions of the socket or its directory do not allow the connection.
     #[error("permission denied on {address}: run as root or as the dataplane's user")]
     Denied {
         /// The address of the dataplane.
@@ -60,7 +60,7 @@ pub enum Error {
         /// The user of the process that listens.
         uid: u32,
     },
-    /// The path is of something else.
+    /// The path is not that of a socket.
     #[error("{address} is not a socket: name the dataplane's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
     NotASocket {
         /// The address of the dataplane.
@@ -84,36 +84,35 @@ pub enum Error {
         /// Message of the dataplane.
         message: String,
     },
-    /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has
-    /// no time for it.
+    /// The dataplane accepts connections, but does not answer: it is stopped (SIGSTOP, a debugger),
+    /// or the host is overloaded.
     #[error(
-        "the dataplane at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT \
-         resumes a stopped one; otherwise end it and start lvs-dataplane again",
+        "the dataplane at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT resumes a stopped one; otherwise kill it and start lvs-dataplane again",
         of_pid(*.pid)
     )]
     Silent {
         /// The address of the dataplane.
         address: Address,
-        /// Its process, if it is in this PID namespace.
+        /// The process id of the dataplane, if it is in this PID namespace.
         pid: Option<u32>,
     },
     /// The connection ended before the answer did.
     #[error(
-        "the dataplane at {address} ended while it was answering: read its log, and start it again"
+        "the dataplane at {address} exited while it was answering: read its log, and start it again"
     )]
     Gone {
         /// The address of the dataplane.
         address: Address,
     },
     /// The received bytes are no valid answer.
-    #[error("what answers at {address} is not a dataplane: {message}")]
+    #[error("the process that answers at {address} is not a dataplane: {message}")]
     Garbled {
         /// The address of the dataplane.
         address: Address,
         /// The first error in the answer.
         message: String,
     },
-    /// The caller stopped reading a list before its end.
+    /// The caller stopped the list before its end.
     #[error("the caller stopped reading the list before its end")]
     Stopped,
     /// The dataplane refused.
@@ -178,7 +177,7 @@ fn open_usual(address: &Address) -> Result<UnixStream, Error> {
     }
 }
 
-/// One line of an answer.
+/// A line of an answer.
 #[derive(Deserialize)]
 struct Line<I, R> {
     id: u64,
@@ -233,7 +232,7 @@ impl Client {
         if hello.version != VERSION {
             return Err(Error::Version {
                 address: client.address,
-                message: format!("it speaks version {}", hello.version),
+                message: format!("it uses version {} of the protocol", hello.version),
             });
         }
         client.hello = hello;
@@ -247,7 +246,7 @@ impl Client {
         let _ = stream.set_write_timeout(Some(patience));
     }
 
-    /// The dataplane's description of itself.
+    /// The dataplane's greeting.
     pub const fn hello(&self) -> &Hello {
         &self.hello
     }
@@ -264,19 +263,19 @@ impl Client {
         &self.address
     }
 
-    /// Makes a call whose answer is one value; [`IgnoredAny`] if it does not matter.
+    /// Makes a call whose answer is one value; use [`IgnoredAny`] to ignore the value.
     ///
     /// # Errors
-    /// [`Error::Refused`], or that the connection is of no use any more.
+    /// [`Error::Refused`], or an error after which the connection cannot be used any more.
     pub fn call<R: DeserializeOwned>(&mut self, call: &Call) -> Result<R, Error> {
         self.exchange(call, |_: IgnoredAny| true)
     }
 
-    /// Makes a call whose answer is a list, and hands over its items as they come, so that its
-    /// length does not matter.
+    /// Makes a call whose answer is a list, and passes on each item as it arrives, so that memory
+    /// use does not depend on the length.
     ///
     /// # Errors
-    /// [`Error::Refused`], or that the connection is of no use any more.
+    /// [`Error::Refused`], or an error after which the connection cannot be used any more.
     pub fn list<I: DeserializeOwned>(
         &mut self,
         call: &Call,
@@ -301,7 +300,7 @@ impl Client {
         self.exchange(call, each)
     }
 
-    /// Makes a call whose answer is a list, and collects it.
+    /// Makes a call whose answer is a list, and collects the items.
     ///
     /// # Errors
     /// As [`list`](Self::list).

@@ -1,9 +1,8 @@
 //! The control socket of `lvsd`: requests to the daemon that configures a dataplane from a file.
 //!
-//! It is beside the dataplane's, with `.lvsd` behind its name, and speaks HTTP: `GET /v1/status` is
-//! answered by [`Status`], `POST /v1/admin`, `/v1/maintenance` and `/v1/reload` change things, and
-//! `GET /v1/events` streams [`Event`]s. A refusal is
-//! `{"error": {"message": "..."}}`.
+//! Its name is that of the dataplane's socket with `.lvsd` appended, and its protocol is HTTP: `GET
+//! /v1/status` is answered by [`Status`], `POST /v1/admin`, `/v1/maintenance` and `/v1/reload` make
+//! changes, and `GET /v1/events` streams [`Event`]s. A refusal is `{"error": {"message": "..."}}`.
 
 mod client;
 
@@ -38,8 +37,8 @@ pub fn socket(dataplane: &Address) -> Address {
     }
 }
 
-/// Whether the client of `socket` may make changes. `pid` is its process id in the namespace of this
-/// process. The daemon trusts the same clients as a dataplane.
+/// Whether the client of `socket` may make changes. `pid` is its process id in the namespace of
+/// this process. The daemon trusts the same clients as a dataplane.
 ///
 /// # Errors
 /// The reason of the refusal.
@@ -65,7 +64,7 @@ pub fn is_member(socket: &impl AsFd, gid: u32, group: u32) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaintenanceSpec {
-    /// Whether it is in maintenance.
+    /// Whether the director is in maintenance.
     pub on: bool,
     /// The operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,7 +77,7 @@ pub struct MaintenanceSpec {
 /// A maintenance of the director.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Maintenance {
-    /// Its begin, in seconds since 1970.
+    /// Start of the maintenance, in seconds since 1970.
     pub since: u64,
     /// The operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,11 +87,11 @@ pub struct Maintenance {
     pub why: Option<String>,
 }
 
-/// One director among several.
+/// The state of a director in a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DirectorStatus {
-    /// The maintenance of this director, if it is in maintenance.
+    /// The maintenance of this director; `None` if it is not in maintenance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
     /// The state of VRRP; `None` without `[vrrp]`.
@@ -123,7 +122,7 @@ pub struct VrrpStatus {
     pub active: bool,
     /// The dataplane has received the connections of its peers.
     pub ready: bool,
-    /// The missing condition until then.
+    /// The condition for which the director waits; empty when it is ready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
     /// The number that keepalived adds to the priority.
@@ -137,18 +136,19 @@ pub struct VrrpStatus {
     pub ignored: u64,
 }
 
-/// The announcements of a director to the routing daemon beside it.
+/// The routes that a director announces through the routing daemon on the same host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AnnounceStatus {
     /// The dataplane has received the connections of its peers.
     pub ready: bool,
-    /// The missing condition until then.
+    /// The condition for which the director waits before it announces addresses; empty when it is
+    /// met.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
     /// The addresses and their routes.
     pub addresses: Vec<AnnouncedVip>,
-    /// The reason why the dataplane does not report them.
+    /// The reason why the dataplane does not report the routes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
@@ -181,12 +181,12 @@ impl AdminState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
-    /// Their service; `None` for all services.
+    /// The service of the servers; `None` for all services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceKey>,
     /// Their address.
     pub host: IpAddr,
-    /// Their port; `None` for all ports.
+    /// The port of the servers; `None` for all ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
 }
@@ -222,7 +222,7 @@ impl Ord for ServiceKey {
 }
 
 impl Target {
-    /// Whether `server` of `service` is among them.
+    /// Whether the override applies to `server` of `service`.
     pub fn has(&self, service: ServiceId, server: SocketAddr) -> bool {
         self.service.is_none_or(|ServiceKey(own)| own == service)
             && self.host == server.ip()
@@ -266,7 +266,7 @@ pub struct AdminSpec {
     /// The reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Its end, in seconds since 1970; `None` until another override replaces it.
+    /// End of the override in seconds since 1970; `None`: it has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
     /// Permits to remove the last usable server of a service.
@@ -274,7 +274,7 @@ pub struct AdminSpec {
     pub force: bool,
 }
 
-/// An override in force.
+/// An override that applies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminEntry {
     /// The override.
@@ -299,7 +299,7 @@ pub struct AdminDone {
 pub struct Reloaded {
     /// The result as text.
     pub message: String,
-    /// Warnings about the file, as `lvsd check` prints them.
+    /// Warnings about the file, as in the output of `lvsd check`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -313,9 +313,9 @@ pub struct Status {
     pub version: String,
     /// Its file.
     pub config: String,
-    /// Its uptime in seconds.
+    /// lvsd's uptime in seconds.
     pub uptime: u64,
-    /// The last reading of the file.
+    /// The last read of the file.
     pub loaded: LoadStatus,
     /// The state of the dataplane.
     pub dataplane: DataplaneStatus,
@@ -329,22 +329,22 @@ pub struct Status {
     pub refused: Vec<String>,
     /// The longest recent delay of a check, in milliseconds.
     pub check_lag_ms: u64,
-    /// The state of the proxy; `None` if nothing is proxied.
+    /// The state of the proxy; `None` if no service is proxied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy: Option<ProxyStatus>,
     /// The sandbox of the daemon.
     #[serde(default)]
     pub confinement: Confinement,
-    /// The director among its peers, if it has any or is in maintenance.
+    /// This director in its cluster, if it is in one or in maintenance.
     #[serde(default, skip_serializing_if = "DirectorStatus::is_alone")]
     pub director: DirectorStatus,
     /// The sources of servers and services besides the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceStatus>,
-    /// The answers of sources that are not in force, as text.
+    /// The answers of sources that are not used, as text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
-    /// The directors in etcd, this one among them.
+    /// All directors in etcd, including this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub directors: Vec<DirectorSeen>,
 }
@@ -355,21 +355,21 @@ pub struct Status {
 pub struct DirectorSeen {
     /// Its name.
     pub name: String,
-    /// Whether it is this director.
+    /// Whether the entry is for this director.
     pub own: bool,
-    /// The version of its `lvsd`.
+    /// The version of the director's `lvsd`.
     pub version: String,
-    /// The revision of the last change in etcd that it has loaded.
+    /// The etcd revision of the last change that the director has loaded.
     pub revision: u64,
     /// The digest of its services and servers from etcd.
     pub digest: String,
-    /// The number of its services, from its file and from etcd.
+    /// The number of the director's services, from its file and from etcd.
     pub services: usize,
-    /// The number of their servers.
+    /// The number of servers of these services.
     pub servers: usize,
-    /// Whether it is ready.
+    /// Whether the director is ready.
     pub ready: bool,
-    /// Whether it is in maintenance.
+    /// Whether the director is in maintenance.
     pub maintenance: bool,
     /// Some answers of sources are not in force there.
     pub left_out: bool,
@@ -383,18 +383,20 @@ pub struct SourceStatus {
     pub kind: String,
     /// The name in DNS; the prefix in etcd; the API server of Kubernetes.
     pub name: String,
-    /// The time of its last answer, in seconds since 1970; `None` without one since the daemon started.
+    /// Time of the last answer in seconds since 1970; `None` if the source has not answered since
+    /// lvsd started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answered: Option<u64>,
-    /// It has answered this daemon or an earlier one; that answer is in force.
+    /// Whether the source has answered this lvsd or an earlier one; that answer is used.
     pub known: bool,
-    /// The number of its servers; of etcd, the number of keys; of Kubernetes, the number of services.
+    /// The number of its servers; of etcd, the number of keys; of Kubernetes, the number of
+    /// services.
     pub items: usize,
     /// The number of answers.
     pub answers: u64,
     /// The number of failures.
     pub failures: u64,
-    /// The reason why it does not answer.
+    /// The reason why the source does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
     /// The revision of etcd that is in force.
@@ -425,12 +427,12 @@ pub struct ProxyStatus {
     pub refused: u64,
 }
 
-/// A reading of the file.
+/// A read of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadStatus {
     /// The time, in seconds since 1970.
     pub time: u64,
-    /// The file is in force.
+    /// Whether the file was loaded.
     pub ok: bool,
     /// The result as text.
     pub message: String,
@@ -439,33 +441,33 @@ pub struct LoadStatus {
 /// The state of a dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataplaneStatus {
-    /// Whether it answers.
+    /// Whether the dataplane answers.
     pub connected: bool,
-    /// Whether it has no work because all services are proxied.
+    /// Whether the dataplane is not needed because all services are proxied.
     #[serde(default)]
     pub idle: bool,
     /// Its process.
     pub pid: Option<u32>,
-    /// Its version; `None` before its first answer.
+    /// The dataplane's version; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Milliseconds since its last answer; `None` before the first one.
     pub seen_ms: Option<u64>,
-    /// The VIPs that it owns.
+    /// The VIPs that the dataplane owns.
     pub vips: Vec<IpAddr>,
-    /// The counters of its synchronisation daemons; `None` if it has had none.
+    /// The counters of the dataplane's synchronisation daemons; `None` if none was ever started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<SyncCounts>,
-    /// The state of its peers.
+    /// The state of the dataplane's peers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
-    /// The comparison of its peers' services and servers with its own.
+    /// The comparison of each peer's services and servers with this director's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,
     /// Configured interfaces and addresses that it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
-    /// Its interfaces that are down.
+    /// The dataplane's interfaces that are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub down: Vec<String>,
     /// Virtual addresses for which another host answers, too.
@@ -474,13 +476,13 @@ pub struct DataplaneStatus {
     /// Its next hops that do not answer, without those of servers or interfaces that are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
-    /// Its sandbox; `None` before its first answer.
+    /// The dataplane's sandbox; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confinement: Option<Confinement>,
 }
 
 impl DataplaneStatus {
-    /// Whether it is known to have another version than `version`.
+    /// Whether the dataplane's version is known and differs from `version`.
     pub fn is_other_version(&self, version: &str) -> bool {
         self.version.as_deref().is_some_and(|own| own != version)
     }
@@ -489,16 +491,17 @@ impl DataplaneStatus {
 /// A service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceStatus {
-    /// Its name in the file.
+    /// The service's name in the file.
     pub name: String,
     /// Its identity.
     pub service: ServiceId,
-    /// lvsd serves it itself.
+    /// Whether lvsd proxies the service itself.
     #[serde(default)]
     pub proxied: bool,
-    /// Servers that accept new connections: in the dataplane with a weight above 0, unless lvsd serves it itself.
+    /// Servers that accept new connections: those in the dataplane with a weight above 0, or those
+    /// that are up if lvsd proxies the service.
     pub usable: usize,
-    /// Whether it has its quorum.
+    /// Whether the service has its quorum.
     pub quorum: bool,
     /// Panic mode: too few servers are up, and all are used.
     #[serde(default)]
@@ -509,13 +512,14 @@ pub struct ServiceStatus {
     /// The configured sorry server, also while it does not serve or is drained.
     #[serde(default)]
     pub sorry_server: Option<SocketAddr>,
-    /// Its VIP is released until enough servers are up.
+    /// Whether the service's VIP is released until enough servers are up.
     #[serde(default)]
     pub withdrawn: bool,
-    /// A service that lvsd does not own occupies its address.
+    /// Whether a service that lvsd does not own uses the address.
     #[serde(default)]
     pub conflict: bool,
-    /// The source of its servers has not answered yet: the servers in the dataplane stay.
+    /// The source of the service's servers has not answered yet: the servers in the dataplane stay
+    /// unchanged.
     #[serde(default)]
     pub unheard: bool,
     /// Its servers, in the order of the file, and then servers that will be removed.
@@ -527,23 +531,24 @@ pub struct ServiceStatus {
 pub struct ServerStatus {
     /// Address and port.
     pub server: SocketAddr,
-    /// The weight that the file gives it; `None` if it is not in the file.
+    /// The configured weight; `None` if the server is not in the file.
     pub configured: Option<i32>,
-    /// Its administrative state.
+    /// The server's administrative state.
     pub admin: AdminState,
-    /// Its health: `down`, `unknown`, or `unchecked` according to its checks; otherwise `suspicious` if too many clients
-    /// get no answer, or `up`.
+    /// Its health: `down`, `unknown` or `unchecked` according to its checks; otherwise `suspicious`
+    /// if too many connections of clients are unanswered, or `up`.
     pub health: String,
     /// The duration of that state in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
-    /// The kind of its fault, for programs; absent without a fault. A server that is up can be `flapping` or `slow`.
+    /// The code of the server's fault; absent without a fault. A server that is up can be
+    /// `flapping` or `slow`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub code: String,
     /// The reason why it is down or suspicious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The fix, while it is down or suspicious; absent if none is known.
+    /// The fix, while the server is down or suspicious; absent if none is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fix: String,
     /// Connections of clients to the server, and those without an answer; absent if there were
@@ -553,10 +558,10 @@ pub struct ServerStatus {
     /// Set while lvsd's host cannot make its checks, after three in a row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_not_made: Option<CheckNotMade>,
-    /// The record of its checks; absent before the first one.
+    /// The statistics of its checks; absent before the first check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checks: Option<CheckStatus>,
-    /// Its weight in the dataplane; `None` if the dataplane does not have the server.
+    /// The server's weight in the dataplane; `None` if the dataplane does not have the server.
     pub weight: Option<i32>,
     /// Active connections.
     pub active: u32,
@@ -569,27 +574,28 @@ pub struct ServerStatus {
 pub struct CheckStatus {
     /// Duration of the last check in microseconds.
     pub last_us: u64,
-    /// Median duration in the last 5 minutes, rounded up by at most a quarter; 0 without a check in that time.
+    /// Median duration in the last 5 minutes, rounded up by at most a quarter; 0 without a check in
+    /// that time.
     pub p50_us: u64,
     /// 99th percentile in the last 5 minutes, likewise.
     pub p99_us: u64,
-    /// Number of checks up to the last one that took half a second or more, in a row.
+    /// Number of consecutive checks, at the last slow one, that each took half a second or longer.
     #[serde(default)]
     pub slow_in_a_row: u64,
     /// Number of times that the server went down in the last 23 to 24 hours.
     pub falls_in_day: u64,
     /// Seconds of downtime in that time.
     pub down_seconds_in_day: u64,
-    /// Seconds since it last went down; absent if it never did.
+    /// Seconds since the server last went down; absent if it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_fall: Option<u64>,
-    /// Number of times that it went down since lvsd began to check it.
+    /// Number of times that the server went down since lvsd began to check it.
     pub falls: u64,
-    /// Seconds of downtime since then.
+    /// Seconds of downtime since lvsd began to check the server.
     pub down_seconds: u64,
 }
 
-/// Checks of a server that lvsd's host cannot make: the server's state stays as it is.
+/// Checks of a server that lvsd's host cannot perform: the server's state is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckNotMade {
     /// The duration in seconds.
@@ -607,7 +613,7 @@ pub struct Event {
     pub time_ms: u64,
     /// The kind: `server_down`, `server_up`, `quorum_lost`, `quorum_gained`, ...
     pub event: String,
-    /// The name of its service.
+    /// The name of the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
     /// Address or mark of that service.

@@ -1,4 +1,4 @@
-//! Addresses of peers, as options and files contain them, and the key that all peers share.
+//! The addresses of peers in options and files, and the key that all peers have.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -36,7 +36,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
         address.set_ip(canonical);
     }
     if canonical.is_multicast() || canonical == IpAddr::from([255; 4]) {
-        return Err(format!("{canonical} is not the address of one host"));
+        return Err(format!("{canonical} is not a unicast address"));
     }
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
@@ -59,10 +59,10 @@ pub fn peer(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// The key in a file that only its owner may read. White space at its ends does not count.
+/// Reads a key from a file that only its owner may read. Whitespace at both ends is ignored.
 ///
 /// # Errors
-/// A message with the fault of the file and the fix.
+/// The problem of the file, and the fix.
 pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let name = path.display();
     let failed = |error: io::Error| format!("cannot read the key {name}: {error}");
@@ -76,7 +76,7 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     }
     if mode & 0o027 != 0 {
         return Err(format!(
-            "others may read the key {name}, or its group may write it: chmod 600 {name}"
+            "other users may read the key {name}, or its group may write it: chmod 600 {name}"
         ));
     }
     let mut text = Vec::new();
@@ -95,7 +95,7 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     // A file of zeros is what a crash leaves.
     if key.contains(&0) {
         return Err(format!(
-            "the key {name} is damaged, it contains zeros: copy it from another director"
+            "the key {name} is damaged (it contains zeros): copy it from another director"
         ));
     }
     Ok(key.to_vec())

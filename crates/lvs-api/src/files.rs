@@ -7,8 +7,8 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a file to read it. A pipe does not block, and a terminal does not become this process's
-/// own.
+/// Opens a file to read it. The call does not wait for a pipe's writer, and a terminal does not
+/// become this process's controlling terminal.
 ///
 /// # Errors
 /// Errors of open(2).

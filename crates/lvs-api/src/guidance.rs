@@ -1,5 +1,5 @@
-//! Fixes for services that `lvsd` manages. It undoes changes that are made with `lvsadm`, so they
-//! are made in its file.
+//! Fixes for services that `lvsd` manages. lvsd reverts changes that are made with `lvsadm`, so the
+//! fixes change lvsd's file.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -37,7 +37,8 @@ pub fn is_managed(service: &ServiceInfo) -> bool {
     service.owner.as_deref() == Some(OWNER)
 }
 
-/// The fix for a server that does not answer its clients, who ask for `vip` if the service has an address.
+/// The fix for a server that does not answer clients. `vip` is the address to which they send, if
+/// the service has one.
 pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<IpAddr>) -> String {
     let (ip, port) = (server.ip(), server.port());
     let setup = |method: &str| {
@@ -67,7 +68,7 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<Ip
     }
 }
 
-/// Replaces the fixes of reasons by those for a host whose services `lvsd` manages.
+/// Replaces the fixes of reasons by fixes for a host whose services `lvsd` manages.
 pub fn for_lvsd(reasons: &mut [ReasonCount]) {
     for reason in reasons {
         reason.fix = match by_reason(&reason.reason) {
@@ -85,13 +86,10 @@ fn by_reason(reason: &str) -> Option<&'static str> {
              upper threshold takes no new connections either: raise `max_connections` there."
         }
         "service_full" | "service_rate" => {
-            "A limit of the service: raise it in `limits` in the file of lvsd and run lvsd reload, or see where so many \
-             connections come from (lvsadm -Lnc)."
+            "A limit of the service: raise it in `limits` in the file of lvsd and run lvsd reload, or see which clients open so many connections (lvsadm -Lnc)."
         }
         "source_rate" => {
-            "One source opens more connections than the limit of the service for one source allows. Behind an address \
-             translator many clients are one source: raise `source_rate` in `limits` in the file of lvsd and run lvsd \
-             reload if honest ones are meant."
+            "One source opens more connections than the limit of the service for one source allows. Behind an address translator many clients are one source: if these are legitimate clients, raise `source_rate` in `limits` in the file of lvsd and run lvsd reload."
         }
         "table_full" | "evicted_half_open" | "evicted_ended" | "evicted_unused"
         | "evicted_idle" | "evicted_template" => {
@@ -99,27 +97,23 @@ fn by_reason(reason: &str) -> Option<&'static str> {
              (lvsadm --set). Under a flood, set `when_full = \"evict\"` there, and `limits` of the service."
         }
         "drop_packet" => {
-            "This host was short of memory, or drop_packet is 3. More memory, or drop_packet = 0 and amemthresh in [sysctl] in \
-             the file of lvsd."
+            "This host was short of memory, or drop_packet is 3. Add memory, or set drop_packet = 0 and amemthresh in [sysctl] in the file of lvsd."
         }
         "backup_only" => {
-            "A backup daemon runs, and backup_only is 1. If this director is to forward: set \
-             role = \"master\" in [sync.ipvs] in the file of lvsd, or backup_only = 0 in [sysctl] there."
+            "A backup daemon runs, and backup_only is 1. If this director must forward: set role = \"master\" in [sync.ipvs] in the file of lvsd, or backup_only = 0 in [sysctl] there."
         }
         "tunneled" => {
-            "ignore_tunneled is 1. To balance what comes by a tunnel too: ignore_tunneled = 0 in [sysctl] in the file of lvsd."
+            "ignore_tunneled is 1. To balance packets that arrive through a tunnel, too: ignore_tunneled = 0 in [sysctl] in the file of lvsd."
         }
         "own_address" => {
-            "A client tries ports of a virtual address that no service takes: ordinary, or a service is missing in the file \
-             of lvsd."
+            "A client tries ports of a virtual address that no service has: this is ordinary, or a service is missing in the file of lvsd."
         }
         "no_local_port" => {
             "More addresses for full NAT (`local_addresses` in [dataplane] in the file of lvsd), or shorter timeouts \
              (lvsadm --set)."
         }
         "server_removed" => {
-            "Clients of a server that was deleted hang until they give up. Drain it first (lvsadm drain, or the service's \
-             `drain` in the file of lvsd), or have such connections end at once: expire_nodest_conn = 1 in [sysctl] there."
+            "Connections to a deleted server stall until the clients close them. Drain the server first (lvsadm drain, or the service's `drain` in the file of lvsd), or make such connections end at once: expire_nodest_conn = 1 in [sysctl] there."
         }
         _ => return None,
     })
@@ -153,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_that_asks_for_nothing_gets_no_advice() {
+    fn fix_without_command_gets_no_advice() {
         let nothing = "Nothing: this is what --fast-path is for.";
         assert_eq!(with_keys(nothing), nothing);
     }
@@ -174,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn no_server_names_lvsd_and_no_change_by_hand() {
+    fn service_without_servers_gets_fix_for_lvsd() {
         let reported = fix("no_server", "Add one (-a).");
         assert!(
             reported.contains("lvsd status") && !reported.contains("-a)"),

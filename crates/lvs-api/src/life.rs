@@ -10,8 +10,8 @@ use rustix::process::Signal;
 
 /// Longest wait for a process that is ending.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a process is waited for that may be about to end: one that seems to run, and one of
-/// another PID namespace.
+/// Time limits for the exit of a process: one that still seems to run, and one of another PID
+/// namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     running: Duration,
@@ -44,14 +44,15 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub enum Life {
     /// It runs.
     Running,
-    /// It was killed or ends; its files, locks and sockets may still be open.
+    /// The process was killed or is exiting; its files, locks and sockets may still be open.
     Ending,
-    /// All its files are closed, or it belongs to another PID namespace.
+    /// The process has closed all files, or belongs to another PID namespace.
     Gone,
 }
 
-/// The name of a process in the text of `/proc/PID/stat` (`proc_pid_stat(5)`), and the fields behind it, of which the state (the
-/// 3rd) is the first. The name is in parentheses, and may contain blanks and parentheses.
+/// The name of a process in the text of `/proc/PID/stat` (`proc_pid_stat(5)`), and the fields
+/// behind it, of which the state (the 3rd) is the first. The name is in parentheses, and may
+/// contain blanks and parentheses.
 pub fn name_and_fields(stat: &str) -> Option<(&str, SplitAsciiWhitespace<'_>)> {
     let (front, fields) = stat.rsplit_once(')')?;
     let (_, name) = front.split_once('(')?;
@@ -98,9 +99,9 @@ impl Life {
 /// The process that owns a lock or a name, or owned it last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// Its process id, if it is known.
+    /// The process id of the owner, if it is known.
     pub pid: Option<u32>,
-    /// Whether its lock is marked because it is ending.
+    /// Whether the owner has marked its lock because it is stopping.
     pub leaves: bool,
 }
 
@@ -110,7 +111,7 @@ impl From<Option<u32>> for Owner {
     }
 }
 
-/// Time spent waiting for another process.
+/// The time that a caller has waited for another process.
 #[derive(Debug)]
 pub struct Patience {
     began: Instant,
@@ -118,7 +119,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Begins to wait.
+    /// Starts the wait.
     pub fn new(limits: Limits) -> Self {
         Self {
             began: Instant::now(),
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn life_of_killed_process_is_ending_until_threads_are_gone() {
+    fn killed_process_is_ending_until_its_threads_have_exited() {
         let none = "0000000000000000";
         assert_eq!(life("S", 0x0040_0040, 9, none), Life::Running);
         assert_eq!(life("R", 0x0040_0044, 9, none), Life::Ending);
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_with_running_process_ends_soon() {
+    fn wait_for_running_process_is_bounded() {
         let own = Some(std::process::id());
         let patience = Patience::new(Limits::LOOK);
         let waited = (0..1000).take_while(|_| patience.waits_for(own)).count();

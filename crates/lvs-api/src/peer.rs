@@ -1,4 +1,4 @@
-//! The trust in a process at the other end of a control socket.
+//! Determines whether a process that is connected to a control socket is trusted.
 //!
 //! The kernel lets a process configure IPVS if it has `CAP_NET_ADMIN` in the user namespace of its
 //! network; the user id 0 is not sufficient. A container's root on the host's network has user id 0
@@ -20,10 +20,10 @@ const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 pub enum Root {
     /// In our user namespace.
     Here {
-        /// Whether it has `CAP_NET_ADMIN` in effect.
+        /// Whether the process has `CAP_NET_ADMIN` in its effective set.
         net_admin: bool,
     },
-    /// In another user namespace.
+    /// The process is in another user namespace.
     Elsewhere,
     /// In another PID namespace, ended, or hidden.
     Unseen,
@@ -34,37 +34,34 @@ pub enum Root {
 pub struct Own {
     /// Effective user.
     pub uid: u32,
-    /// It has `CAP_NET_ADMIN` in effect. Without, it has nothing to guard that its user does not
-    /// have anyway.
+    /// Whether the dataplane has `CAP_NET_ADMIN` in its effective set. Without it, the dataplane
+    /// can do nothing that its user cannot do anyway.
     pub net_admin: bool,
-    /// Its user namespace is the machine's first one, so that its user 0 is the machine's.
+    /// Whether the dataplane is in the initial user namespace, in which user 0 is the host's root.
     pub initial: bool,
 }
 
 /// Reasons to refuse changes to a process. The text follows the name of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is neither root nor the dataplane's own user.
+    /// The client is neither root nor the dataplane's own user.
     #[error(
         "only root with CAP_NET_ADMIN, the dataplane's own user and the group of --group may do this"
     )]
     User,
     /// Root without the capability.
     #[error(
-        "this process is root's, but does not have CAP_NET_ADMIN: give it the capability (docker run --cap-add NET_ADMIN), or \
-         its user the group of the dataplane's --group"
+        "this process runs as root, but does not have CAP_NET_ADMIN: give it the capability (docker run --cap-add NET_ADMIN), or add its user to the group of the dataplane's --group"
     )]
     NoCapability,
-    /// Root of another user namespace.
+    /// The client is root of another user namespace.
     #[error(
-        "this process is root in a user namespace of its own, which is not the dataplane's: run it in the dataplane's, or give its \
-         user the group of the dataplane's --group"
+        "this process is root in a user namespace that is not the dataplane's: run it in the dataplane's user namespace, or add its user to the group of the dataplane's --group"
     )]
     UserNamespace,
     /// Root, with unknown capabilities.
     #[error(
-        "the dataplane does not see this process in /proc and cannot check whether it has CAP_NET_ADMIN: run it in the dataplane's \
-         PID namespace, or give its user the group of the dataplane's --group"
+        "the dataplane does not see this process in /proc and cannot check whether it has CAP_NET_ADMIN: run it in the dataplane's PID namespace, or add its user to the group of the dataplane's --group"
     )]
     Unseen,
 }
@@ -81,8 +78,8 @@ impl Own {
         }
     }
 
-    /// Whether a process of `uid` has the rights of this one. For user 0, `root` reads the rights
-    /// of the process.
+    /// Whether a process of user `uid` has the rights of this process. For user 0, `root` reads the
+    /// rights of that process.
     pub fn trusts(&self, uid: u32, root: impl FnOnce() -> Root) -> Result<(), Refusal> {
         if uid != 0 {
             return if uid == self.uid {
@@ -130,9 +127,9 @@ fn effective(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Whether process `pid` is in this one's user namespace. If that is not visible (a process with
-/// more capabilities than this one), the user id maps decide, which every process may read: another
-/// namespace has the same maps only if a user with power over all ids wrote them.
+/// Whether process `pid` is in the user namespace of this process. If this process cannot see that
+/// (because the other has more capabilities), it compares the user id maps, which every process may
+/// read: two namespaces have equal maps only if a user with power over all ids wrote them.
 fn same_user_namespace(pid: u32) -> io::Result<bool> {
     let name = |of: &str| fs::metadata(format!("/proc/{of}/ns/user")).map(|m| (m.dev(), m.ino()));
     match name(&pid.to_string()) {
@@ -202,7 +199,7 @@ mod tests {
         assert_eq!(
             root(pid, || false),
             Root::Unseen,
-            "it may be another one by now"
+            "the process may have exited, and its number may be reused"
         );
         assert_eq!(root(0, || true), Root::Unseen);
         assert_eq!(root(u32::MAX, || true), Root::Unseen);

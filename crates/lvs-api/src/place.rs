@@ -35,10 +35,10 @@ pub const LOCK: &str = ".lock";
 /// Attempts to lock a file that other processes remove.
 const ATTEMPTS: usize = 100;
 
-/// Makes the directory if it is not there.
+/// Creates the directory if it does not exist.
 ///
 /// # Errors
-/// This process may not, or others than root and this user may write there.
+/// This process may not create it, or users other than root and this one may write to it.
 pub fn prepare(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o755).create(directory) {
         // Sets the permissions that the umask of this process removed.
@@ -51,7 +51,9 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
     if meta.uid() != 0 && meta.uid() != own {
         let uid = meta.uid();
-        return Err(io::Error::other(format!("it is user {uid}'s, not root's")));
+        return Err(io::Error::other(format!(
+            "its owner is user {uid}, not root"
+        )));
     }
     if meta.mode() & 0o022 != 0 {
         return Err(io::Error::other(
@@ -61,12 +63,12 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes this process the only one that steers the dataplane at `address`, for as long as what it
-/// gets lives, and among those of this network namespace.
+/// Locks the dataplane at `address` for this process, among the processes of this network
+/// namespace, until the returned value is dropped.
 ///
 /// # Errors
-/// [`LockError::Held`]: another one does. Any user can take the corresponding abstract name, so
-/// only a process that could be an `lvsd` counts.
+/// [`LockError::Held`]: another process has the lock. Any user can bind the abstract socket name of
+/// the lock, so only a process that could be an `lvsd` counts.
 pub fn steer(address: &Address) -> Result<Steering, LockError> {
     let file = match address {
         Address::Usual(path) => path
@@ -117,11 +119,12 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
     Ok(Steering(file.ok(), name))
 }
 
-/// Result of [`steer`]: a locked file, if there can be one, and a name.
+/// The locks of a process that controls a dataplane: a locked file, if one can be created, and an
+/// abstract name.
 #[derive(Debug)]
 pub struct Steering(
-    #[expect(dead_code, reason = "its life is what matters")] Option<Lock>,
-    #[expect(dead_code, reason = "its life is what matters")] Option<UnixListener>,
+    #[expect(dead_code, reason = "the value is stored only to keep its lock")] Option<Lock>,
+    #[expect(dead_code, reason = "the value is stored only to keep its lock")] Option<UnixListener>,
 );
 
 /// A file that is locked while this value exists. The lock ends with the process in any case.
@@ -131,7 +134,7 @@ pub struct Lock(File);
 /// Reasons for a missing lock.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process holds the lock.
+    /// Another process has the lock.
     #[error("it is locked{}", .0.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
     Held(Option<u32>),
     /// The system refused.
@@ -160,7 +163,7 @@ impl Lock {
         let _ = self.0.write_all_at(text.as_bytes(), 0);
     }
 
-    /// Like [`beside`](Self::beside), if there is such a file; it stays as it is.
+    /// Like [`beside`](Self::beside), but does not create the file.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -172,8 +175,8 @@ impl Lock {
         }
     }
 
-    /// A lock of the file that is at this path: one that was removed can be locked by another
-    /// process, too.
+    /// Locks the file at this path. A removed file does not count, because another process can
+    /// create and lock a new one.
     fn locked(path: &Path, create: OFlags, limits: Limits) -> Result<File, LockError> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
         let patience = Patience::new(limits);
@@ -205,7 +208,7 @@ impl Lock {
     }
 }
 
-/// The mark of a process that ends, behind its number.
+/// The mark of a stopping process, after its process id.
 const LEAVES: &str = "ending";
 
 /// The process that has locked `file`, or had.
@@ -249,13 +252,14 @@ mod tests {
     #[test]
     fn directory_is_created_and_insecure_ones_are_refused() {
         let path = directory("made");
-        prepare(&path).expect("it is made");
-        prepare(&path).expect("it is there");
+        prepare(&path).expect("it was created");
+        prepare(&path).expect("the entry exists");
         assert_eq!(
-            fs::metadata(&path).expect("it is there").mode() & 0o777,
+            fs::metadata(&path).expect("the file exists").mode() & 0o777,
             0o755
         );
-        fs::set_permissions(&path, Permissions::from_mode(0o1777)).expect("it is ours");
+        fs::set_permissions(&path, Permissions::from_mode(0o1777))
+            .expect("this test owns the file");
         let open = prepare(&path).expect_err("everybody's");
         assert!(
             open.to_string().contains("users other than its owner"),
@@ -266,17 +270,17 @@ mod tests {
         let _ = fs::remove_file(&link);
         std::os::unix::fs::symlink(&path, &link).expect("a link");
         prepare(&link).expect_err("a link");
-        fs::remove_file(&link).expect("it is ours");
-        fs::remove_dir_all(&path).expect("it is ours");
-        prepare(&path.join("below")).expect_err("no directory to make it in");
+        fs::remove_file(&link).expect("this test owns the file");
+        fs::remove_dir_all(&path).expect("this test owns the file");
+        prepare(&path.join("below")).expect_err("the directory is missing");
     }
 
     #[test]
     fn lock_has_one_owner() {
         let path = directory("lock");
-        prepare(&path).expect("it is made");
+        prepare(&path).expect("it was created");
         let socket = path.join("socket");
-        let first = Lock::beside(&socket, ".lock", Limits::LOOK).expect("it is free");
+        let first = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the lock is free");
         match Lock::beside(&socket, ".lock", Limits::LOOK) {
             Err(LockError::Held(pid)) => assert_eq!(pid, Some(std::process::id())),
             other => panic!("{other:?}"),
@@ -290,15 +294,15 @@ mod tests {
         }
         let _other = Lock::beside(&socket, ".lvsd.lock", Limits::LOOK).expect("another one");
         // A process that removes the file releases a lock of its own only.
-        fs::remove_file(path.join("socket.lock")).expect("it is ours");
+        fs::remove_file(path.join("socket.lock")).expect("this test owns the file");
         let second = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the new file is free");
         Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the new file is locked");
         drop(second);
         drop(first);
-        Lock::beside(&socket, ".lock", Limits::LOOK).expect("it is free again");
+        Lock::beside(&socket, ".lock", Limits::LOOK).expect("the lock is free again");
         std::os::unix::fs::symlink("/nonexistent", path.join("link.lock")).expect("a link");
         Lock::beside(&path.join("link"), ".lock", Limits::LOOK)
             .expect_err("a link is not followed");
-        fs::remove_dir_all(&path).expect("it is ours");
+        fs::remove_dir_all(&path).expect("this test owns the file");
     }
 }

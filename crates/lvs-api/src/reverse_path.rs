@@ -1,4 +1,5 @@
-//! The reverse path filter of a host (`rp_filter`, IPv4), which can drop packets that no program sees dropped.
+//! The reverse path filter of a host (`rp_filter`, IPv4), which can drop packets that no program
+//! sees dropped.
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +12,13 @@ pub fn is_strict(interface: &str) -> bool {
     is_strict_in(Path::new(SETTINGS), interface)
 }
 
-/// The interfaces whose filter is strict, in order.
+/// The interfaces whose reverse-path filter is strict, in order.
 pub fn strict_interfaces() -> Vec<String> {
     strict_in(Path::new(SETTINGS))
 }
 
-/// The greater of the values for all interfaces and for one counts; 1 is strict, and 2 is loose.
+/// The greater of the values for all interfaces and for this one applies; 1 is strict, and 2 is
+/// loose.
 fn is_strict_in(settings: &Path, interface: &str) -> bool {
     let value = |name: &str| -> u8 {
         let text = fs::read_to_string(settings.join(name).join("rp_filter"));
@@ -41,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strict_filter_counts_by_the_greater_value() {
+    fn strict_filter_applies_if_one_of_both_settings_is_strict() {
         let dir = tempfile::tempdir().expect("a directory");
         let set = |name: &str, value: &str| {
             let path = dir.path().join(name);
@@ -61,7 +63,7 @@ mod tests {
         assert_eq!(strict_in(dir.path()), ["eth0"]);
         set("all", "1\n");
         assert_eq!(strict_in(dir.path()), ["eth0", "eth2"]);
-        assert!(!is_strict_in(dir.path(), "eth1"), "it is loose");
+        assert!(!is_strict_in(dir.path(), "eth1"), "the setting is loose");
         set("all", "2");
         assert!(strict_in(dir.path()).is_empty());
     }

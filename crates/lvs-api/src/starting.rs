@@ -1,8 +1,8 @@
-//! Finds programs that have just been started and do not answer yet, so that
-//! `lvs-dataplane & lvsadm -A ...` in one line works.
+//! Finds programs that have just been started and do not answer yet, so that the command line
+//! `lvs-dataplane & lvsadm -A ...` works.
 //!
-//! A client that finds no socket waits only while such a process exists. Without one it fails at
-//! once, so that scripts on a host without a dataplane stay fast.
+//! A client without a socket to connect to waits only while such a process exists. Otherwise it
+//! fails at once, so that scripts on a host without a dataplane are not delayed.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -20,17 +20,17 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time of a shell from `fork` to `exec`.
 const EXEC_LIMIT: Duration = Duration::from_secs(1);
 
-/// The pause between two attempts.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The programs that lead to a dataplane: `lvsd` starts one itself.
+/// The programs that become or start a dataplane: `lvsd` starts one itself.
 const DATAPLANE: [&str; 2] = ["lvs-dataplane", "lvsd"];
 
 /// Connects to the dataplane at `address`, and waits for one that is starting.
 ///
 /// # Errors
-/// As [`Client::connect`]: at once if no dataplane is starting, else when its start has failed or
-/// has taken ten seconds.
+/// As [`Client::connect`]: at once if no dataplane is starting, otherwise when its start has failed
+/// or has taken ten seconds.
 pub fn connect(address: &Address) -> Result<Client, Error> {
     let own_namespace = !matches!(address, Address::Path(_));
     retry(
@@ -104,8 +104,9 @@ impl Processes<'static> {
 
 impl Processes<'_> {
     /// Whether one of `programs` was started at most [`START_LIMIT`] before this process, or a
-    /// sibling is about to become one. `own_namespace`: in this network namespace; a process whose
-    /// namespace cannot be read may be in it. `waited`: for how long this process has waited.
+    /// sibling process is about to execute one. `own_namespace`: in this network namespace; a
+    /// process whose namespace cannot be read may be in it. `waited`: the time that this process
+    /// has waited.
     ///
     /// Younger processes do not count, so that two clients (`lvsd status`) do not wait for each
     /// other.
@@ -178,7 +179,7 @@ impl Processes<'_> {
 }
 
 impl Process {
-    /// Whether it is one of `programs` itself, and not a program that starts one.
+    /// Whether the process runs one of `programs`, and is not a program that starts one.
     fn is_program(&self, programs: &[&str]) -> bool {
         let word = self.command_line.split(|byte| *byte == 0).next();
         let name = word.and_then(|word| Path::new(std::ffi::OsStr::from_bytes(word)).file_name());
@@ -201,7 +202,7 @@ impl Process {
 mod tests {
     use super::*;
 
-    /// A `/proc` with this process (20) and its shell (5), both 1,000 seconds after boot.
+    /// A fake `/proc` with this process (20) and its shell (5), both 1,000 seconds after boot.
     struct Proc(tempfile::TempDir);
 
     impl Proc {
@@ -214,15 +215,16 @@ mod tests {
 
         fn add(&self, pid: u32, parent: u32, start: u64, command_line: &str, net: Option<u32>) {
             let directory = self.0.path().join(pid.to_string());
-            fs::create_dir_all(directory.join("ns")).expect("it is ours");
+            fs::create_dir_all(directory.join("ns")).expect("this test owns the file");
             // Fields 5 to 21 do not matter.
             let between = "0 ".repeat(17);
             let stat = format!("{pid} (a) b) S {parent} {between}{start} 0 0\n");
-            fs::write(directory.join("stat"), stat).expect("it is ours");
-            fs::write(directory.join("cmdline"), command_line).expect("it is ours");
+            fs::write(directory.join("stat"), stat).expect("this test owns the file");
+            fs::write(directory.join("cmdline"), command_line).expect("this test owns the file");
             if let Some(net) = net {
                 let link = directory.join("ns/net");
-                std::os::unix::fs::symlink(format!("net:[{net}]"), link).expect("it is ours");
+                std::os::unix::fs::symlink(format!("net:[{net}]"), link)
+                    .expect("this test owns the file");
             }
         }
 
@@ -236,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Whether a process with these properties is waited for.
+    /// Whether a client waits for a process with these properties.
     fn waits_for(parent: u32, start: u64, command_line: &str, net: Option<u32>) -> bool {
         let proc = Proc::new();
         proc.add(11, parent, start, command_line, net);
@@ -321,13 +323,13 @@ mod tests {
         let proc = Proc::new();
         proc.add(11, 5, 100_000, "", Some(7));
         let stat = proc.0.path().join("11/stat");
-        let text = fs::read_to_string(&stat).expect("it is there");
-        fs::write(stat, text.replace(") S ", ") Z ")).expect("it is ours");
+        let text = fs::read_to_string(&stat).expect("the file exists");
+        fs::write(stat, text.replace(") S ", ") Z ")).expect("this test owns the file");
         assert!(!proc.is_starting(true, Duration::ZERO));
     }
 
     #[test]
-    fn retry_ends_when_the_promise_ends() {
+    fn retry_stops_when_the_starting_process_has_exited() {
         let mut attempts = 0;
         let mut promises = 3;
         let result = retry(
@@ -343,7 +345,7 @@ mod tests {
         );
         // Three failed, and one more after the last look.
         assert_eq!(result, 4);
-        let result = retry(|| 1, |_| false, |_| panic!("it has succeeded"));
+        let result = retry(|| 1, |_| false, |_| panic!("the retry succeeds"));
         assert_eq!(result, 1);
     }
 

@@ -1,8 +1,8 @@
-//! State files next to a control socket, and the remains of network namespaces that are gone.
+//! State files next to a control socket, and the removal of files of removed network namespaces.
 //!
-//! The default socket is named by the inode of the network namespace, which the kernel gives to
-//! another namespace once this one is gone. So the names of state files next to it contain the
-//! namespace's cookie, too, which is never used again: a new namespace finds none of them.
+//! The default socket is named by the inode of the network namespace, which the kernel reuses after
+//! the namespace was removed. So the names of state files next to it contain the namespace's
+//! cookie, too, which is never used again: a new namespace does not use old files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ use lvs_sys::netns;
 
 /// Maximum of files that a sweep examines.
 const FILES_MOST: usize = 4096;
-/// Greatest number of processes whose network namespace is read.
+/// Maximum of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
 /// The age from which files of a namespace without visible processes are removed, if not all
 /// processes are visible (without `CAP_SYS_PTRACE`, or in a process namespace).
@@ -27,7 +27,7 @@ const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Address {
     /// The file with this suffix in which a daemon stores state next to its dataplane's socket;
-    /// `None` if the socket has no path. Another network namespace never has the same one, unless
+    /// `None` if the socket has no path. Another network namespace never uses the same file, unless
     /// the operator has named the socket, or the kernel is older than 5.14.
     pub fn state_file(&self, suffix: &str) -> Option<PathBuf> {
         let mut name = self.path()?.as_os_str().to_owned();
@@ -47,8 +47,8 @@ pub fn sweep() {
     }
 }
 
-/// Removes the files next to the socket at `address` when its dataplane and its daemon have been
-/// stopped, except those that end in `but`. Files of running processes stay.
+/// Removes the files next to the socket at `address` after its dataplane and its lvsd were stopped,
+/// except files that end in `but`. Files of running processes stay.
 pub fn tidy(address: &Address, but: &str) {
     let Some(path) = address.path() else { return };
     let Some(directory) = path.parent() else {
@@ -67,7 +67,7 @@ pub fn tidy(address: &Address, but: &str) {
     remove(path, &files);
 }
 
-/// Whether the name of a file after the socket's name is one of ours.
+/// Whether the rest of a file name, after the socket's name, is one of this project's.
 fn is_state(rest: &str) -> bool {
     let numbered = rest.strip_prefix('.').and_then(|rest| {
         let (number, _) = rest.split_once('.')?;
@@ -153,7 +153,7 @@ fn inode(name: &str) -> Option<(u64, &str)> {
     (rest.is_empty() || is_state(rest)).then_some((inode, rest))
 }
 
-/// The cookie in the rest of a file name behind a socket's name.
+/// The cookie in the rest of a file name, after the socket's name.
 fn cookie_of(rest: &str) -> Option<u64> {
     let (cookie, _) = rest.strip_prefix('.')?.split_once('.')?;
     cookie.parse().ok()
@@ -205,7 +205,7 @@ fn of_link(text: &str) -> Option<u64> {
     text.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Whether this process is in the first process namespace, and sees the processes of all others.
+/// Whether this process is in the initial PID namespace, and sees the processes of all others.
 fn is_first_of_processes() -> bool {
     /// `PROC_PID_INIT_INO`.
     const FIRST: &str = "pid:[4026531836]";
@@ -219,7 +219,7 @@ mod tests {
 
     fn files(directory: &Path, names: &[&str]) {
         for name in names {
-            fs::write(directory.join(name), "x").expect("it can be written");
+            fs::write(directory.join(name), "x").expect("the file can be written");
         }
     }
 
@@ -271,11 +271,15 @@ mod tests {
         ];
         files(root.path(), &of);
         let own = root.path().join(OWN);
-        sweep_in(root.path(), &own, Some(7), || panic!("nothing of others"));
+        sweep_in(root.path(), &own, Some(7), || {
+            panic!("no files of other dataplanes")
+        });
         assert_eq!(left(root.path()), of[1..]);
         // Without a cookie nothing is known of others.
         files(root.path(), &of);
-        sweep_in(root.path(), &own, None, || panic!("nothing of others"));
+        sweep_in(root.path(), &own, None, || {
+            panic!("no files of other dataplanes")
+        });
         assert_eq!(left(root.path()), of);
     }
 
@@ -287,7 +291,7 @@ mod tests {
         let none = || (HashSet::new(), true);
         for suffix in [LOCK, STEERED] {
             let lock = Lock::beside(&root.path().join("netns-3.sock"), suffix, Limits::LOOK)
-                .expect("it is free");
+                .expect("the lock is free");
             sweep_in(root.path(), &own, Some(7), none);
             assert!(left(root.path()).contains(&"netns-3.sock.9.lvsd.json".to_owned()));
             drop(lock);
@@ -305,15 +309,15 @@ mod tests {
             .open(root.path().join("netns-3.sock.lock"));
         let then = SystemTime::now() - UNUSED - Duration::from_secs(60);
         old.and_then(|file| file.set_modified(then))
-            .expect("it is ours");
+            .expect("this test owns the file");
         let own = root.path().join(OWN);
         sweep_in(root.path(), &own, Some(7), || (HashSet::new(), false));
         assert_eq!(left(root.path()), ["netns-4.sock.lock"]);
     }
 
     #[test]
-    fn live_finds_the_own_namespace() {
-        let own = fs::read_link("/proc/self/ns/net").expect("it is there");
+    fn live_process_in_own_namespace_is_found() {
+        let own = fs::read_link("/proc/self/ns/net").expect("the file exists");
         let own = own.to_str().and_then(of_link).expect("a number");
         assert!(live().0.contains(&own));
     }
@@ -333,7 +337,7 @@ mod tests {
         files(root.path(), &names);
         let socket = root.path().join("dataplane.sock");
         let address = Address::Path(socket.clone());
-        let lock = Lock::beside(&socket, LOCK, Limits::LOOK).expect("it is free");
+        let lock = Lock::beside(&socket, LOCK, Limits::LOOK).expect("the lock is free");
         tidy(&address, ".lvsd.json");
         assert_eq!(left(root.path()), names, "a dataplane runs");
         drop(lock);
@@ -347,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn state_file_usual_address_has_the_cookie() {
+    fn state_file_of_default_socket_has_the_cookie_of_its_namespace() {
         let usual = Address::Usual(PathBuf::from("/run/lvs/netns-1.sock"));
         let named = Address::Path(PathBuf::from("/run/lvs/x.sock"));
         let cookie = netns::cookie().map(|cookie| format!(".{cookie}"));

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The one of `known` that `word` was probably meant to be: at most a third of its letters, and at
-/// least one, may be wrong, missing, too many or swapped.
+/// The word of `known` that `word` was probably meant to be: at most a third of its letters, and at
+/// least one, may be wrong, missing, additional or swapped.
 pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let letters = word.chars().count();
     let limit = (letters / 3).max(1);
@@ -20,7 +20,7 @@ pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option
 /// Reads a duration: whole numbers, each with one of `ms`, `s`, `m`, `h`, `d`; at most a year.
 ///
 /// # Errors
-/// In words, with examples.
+/// The reason as text, with examples.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || {
         format!(

@@ -1,7 +1,9 @@
-//! Counts of the connections that clients opened to a server, and of those that the server never answered.
+//! Counts of the connections that clients opened to a server, and of those that the server never
+//! answered.
 //!
-//! A check of a server can be good while its clients get no answer: the virtual address is missing on its loopback
-//! interface, its default gateway is another host, or a filter drops the packets. The packets of clients show that.
+//! A check of a server can succeed while its clients get no answer: the virtual address is missing
+//! on its loopback interface, its default gateway is another host, or a filter drops the packets.
+//! The packets of clients show this.
 
 use core::ops::{Add, Sub};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,9 +15,10 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct Attempts {
     /// Connections that began with a SYN.
     pub opened: u64,
-    /// Connections without an answer. With NAT: the client has repeated its SYN twice, or the connection has expired,
-    /// and the server has sent nothing. With direct routing and tunnels, where answers do not pass the director: the
-    /// client has repeated its SYN twice, or once until the connection expired.
+    /// Connections without an answer. With NAT: the client has repeated its SYN twice, or the
+    /// connection has expired, and the server has sent nothing. With direct routing and tunnels,
+    /// where answers do not pass the director: the client has repeated its SYN twice, or once until
+    /// the connection expired.
     pub unanswered: u64,
 }
 
@@ -45,11 +48,12 @@ impl Attempts {
     /// Unanswered connections that make a server suspicious; fewer are chance.
     const FEW: u64 = 3;
 
-    /// Whether the unanswered ones of this server are its own fault. `others` are the attempts to all other servers of
-    /// its service, over the same time.
+    /// Whether the server itself is the cause of its unanswered attempts. `others` are the attempts
+    /// to all other servers of its service in the same period.
     ///
-    /// A flood of SYNs or a scan reaches all servers of a service alike. So a server is suspicious only if half of its
-    /// connections or more are unanswered, or a tenth or more and four times the share of the other servers.
+    /// A flood of SYNs or a scan reaches all servers of a service alike. So a server is suspicious
+    /// only if half of its connections or more are unanswered, or a tenth or more and four times
+    /// the share of the other servers.
     pub fn is_suspicious(self, others: Self) -> bool {
         let Self { opened, unanswered } = self;
         // A connection may have been opened before the time began.
@@ -74,7 +78,7 @@ pub struct RecentAttempts {
     pub last_10_seconds: Attempts,
     /// Over the last minute, or up to 10 s less.
     pub last_minute: Attempts,
-    /// Over the last 5 minutes, or up to one minute more.
+    /// Over the last 5 to 6 minutes.
     pub last_5_minutes: Attempts,
 }
 
@@ -122,7 +126,7 @@ pub(crate) struct Windows {
     first: Attempts,
     /// The counters at the last tick.
     last: Attempts,
-    /// Ticks so far, modulo the ticks of five minutes.
+    /// Number of ticks, modulo the ticks of five minutes.
     ticks: usize,
     by_tick: [Attempts; TICKS],
     by_ten: [Attempts; TENS],
@@ -199,7 +203,7 @@ mod tests {
                 if span == total {
                     *seen = tick;
                 } else {
-                    assert_eq!(span, Attempts::default(), "counted whole or not at all");
+                    assert_eq!(span, Attempts::default(), "the attempt is counted once");
                 }
             }
         }
@@ -209,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_with_steady_attempts_hold_as_many_as_their_time() {
+    fn window_of_steady_attempts_counts_attempts_of_its_duration() {
         let mut windows = Windows::default();
         for tick in 1..=1_000 {
             windows.tick(attempts(10 * tick, tick));
@@ -229,7 +233,10 @@ mod tests {
             attempts(0, 5).is_suspicious(good),
             "opened before the time began"
         );
-        assert!(!attempts(2, 2).is_suspicious(good), "too few to judge");
+        assert!(
+            !attempts(2, 2).is_suspicious(good),
+            "too few attempts for a decision"
+        );
         assert!(!attempts(1_000, 30).is_suspicious(good), "3 in 100");
         // A flood reaches all servers alike.
         assert!(!attempts(1_000, 300).is_suspicious(attempts(3_000, 900)));

@@ -1,4 +1,4 @@
-//! A whole director in one value: for programs with one thread, for tests, for simulations.
+//! A complete director in one value, for single-threaded programs, tests and simulations.
 
 use alloc::vec::Vec;
 
@@ -10,12 +10,12 @@ use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Tupl
 /// A [`Control`] and its only [`Shard`].
 ///
 /// Packets go to [`handle_packet`](Self::handle_packet) and
-/// [`handle_icmp_error`](Self::handle_icmp_error), in the order in which they come; each first does
-/// what is due by then. Without packets, call [`advance`](Self::advance) at
+/// [`handle_icmp_error`](Self::handle_icmp_error), in the order in which they arrive; each call
+/// first runs the timers that are due. Without packets, call [`advance`](Self::advance) at
 /// [`next_wakeup`](Self::next_wakeup), then [`end_down`](Self::end_down) and
-/// [`take_sync_message`](Self::take_sync_message) until they have nothing left.
-/// [`control`](Self::control) is configured and asked directly, between any two of these calls: the
-/// next one makes the packets follow.
+/// [`take_sync_message`](Self::take_sync_message) until they return nothing.
+/// [`control`](Self::control) is configured and queried directly, between any two of these calls;
+/// the next call applies the configuration.
 ///
 /// ```
 /// use core::net::SocketAddr;
@@ -46,7 +46,7 @@ pub struct Director {
 }
 
 impl Director {
-    /// A director without services. `options.shards` is taken as 1.
+    /// A director without services. `options.shards` is ignored; there is one shard.
     pub fn new(options: Options) -> Self {
         Self::new_in(options, Memory::heap)
     }
@@ -58,7 +58,7 @@ impl Director {
             ..options
         });
         let memory = memory(control.layout());
-        let shard = control.shard_in(0, memory).expect("the only one");
+        let shard = control.shard_in(0, memory).expect("the only shard");
         Self {
             control,
             shard,
@@ -66,8 +66,8 @@ impl Director {
         }
     }
 
-    /// Decides on a packet, after all work that was due before it. If the clock goes backwards, the
-    /// time stays the same.
+    /// Decides on a packet, after it has run all timers that are due. If the clock goes backwards,
+    /// the time stays unchanged.
     pub fn handle_packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         self.handle_packet_ahead(meta, &Ahead::NONE, now)
     }
@@ -88,7 +88,7 @@ impl Director {
     }
 
     /// Decides on a packet in the userspace fast path, like [`Shard::pass`]. `None` means that only
-    /// due timers have run: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
+    /// due timers were run: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
     pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         let now = self.follow(now);
         self.shard.pass(packet, ahead, now)
@@ -120,9 +120,9 @@ impl Director {
         self.shard.end_down(now, budget)
     }
 
-    /// Ends at once the connection that a packet of its client would belong to: for an embedder
-    /// that has both ends of it, as a proxy does, and knows that it is over. `false` if there
-    /// is none.
+    /// Removes at once the connection to which a packet of its client would belong. This is for an
+    /// embedding program that has both sockets of the connection, as a proxy does, and so knows
+    /// that it is closed. `false` if there is no such connection.
     ///
     /// ```
     /// use lvs_core::*;
@@ -159,13 +159,14 @@ impl Director {
         self.shard.take_sync_message(now)
     }
 
-    /// Does everything that is due by `now`, and returns the moment that it then is.
+    /// Runs all timers that are due by `now`, and returns the present time.
     pub fn advance(&mut self, now: Instant) -> Instant {
         self.shard.reap();
         self.follow(now)
     }
 
-    /// The same before a packet, which may be the host's answer to one that ended its connection.
+    /// The same before a packet, which may be the host's answer to a packet that closed its
+    /// connection.
     fn follow(&mut self, now: Instant) -> Instant {
         self.now = self.now.max(now);
         self.control.advance_with(&mut self.shard, self.now);

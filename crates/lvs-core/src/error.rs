@@ -1,4 +1,4 @@
-//! Refusals of requests. A refused request has changed nothing.
+//! Refusals of requests. A refused request changes nothing.
 
 use core::fmt;
 
@@ -6,21 +6,21 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Error {
-    /// A service with this key exists already (EEXIST).
+    /// A service with this key already exists (EEXIST).
     ServiceExists,
     /// No service has this key (ESRCH).
     NoService,
-    /// The service has this real server already (EEXIST).
+    /// The service already has this real server (EEXIST).
     ServerExists,
-    /// The service has no such real server (ENOENT).
+    /// The service does not have this real server (ENOENT).
     NoServer,
-    /// There is no scheduler of this name (ENOENT).
+    /// No scheduler has this name (ENOENT).
     UnknownScheduler,
-    /// There is no persistence engine of this name (ENOENT).
+    /// No persistence engine has this name (ENOENT).
     UnknownEngine,
-    /// A weight below 0 (ERANGE).
+    /// The weight is below 0 (ERANGE).
     WeightRange,
-    /// A lower threshold above the upper one (ERANGE).
+    /// The lower threshold is above the upper one (ERANGE).
     ThresholdRange,
     /// An upper threshold above 2^31 − 1 (EINVAL).
     ThresholdTooLarge,
@@ -29,9 +29,9 @@ pub enum Error {
     /// An address that no single host can have: unspecified, multicast, broadcast, IPv6 link-local
     /// (EINVAL).
     NotUnicast,
-    /// A server of another address family than its service's, without a tunnel (EINVAL).
+    /// The address family of the server differs from its service's, without a tunnel (EINVAL).
     FamilyMismatch,
-    /// A service for another protocol than TCP, UDP or SCTP (EINVAL).
+    /// The protocol of the service is not TCP, UDP or SCTP (EINVAL).
     Protocol,
     /// A firewall mark of 0 (EINVAL).
     ZeroMark,
@@ -42,68 +42,67 @@ pub enum Error {
     /// The service's scheduler uses the latency of the servers' answers, which pass through the
     /// director only with NAT.
     NeedsReplies,
-    /// No sysctl of this name (ENOENT).
+    /// No sysctl has this name (ENOENT).
     UnknownSysctl,
-    /// A value that this sysctl does not take (EINVAL).
+    /// The sysctl does not accept this value (EINVAL).
     SysctlValue,
-    /// No such network interface (ENODEV).
+    /// The network interface does not exist (ENODEV).
     NoDevice,
-    /// A synchronisation daemon of this role runs already (EEXIST).
+    /// A synchronisation daemon of this role already runs (EEXIST).
     DaemonRunning,
     /// No synchronisation daemon of this role runs (ESRCH).
     DaemonNotRunning,
     /// Full NAT without a local address.
     LocalAddressNeeded,
-    /// Full NAT and one-packet scheduling: replies would find no connection.
+    /// Full NAT with one-packet scheduling: replies would match no connection.
     FullNatOnePacket,
-    /// There is no helper of this name (ENOENT).
+    /// No helper has this name (ENOENT).
     UnknownHelper,
-    /// Ports for a helper: 0, one twice, or too many (EINVAL).
+    /// The ports of a helper contain 0, contain a port twice, or are too many (EINVAL).
     HelperPorts,
-    /// The greatest number of pinned connections already waits.
+    /// The maximum of waiting pins is reached.
     TooManyPins,
-    /// IPVS in the kernel supports this, and the director does not yet; the text names it.
+    /// The kernel's IPVS supports this, but the director does not yet; the text names it.
     Unsupported(&'static str),
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::ServiceExists => "the service exists already",
-            Self::NoService => "no such service",
-            Self::ServerExists => "the service has this real server already",
-            Self::NoServer => "the service has no such real server",
+            Self::ServiceExists => "the service already exists",
+            Self::NoService => "the service does not exist",
+            Self::ServerExists => "the service already has this real server",
+            Self::NoServer => "the service does not have this real server",
             Self::UnknownScheduler => "no scheduler of this name",
             Self::UnknownEngine => "no persistence engine of this name",
             Self::WeightRange => "the weight is below 0",
             Self::ThresholdRange => "the lower threshold is above the upper one",
             Self::ThresholdTooLarge => "the upper threshold is above 2147483647",
             Self::TunnelPort => "a GUE tunnel needs a port",
-            Self::NotUnicast => "the address of a real server must be that of one host",
+            Self::NotUnicast => "the address of a real server must be a unicast address",
             Self::FamilyMismatch => {
-                "a server of another address family than its service's needs a tunnel"
+                "a server whose address family differs from its service's needs a tunnel"
             }
             Self::Protocol => "a service is for TCP, UDP or SCTP",
             Self::ZeroMark => "a firewall mark must not be 0",
             Self::PrefixLength => "an IPv6 prefix length is between 1 and 128",
             Self::TimeoutRange => "a timeout is at most 8589934 seconds",
             Self::NeedsReplies => {
-                "this scheduler measures how soon servers answer, and only with NAT do their answers pass through \
-                 the director: forward by NAT, or choose another scheduler"
+                "this scheduler measures the response time of servers, whose replies pass through the director only with NAT: use NAT, or choose another scheduler"
             }
             Self::UnknownSysctl => "no sysctl of this name",
-            Self::SysctlValue => "the sysctl does not take this value",
+            Self::SysctlValue => "the sysctl does not accept this value",
             Self::NoDevice => "no such network interface",
-            Self::DaemonRunning => "a synchronisation daemon of this role is running already",
+            Self::DaemonRunning => "a synchronisation daemon of this role already runs",
             Self::DaemonNotRunning => "no synchronisation daemon of this role is running",
             Self::LocalAddressNeeded => "full NAT needs a local address of the service's family",
             Self::FullNatOnePacket => {
-                "full NAT keeps connections, which one-packet scheduling does not: leave out one of the two"
+                "full NAT keeps connections, and one-packet scheduling does not: use only one of the two"
             }
             Self::UnknownHelper => "no helper of this name; there is one: ftp",
             Self::HelperPorts => "a helper has up to 8 different ports from 1 to 65535",
             Self::TooManyPins => {
-                "16384 connections with a chosen server are expected and have not come: try again in ten seconds"
+                "the maximum of 16384 expected health check connections is reached: try again in ten seconds"
             }
             Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),
         })

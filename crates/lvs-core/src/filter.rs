@@ -10,7 +10,7 @@ use core::net::IpAddr;
 use crate::Prefix;
 use crate::lpm::PrefixMap;
 
-/// Prefixes of one filter at most, allowed and denied ones together: some 10 MB.
+/// Maximum of prefixes in one filter, allowed and denied ones together: some 10 MB.
 pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
 
 /// Allowed and denied sources of new connections. The longest prefix that contains a source
@@ -27,7 +27,7 @@ pub struct SourceFilter(Option<Arc<Made>>);
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct FilterLists {
-    /// Sources that are taken.
+    /// Sources that are accepted.
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "Vec::is_empty"))]
     pub allow: Vec<Prefix>,
     /// Sources that are refused.
@@ -38,7 +38,7 @@ pub struct FilterLists {
 #[derive(Debug)]
 struct Made {
     lists: FilterLists,
-    /// Whether the sources of a prefix are taken.
+    /// For each prefix, whether its sources are accepted.
     map: PrefixMap<bool>,
 }
 
@@ -73,16 +73,16 @@ impl Decided {
                     None => format!("{source} is {word} by {whose}"),
                 }
             }
-            Self::Unlisted { taken: true } => format!("no filter has {source}"),
+            Self::Unlisted { taken: true } => format!("no filter contains {source}"),
             Self::Unlisted { taken: false } => {
-                format!("{source} is denied: others are allowed, and it is not")
+                format!("{source} is denied: the filter allows other sources only")
             }
         }
     }
 }
 
 impl SourceFilter {
-    /// A filter of these prefixes.
+    /// A filter with these prefixes.
     ///
     /// # Errors
     /// If there are more than [`FILTER_PREFIXES_MAX`], or one is both allowed and denied.
@@ -118,7 +118,7 @@ impl SourceFilter {
         self.0.is_none()
     }
 
-    /// Its prefixes, in order.
+    /// The filter's prefixes, in order.
     pub fn lists(&self) -> FilterLists {
         self.0
             .as_ref()
@@ -132,9 +132,9 @@ impl SourceFilter {
         })
     }
 
-    /// Whether a connection from `source` is taken, and why, by the filter of a service and that of
-    /// the director: as if both were one, but for a prefix that is in both, where the service's
-    /// counts.
+    /// Whether a connection from `source` is accepted, and the reason. The filters of the service
+    /// and of the director apply as if they were one filter; for a prefix that is in both, the
+    /// service's filter decides.
     #[inline]
     pub(crate) fn decide(&self, director: &Self, source: IpAddr) -> Decided {
         let find = |filter: &Self| filter.0.as_ref().and_then(|made| made.map.find(source));
@@ -190,7 +190,7 @@ impl From<SourceFilter> for FilterLists {
 /// Reads prefixes from a file: separated by whitespace and line ends; text after a `#` is ignored.
 ///
 /// # Errors
-/// The number of the first bad line, from 1, and its fault.
+/// The number of the first invalid line, from 1, and the reason.
 pub fn parse_prefixes(text: &str) -> Result<Vec<Prefix>, (usize, String)> {
     let mut all = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -202,7 +202,7 @@ pub fn parse_prefixes(text: &str) -> Result<Vec<Prefix>, (usize, String)> {
     Ok(all)
 }
 
-/// The filters of a director: its own, and those of its services by their numbers.
+/// The filters of a director: its own, and the filters of its services by service number.
 #[derive(Debug, Default)]
 pub(crate) struct Filters {
     pub(crate) director: SourceFilter,
@@ -274,7 +274,7 @@ mod tests {
             (
                 "2001:db9::1",
                 false,
-                "2001:db9::1 is denied: others are allowed, and it is not",
+                "2001:db9::1 is denied: the filter allows other sources only",
             ),
         ] {
             let addr = source.parse().unwrap();
@@ -313,8 +313,8 @@ mod tests {
         };
         let most = SourceFilter::new(lists(0xffff)).unwrap();
         assert_eq!(most.counts(), (1, 0xffff));
-        let said = SourceFilter::new(lists(0x1_0000)).unwrap_err();
-        assert!(said.contains("at most 65536"), "{said}");
+        let output = SourceFilter::new(lists(0x1_0000)).unwrap_err();
+        assert!(output.contains("at most 65536"), "{output}");
         assert_eq!(filter("", ""), SourceFilter::default());
         assert_eq!(
             filter("10.0.0.1 10.0.0.2", ""),

@@ -9,7 +9,7 @@ use siphasher::sip::SipHasher13;
 pub(crate) const KEY1: (u64, u64) = (2_654_435_761, 2_654_435_761);
 pub(crate) const KEY2: (u64, u64) = (2_654_446_892, 2_654_446_892);
 
-/// An address as one number: IPv4 in host order, IPv6 as the exclusive or of its four words.
+/// An address as a number: IPv4 in host byte order, IPv6 as the exclusive or of its four words.
 pub fn fold(addr: IpAddr) -> u32 {
     match addr {
         IpAddr::V4(addr) => addr.to_bits(),
@@ -29,7 +29,10 @@ pub const fn hash_32(value: u32, bits: u32) -> u32 {
 }
 
 /// `hsiphash_1u32` of a 64-bit kernel: SipHash-1-3 of four bytes, cut to 32 bits.
-#[expect(clippy::cast_possible_truncation, reason = "cut as the kernel cuts it")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "truncated like the kernel's result"
+)]
 pub fn hsiphash(value: u32, key: (u64, u64)) -> u32 {
     let mut hasher = SipHasher13::new_with_keys(key.0, key.1);
     hasher.write(&value.to_le_bytes());

@@ -1,8 +1,8 @@
-//! How long a server takes to answer, as a peak-sensitive moving average.
+//! The response time of a server, as a peak-sensitive moving average.
 //!
-//! The rule is that of Finagle's `PeakEwma` load metric: a sample above the average replaces it at
-//! once, smaller ones pull it down slowly, and without samples it fades, so that a server that had
-//! a bad time is tried again.
+//! The rule is that of Finagle's `PeakEwma` load metric: a sample above the average replaces the
+//! average at once, smaller samples lower it slowly, and without samples it decreases, so that a
+//! server that was slow for some time is tried again.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
@@ -14,11 +14,11 @@ const HALF_LIFE: u64 = 6_931_471_806;
 
 /// The average time until a server's first answer to a new connection.
 ///
-/// Atomics, because every shard adds samples. Of two simultaneous samples, one may be lost, which
-/// does no harm.
+/// The fields are atomics, because every shard adds samples. One of two simultaneous samples may be
+/// lost, which is harmless.
 #[derive(Debug, Default)]
 pub struct Latency {
-    /// Nanoseconds; 0 is no sample yet.
+    /// Average in nanoseconds; 0 without a sample.
     average: AtomicU64,
     /// Time of the last sample, in nanoseconds.
     stamp: AtomicU64,
@@ -68,7 +68,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// `value` × 2^(−age / half-life), within 1/1000, by integers alone: the same on every machine.
+/// `value` × 2^(−age / half-life), within 1/1000, in integer arithmetic: the same on every machine.
 fn fade(value: u64, age: u64) -> u64 {
     let halves = age / HALF_LIFE;
     if halves >= 64 {
@@ -107,7 +107,7 @@ mod tests {
             .collect();
         assert!(
             values.is_sorted_by(|a, b| a > b),
-            "it never rises by itself"
+            "the average does not rise without samples"
         );
     }
 

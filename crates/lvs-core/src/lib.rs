@@ -83,9 +83,10 @@
 //!
 //! # Differences from the kernel
 //!
-//! The tests of the workspace replay recordings of the kernel's decisions, as frames. The hash table
-//! differs from the kernel's, and two results with it: the order of listings, and the connections
-//! that `drop_entry` visits. It visits as many connections, at random, and spares the same states.
+//! The tests of the workspace replay recordings of the kernel's decisions, as frames. The hash
+//! table differs from the kernel's, and two results with it: the order of listings, and the
+//! connections that `drop_entry` visits. It visits as many connections, at random, and spares the
+//! same states.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -156,7 +157,7 @@ pub mod offload {
 }
 /// Results of messages from peers.
 pub mod replication {
-    pub use crate::control::{DigestWalk, Heard, TakenOver};
+    pub use crate::control::{DigestWalk, ItemResults, TakenOver};
 }
 /// The memory of a connection table.
 pub mod memory {

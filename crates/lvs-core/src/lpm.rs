@@ -1,9 +1,9 @@
-//! Longest prefix match: which of many networks an address is in, the most specific one.
+//! Longest prefix match: finds the most specific of many networks that contain an address.
 //!
-//! A tree of which each node looks at six bits of the address at once, and leaves out the bits in
-//! which nothing below it differs. A lookup reads at most one node for each six bits (six for IPv4,
-//! 22 for IPv6) and, with few networks or many, usually two or three. The tree is made once from a
-//! list and does not change.
+//! It is a tree. Each node evaluates six bits of the address, and skips bits that are equal in all
+//! networks below it. A lookup reads at most one node for each six bits (six for IPv4, 22 for IPv6)
+//! and, with few networks or many, usually two or three. The tree is made once from a list and does
+//! not change.
 //!
 //! ```text
 //!  node: first `skip` bits of all below it ── the next six bits: 64 places
@@ -16,12 +16,12 @@ use core::net::IpAddr;
 
 use crate::Prefix;
 
-/// Bits that one node distinguishes.
+/// Number of bits of the address that one node evaluates.
 const STRIDE: u8 = 6;
-/// Places of a node.
+/// Number of places of a node.
 const PLACES: u8 = 1 << STRIDE;
 
-/// Networks with a value each. Of equal networks, the last one counts.
+/// Networks, each with a value. Among equal networks, the last one applies.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
     v4: Tree<T>,
@@ -38,7 +38,7 @@ impl<T> Default for PrefixMap<T> {
 }
 
 impl<T: Copy> PrefixMap<T> {
-    /// A map of these networks.
+    /// A map with these networks.
     pub(crate) fn new(all: impl IntoIterator<Item = (Prefix, T)>) -> Self {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for (prefix, value) in all {
@@ -100,14 +100,14 @@ struct Entry<T> {
 
 #[derive(Clone, Debug)]
 struct Node {
-    /// Common prefix of everything below.
+    /// Common prefix of all networks below this node.
     prefix: u128,
     /// Number of bits of `prefix` that count.
     skip: u8,
     /// Bits of children with a node of their own; the nodes are contiguous.
     children: u64,
     first_child: u32,
-    /// Places that have another value than the one before them.
+    /// One bit for each place whose value differs from that of the previous place.
     changes: u64,
     first_value: u32,
 }
@@ -173,7 +173,7 @@ impl<T: Copy> Tree<T> {
         }
     }
 
-    /// Stores the node's own value of each place.
+    /// Fills in the node's own value at each place.
     fn fill_values(&mut self, at: usize, entries: &[Entry<T>]) {
         let skip = self.nodes[at].skip;
         let mut places = [None; PLACES as usize];

@@ -17,10 +17,10 @@ use core::str::FromStr;
 
 use crate::{Prefix, Protocol, Tuple};
 
-/// Maximum of rules: each packet is compared with them one after the other.
+/// Maximum of rules: each packet is compared with all of them.
 pub const RULES_MAX: usize = 1024;
 
-/// Ports from the first to the second, both included.
+/// Ports from the first to the second, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRange(pub u16, pub u16);
 
@@ -35,7 +35,9 @@ impl FromStr for PortRange {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         let (first, last) = (port(first)?, port(last)?);
         if first > last {
-            return Err(alloc::format!("{text}: the range ends before it begins"));
+            return Err(alloc::format!(
+                "{text}: the end of the range is lower than its beginning"
+            ));
         }
         Ok(Self(first, last))
     }
@@ -54,7 +56,7 @@ impl fmt::Display for PortRange {
 /// Action for the packets of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkAction {
-    /// The packets get this mark, which is not 0.
+    /// The packets get this mark. It is not 0.
     Mark(u32),
     /// The packets are discarded.
     Drop,
@@ -62,7 +64,7 @@ pub enum MarkAction {
     Host,
 }
 
-/// A rule: packets that have everything it names.
+/// A rule: applies to the packets that match all its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkRule {
     /// Name of the interface on which they arrive.
@@ -74,11 +76,11 @@ pub struct MarkRule {
     /// drops packets or passes them to the host, means all packets to services, which are hidden
     /// already.
     pub destination: Option<Prefix>,
-    /// Their protocol: TCP, UDP or SCTP; `None` for all three.
+    /// The protocol of the packets: TCP, UDP or SCTP; `None` for all three.
     pub protocol: Option<Protocol>,
-    /// Their destination ports; none for all.
+    /// The destination ports of the packets; empty for all.
     pub ports: Vec<PortRange>,
-    /// Action for these packets.
+    /// The action for matching packets.
     pub action: MarkAction,
 }
 
@@ -155,13 +157,13 @@ impl MarkRule {
             destination,
             protocol,
             ports,
-            action: action.ok_or("what is to become of the packets? --mark N, --drop or --host")?,
+            action: action.ok_or("the action is missing: --mark N, --drop or --host")?,
         };
         rule.check()?;
         Ok(rule)
     }
 
-    /// Whether the rule can be followed.
+    /// Checks whether the rule can be applied.
     ///
     /// # Errors
     /// A message for operators.
@@ -169,11 +171,11 @@ impl MarkRule {
         let Some(destination) = self.destination else {
             return match (self.action, self.source) {
                 (MarkAction::Mark(_), _) => Err(
-                    "--destination is missing: the host is kept from packets with a mark by where they go"
+                    "--destination is missing: packets with a mark are hidden from the host by their destination"
                         .into(),
                 ),
                 (_, None) => Err(
-                    "--destination or --source is missing: whose packets are dropped, or left to the host?"
+                    "--destination or --source is missing: the action drop or host needs one of them"
                         .into(),
                 ),
                 (_, Some(_)) => Ok(()),
@@ -196,7 +198,7 @@ impl MarkRule {
         Ok(())
     }
 
-    /// The addresses that the host has to be kept from for this rule: at most
+    /// The addresses whose packets must be hidden from the host because of this rule: at most
     /// [`ADDRESSES_MAX`](Self::ADDRESSES_MAX).
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let addresses = self.destination.and_then(|network| network.addresses());
@@ -268,10 +270,10 @@ impl fmt::Display for MarkRule {
     }
 }
 
-/// Reads a file of rules, one a line; empty lines and text after a `#` are ignored.
+/// Reads a file with one rule on each line; empty lines and text after a `#` are ignored.
 ///
 /// # Errors
-/// The number of the first bad line, from 1, and its fault.
+/// The number of the first invalid line, from 1, and the reason.
 pub fn parse_rules(text: &str) -> Result<Vec<MarkRule>, (usize, String)> {
     let mut rules = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -322,7 +324,7 @@ mod tests {
             ("-s 192.0.2.1 --mark 1", "--destination is missing"),
             ("--drop", "--destination or --source is missing"),
             ("-i eth0 --host", "--destination or --source is missing"),
-            ("-d 192.0.2.1", "what is to become"),
+            ("-d 192.0.2.1", "the action is missing"),
             ("-d 192.0.2.1 --mark 0", "expected a mark"),
             ("-d 192.0.2.1 --mark 1 --drop", "only one of"),
             ("-d 192.0.2.1/33 --mark 1", "expected an address"),
@@ -330,7 +332,7 @@ mod tests {
             ("-d ::/0 --mark 1", "at most 4096 addresses"),
             (
                 "-d 192.0.2.1 --ports 90-80 --mark 1",
-                "ends before it begins",
+                "is lower than its beginning",
             ),
             ("-d 192.0.2.1 -s ::1 --mark 1", "different address families"),
             ("-d 192.0.2.1 --mark", "needs a value"),
@@ -345,7 +347,7 @@ mod tests {
 
     #[test]
     fn mark_rule_matches_only_if_all_conditions_match() {
-        let never = || unreachable!("it has a destination");
+        let never = || unreachable!("the rule has a destination");
         let web = rule("-i eth0 -s 203.0.113.0/24 -d 192.0.2.0/30 -p tcp --ports 80,443 --mark 1")
             .unwrap();
         let good = tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.3:443");

@@ -52,7 +52,7 @@ pub enum Hook {
     Local,
     /// Passing through: `FORWARD`.
     Transit,
-    /// Made by this host: `LOCAL_OUT`.
+    /// The packet was made by this host: `LOCAL_OUT`.
     Output,
 }
 
@@ -92,7 +92,7 @@ impl Tuple {
 pub struct TcpFlags(pub u8);
 
 impl TcpFlags {
-    /// The sender has no more data.
+    /// FIN: the sender has no more data.
     pub const FIN: u8 = 0x01;
     /// Synchronise sequence numbers.
     pub const SYN: u8 = 0x02;
@@ -108,7 +108,7 @@ impl TcpFlags {
         self.0 & mask == mask
     }
 
-    /// Whether the segment neither opens nor ends a connection, and acknowledges.
+    /// Whether the segment acknowledges data, and neither opens nor closes a connection.
     #[inline]
     pub const fn go_on(self) -> bool {
         const TURNS: u8 = TcpFlags::FIN | TcpFlags::SYN | TcpFlags::RST;
@@ -121,8 +121,8 @@ impl TcpFlags {
 pub struct SctpChunk {
     /// Type of the first chunk (RFC 9260 section 3.2).
     pub first: u8,
-    /// The first chunk is COOKIE ECHO or COOKIE ACK of a length of at least 4 and the next one is
-    /// ABORT.
+    /// Whether the first chunk is COOKIE ECHO or COOKIE ACK with a length of at least 4, and the
+    /// next one is ABORT.
     pub abort_follows: bool,
 }
 
@@ -139,7 +139,8 @@ pub enum Transport<'a> {
     Short {
         /// The ports in [`Tuple`] were read: the first four bytes were there.
         ports: bool,
-        /// The header of SCTP is there, without that of a chunk: enough for a translation.
+        /// The SCTP header is complete, but not the header of a chunk. This is enough for a
+        /// translation.
         header: bool,
     },
     /// A protocol without ports.
@@ -152,7 +153,7 @@ pub struct Segment<'a> {
     /// From the first byte of the transport header to the end of the packet. None, where no helper
     /// is at work.
     pub bytes: &'a [u8],
-    /// The checksum needs no check: a device has verified it, or will complete it.
+    /// Whether the checksum need not be verified: a device has verified it, or will complete it.
     pub trusted: bool,
 }
 
@@ -190,7 +191,7 @@ impl Segment<'_> {
 /// The properties of a whole IP datagram that IPVS uses. ICMP errors are [`IcmpError`]s instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketMeta<'a> {
-    /// The hook at which the host would receive it.
+    /// The netfilter hook at which the host would receive the packet.
     pub hook: Hook,
     /// Protocol, addresses and ports.
     pub tuple: Tuple,
@@ -230,8 +231,8 @@ impl<'a> PacketMeta<'a> {
     }
 }
 
-/// A whole datagram over IPv4 that neither opens nor ends a connection: a TCP segment with ACK and
-/// without SYN, FIN and RST, or UDP, with a whole header.
+/// A complete IPv4 datagram that neither opens nor closes a connection: a TCP segment with ACK and
+/// without SYN, FIN and RST, or UDP, with a complete header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plain {
     /// TCP or UDP.
@@ -240,7 +241,7 @@ pub struct Plain {
     pub src: SocketAddrV4,
     /// Destination address and port.
     pub dst: SocketAddrV4,
-    /// Whether it passes through the host: [`Hook::Transit`].
+    /// Whether the packet passes through the host: [`Hook::Transit`].
     pub transit: bool,
     /// Length of the IP datagram in bytes, IP header included.
     pub len: u32,
@@ -271,17 +272,17 @@ impl Plain {
 /// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) about a packet of this director.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
-    /// The hook at which the host would receive it.
+    /// The netfilter hook at which the host would receive the error.
     pub hook: Hook,
-    /// Source of the error message itself.
+    /// Source address of the ICMP packet.
     pub src: IpAddr,
-    /// Destination of the error message itself.
+    /// Destination address of the ICMP packet.
     pub dst: IpAddr,
     /// The embedded packet as it was sent: its source, destination and ports.
     pub inner: Tuple,
     /// The embedded ports were readable.
     pub inner_ports: bool,
-    /// The checksum of the ICMP message is right.
+    /// Whether the checksum of the ICMP message is right.
     pub checksum_ok: bool,
     /// Firewall mark; 0 is none.
     pub mark: u32,
@@ -291,7 +292,7 @@ pub struct IcmpError {
 
 /// SCTP's chunk that opens an association (RFC 9260 section 3.3.2).
 pub(crate) const SCTP_INIT: u8 = 1;
-/// The one that aborts it (RFC 9260 section 3.3.7).
+/// The type of an ABORT chunk (RFC 9260 section 3.3.7).
 pub(crate) const SCTP_ABORT: u8 = 6;
 
 /// Whether a packet opens a connection: a SYN or an INIT.
@@ -303,7 +304,7 @@ pub(crate) fn opens(meta: &PacketMeta<'_>) -> bool {
     }
 }
 
-/// Whether packets of this protocol are IPsec's, which have no ports.
+/// Whether this protocol belongs to IPsec, whose packets have no ports.
 pub(crate) fn is_ipsec(protocol: Protocol) -> bool {
     matches!(protocol, Protocol::AH | Protocol::ESP)
 }

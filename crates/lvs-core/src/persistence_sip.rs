@@ -7,11 +7,11 @@ const DATA_MAX: usize = 255;
 /// The name of the SIP engine.
 pub(crate) const SIP: &str = "sip";
 
-/// The Call-ID of a SIP message (RFC 3261 section 20.8), found the way the kernel's engine finds it
-/// (`get_callid`, `ct_sip_get_header`); `None` if there is none, or none that is followed by a line
-/// break at once.
+/// The Call-ID of a SIP message (RFC 3261 section 20.8), found as by the kernel's engine
+/// (`get_callid`, `ct_sip_get_header`); `None` if there is none, or if no line break follows it
+/// directly.
 ///
-/// The start line is never looked at, and an empty line does not end the header.
+/// The start line is ignored, and an empty line does not end the header.
 pub(crate) fn call_id(message: &[u8]) -> Option<&[u8]> {
     let mut from = 0;
     loop {
@@ -58,7 +58,7 @@ fn header(message: &[u8], from: usize) -> Option<usize> {
     None
 }
 
-/// Past a line break at `at`; CR LF is one.
+/// The position after a line break at `at`; CR LF counts as one.
 fn skip_break(message: &[u8], at: usize) -> usize {
     if message[at] == b'\r' && message.get(at + 1) == Some(&b'\n') {
         at + 2

@@ -17,7 +17,7 @@ use crate::{Error, Instant, Request, Scheduler, Server, ServerConfig, ServerId};
 pub enum Preview<'a> {
     /// The scheduler cannot predict its choice.
     Unknown,
-    /// No server can take a connection.
+    /// No server accepts a connection.
     NoServer,
     /// The scheduler would choose this server.
     Server(&'a Arc<Server>),
@@ -48,14 +48,14 @@ pub struct Pool {
     servers: Vec<Arc<Server>>,
     addresses: BTreeMap<SocketAddr, Arc<Server>>,
     scheduler: Box<dyn Scheduler>,
-    /// Marks of servers whose records this pool made.
+    /// Bits that mark changed servers, for servers whose records this pool made.
     marks: Marks,
     /// Servers with an upper threshold.
     limited: usize,
 }
 
 impl Pool {
-    /// No servers yet.
+    /// A pool without servers.
     pub fn new(mut scheduler: Box<dyn Scheduler>) -> Self {
         scheduler.follow();
         scheduler.start(&[]);
@@ -68,12 +68,12 @@ impl Pool {
         }
     }
 
-    /// The servers in the kernel's order: the one added last comes first.
+    /// The servers in the kernel's order: the most recently added one is first.
     pub fn servers(&self) -> &[Arc<Server>] {
         &self.servers
     }
 
-    /// Chooses a server for a new connection; `None` if none can take it.
+    /// Chooses a server for a new connection; `None` if no server accepts it.
     pub fn pick(&mut self, request: &Request) -> Option<&Arc<Server>> {
         let index = self.scheduler.pick(&self.servers, request)?;
         self.servers.get(index)
@@ -94,10 +94,10 @@ impl Pool {
         self.scheduler.slot(request)
     }
 
-    /// Adds a server with a record of its own.
+    /// Adds a server with a new record.
     ///
     /// # Errors
-    /// [`Error::ServerExists`], and what [`Server::check`] finds.
+    /// [`Error::ServerExists`], and the errors of [`Server::check`].
     pub fn insert(&mut self, addr: SocketAddr, config: &ServerConfig) -> Result<(), Error> {
         Server::check(config)?;
         if self.find(addr).is_some() {
@@ -138,7 +138,7 @@ impl Pool {
         Ok(&self.servers[index])
     }
 
-    /// Takes a server out. Connections that were opened on it stay counted on its record.
+    /// Removes a server. Its record continues to count its open connections.
     ///
     /// # Errors
     /// [`Error::NoServer`].
@@ -152,7 +152,7 @@ impl Pool {
         Ok(server)
     }
 
-    /// Changes the scheduler; the new one begins with the present list.
+    /// Replaces the scheduler; the new one starts with the present list.
     pub fn reschedule(&mut self, mut scheduler: Box<dyn Scheduler>) {
         self.servers.iter().for_each(|server| server.unwatch());
         scheduler.follow();
@@ -160,8 +160,9 @@ impl Pool {
         self.scheduler = scheduler;
     }
 
-    /// Orders the servers, those that are not in the list behind the others; `false` if they have
-    /// that order. Else the scheduler, a new one of the same kind, begins with that list.
+    /// Orders the servers; servers that are not in `order` follow the others. `false` if they
+    /// already have this order. Otherwise `scheduler`, a new one of the same kind, starts with the
+    /// list.
     pub(crate) fn arrange(&mut self, order: &[SocketAddr], scheduler: Box<dyn Scheduler>) -> bool {
         let places: BTreeMap<SocketAddr, usize> = order.iter().copied().zip(0..).collect();
         let place =
@@ -204,7 +205,7 @@ impl Pool {
         self.scheduler.weight_is_capacity()
     }
 
-    /// Reports to the scheduler that the weights of these servers, by their places, were set.
+    /// Reports to the scheduler that the weights of the servers with these indexes were set.
     pub(crate) fn weights_changed(&mut self, places: &[usize]) {
         for &place in places {
             self.scheduler.server_edited(&self.servers, place);

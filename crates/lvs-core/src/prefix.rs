@@ -14,12 +14,11 @@ pub struct Prefix {
     len: u8,
 }
 
-/// Bits of an IPv6 address that its host does not choose.
+/// Prefix length of an IPv6 source network: the host chooses the remaining bits.
 const SOURCE_LEN: u8 = 64;
 
 impl Prefix {
-    /// The first `len` bits of `addr`; `None` if the family has fewer. Bits behind them are
-    /// cleared.
+    /// The first `len` bits of `addr`; `None` if the family has fewer. The other bits are cleared.
     pub fn new(addr: IpAddr, len: u8) -> Option<Self> {
         let host = Family::of(&addr).bits().checked_sub(len)?;
         let addr = match addr {
@@ -35,7 +34,7 @@ impl Prefix {
         Some(Self { addr, len })
     }
 
-    /// The source that counts for limits by client: the address itself, or, for IPv6, its /64,
+    /// The source that limits for each client apply to: the address itself, or for IPv6 its /64,
     /// because a host can choose any address in it.
     pub fn source(ip: IpAddr) -> IpAddr {
         let ip = ip.to_canonical();
@@ -43,7 +42,7 @@ impl Prefix {
         network.map_or(ip, |network| network.addr())
     }
 
-    /// Its first address.
+    /// The first address of the network.
     pub const fn addr(&self) -> IpAddr {
         self.addr
     }
@@ -58,7 +57,7 @@ impl Prefix {
         Family::of(&self.addr)
     }
 
-    /// Whether `addr` is in it.
+    /// Whether the network contains `addr`.
     pub fn contains(&self, addr: IpAddr) -> bool {
         match (self.addr, addr) {
             (IpAddr::V4(own), IpAddr::V4(addr)) => {
@@ -79,7 +78,7 @@ impl Prefix {
         }
     }
 
-    /// Number of its addresses, and the addresses; `None` above 2^16.
+    /// The number of addresses in the network, and the addresses; `None` above 2^16.
     pub fn addresses(&self) -> Option<impl Iterator<Item = IpAddr> + use<>> {
         let host = self.family().bits() - self.len;
         let first = self.addr;
@@ -119,7 +118,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// The networks as prefixes; invalid ones are left out.
+/// The networks as prefixes, without the invalid ones.
 pub(crate) fn prefixes(networks: alloc::vec::Vec<(IpAddr, u8)>) -> alloc::vec::Vec<Prefix> {
     let networks = networks.into_iter();
     networks

@@ -1,8 +1,8 @@
 //! The text of `/proc/net/ip_vs` and its neighbours, for programs that read those files.
 //!
-//! Everything is as the kernel writes it, but for the order of services and connections: there it
-//! is that of a hash table, here services are listed from the oldest on and connections by their
-//! slots.
+//! The format is the kernel's. The order differs: the kernel lists services and connections in the
+//! order of its hash tables; here services are listed by age, the oldest first, and connections by
+//! slot.
 
 use core::fmt::{self, Write};
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -13,7 +13,7 @@ use crate::{
     ServiceKey, Shard,
 };
 
-/// The kernel's ticks in a second, in which it shows persistence timeouts.
+/// The kernel's timer ticks in a second (`HZ`), the unit in which it lists persistence timeouts.
 const HZ: u64 = 250;
 
 /// `/proc/net/ip_vs`: services and their servers. `size` is the size of the hash table that is
@@ -42,7 +42,7 @@ pub fn services(out: &mut impl Write, control: &Control, size: u32) -> fmt::Resu
     Ok(())
 }
 
-/// The same for the answers of a dataplane over its control socket.
+/// As above, from the answers of a dataplane over its control socket.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -109,7 +109,7 @@ fn service(out: &mut impl Write, key: ServiceKey, config: &ServiceConfig) -> fmt
     writeln!(out, "persistent {ticks} {netmask:08X}")
 }
 
-/// One line about a server.
+/// A line about a server.
 struct Row {
     addr: SocketAddr,
     forwarding: Forwarding,
@@ -191,8 +191,7 @@ fn plain(out: &mut impl Write, entry: &Entry<'_>, engine: Option<(&str, &[u8])>)
     out.write_char('\n')
 }
 
-/// `/proc/net/ip_vs_conn_sync`: connections of one shard, then all templates, and where they came
-/// from.
+/// `/proc/net/ip_vs_conn_sync`: connections of one shard, then all templates, with their origin.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -241,7 +240,7 @@ pub fn listed_connection(
     with_origin(conn_sync, &entry)
 }
 
-/// One line about a connection.
+/// A line about a connection.
 struct Entry<'a> {
     protocol: Protocol,
     /// Client, virtual address, server.
@@ -291,7 +290,7 @@ pub fn stats(out: &mut impl Write, control: &Control) -> fmt::Result {
     totals(out, &control.total_stats())
 }
 
-/// The same of counters at hand.
+/// As above, from given counters.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -312,7 +311,7 @@ pub fn stats_percpu(out: &mut impl Write, control: &Control) -> fmt::Result {
     parts(out, control.shard_counts(), &control.total_stats())
 }
 
-/// The same of counters at hand: those of each shard, and of all.
+/// As above, from given counters: those of each shard, and their sum.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -346,11 +345,8 @@ fn counts(out: &mut impl Write, before: &str, counts: &Counts) -> fmt::Result {
     )
 }
 
-/// `/proc/net/ip_vs_app`: the helper for FTP at these ports. How many connections it has is not
-/// counted, and shown as 0.
-///
-/// # Errors
-/// Errors of `out`.
+/// `/proc/net/ip_vs_app`: the FTP helper at these ports. The number of its connections is not
+/// counted, and listed as 0.
 pub fn helpers(out: &mut impl Write, ftp_ports: &[u16]) -> fmt::Result {
     out.write_str("prot port    usecnt name\n")?;
     ftp_ports.iter().try_for_each(|port| {

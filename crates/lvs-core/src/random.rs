@@ -5,7 +5,7 @@
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The numbers of this seed.
+    /// A generator with this seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -19,7 +19,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// The next number, brought to less than `end`; 0 if that is 0.
+    /// The next random number below `end`; 0 if `end` is 0.
     pub const fn draw_below(&mut self, end: u64) -> u64 {
         ((self.draw() as u128 * end as u128) >> 64) as u64
     }

@@ -49,7 +49,7 @@ impl Registry {
         self.factories.remove(name);
     }
 
-    /// A new scheduler of this name.
+    /// A new scheduler with this name.
     pub fn create(&self, name: &str) -> Option<Box<dyn Scheduler>> {
         self.factories.get(name).map(|factory| factory())
     }

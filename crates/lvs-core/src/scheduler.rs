@@ -24,13 +24,14 @@ pub struct Request {
     pub now: Instant,
 }
 
-/// A way of choosing among real servers.
+/// An algorithm that chooses among real servers.
 ///
-/// A user-defined implementation works everywhere that the built-in ones do: register it with
-/// [`Registry::register`](crate::Registry::register). It receives every change to the list *after* the change.
+/// A user-defined implementation can be used like the built-in ones: register it with
+/// [`Registry::register`](crate::Registry::register). It receives every change to the list *after*
+/// the change.
 pub trait Scheduler: fmt::Debug + Send {
-    /// Chooses a server for a new connection: an index into `servers`, or `None` if none can take
-    /// it.
+    /// Chooses a server for a new connection: an index into `servers`, or `None` if no server
+    /// accepts it.
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize>;
 
     /// A copy in the same state, for a preview; `None` if it cannot be copied.
@@ -38,18 +39,18 @@ pub trait Scheduler: fmt::Debug + Send {
         None
     }
 
-    /// The slot of its hash table that a request falls into, for schedulers that have one.
+    /// The slot of its hash table that a request is assigned to, for schedulers that have one.
     fn slot(&self, request: &Request) -> Option<HashSlot> {
         let _ = request;
         None
     }
 
-    /// Announces that all future lists are one list, whose servers no other scheduler chooses from,
-    /// with a report of every change: the scheduler may keep results between two choices. A pool
-    /// calls it before [`start`](Self::start).
+    /// Announces that all future lists are the same list, that no other scheduler uses its servers,
+    /// and that every change will be reported. So the scheduler may store results between two
+    /// choices. A pool calls this before [`start`](Self::start).
     fn follow(&mut self) {}
 
-    /// The scheduler takes over a list that may have servers already (`init_service`).
+    /// Sets the list, which may already contain servers (`init_service`).
     fn start(&mut self, servers: &[Arc<Server>]) {
         let _ = servers;
     }
@@ -81,7 +82,7 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = sysctls;
     }
 
-    /// Interval of the calls of [`tick`](Self::tick); `None` for none.
+    /// Interval of the calls of [`tick`](Self::tick); `None`: it is not called.
     fn period(&self) -> Option<Duration> {
         None
     }
@@ -91,30 +92,30 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = now;
     }
 
-    /// Whether it uses [`Server::latency`], which is measured from the servers' answers: its
+    /// Whether it uses [`Server::latency`], which is measured from the servers' replies: its
     /// services then accept only servers behind NAT.
     fn needs_replies(&self) -> bool {
         false
     }
 
-    /// Whether it uses [`Server::last_weight`]. Directors that must choose alike then also need the
-    /// same last weight of a server without a weight.
+    /// Whether it uses [`Server::last_weight`]. Directors that must choose the same servers then
+    /// also need the same last weight of servers with weight 0.
     fn goes_by_last_weight(&self) -> bool {
         false
     }
 
-    /// Whether a weight is a number of connections, and not a share among the servers: a slow start
-    /// then does not multiply the weights of the other servers.
+    /// Whether a weight is a number of connections instead of a share: a slow start then does not
+    /// multiply the weights of the other servers.
     fn weight_is_capacity(&self) -> bool {
         false
     }
 }
 
-/// A place in a scheduler's hash table.
+/// A slot in a scheduler's hash table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 pub struct HashSlot {
-    /// Its number, from 0.
+    /// The slot's number, from 0.
     pub number: u32,
     /// Slots of the table.
     pub of: u32,

@@ -1,5 +1,4 @@
-//! The record of one real server in one service: the values that schedulers use and connections
-//! change.
+//! The record of one real server in one service: values that schedulers use and connections change.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -16,7 +15,7 @@ use crate::{Error, Forwarding, Protocol, ServerConfig, ServerId};
 
 /// Configured in a service (the kernel's `IP_VS_DEST_CF_AVAILABLE`).
 const AVAILABLE: u8 = 0x1;
-/// Reached its upper threshold (`IP_VS_DEST_F_OVERLOAD`).
+/// The server has reached its upper threshold (`IP_VS_DEST_F_OVERLOAD`).
 const OVERLOADED: u8 = 0x2;
 
 /// One real server in one service (the kernel's `ip_vs_dest`).
@@ -32,7 +31,7 @@ pub struct Server {
     weight: AtomicI32,
     last_weight: AtomicI32,
     configured_weight: AtomicI32,
-    /// Tenths of its weight that a slow start gives it.
+    /// The server's tenths in a slow start.
     tenths: AtomicU8,
     forwarding: AtomicU8,
     tunnel: AtomicU64,
@@ -42,11 +41,11 @@ pub struct Server {
     active: AtomicI32,
     total: AtomicI32,
     templates: AtomicI32,
-    /// Entries of schedulers' caches that lead to it.
+    /// Entries of schedulers' caches that refer to the server.
     held: AtomicI32,
-    /// Treatment of its connections when it goes down.
+    /// Action on its connections when it goes down.
     on_down: AtomicU8,
-    /// Flags that its connections begin with.
+    /// Flags that new connections of the server get.
     watches: AtomicU32,
     latency: Latency,
     /// Attempts to connect in a row without a good answer.
@@ -54,12 +53,12 @@ pub struct Server {
     attempts: AttemptCounters,
     /// Whether a scheduler is notified of changes.
     watched: AtomicBool,
-    /// Its bit in `marks`.
+    /// The server's bit in `marks`.
     mark: u8,
     marks: Arc<AtomicU64>,
 }
 
-/// Words in which servers mark that they have changed, by their numbers: 64 servers share one.
+/// Words in which servers mark by their number that they have changed; 64 servers share one word.
 #[derive(Debug, Default)]
 pub(crate) struct Marks(Vec<Arc<AtomicU64>>);
 
@@ -116,7 +115,7 @@ impl Server {
         (&self.marks, self.mark)
     }
 
-    /// Ends the reports of changes.
+    /// Stops the reports of changes.
     pub(crate) fn unwatch(&self) {
         self.watched.store(false, Relaxed);
     }
@@ -130,8 +129,8 @@ impl Server {
         }
     }
 
-    /// Whether the kernel would take these settings, in its order of checks (`ip_vs_add_dest`,
-    /// `ip_vs_edit_dest`).
+    /// Checks whether the kernel would accept these settings, in the kernel's order of checks
+    /// (`ip_vs_add_dest`, `ip_vs_edit_dest`).
     ///
     /// # Errors
     /// [`Error::WeightRange`], [`Error::ThresholdRange`], [`Error::ThresholdTooLarge`],
@@ -175,7 +174,8 @@ impl Server {
         self.changed();
     }
 
-    /// `last_weight` is set again when a record is added, also one from the trash.
+    /// Resets `last_weight`, which is set again when a record is added, including that of a removed
+    /// server.
     pub(crate) fn reset_last_weight(&self) {
         self.last_weight.store(self.weight(), Relaxed);
     }
@@ -190,8 +190,8 @@ impl Server {
         self.changed();
     }
 
-    /// Multiplies the last weight of a server at weight 0, like those of the others: from `before`
-    /// times to `after` times its own.
+    /// Multiplies the stored last weight of a server with weight 0, like the weights of the other
+    /// servers: its factor changes from `before` to `after`.
     pub(crate) fn scale_last_weight(&self, before: i32, after: i32) {
         let scaled = self.last_weight() / before * after;
         self.last_weight.store(scaled, Relaxed);
@@ -222,7 +222,7 @@ impl Server {
         }
     }
 
-    /// The kernel's flags that a connection to it begins with (`ip_vs_bind_dest`).
+    /// The kernel's flags of a new connection to the server (`ip_vs_bind_dest`).
     pub(crate) fn connection_flags(&self, conntrack: bool) -> u32 {
         let method = self.forwarding();
         let mut flags = method as u32 | flag::INACTIVE;
@@ -235,17 +235,17 @@ impl Server {
         flags
     }
 
-    /// Treatment of its connections when it goes down.
+    /// Action on its connections when it goes down.
     pub(crate) fn on_down(&self) -> OnServerDown {
         OnServerDown::from_bits(self.on_down.load(Relaxed))
     }
 
-    /// Whether it is down, and its connections must not wait for it.
+    /// Whether the server is down and its connections must be closed.
     pub(crate) fn has_gone(&self) -> bool {
         !self.is_available() && self.on_down() != OnServerDown::Kernel
     }
 
-    /// Removes the record from its service; its connections keep it.
+    /// Removes the record from its service; the server's connections still refer to it.
     pub(crate) fn retire(&self) {
         self.clear(AVAILABLE);
     }
@@ -260,7 +260,7 @@ impl Server {
         self.addr
     }
 
-    /// The settings as they are now.
+    /// The present settings.
     pub fn config(&self) -> ServerConfig {
         ServerConfig {
             weight: self.configured_weight.load(Relaxed),
@@ -271,9 +271,9 @@ impl Server {
         }
     }
 
-    /// Share of connections; with 0 the server gets no new ones. While a server of the service
-    /// starts slowly, this is not the configured weight ([`config`](Self::config)) but the present
-    /// share, in tenths of a weight.
+    /// Share of new connections; a server with 0 gets none. While a server of the service starts
+    /// slowly, this is the present share in tenths of a weight; [`config`](Self::config) has the
+    /// configured weight.
     #[inline]
     pub fn weight(&self) -> i32 {
         self.weight.load(Relaxed)
@@ -286,14 +286,14 @@ impl Server {
         self.last_weight.load(Relaxed)
     }
 
-    /// Percentage of the weight during a slow start; `None` outside of one.
+    /// Percentage of the weight that applies during a slow start; `None` otherwise.
     pub fn slow_start(&self) -> Option<u8> {
         let tenths = self.tenths.load(Relaxed);
         (tenths < 10).then_some(tenths * 10)
     }
 
-    /// The time until its answers to new connections: TCP behind NAT, and other protocols if the
-    /// service's scheduler uses it.
+    /// The response time of the server to new connections: TCP behind NAT, and other protocols if
+    /// the service's scheduler uses it.
     pub const fn latency(&self) -> &Latency {
         &self.latency
     }
@@ -304,7 +304,8 @@ impl Server {
         self.unanswered.load(Relaxed)
     }
 
-    /// Counters of the connections that clients opened to it, and of those that it did not answer.
+    /// Counters of the connections that clients opened to the server, and of those that it did not
+    /// answer.
     pub(crate) const fn attempts(&self) -> &AttemptCounters {
         &self.attempts
     }
@@ -333,19 +334,20 @@ impl Server {
         Tunnel::unpack(self.tunnel.load(Relaxed))
     }
 
-    /// Whether it is configured in a service, not removed.
+    /// Whether the server is configured in a service, and not removed.
     #[inline]
     pub fn is_available(&self) -> bool {
         self.flags.load(Relaxed) & AVAILABLE != 0
     }
 
-    /// It has reached its upper threshold and not yet fallen below the lower one.
+    /// Whether the server has reached its upper threshold, and has not fallen below the lower
+    /// threshold since.
     #[inline]
     pub fn is_overloaded(&self) -> bool {
         self.flags.load(Relaxed) & OVERLOADED != 0
     }
 
-    /// Whether it is not overloaded and has a weight above 0, as most schedulers require.
+    /// Whether the server is not overloaded and has a weight above 0, as most schedulers require.
     #[inline]
     pub fn is_usable(&self) -> bool {
         !self.is_overloaded() && self.weight() > 0
@@ -371,7 +373,7 @@ impl Server {
         self.total.load(Relaxed).max(0).unsigned_abs()
     }
 
-    /// Persistence templates that lead to it.
+    /// Number of persistence templates that refer to the server.
     #[inline]
     pub fn templates(&self) -> u32 {
         self.templates.load(Relaxed).max(0).unsigned_abs()
@@ -435,7 +437,7 @@ impl Server {
             || self.held.load(Relaxed) > 0
     }
 
-    /// A template leads to it (`ip_vs_bind_dest`).
+    /// Counts a template that refers to the server (`ip_vs_bind_dest`).
     pub(crate) fn bind_template(&self) {
         self.templates.fetch_add(1, Relaxed);
     }
@@ -451,7 +453,8 @@ impl Server {
         self.changed();
     }
 
-    /// The lower threshold in force: as configured, or three quarters of the upper one, rounded up.
+    /// The lower threshold that applies: the configured one, or three quarters of the upper one,
+    /// rounded up.
     fn effective_lower(&self) -> u32 {
         match self.lower.load(Relaxed) {
             0 => {
@@ -471,15 +474,15 @@ impl Server {
     }
 }
 
-/// One connection counted on a server; dropping it ends the connection.
+/// Counts one connection of a server until it is dropped.
 #[derive(Debug)]
-#[must_use = "the connection is counted only while this lives"]
+#[must_use = "the connection is counted until this value is dropped"]
 pub struct OpenConnection {
     server: Arc<Server>,
 }
 
 impl OpenConnection {
-    /// The server that carries the connection.
+    /// The server of the connection.
     pub fn server(&self) -> &Server {
         &self.server
     }
@@ -578,7 +581,7 @@ mod tests {
         assert!(server.is_overloaded(), "lowered to the present count");
         server.unbind(false);
         server.configure(&config);
-        assert!(server.is_overloaded(), "the same values do nothing");
+        assert!(server.is_overloaded(), "equal values have no effect");
         server.configure(&ServerConfig {
             upper: 100,
             ..config

@@ -28,7 +28,7 @@ impl Family {
         }
     }
 
-    /// Length of its addresses in bits.
+    /// Length of the family's addresses in bits.
     pub const fn bits(self) -> u8 {
         match self {
             Self::V4 => 32,
@@ -47,7 +47,7 @@ pub enum ServiceKey {
         /// Virtual address and port; port 0 stands for every port without a separate service.
         addr: SocketAddr,
     },
-    /// A firewall mark, for every protocol, address and port that carries it.
+    /// A firewall mark, for packets of every protocol, address and port that have this mark.
     Mark {
         /// Family of the marked packets.
         family: Family,
@@ -96,7 +96,7 @@ impl ServiceKey {
         }
     }
 
-    /// Its port; 0 for a mark.
+    /// The service's port; 0 for a mark.
     pub const fn port(&self) -> u16 {
         match self {
             Self::Address { addr, .. } => addr.port(),
@@ -128,7 +128,7 @@ impl fmt::Display for ServiceKey {
 pub struct ServiceFlags(pub u32);
 
 impl ServiceFlags {
-    /// Connections of one client network go to one real server.
+    /// Persistence: all connections of a client network are sent to one real server.
     pub const PERSISTENT: u32 = 0x1;
     /// Each UDP datagram is scheduled separately.
     pub const ONE_PACKET: u32 = 0x4;
@@ -152,9 +152,9 @@ impl ServiceFlags {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(deny_unknown_fields))]
 pub struct ServiceConfig {
-    /// Scheduler, by ipvsadm's name; `none` schedules nothing.
+    /// Scheduler, by ipvsadm's name; `none` accepts no connections.
     pub scheduler: String,
-    /// Persistence, one-packet scheduling, scheduler flags.
+    /// Flags: persistence, one-packet scheduling, and those of the scheduler.
     #[cfg_attr(feature = "api", serde(default))]
     pub flags: ServiceFlags,
     /// Persistence timeout in seconds.
@@ -202,7 +202,7 @@ impl ServiceConfig {
 pub enum Forwarding {
     /// Network address translation: `-m`, `Masq`.
     Nat = 0,
-    /// Delivered on the director itself: `Local`.
+    /// Packets are delivered on the director itself: `Local`.
     Local = 1,
     /// Encapsulation: `-i`, `Tunnel`.
     Tunnel = 2,
@@ -217,13 +217,13 @@ pub enum Forwarding {
 }
 
 impl Forwarding {
-    /// Requests get another destination, and replies another source.
+    /// Whether the destination of requests and the source of replies are changed.
     #[inline]
     pub const fn translates(self) -> bool {
         matches!(self, Self::Nat | Self::FullNat)
     }
 
-    /// The method of a number, as connections and records keep it.
+    /// The method with this number, as it is stored in connections and records.
     #[inline]
     pub(crate) const fn from_bits(bits: u32) -> Self {
         match bits {
@@ -242,8 +242,8 @@ impl Forwarding {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(deny_unknown_fields))]
 pub struct ServerConfig {
-    /// Share of connections relative to the other servers; a server with 0 gets no new connections
-    /// (quiesced).
+    /// Share of connections in relation to the other servers; a server with 0 gets no new
+    /// connections (quiesced).
     pub weight: i32,
     /// Forwarding method.
     #[cfg_attr(feature = "api", serde(default))]
@@ -251,7 +251,7 @@ pub struct ServerConfig {
     /// Encapsulation, where the method is [`Forwarding::Tunnel`].
     #[cfg_attr(feature = "api", serde(default))]
     pub tunnel: Tunnel,
-    /// Connections at which the server stops taking new ones; 0 is no limit.
+    /// Number of connections at which the server gets no new ones; 0 is no limit.
     #[cfg_attr(feature = "api", serde(default))]
     pub upper: u32,
     /// Number of connections below which the server gets new ones again; 0 is three quarters of

@@ -14,7 +14,7 @@ pub use crate::latency::Latency;
 pub struct Counts {
     /// Connections (rates: a second).
     pub conns: u64,
-    /// Packets from clients; an aggregate of segments is one.
+    /// Packets from clients; a GSO/GRO super-packet counts as one.
     pub in_packets: u64,
     /// Packets from servers.
     pub out_packets: u64,
@@ -67,8 +67,8 @@ pub struct Stats {
     pub live: Counts,
 }
 
-/// One shard's counters of one object. Only the shard writes, so a plain load and store make an
-/// addition.
+/// The counters of one object in one shard. Only the shard writes them, so an addition is a plain
+/// load and store.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     conns: AtomicU64,
@@ -223,13 +223,13 @@ impl ObjectStats {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Evictions {
-    /// Half-open ones, and single datagrams.
+    /// Half-open connections, and single datagrams.
     pub half_open: u64,
-    /// Ended ones, kept for stray packets (TIME_WAIT, CLOSE).
+    /// Closed connections that were stored for late packets (TIME_WAIT, CLOSE).
     pub ended: u64,
-    /// Ones that were opened and not used within three seconds.
+    /// Connections that were opened and not used within three seconds.
     pub unused: u64,
-    /// Ones without a packet for a minute.
+    /// Connections without a packet for a minute.
     pub idle: u64,
 }
 

@@ -30,7 +30,10 @@ impl Instant {
     }
 
     /// The number of the kernel's ticks of 4 ms, limited to 32 bits.
-    #[expect(clippy::cast_possible_truncation, reason = "only differences matter")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "only differences of times are used"
+    )]
     pub(crate) const fn ticks(self) -> u32 {
         (self.0 / 4_000_000) as u32
     }

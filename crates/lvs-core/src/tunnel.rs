@@ -27,7 +27,7 @@ impl TunnelChecksum {
         }
     }
 
-    /// Its name in ipvsadm's options, after `tun-`.
+    /// The name of the checksum in ipvsadm's options, after `tun-`.
     pub const fn option(self) -> &'static str {
         match self {
             Self::None => "nocsum",
@@ -36,7 +36,7 @@ impl TunnelChecksum {
         }
     }
 
-    /// Its sign in ipvsadm's listings.
+    /// The character for the checksum in ipvsadm's listings.
     pub const fn sign(self) -> &'static str {
         match self {
             Self::None => "-c",
@@ -73,13 +73,13 @@ pub enum Tunnel {
 pub struct TunnelType {
     /// The word of ipvsadm's grammar, the control protocol and `lvsd`.
     pub name: &'static str,
-    /// Its name in messages.
+    /// The name of the tunnel type in messages.
     pub title: &'static str,
-    /// Whether it has a UDP port.
+    /// Whether the tunnel type uses a UDP port.
     pub has_port: bool,
-    /// The checksums to choose from; none if there is no choice.
+    /// The checksums that the tunnel type supports; empty if there is no choice.
     pub checksums: &'static [TunnelChecksum],
-    /// Bytes between the outer and the inner IP header, by the place of the checksum in
+    /// Bytes between the outer and the inner IP header, for each checksum in the order of
     /// [`TunnelChecksum::ALL`].
     pub header_len: [usize; TunnelChecksum::ALL.len()],
     /// A tunnel of this kind, with a port and a checksum.
@@ -90,10 +90,10 @@ impl TunnelType {
     /// The names of all types in ipvsadm's help.
     pub const NAMES: &str = "ipip|gue|gre";
 
-    /// All types. A server's record has the place in this list.
+    /// All tunnel types. The record of a server stores the index in this list.
     pub const ALL: &[&Self] = &[&IPIP, &GRE, &GUE];
 
-    /// The type of this name.
+    /// Finds the tunnel type with this name.
     pub fn find(name: &str) -> Option<&'static Self> {
         Self::ALL.iter().copied().find(|kind| kind.name == name)
     }
@@ -137,7 +137,7 @@ impl Tunnel {
         }
     }
 
-    /// The port of UDP, 0 if it has none.
+    /// The UDP port; 0 for types without one.
     pub const fn port(self) -> u16 {
         match self {
             Self::Gue { port, .. } => port,
@@ -158,7 +158,7 @@ impl Tunnel {
         self.about().header_len[self.checksum() as usize]
     }
 
-    /// All of it in a number.
+    /// Packs the tunnel into a number.
     pub(crate) fn pack(self) -> u64 {
         let kind = TunnelType::ALL
             .iter()
@@ -215,7 +215,7 @@ mod tests {
         names.sort_unstable();
         all.sort_unstable();
         assert_eq!(names, all);
-        assert_eq!(Tunnel::default().pack(), 0, "what a new record has");
+        assert_eq!(Tunnel::default().pack(), 0, "the values of a new record");
     }
 
     #[cfg(feature = "api")]

@@ -1,9 +1,9 @@
-//! Locks that a panic does not poison.
+//! Locks that ignore the poisoning of a mutex by a panic.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex. A panic aborts the released program; in a test that catches one, the data are
-/// still whole.
+/// Locks a mutex. A panic aborts the released program; in a test that catches the panic, the data
+/// are still valid.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

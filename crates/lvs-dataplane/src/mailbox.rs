@@ -11,10 +11,10 @@ use lvs_sys::EventFd;
 /// A closure that the thread which owns a `T` runs on it.
 pub(crate) type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
-/// Jobs for one thread, in the order in which they were posted. It polls [`wake`](Self::wake) among
-/// its other descriptors.
+/// Jobs for one thread, in the order in which they were posted. The thread polls
+/// [`wake`](Self::wake) with its other descriptors.
 pub(crate) struct Mailbox<T> {
-    /// `None` after the thread has ended.
+    /// The posted jobs; `None` after the thread has ended.
     jobs: Mutex<Option<Vec<Job<T>>>>,
     wake: EventFd,
 }
@@ -53,7 +53,8 @@ impl<T> Mailbox<T> {
         &self.wake
     }
 
-    /// Drops all jobs, the queued ones and those that are posted later: the thread ends.
+    /// Drops all jobs, both the queued ones and those that are posted later, because the thread
+    /// stops.
     pub(crate) fn close(&self) {
         let jobs = lock(&self.jobs).take();
         // Not under the lock: a job may hold whatever posts.
@@ -67,7 +68,7 @@ impl<T> fmt::Debug for Mailbox<T> {
     }
 }
 
-/// Closes a mailbox when its thread ends for any reason.
+/// Closes a mailbox when its thread exits for any reason.
 #[derive(Debug)]
 pub(crate) struct Closing<'a, T>(pub(crate) &'a Mailbox<T>);
 

@@ -54,14 +54,14 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
 
-    /// Whether established connections are forwarded by the kernel fast path, by programs at the interfaces
-    /// that read the dataplane's connection table (Linux 6.1, root). Default: auto, and `lvsadm
-    /// doctor` does not mind if it is not possible.
+    /// Whether established connections are forwarded by the kernel fast path, by programs at the
+    /// interfaces that read the dataplane's connection table (Linux 6.1, root). Default: auto, and
+    /// `lvsadm doctor` does not mind if it is not possible.
     #[arg(long, value_enum)]
     fast_path: Option<FastPath>,
 
-    /// Whether a small process holds connections, services and counters, should this dataplane be
-    /// killed, until the next one comes. With --fast-path, the kernel does. auto: if that is
+    /// Whether a small process stores connections, services and counters until the next dataplane
+    /// starts, if this dataplane is killed. With --fast-path, the kernel stores them. auto: if
     /// possible.
     #[arg(long, value_enum, default_value_t = WarmRestart::Off)]
     warm_restart: WarmRestart,
@@ -79,14 +79,14 @@ struct Args {
     #[arg(long, hide = true, default_value_t = lvs_dataplane::fast_path::OFFLOAD_AFTER, value_name = "N")]
     fast_path_after: std::num::NonZeroU32,
 
-    /// Whether the dataplane drops the rights that it does not need: most of the file system, starting
-    /// programs, and system calls that administer the host (Landlock and seccomp, as far as the
-    /// kernel has them).
+    /// Whether the dataplane drops the rights that it does not need: most of the file system,
+    /// starting programs, and system calls that administer the host (Landlock and seccomp, as far
+    /// as the kernel has them).
     #[arg(long, value_enum, default_value_t = Confine::Auto)]
     confine: Confine,
 
-    /// Remove the state that a killed dataplane has left in the kernel (its connections end), and
-    /// exit.
+    /// Remove the state that a killed dataplane has left in the kernel (its connections are
+    /// closed), and exit.
     #[arg(long)]
     cleanup: bool,
 
@@ -95,8 +95,8 @@ struct Args {
     #[arg(long, default_value = "1", value_name = "N|auto")]
     workers: Workers,
 
-    /// Control socket: a path, or @NAME for an abstract one. Default: one in /run/lvs, by network
-    /// namespace, or @lvs-dataplane where that is not permitted.
+    /// Control socket: a path, or @NAME for an abstract one. Default: a socket in /run/lvs named by
+    /// the network namespace, or @lvs-dataplane if that is not permitted.
     #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
     socket: Option<String>,
 
@@ -148,8 +148,8 @@ struct Args {
     #[arg(long, default_value = "answer", value_name = "answer|drop|N")]
     echo: Echo,
 
-    /// Drop requests whose source is not routed back: at all (loose), or through the interface
-    /// that they came in by (strict).
+    /// Drop requests whose source has no route (loose), or whose source is not routed through the
+    /// interface on which they arrive (strict).
     #[arg(long, default_value = "off", value_name = "off|loose|strict")]
     reverse_path: ReversePath,
 
@@ -189,7 +189,7 @@ struct Args {
     #[arg(long, value_name = "ADDRESS", value_parser = directors::peer, requires = "sync_key")]
     sync_peer: Vec<SocketAddr>,
 
-    /// File with the key that the peers share: 32 characters or more; only its owner and group may
+    /// File with the key that all peers have: 32 characters or more; only its owner and group may
     /// read it, and its group may not write it.
     #[arg(long, value_name = "FILE", requires = "sync_peer")]
     sync_key: Option<PathBuf>,
@@ -198,13 +198,13 @@ struct Args {
     #[arg(long, value_name = "ADDRESS", value_parser = directors::address, requires = "sync_peer")]
     sync_listen: Option<SocketAddr>,
 
-    /// How many seconds to wait for directors that cannot be reached, before this one is ready
-    /// without them; 0 to wait for none at all.
+    /// Seconds to wait for peers that cannot be reached, before this director is ready without
+    /// them; 0 to wait for none.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(0..=3600))]
     sync_wait: u32,
 
-    /// How many seconds the services and servers of another director may differ from those of this
-    /// one, before that is an alarm.
+    /// Seconds for which the services and servers of a peer may differ from those of this director,
+    /// before an alarm is raised.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     sync_alarm: u32,
 
@@ -252,9 +252,9 @@ enum Workers {
 }
 
 impl Workers {
-    /// Without a number, as many as there are processors, but for those of large machines.
+    /// The number of workers; by default one for each processor, up to a limit on large machines.
     fn count(self) -> NonZeroUsize {
-        const AUTO_MAX: NonZeroUsize = NonZeroUsize::new(8).expect("it is not 0");
+        const AUTO_MAX: NonZeroUsize = NonZeroUsize::new(8).expect("the number is not 0");
         match self {
             Self::Some(workers) => workers,
             Self::Auto => {
@@ -275,12 +275,7 @@ impl FromStr for Workers {
         let number = text.parse().ok();
         let number = number.filter(|n: &NonZeroUsize| n.get() <= dataplane::WORKERS_MAX);
         let number = number.map(Self::Some);
-        number.ok_or_else(|| {
-            format!(
-                "give auto, or a number from 1 to {}",
-                dataplane::WORKERS_MAX
-            )
-        })
+        number.ok_or_else(|| format!("use auto, or a number from 1 to {}", dataplane::WORKERS_MAX))
     }
 }
 
@@ -333,13 +328,13 @@ fn group(text: &str) -> Result<u32, String> {
     }
     match group_id(text) {
         Ok(Some(number)) => Ok(number),
-        Ok(None) => Err("there is no such group: `getent group` lists them".to_owned()),
+        Ok(None) => Err("the group does not exist: `getent group` lists the groups".to_owned()),
         Err(error) => Err(format!("the groups cannot be read: {error}")),
     }
 }
 
-/// Signals of a dataplane: those that end it in an orderly way, and those that are ignored and
-/// logged.
+/// Signals to the dataplane: those that stop it in an orderly way, and those that it ignores and
+/// logs.
 const ENDING: [c_int; 3] = [SIGINT, SIGQUIT, SIGTERM];
 const IGNORED: [(c_int, &str); 4] = [
     (SIGHUP, "SIGHUP"),
@@ -348,7 +343,7 @@ const IGNORED: [(c_int, &str); 4] = [
     (SIGALRM, "SIGALRM"),
 ];
 
-/// Options of earlier versions, and their replacements.
+/// Options of earlier versions, and the options that replace them.
 const REMOVED: [(&str, &str); 6] = [
     (
         "--echo-limit",
@@ -356,7 +351,7 @@ const REMOVED: [(&str, &str); 6] = [
     ),
     (
         "--icmp-msgs-burst",
-        "remove it: a burst has a twentieth of `--icmp-limit`",
+        "remove it: the size of a burst is a twentieth of `--icmp-limit`",
     ),
     (
         "--icmp-msgs-per-sec",
@@ -436,7 +431,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error and its causes, without those that its text contains already.
+/// An error and its causes, without the causes that its text already contains.
 fn stated(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -453,7 +448,7 @@ fn address(args: &Args) -> Address {
     socket.map_or_else(Address::default, Address::new)
 }
 
-/// The state keeper for a warm restart; `None` if the arguments turn warm restarts off.
+/// Connects to the state keeper for a warm restart; `None` if the arguments disable warm restarts.
 fn state_keeper(args: &Args) -> Option<io::Result<StateKeeper>> {
     let wanted = !matches!(args.warm_restart, WarmRestart::Off) && !args.cleanup;
     wanted.then(|| StateKeeper::of(&address(args).to_string()))
@@ -476,17 +471,17 @@ fn confine(args: &Args) -> Confinement {
     })
 }
 
-/// Removes the state that a killed dataplane has left.
+/// Removes the state that a killed dataplane left.
 fn clean_up() -> anyhow::Result<()> {
     let address = Address::from_env();
     anyhow::ensure!(
         Client::connect(&address).is_err(),
-        "a dataplane runs at {address}: stop it, and nothing is left"
+        "a dataplane runs at {address}: stop it, which removes its state"
     );
-    let look = "cannot look for what a dataplane has left";
+    let look = "cannot search for the state of a killed dataplane";
     let held = StateKeeper::clean_up(&address.to_string()).context(look)?;
     if held {
-        println!("took away connections that a dataplane had left");
+        println!("removed the connections of a killed dataplane");
     }
     // If BPF is not permitted, no dataplane can have left programs.
     let left = match KernelFastPath::clean_up() {
@@ -495,8 +490,8 @@ fn clean_up() -> anyhow::Result<()> {
     };
     match left {
         0 if held => {}
-        0 => println!("no dataplane has left anything"),
-        left => println!("took away {left} maps and links that a dataplane had left"),
+        0 => println!("found no state of a killed dataplane"),
+        left => println!("removed {left} maps and links of a killed dataplane"),
     }
     Ok(())
 }
@@ -515,7 +510,7 @@ fn run(
         (Ok(state_keeper), _) => state_keeper,
         (Err(error), WarmRestart::On) => return Err(error).context("--warm-restart on"),
         (Err(error), _) => {
-            warn!("no warm restart: connections end with this dataplane: {error}");
+            warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
             None
         }
     };

@@ -1,4 +1,4 @@
-//! State that the packet paths of one director share.
+//! State that all packet workers of a director share.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -30,7 +30,7 @@ use crate::tunnel_path::TunnelPaths;
 /// ([`Held::of_workers`](crate::held::Held::of_workers)).
 #[derive(Debug)]
 pub struct Common {
-    /// Fragments that wait for the rest.
+    /// Datagrams of which fragments are missing.
     pub reassembler: Reassembler,
     /// Limits on ICMP errors.
     pub rate_limit: RateLimit,
@@ -47,7 +47,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// For a director of one worker that starts at midnight.
+    /// The state for a director with one worker, whose clock starts at zero.
     pub fn new(settings: Settings) -> Self {
         let echoes = match settings.echo {
             Echo::Answer(per_second) => per_second,

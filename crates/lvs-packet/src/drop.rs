@@ -3,8 +3,8 @@
 use lvs_core::reasons;
 
 reasons! {
-    /// Why the packet path discarded a frame. What the director decided to drop is one of them; its
-    /// own reason is counted in `lvs_core`.
+    /// The reason why the packet path dropped a frame. One of the reasons is the director's
+    /// decision, whose own reason `lvs_core` counts.
     FrameDrop {
         /// The frame or packet is shorter than its headers specify.
         Truncated => "truncated",
@@ -22,16 +22,16 @@ reasons! {
         IcmpShort => "icmp_short",
         /// The frame arrived on an unknown port.
         NoPort => "no_port",
-        /// A fragment that contradicts the others of its datagram, is empty, or reaches beyond 64
-        /// KiB.
+        /// The fragment contradicts the other fragments of its datagram, is empty, or reaches
+        /// beyond 64 KiB.
         BadFragment => "bad_fragment",
         /// A first fragment of IPv6 that ends before the headers that the decision requires.
         TinyFragment => "tiny_fragment",
         /// A fragment without free memory: too many datagrams wait for their other fragments.
         FragmentMemory => "fragment_memory",
-        /// The director decided to drop it.
+        /// The director decided to drop the packet.
         Verdict => "verdict",
-        /// The director had it answered with an ICMP unreachable error.
+        /// The director decided to answer with an ICMP unreachable error.
         Rejected => "rejected",
         /// Its time to live reached zero at the director.
         TtlExceeded => "ttl_exceeded",
@@ -44,10 +44,10 @@ reasons! {
         /// The route to its destination leads over a device without a link layer (tun, WireGuard,
         /// PPP), on which packet sockets cannot send.
         NoLinkLayer => "no_link_layer",
-        /// The route to its destination leads over an Ethernet interface that the dataplane does
+        /// The route to the destination leads over an Ethernet interface that the dataplane does
         /// not use.
         UnusedInterface => "unused_interface",
-        /// The route to its destination refuses packets (blackhole, unreachable, prohibit).
+        /// The route to the destination refuses packets (blackhole, unreachable, prohibit).
         RouteRefuses => "route_refuses",
         /// The route has no source address.
         NoSource => "no_source",
@@ -56,39 +56,41 @@ reasons! {
         /// A SYN of an unknown client, while SYNs used more than half of the time, and their share
         /// was exhausted.
         SynFlood => "syn_flood",
-        /// A mix of address families or a method that this version cannot send; with the backend
-        /// tun also direct routing, and connections of this host itself to servers behind NAT.
+        /// A combination of address families or a method that this version cannot send; with the
+        /// backend tun also direct routing, and connections of this host itself to servers behind
+        /// NAT.
         Unsupported => "unsupported",
         /// An aggregate of segments that contradicts its own headers.
         BadAggregate => "bad_aggregate",
-        /// An aggregate of smaller segments than a TCP makes, or of more of them than any host puts
-        /// into one.
+        /// A GSO super-packet whose segments are smaller or more numerous than those of any TCP
+        /// implementation.
         TinySegments => "tiny_segments",
-        /// A priority tag (VLAN 0) in another one: no sender has a reason for that.
+        /// A priority tag (VLAN 0) inside another VLAN tag: no sender has a reason for that.
         NestedTags => "nested_tags",
-        /// There is no room in front of the packet for another header.
+        /// The buffer has no room in front of the packet for another header.
         NoRoom => "no_room",
-        /// From an address that no other host can have (one of this host's own, loopback, a group,
-        /// an unspecified one), or a translation to a loopback address.
+        /// The source is an address that no other host can have (one of this host, a loopback,
+        /// multicast or unspecified address), or the translation is to a loopback address.
         Martian => "martian",
-        /// The route to its source is not through the interface of its arrival (`--reverse-path`).
+        /// The route to the packet's source does not use the interface on which the packet arrived
+        /// (`--reverse-path`).
         ReversePath => "reverse_path",
         /// A reply to a through-VIP check that another host forwarded: the server's route to
         /// clients does not lead over this director.
         CheckPath => "check_path",
-        /// It belongs to another packet worker, whose inbox was full.
+        /// The packet belongs to another packet worker, whose inbox was full.
         WorkerBusy => "worker_busy",
         /// An invalid IPv4 option; the sender receives an ICMP error (parameter problem).
         IpOptions => "ip_options",
-        /// Its sender chose the route (IPv4 source routing), which hosts refuse.
+        /// The packet's sender specified the route (IPv4 source routing), which hosts refuse.
         SourceRoute => "source_route",
-        /// An echo request to an address that the dataplane owns, and answers to them are switched off
-        /// (`--echo drop`).
+        /// An echo request to an address that the dataplane owns, and answers to them are switched
+        /// off (`--echo drop`).
         EchoOff => "echo_off",
         /// An echo request to an address that the dataplane owns, above the limit of answers a
         /// second (`--echo N`).
         EchoLimit => "echo_limit",
-        /// It would return immediately: the host routes this address to the dataplane.
+        /// The packet would return immediately: the host routes this address to the dataplane.
         Loop => "loop",
         /// There is no device to reinject the packet into the host.
         NoHostPort => "no_host_port",

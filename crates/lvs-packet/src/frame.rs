@@ -1,4 +1,4 @@
-//! One frame in a buffer with headroom, and the description of its unfinished checksums and
+//! A frame in a buffer with headroom, and the description of its unfinished checksum and its
 //! segments.
 
 use std::fmt;
@@ -42,13 +42,14 @@ impl Offload {
 pub struct PartialChecksum {
     /// First byte that it covers, from the start of the frame.
     pub start: u16,
-    /// Its field, from `start`.
+    /// Offset of the checksum field from `start`.
     pub offset: u16,
 }
 
 impl PartialChecksum {
-    /// Whether it is the CRC32c of SCTP: no other protocol has its checksum there. The virtio header
-    /// cannot express it, so a device would store a checksum of another kind.
+    /// Whether the checksum is the CRC32c of SCTP: no other protocol has its checksum at that
+    /// offset. The virtio header cannot express it, so a device would store a checksum of another
+    /// kind.
     #[inline]
     pub const fn is_crc(self) -> bool {
         self.offset as usize == sctp::field::CHECKSUM.start
@@ -64,7 +65,7 @@ pub struct Segments {
     pub size: u16,
     /// Length of all headers, as the sender knew it; 0 is unknown.
     pub header_len: u16,
-    /// The first segment alone carries CWR (`VIRTIO_NET_HDR_GSO_ECN`).
+    /// Whether only the first segment carries CWR (`VIRTIO_NET_HDR_GSO_ECN`).
     pub ecn: bool,
 }
 
@@ -77,7 +78,7 @@ pub enum SegmentKind {
     Tcp6,
     /// UDP datagrams of equal size (UDP GSO).
     Udp,
-    /// One UDP datagram to be fragmented (UFO).
+    /// A UDP datagram that is to be fragmented (UFO).
     UdpFragments,
 }
 
@@ -112,8 +113,8 @@ impl DerefMut for Storage {
     }
 }
 
-/// One frame: Ethernet on an interface, bare IP on a TUN device. It is changed where it is, whether
-/// its bytes are its own or a backend's.
+/// A frame: Ethernet on an interface, an IP packet on a TUN device. It is changed in place, in its
+/// own buffer or in a buffer of a backend.
 ///
 /// ```text
 ///  0          start                    end        capacity
@@ -123,12 +124,12 @@ pub struct Frame {
     buf: Storage,
     start: usize,
     end: usize,
-    /// Its unfinished checksum and segments.
+    /// The frame's unfinished checksum and its segments.
     pub offload: Offload,
 }
 
 impl Frame {
-    /// An empty frame with room for the longest one.
+    /// An empty frame with room for the longest frame.
     pub fn new() -> Self {
         Self::with_capacity(MAX_FRAME)
     }
@@ -178,8 +179,8 @@ impl Frame {
         }
     }
 
-    /// The slot of its reception, if it is a backend's; [`Self::place`] is the frame's position in
-    /// it.
+    /// The backend's slot in which the frame was received, if it still is there; [`Self::place`] is
+    /// the frame's position in the slot.
     #[inline]
     pub const fn slot(&self) -> Option<&Lent> {
         match &self.buf {
@@ -193,15 +194,15 @@ impl Frame {
         self.start..self.end
     }
 
-    /// Moves the frame out, and leaves an empty one.
+    /// Returns the frame, and leaves an empty one in its place.
     #[inline]
     #[must_use]
     pub fn take(&mut self) -> Self {
         mem::replace(self, Self::vacant())
     }
 
-    /// Bytes that it can have behind the standard headroom, when it is cleared. 0 for memory that
-    /// is not its own.
+    /// Returns the number of bytes that the frame can have behind the standard headroom after it is
+    /// cleared; 0 for memory that the frame does not own.
     #[inline]
     pub fn capacity(&self) -> usize {
         match &self.buf {
@@ -216,7 +217,7 @@ impl Frame {
         &self.buf[self.start..self.end]
     }
 
-    /// The frame's bytes, for changes in place.
+    /// Returns the frame's bytes, for changes in place.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buf[self.start..self.end]
@@ -228,7 +229,7 @@ impl Frame {
         self.end - self.start
     }
 
-    /// Whether it has no bytes.
+    /// Whether the frame has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.start == self.end
@@ -240,14 +241,14 @@ impl Frame {
         self.start
     }
 
-    /// Bytes that the frame can still grow at its end.
+    /// Number of bytes by which the frame can grow at its end.
     #[inline]
     pub fn tailroom(&self) -> usize {
         self.buf.len() - self.end
     }
 
-    /// Grows the frame by `n` bytes at its front and returns them (their content is undefined);
-    /// `None` without a change if there is no room. Offsets in `offload` are adjusted.
+    /// Grows the frame by `n` bytes at its front and returns them (their content is undefined); if
+    /// there is no room, it returns `None` and changes nothing. Offsets in `offload` are adjusted.
     #[inline]
     #[must_use]
     pub fn push_front(&mut self, n: usize) -> Option<&mut [u8]> {
@@ -269,7 +270,8 @@ impl Frame {
         Some(&self.buf[start..self.end])
     }
 
-    /// Cuts `n` bytes off the front; `false`, and nothing changed, if it is shorter.
+    /// Removes `n` bytes from the front; if the frame is shorter, it returns `false` and changes
+    /// nothing.
     #[inline]
     #[must_use]
     pub fn pull_front(&mut self, n: usize) -> bool {
@@ -285,13 +287,13 @@ impl Frame {
         true
     }
 
-    /// Cuts the frame to `len` bytes; longer than it is changes nothing.
+    /// Cuts the frame to `len` bytes; a shorter frame is unchanged.
     #[inline]
     pub fn truncate(&mut self, len: usize) {
         self.end = self.end.min(self.start + len);
     }
 
-    /// Appends `bytes`; `false`, and nothing changed, if there is no room.
+    /// Appends `bytes`; `false`, without a change, if there is no room.
     #[must_use]
     pub fn extend(&mut self, bytes: &[u8]) -> bool {
         if bytes.len() > self.tailroom() {
@@ -302,8 +304,8 @@ impl Frame {
         true
     }
 
-    /// Replaces some bytes by `text`; `false`, and no change, if there is no room in front. Bytes
-    /// before the place keep their offsets, the ones in `offload` included.
+    /// Replaces the bytes at `place` by `text`; `false`, without a change, if there is no room
+    /// before the frame. Earlier bytes keep their offsets, including the offsets in `offload`.
     #[must_use]
     pub fn replace(&mut self, place: Range<usize>, text: &[u8]) -> bool {
         let start = self.start;
@@ -318,7 +320,8 @@ impl Frame {
         true
     }
 
-    /// Clears the content: an empty frame with the standard headroom, if there is room for it.
+    /// Clears the content: the frame is empty and has the standard headroom, if there is room for
+    /// it.
     #[inline]
     pub fn clear(&mut self) {
         self.start = HEADROOM.min(self.buf.len());
@@ -326,8 +329,8 @@ impl Frame {
         self.offload = Offload::default();
     }
 
-    /// The room behind the headroom, for a receive call to fill; follow it by [`Self::filled`]. A
-    /// frame that does not have room for the longest one gets it.
+    /// The room after the headroom, for a call that receives into it; then call [`Self::filled`]. A
+    /// frame that is too small for the longest packet is enlarged.
     pub fn receive_buffer(&mut self) -> &mut [u8] {
         if self.capacity() < MAX_FRAME {
             *self = Self::new();
@@ -405,7 +408,10 @@ mod tests {
         assert!(copy.slot().is_none() && frame.slot().is_some_and(|slot| slot.is_of(&arena)));
         drop(frame.take());
         assert_eq!((frame.len(), arena.lent()), (0, 0));
-        assert_eq!(&arena.lend(0).expect("it came back")[60..72], copy.bytes());
+        assert_eq!(
+            &arena.lend(0).expect("the slot was returned")[60..72],
+            copy.bytes()
+        );
     }
 
     #[test]

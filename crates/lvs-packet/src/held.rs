@@ -13,15 +13,15 @@ use crate::frame::Frame;
 use crate::intercept::LocalClient;
 use crate::net::PortId;
 
-/// Maximum of packets that wait for one neighbour; a further one replaces the oldest (the kernel's
-/// `unres_qlen` default).
+/// Maximum of packets that wait for one neighbour; a further packet replaces the oldest (the
+/// kernel's `unres_qlen` default).
 pub const PER_NEIGHBOUR: usize = 101;
 /// Packets of a director that wait at most.
 pub const TOTAL: usize = 4096;
 /// Bytes of a director that wait at most.
 pub const BYTES: usize = 16 << 20;
-/// The longest time that a packet waits. The kernel gives up a neighbour after three requests, one
-/// second apart, and reports that; this limit is for neighbours without a report.
+/// Longest time that a packet waits. The kernel stops resolving a neighbour after three requests,
+/// one second apart, and reports that; this limit is for neighbours without a report.
 pub const TIMEOUT: Duration = Duration::from_millis(3500);
 /// Pause before the next request to the kernel.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Cause {
     Neighbour(PortId, IpAddr),
-    /// It is a packet of a client on this host, whose answers are not intercepted yet.
+    /// The packet is from a client on this host, whose replies are not intercepted yet.
     LocalClient(LocalClient),
 }
 
@@ -40,7 +40,7 @@ struct Queue {
     asked: Instant,
 }
 
-/// The packets of one worker that wait, in copies of their own size.
+/// The waiting packets of one worker, in copies of their own size.
 #[derive(Debug)]
 pub struct Held {
     queues: HashMap<Cause, Queue>,
@@ -68,7 +68,7 @@ impl Default for Held {
 }
 
 impl Held {
-    /// An empty queue for one of `workers` workers, which share the limit of the director.
+    /// An empty queue for one of `workers` workers, which share the director's limit.
     pub fn of_workers(workers: NonZeroUsize) -> Self {
         let share = |all: usize| all.div_ceil(workers.get());
         Self {
@@ -91,8 +91,8 @@ impl Held {
         self.hold_for(Cause::Neighbour(port, addr), frame, now)
     }
 
-    /// Keeps a packet of the host itself, translated and without link header, waiting until its
-    /// connection's answers are intercepted; returns whether to request that now.
+    /// Holds a packet of the host itself, translated and without link header, until the answers of
+    /// its connection are intercepted; returns whether to request that now.
     pub fn hold_local_client(&mut self, client: LocalClient, frame: Frame, now: Instant) -> bool {
         self.hold_for(Cause::LocalClient(client), frame, now)
     }
@@ -192,7 +192,7 @@ impl Held {
         frames.into_iter().map(|(_, frame)| frame)
     }
 
-    /// Removes the packets that wait for a failed neighbour, and counts them as dropped; returns
+    /// Removes the packets that wait for a failed neighbour, counts them as dropped, and returns
     /// them in order.
     pub fn give_up(&mut self, port: PortId, addr: IpAddr) -> Vec<Frame> {
         let lost: Vec<Frame> = self.take(port, addr).collect();
@@ -231,7 +231,7 @@ impl Held {
         self.frames
     }
 
-    /// Whether none waits.
+    /// Whether no packet waits.
     pub const fn is_empty(&self) -> bool {
         self.frames == 0
     }
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn new_next_hop_is_requested_with_full_queues() {
+    fn next_hop_is_requested_although_queues_are_full() {
         let mut held = Held::default();
         let (port, now) = (PortId(1), Instant::from_secs(1));
         let hop = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
@@ -279,7 +279,7 @@ mod tests {
         }
         assert_eq!((held.len(), held.dropped), (PER_NEIGHBOUR, 49));
         let first = held.take(port, hop(1)).next().expect("they wait");
-        assert_eq!(first.bytes()[0], 49, "the oldest give way");
+        assert_eq!(first.bytes()[0], 49, "the oldest packets are dropped");
 
         let mut held = Held::default();
         let long = Frame::from_bytes(&[0; 65_536]);

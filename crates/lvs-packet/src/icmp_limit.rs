@@ -10,22 +10,22 @@ use lvs_core::{Instant, Protocol};
 use crate::parse::Packet;
 use crate::wire::icmp::ErrorKind;
 
-/// Buckets for single receivers. Two that share one share its tokens.
+/// Number of buckets for single receivers. Receivers with the same bucket share its tokens.
 const PEERS: usize = 1024;
-/// Buckets behind one lock.
+/// Number of buckets with a common lock.
 const STRIPE: usize = 64;
-/// Errors that a receiver may get at once (`XRLIM_BURST_FACTOR`).
+/// Number of errors that a receiver may get at once (`XRLIM_BURST_FACTOR`).
 const PEER_BURST: i64 = 6;
 
 /// Limits of ICMP errors, as in the kernel's sysctls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Time between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero is
-    /// no limit.
+    /// Interval between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero
+    /// is no limit.
     pub per_receiver: Duration,
     /// Errors a second to all (`icmp_msgs_per_sec`).
     pub per_second: u32,
-    /// Errors at once (`icmp_msgs_burst`).
+    /// Maximum number of errors at once (`icmp_msgs_burst`).
     pub burst: u32,
 }
 
@@ -48,7 +48,7 @@ impl Limits {
         }
     }
 
-    /// No limit at all.
+    /// No limits.
     pub const NONE: Self = Self {
         per_receiver: Duration::ZERO,
         per_second: 0,
@@ -56,12 +56,12 @@ impl Limits {
     };
 }
 
-/// A token bucket that workers share, full at first.
+/// A token bucket that workers share. It is full at first.
 #[derive(Debug)]
 pub struct Bucket {
-    /// Nanoseconds that one costs; 0 is no limit.
+    /// Cost of one token in nanoseconds; 0 is no limit.
     cost: i64,
-    /// Nanoseconds that are saved at most.
+    /// Maximum of saved nanoseconds.
     full: i64,
     /// The time, in nanoseconds, from which unused credit accumulates.
     since: AtomicI64,
@@ -80,7 +80,7 @@ impl Bucket {
         }
     }
 
-    /// Uses a token, if there is one.
+    /// Takes a token; false if there is none.
     pub fn take(&self, now: Instant) -> bool {
         if self.cost == 0 {
             return true;
@@ -92,14 +92,15 @@ impl Bucket {
             .is_ok()
     }
 
-    /// Whether there is one to take.
+    /// Whether a token is available.
     fn has_some(&self, now: Instant) -> bool {
         let since = self.since.load(Ordering::Relaxed);
         self.cost == 0 || take(since, nanos(now), self.cost, self.full).is_some()
     }
 }
 
-/// The value of [`Bucket::since`] after one token is used at `now`; `None` if the bucket is empty.
+/// Returns the value of [`Bucket::since`] after one token is used at `now`; `None` if the bucket is
+/// empty.
 fn take(since: i64, now: i64, cost: i64, full: i64) -> Option<i64> {
     let since = since.max(now.saturating_sub(full));
     (now.saturating_sub(since) >= cost).then(|| since.saturating_add(cost))
@@ -117,8 +118,8 @@ struct Peer {
     last: i64,
 }
 
-/// Token buckets of a director, which its workers share: one for all errors, one for each receiver
-/// (`icmp_global_allow`, `inet_peer_xrlim_allow`).
+/// Token buckets of a director, which its workers share: one for all errors, and one for each
+/// receiver (`icmp_global_allow`, `inet_peer_xrlim_allow`).
 #[derive(Debug)]
 pub struct RateLimit {
     limits: Limits,
@@ -192,7 +193,7 @@ impl RateLimit {
     }
 }
 
-/// A receiver's place in the table.
+/// The index of a receiver's bucket.
 fn slot(receiver: IpAddr) -> usize {
     // Fibonacci hashing spreads neighbouring addresses.
     let bits = match receiver {

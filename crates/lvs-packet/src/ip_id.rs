@@ -4,12 +4,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-/// Numbers for the packets that the director makes, counted by receiver as a host does. Workers
-/// share them, so that no two packets to one receiver get the same number soon.
+/// Generates IP identifications for packets of the director, counted for each receiver, as a host
+/// does. Workers share the counters, so that two packets to one receiver do not get the same number
+/// within a short time.
 #[derive(Debug)]
 pub struct IpIds {
     by_receiver: [AtomicU16; 256],
-    /// Counter of the next IPv6 fragments, before it is scrambled.
+    /// Counter for the identification of IPv6 fragments, before it is scrambled.
     fragments: AtomicU32,
 }
 

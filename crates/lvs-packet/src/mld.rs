@@ -13,7 +13,7 @@ const QUERY: u8 = 130;
 const REPORT_V1: u8 = 131;
 const DONE_V1: u8 = 132;
 const REPORT_V2: u8 = 143;
-/// Messages never leave their link.
+/// Hop limit of MLD messages, which never leave their link.
 const HOP_LIMIT: u8 = 1;
 const HOP_BY_HOP: u8 = 0;
 /// Hop-by-hop options with the router alert, so that routers and switches read the message (RFC
@@ -30,25 +30,25 @@ const QUERY_V2_LEN: usize = 28;
 /// Length of a report of version 2 without records, and of a record without sources.
 const REPORT_LEN: usize = 8;
 const RECORD_LEN: usize = 20;
-/// Records in a report at most: they fit the least MTU.
+/// Maximum of records in a report: they fit into the minimum MTU.
 pub const RECORDS_MAX: usize = 60;
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Destination of reports of version 2.
 const ALL_MLD_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
-/// A query for listeners, from a router or from a switch in its place.
+/// A query for multicast listeners, from a router or from a switch instead of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Query {
-    /// To this group; `None` for all.
+    /// The queried group; `None` for all groups.
     pub group: Option<Ipv6Addr>,
-    /// Whether the query is of version 1, whose reports differ.
+    /// Whether the query is of version 1, which requires other reports.
     pub v1: bool,
     /// Milliseconds within which the listener answers, at a moment that it chooses.
     pub within_ms: u32,
 }
 
 impl Query {
-    /// The query without its deadline.
+    /// Returns the query without its deadline.
     #[must_use]
     pub const fn without_time(self) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Query {
     }
 }
 
-/// Report of a listener about a group.
+/// The change of a listener's membership in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipChange {
     /// The host is still a member: the answer to a query.
@@ -69,7 +69,7 @@ pub enum MembershipChange {
     Left,
 }
 
-/// Reads the query behind the Ethernet header of `frame`; `None` if it is no valid one (RFC 3810
+/// Reads the query behind the Ethernet header of `frame`; `None` if it is no valid query (RFC 3810
 /// section 5.1.14).
 pub fn parse(frame: &[u8]) -> Option<Query> {
     let ip = frame.get(ETHERNET_LEN..)?;
@@ -131,8 +131,8 @@ fn within_ms(code: u16, v1: bool) -> u32 {
     (mantissa | 0x1000) << (exponent + 3)
 }
 
-/// The frame that reports `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src`
-/// is a link-local address, or unspecified while the host has none.
+/// Creates the frame that reports `change` of at most [`RECORDS_MAX`] `groups`. `src` is a
+/// link-local address, or unspecified while the host has none.
 pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipChange) -> Vec<u8> {
     let kind = match change {
         MembershipChange::Listening => 2,
@@ -156,7 +156,7 @@ pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipCh
     frame(mac, src, ALL_MLD_ROUTERS, &message)
 }
 
-/// As [`report`], about one group and for a querier of version 1.
+/// As [`report`], for one group and a querier of version 1.
 pub fn report_v1(mac: Mac, src: Ipv6Addr, group: Ipv6Addr, change: MembershipChange) -> Vec<u8> {
     let (kind, to) = match change {
         MembershipChange::Listening | MembershipChange::Joined => (REPORT_V1, group),
@@ -249,18 +249,18 @@ mod tests {
 
     #[test]
     fn reports_contain_groups_and_change() {
-        let said = report(MAC, SRC, &[GROUP; 100], MembershipChange::Joined);
-        check(&said);
-        assert!(said.len() <= ETHERNET_LEN + ipv6::MTU_MIN);
-        assert_eq!(said[..6], [0x33, 0x33, 0, 0, 0, 0x16]);
-        let message = &said[ETHERNET_LEN + 48..];
+        let report_frame = report(MAC, SRC, &[GROUP; 100], MembershipChange::Joined);
+        check(&report_frame);
+        assert!(report_frame.len() <= ETHERNET_LEN + ipv6::MTU_MIN);
+        assert_eq!(report_frame[..6], [0x33, 0x33, 0, 0, 0, 0x16]);
+        let message = &report_frame[ETHERNET_LEN + 48..];
         assert_eq!((message[0], be16(message, 6), message[8]), (143, 60, 4));
         assert_eq!(message[12..28], GROUP.octets());
 
-        let said = report_v1(MAC, SRC, GROUP, MembershipChange::Listening);
-        check(&said);
-        assert_eq!(said[..6], [0x33, 0x33, 0xff, 0, 0, 0x10]);
-        assert_eq!(said[ETHERNET_LEN + 48], 131);
+        let report_frame = report_v1(MAC, SRC, GROUP, MembershipChange::Listening);
+        check(&report_frame);
+        assert_eq!(report_frame[..6], [0x33, 0x33, 0xff, 0, 0, 0x10]);
+        assert_eq!(report_frame[ETHERNET_LEN + 48], 131);
         let done = report_v1(MAC, SRC, GROUP, MembershipChange::Left);
         check(&done);
         assert_eq!(done[..6], [0x33, 0x33, 0, 0, 0, 2]);

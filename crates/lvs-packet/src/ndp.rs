@@ -18,7 +18,7 @@ const FLAGS: usize = icmp::field::REST.start;
 const TARGET: Field = icmp::HEADER_LEN..icmp::HEADER_LEN + 16;
 /// A link-layer address option for Ethernet.
 const OPTION_LEN: usize = 8;
-/// Messages from beyond the link have a lower one.
+/// Hop limit of messages from the same link; messages that passed a router have a lower one.
 const HOP_LIMIT: u8 = 255;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
@@ -30,11 +30,11 @@ pub const FRAME_LEN: usize = ETHERNET_LEN + ipv6::HEADER_LEN + MESSAGE_LEN + OPT
 pub struct Ndp {
     /// Whether it is a solicitation; otherwise an advertisement.
     pub solicitation: bool,
-    /// Its sender; unspecified in a probe.
+    /// The sender's address; unspecified in a probe.
     pub src: Ipv6Addr,
     /// Requested address, or announced address.
     pub target: Ipv6Addr,
-    /// Link-layer address of the sender: its option, else the sender of the frame.
+    /// Link-layer address of the sender: from the message's option, else the sender of the frame.
     pub mac: Mac,
 }
 
@@ -124,7 +124,7 @@ pub fn probe(mac: Mac, addr: Ipv6Addr) -> [u8; FRAME_LEN - OPTION_LEN] {
     out
 }
 
-/// The group in which the owner of `addr` receives solicitations.
+/// Returns the group in which the owner of `addr` receives solicitations.
 pub fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = addr.octets();
     Ipv6Addr::new(
@@ -168,7 +168,7 @@ struct Head {
     src: Ipv6Addr,
 }
 
-/// Writes everything but the options, which are there already.
+/// Writes all fields except the options, which are already written.
 fn write(out: &mut [u8], head: &Head, kind: u8, flags: u8, target: Ipv6Addr) {
     ethernet_header(out, head.to, head.mac, ETHERTYPE_IPV6);
     let ip = &mut out[ETHERNET_LEN..];

@@ -28,15 +28,15 @@ impl PortId {
 /// The properties of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortInfo {
-    /// Its link-layer address.
+    /// The port's link-layer address.
     pub mac: Mac,
     /// Length of the longest IP packet on this path.
     pub mtu: u32,
-    /// Frames begin with an Ethernet header; else they are bare IP packets.
+    /// Whether frames begin with an Ethernet header; otherwise they are plain IP packets.
     pub ethernet: bool,
-    /// Whether it accepts unfinished checksums and super-packets.
+    /// Whether the port accepts unfinished checksums and super-packets.
     pub offload: bool,
-    /// Whether frames can be reinjected into the host on it, as if they had just arrived.
+    /// Whether frames can be reinjected into the host on this port, as if they had just arrived.
     pub gives_back: bool,
 }
 
@@ -76,7 +76,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// The path to a next hop; `None` if its port is not Ethernet, or its neighbour is not
+    /// Creates the path to a next hop; `None` if its port is not Ethernet, or its neighbour is not
     /// resolved.
     pub fn by<N: Net + ?Sized>(hop: &NextHop, net: &N) -> Option<Self> {
         let port = net.port(hop.port).filter(|port| port.ethernet)?;
@@ -89,14 +89,14 @@ impl Way {
     }
 }
 
-/// All facts about an address, from one look-up.
+/// All properties of an address, from one look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
     /// The host owns the address: [`Net::is_local`].
     pub local: bool,
     /// A virtual service uses the address: [`Net::is_vip`].
     pub vip: bool,
-    /// The dataplane owns it: [`Net::is_own_vip`].
+    /// Whether the dataplane owns the address: [`Net::is_own_vip`].
     pub own: bool,
     /// The next hop to the address; `None` without a route, or while the neighbour is not resolved.
     pub way: Option<Way>,
@@ -104,14 +104,14 @@ pub struct About {
 
 /// The network for the packet path. Cheap look-ups, no I/O.
 pub trait Net {
-    /// The port's properties; `None` if it was removed.
+    /// Returns the port's properties; `None` if the port was removed.
     fn port(&self, port: PortId) -> Option<PortInfo>;
 
-    /// The port that leads to the host's own stack, if there is one.
+    /// The port that leads to the host's network stack, if there is one.
     fn host_port(&self) -> Option<PortId>;
 
-    /// Whether the host has this address (VIPs on its interfaces included, the dataplane's own ones
-    /// not).
+    /// Whether the host has this address. VIPs on its interfaces count; VIPs that the dataplane
+    /// owns do not.
     fn is_local(&self, addr: IpAddr) -> bool;
 
     /// Whether a packet from another host cannot have this source, because it is the host's own
@@ -120,9 +120,9 @@ pub trait Net {
         self.is_local(src) || self.is_own_vip(src)
     }
 
-    /// Whether a VIP that the host has is a forged source too, as it is to the kernel: the answers
-    /// of direct routing do not pass a director that is the servers' gateway there. The dataplane
-    /// lets them pass.
+    /// Whether packets with a source VIP that the host has are dropped as forged, as the kernel
+    /// does: with the kernel, replies of direct routing do not pass through a director that is the
+    /// servers' gateway. The dataplane forwards such replies.
     fn forges_vips(&self) -> bool {
         false
     }
@@ -130,22 +130,22 @@ pub trait Net {
     /// Whether it is the address of a virtual service, on the host or owned by the dataplane.
     fn is_vip(&self, addr: IpAddr) -> bool;
 
-    /// Whether it is a VIP that the dataplane itself owns: it answers ARP and echo for it.
+    /// Whether the dataplane owns this VIP: it answers ARP and echo requests for it.
     fn is_own_vip(&self, addr: IpAddr) -> bool;
 
     /// The next hop of `dst`, which is not local; `None` if it is unreachable.
     fn route(&self, dst: IpAddr) -> Option<NextHop>;
 
-    /// The reason why there is no route to `dst`.
+    /// Returns the reason why there is no route to `dst`.
     fn why_no_route(&self, dst: IpAddr) -> FrameDrop {
         let _ = dst;
         FrameDrop::NoRoute
     }
 
-    /// The link-layer address of a neighbour; `None` if it is not resolved.
+    /// Returns the link-layer address of a neighbour; `None` if it is not resolved.
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac>;
 
-    /// All facts about an address.
+    /// All properties of an address.
     fn about(&self, addr: IpAddr) -> About {
         About {
             local: self.is_local(addr),
@@ -165,8 +165,8 @@ pub trait Net {
 /// Whether no other host can have sent a packet (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`:
 /// its destination is the address of a service. A real server that has the address itself may send
 /// from it through a director that is its gateway, unless [`Net::forges_vips`] is true. The kernel
-/// accepts an IPv6 packet from an address of its own. Here the answer would return to the host or to
-/// the dataplane, or loop.
+/// accepts an IPv6 packet from an address of its own. Here the answer would return to the host or
+/// to the dataplane, or loop.
 #[inline]
 pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
     let forged =

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use lvs_core::api::TooBig;
 
-/// Servers that are remembered at most.
+/// Maximum number of servers that are remembered.
 const SERVERS_MAX: usize = 256;
 
 /// Requests that did not fit the path to their server, by server and by the use of a tunnel: of all

@@ -12,7 +12,7 @@ use crate::drop::FrameDrop;
 use crate::wire::checksum::Sum;
 use crate::wire::{be16, icmp, ipv4, ipv6, sctp, tcp, udp};
 
-/// How much of a packet there has to be behind its IP header before it can open a connection.
+/// Bytes that a packet must have behind its IP header before it can open a connection.
 pub const HEADERS: [(Protocol, usize); 3] = [
     (Protocol::TCP, tcp::HEADER_LEN),
     (Protocol::UDP, udp::HEADER_LEN),
@@ -43,7 +43,8 @@ pub struct Packet {
     pub df: bool,
     /// The fragment, if it is a fragment of a datagram.
     pub fragment: Option<Fragment>,
-    /// The IPv6 extension headers include AH: IPVS reads the headers behind it, nf_tables does not.
+    /// Whether the IPv6 extension headers include AH: IPVS reads the headers behind it, nf_tables
+    /// does not.
     pub authenticated: bool,
     /// Source and destination port of TCP, UDP and SCTP, if they were readable.
     pub ports: Option<(u16, u16)>,
@@ -66,9 +67,9 @@ pub struct Fragment {
 /// Meaning of an ICMP message for the director.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Icmp {
-    /// An error about a packet that can be read.
+    /// An ICMP error that quotes a readable packet.
     Error(IcmpError),
-    /// Not an error, or one about a packet that cannot be read: the host's.
+    /// Not an error, or an error about a packet that cannot be parsed: it is passed to the host.
     Host,
     /// Cut short.
     Short,
@@ -243,13 +244,13 @@ fn ports(protocol: Protocol, l4: &[u8]) -> Option<(u16, u16)> {
 }
 
 impl Packet {
-    /// Whether it is IPv6.
+    /// Whether the packet is IPv6.
     #[inline]
     pub const fn is_ipv6(&self) -> bool {
         self.dst.is_ipv6()
     }
 
-    /// Whether it is an ICMP message of its IP version.
+    /// Whether the packet is an ICMP message of its IP version.
     #[inline]
     pub fn is_icmp(&self) -> bool {
         self.protocol
@@ -260,8 +261,8 @@ impl Packet {
             }
     }
 
-    /// This first fragment of IPv6, whose bytes are `ip`, as a complete packet: with the header
-    /// behind all of its extension headers.
+    /// Returns this first fragment of IPv6, whose bytes are `ip`, as a complete packet, with the
+    /// header behind all of its extension headers.
     #[must_use]
     pub fn alone(mut self, ip: &[u8]) -> Self {
         if let Some(bytes) = ip.get(..self.len)
@@ -295,8 +296,8 @@ impl Packet {
         }
     }
 
-    /// Whether it ends within the part of the transport header that IPVS reads before it opens a
-    /// connection.
+    /// Whether the packet ends within the part of the transport header that IPVS reads before it
+    /// opens a connection.
     pub fn is_short(&self) -> bool {
         let len = self.len.saturating_sub(self.l4);
         let least = HEADERS.iter().find(|(of, _)| *of == self.protocol);
@@ -357,8 +358,8 @@ impl Packet {
     }
 }
 
-/// The packet inside an ICMP error: its fixed header must be whole, and it must not be a later
-/// fragment. Options that are cut short only mean that there are no ports.
+/// Parses the packet inside an ICMP error. Its fixed header must be complete, and it must not be a
+/// later fragment. If its options are cut short, it only has no ports.
 fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
     if six {
         return inner6(bytes);
@@ -403,7 +404,7 @@ fn inner6(bytes: &[u8]) -> Option<(Tuple, bool)> {
     Some((tuple, ports.is_some()))
 }
 
-/// The first chunk, and whether the one behind a cookie is an ABORT (`set_sctp_state` looks at
+/// The first chunk, and whether the chunk after a cookie is an ABORT (`set_sctp_state` checks
 /// both).
 fn sctp_chunk(chunks: &[u8]) -> SctpChunk {
     const COOKIE_ECHO: u8 = 10;

@@ -19,11 +19,11 @@ pub struct ReturnPaths(Mutex<HashMap<IpAddr, Forwarded>>);
 /// A reply that another host forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forwarded {
-    /// The port of its arrival.
+    /// The port on which the reply arrived.
     pub port: PortId,
-    /// The sender of its frame.
+    /// The sender of the reply's frame.
     pub sender: Mac,
-    /// The time of its arrival.
+    /// The time at which the reply arrived.
     pub at: Instant,
 }
 

@@ -16,9 +16,9 @@ use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, put32,
 const TCP_LEAST: usize = 48;
 /// Segments of an aggregate of TCP at most: 64 KiB of the smallest.
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
-/// Segments of an aggregate that is cut here, and does not pass whole: one frame of a sender's
-/// becomes so many at most. 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones
-/// repeats them one by one, and they pass.
+/// Maximum of segments into which a super-packet is cut here, so that one frame of a sender becomes
+/// at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If a sender uses
+/// smaller ones, its TCP repeats the dropped segments one by one, and these are forwarded.
 const CUT_MOST: usize = 512;
 /// Greatest number of smaller segments: a few of them do no harm.
 const TINY_MOST: usize = 64;
@@ -133,7 +133,7 @@ impl Inside {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     kind: SegmentKind,
-    /// Length of all headers, those of a packet inside included.
+    /// Length of all headers, including those of an inner packet.
     headers: usize,
     size: usize,
     /// The segment that is cut is inside a tunnel.
@@ -141,12 +141,12 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// How the aggregate in `frame` is cut; `None` if it is none, or is one datagram to be
-    /// fragmented (UFO).
+    /// Returns how the aggregate in `frame` is divided; `None` if the frame is no aggregate, or is
+    /// one datagram to be fragmented (UFO).
     ///
     /// # Errors
-    /// [`FrameDrop::BadAggregate`] if it contradicts its headers; [`FrameDrop::TinySegments`] if it
-    /// would become more packets than any host means by it.
+    /// [`FrameDrop::BadAggregate`] if the aggregate contradicts its headers;
+    /// [`FrameDrop::TinySegments`] if it would become more packets than one frame may become.
     #[inline]
     pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
         let Some(segments) = frame.offload.segments else {
@@ -227,11 +227,11 @@ impl Cut {
         }
     }
 
-    /// The segments of the aggregate in `frame`, in order. They are not made before they are asked
-    /// for.
+    /// Returns the segments of the aggregate in `frame`, in order. Each segment is created only
+    /// when the iterator returns it.
     ///
     /// # Errors
-    /// [`FrameDrop::TinySegments`] if there are more than one frame may become.
+    /// [`FrameDrop::TinySegments`] if the segments are more than one frame may become.
     pub fn segments<'a>(
         &self,
         frame: &'a Frame,
@@ -259,7 +259,7 @@ impl Cut {
     }
 }
 
-/// One segment that is to be written.
+/// A segment that is to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     kind: SegmentKind,
@@ -279,7 +279,7 @@ impl Segment<'_> {
         self.headers.len() + self.data.len()
     }
 
-    /// Whether it carries nothing.
+    /// Whether the segment has no payload.
     pub const fn is_empty(&self) -> bool {
         self.data.is_empty()
     }
@@ -407,11 +407,13 @@ mod tests {
             builder
                 .udp(1, 2)
                 .write(&mut ip, &data)
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
         } else {
             let builder = builder.tcp(1, 2, 3, 9).options_raw(&vec![1; options]);
             let builder = builder.expect("options of a header");
-            builder.write(&mut ip, &data).expect("a vector takes all");
+            builder
+                .write(&mut ip, &data)
+                .expect("writing to a vector succeeds");
         }
         let mut frame = Frame::from_bytes(&ip);
         frame.offload.segments = Some(Segments {
@@ -433,7 +435,7 @@ mod tests {
         packet[8..12].copy_from_slice(&[0; 4]);
         PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
             .write(&mut ip, etherparse::IpNumber::SCTP, &packet)
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         let mut frame = Frame::from_bytes(&ip);
         frame.offload.checksum = Some(PartialChecksum {
             start: 20,
@@ -516,7 +518,7 @@ mod tests {
                 builder.write(&mut inside, data)
             }
         };
-        written.expect("a vector takes all");
+        written.expect("writing to a vector succeeds");
         if !declared {
             put16(&mut inside, INNER - 8 + if six[1] { 4 } else { 2 }, 0);
         }
@@ -526,7 +528,9 @@ mod tests {
             false => PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], 64),
         };
         let builder = builder.udp(40_000, 4789);
-        builder.write(&mut ip, &inside).expect("a vector takes all");
+        builder
+            .write(&mut ip, &inside)
+            .expect("writing to a vector succeeds");
         if !summed {
             put16(&mut ip, if six[0] { 46 } else { 26 }, 0);
         }
@@ -544,9 +548,9 @@ mod tests {
             };
             let l4 = if six { 40 } else { 20 };
             if udp {
-                builder.udp(1, 2).write(&mut ip, &data).expect("a vector takes all");
+                builder.udp(1, 2).write(&mut ip, &data).expect("writing to a vector succeeds");
             } else {
-                builder.tcp(1, 2, u32::MAX - 10, 9).psh().fin().ack(1).cwr().write(&mut ip, &data).expect("a vector takes all");
+                builder.tcp(1, 2, u32::MAX - 10, 9).psh().fin().ack(1).cwr().write(&mut ip, &data).expect("writing to a vector succeeds");
             }
             let mut frame = Frame::from_bytes(&ip);
             let kind = match (udp, six) {
@@ -559,7 +563,7 @@ mod tests {
             let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
             let parts: Vec<Frame> = cut
                 .segments(&frame, &packet)
-                .expect("not too many")
+                .expect("the number is within the limit")
                 .map(|segment| {
                     let mut part = Frame::with_capacity(segment.len());
                     assert!(segment.write(&mut part));
@@ -605,7 +609,7 @@ mod tests {
             let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
             prop_assert!(!cut.is_expressible());
             let mut joined = Vec::new();
-            for segment in cut.segments(&frame, &packet).expect("not too many") {
+            for segment in cut.segments(&frame, &packet).expect("the number is within the limit") {
                 let mut part = Frame::with_capacity(segment.len());
                 assert!(segment.write(&mut part));
                 let p = parse::ip(part.bytes(), false).expect("valid");

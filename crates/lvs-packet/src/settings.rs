@@ -1,5 +1,5 @@
-//! Settings of the packet path. IPVS has none of them; for those of IPVS see `net.ipv4.vs` in
-//! `lvs_core`.
+//! Settings of the packet path that IPVS does not have; for the settings of IPVS see `net.ipv4.vs`
+//! in `lvs_core`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use crate::icmp_limit::Limits;
 /// Behaviour of the packet path beyond IPVS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// ICMP errors at most.
+    /// The limits of ICMP errors.
     pub limits: Limits,
     /// Treatment of echo requests to addresses that the dataplane owns.
     pub echo: Echo,
@@ -31,7 +31,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// No limit on anything.
+    /// No limits.
     pub const UNLIMITED: Self = Self {
         limits: Limits::NONE,
         echo: Echo::Answer(u32::MAX),
@@ -49,7 +49,7 @@ pub enum ReversePath {
     Off,
     /// Through any interface.
     Loose,
-    /// Through the interface of its arrival.
+    /// The route to the source must use the interface on which the packet arrived.
     Strict,
 }
 
@@ -70,7 +70,8 @@ impl FromStr for ReversePath {
 /// addresses are always the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Echo {
-    /// So many requests are answered in a second, all senders together; 0 is no limit.
+    /// Maximum number of requests per second that are answered, of all senders together; 0 disables
+    /// the limit.
     Answer(u32),
     /// The requests are dropped.
     Drop,
@@ -93,7 +94,7 @@ impl FromStr for Echo {
                 Ok(0) => Ok(Self::Drop),
                 Ok(number) => Ok(Self::Answer(number)),
                 Err(_) => {
-                    Err("it is \"answer\", \"drop\", or a number of replies per second".to_owned())
+                    Err("use \"answer\", \"drop\", or a number of replies per second".to_owned())
                 }
             },
         }
@@ -103,7 +104,7 @@ impl FromStr for Echo {
 /// The limit of the maximum segment size in SYNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClampMss {
-    /// The known MTU of the paths in both directions.
+    /// The known MTUs of the paths in both directions.
     Auto,
     /// A fixed number of bytes.
     To(u16),
@@ -124,7 +125,7 @@ impl FromStr for ClampMss {
         match text.parse() {
             Ok(size) if size >= Self::LEAST => Ok(Self::To(size)),
             _ => Err(format!(
-                "it is \"auto\" or a segment size from {} to {}",
+                "use \"auto\" or a segment size from {} to {}",
                 Self::LEAST,
                 u16::MAX
             )),
@@ -146,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read_and_others_refused() {
+    fn setting_words_are_parsed_and_other_words_refused() {
         assert_eq!("auto".parse(), Ok(ClampMss::Auto));
         assert_eq!("1360".parse(), Ok(ClampMss::To(1360)));
         assert_eq!("drop".parse(), Ok(Echo::Drop));

@@ -1,10 +1,11 @@
 //! Hash maps whose copies share their unchanged parts.
 //!
 //! The keeper publishes a snapshot after each change, and a packet worker reads the last snapshot
-//! while the keeper changes its maps. An ordinary map would be copied whole for one entry. This map
-//! consists of parts: a copy costs one pointer, and the first change of a part after it copies only
-//! that part. So an insertion costs about the same with ten entries and with forty thousand. A
-//! look-up hashes twice; the packet path caches its answers where that matters.
+//! while the keeper changes its maps. An ordinary map would have to be copied completely for each
+//! changed entry. This map consists of parts: a copy costs one pointer, and the first change of a
+//! part after it copies only that part. So an insertion costs about the same with ten entries and
+//! with forty thousand. A look-up hashes twice; the packet path caches the results where speed is
+//! important.
 
 use std::borrow::Borrow;
 use std::collections::{HashMap, hash_map};
@@ -43,7 +44,7 @@ impl<K, V> SharedMap<K, V> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the map is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -86,7 +87,7 @@ impl<K: Eq + Hash, V> SharedMap<K, V> {
         self.parts[self.place(key)].get(key)
     }
 
-    /// Whether there is such a key.
+    /// Whether the map contains the key.
     #[inline]
     pub fn contains_key<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> bool
     where
@@ -226,18 +227,18 @@ impl<T: Eq + Hash> Default for SharedSet<T> {
 }
 
 impl<T: Clone + Eq + Hash> SharedSet<T> {
-    /// Adds a value; whether it is new.
+    /// Adds a value; returns whether it is new.
     pub fn insert(&mut self, value: T) -> bool {
         // An existing value copies nothing.
         !self.contains(&value) && self.0.insert(value, ()).is_none()
     }
 
-    /// Removes a value; returns whether it was there.
+    /// Removes a value; returns whether it existed.
     pub fn remove(&mut self, value: &T) -> bool {
         self.0.remove(value).is_some()
     }
 
-    /// Whether it is there.
+    /// Whether the set contains the value.
     #[inline]
     pub fn contains(&self, value: &T) -> bool {
         self.0.contains_key(value)
@@ -248,7 +249,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

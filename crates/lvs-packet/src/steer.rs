@@ -29,7 +29,7 @@ use crate::parse::{Icmp, Packet};
 /// Maximum of address ranges of each family that the BPF program searches.
 pub const RANGES_MAX: usize = 256;
 
-/// ISAKMP's port: AH and ESP belong to its connection.
+/// The port of ISAKMP: AH and ESP packets belong to its connection.
 const ISAKMP: u16 = 500;
 
 /// Secret numbers of this dataplane, so that a sender cannot choose the worker.
@@ -39,7 +39,7 @@ pub struct Keys {
     pub words: [u32; 4],
     /// The first summand.
     pub seed: u32,
-    /// Factors of the sum, one before the port and two behind it.
+    /// Factors of the sum: one before the port, and two after it.
     pub factors: [u32; 3],
 }
 
@@ -88,20 +88,22 @@ impl Keys {
 pub struct Steering {
     workers: NonZeroUsize,
     keys: Keys,
-    /// All connections of a client belong to one worker: the helper for FTP needs a connection and
-    /// its data connections together.
+    /// Whether all connections of a client belong to one worker: the FTP helper needs a control
+    /// connection and its data connections in one worker.
     by_address: bool,
     /// Local addresses towards servers of full NAT.
     local: HashSet<IpAddr>,
 }
 
 impl Steering {
-    /// Among `workers`, by the client's address and port, or its address alone.
+    /// Divides packets among `workers` workers, by the client's address and port, or by its address
+    /// alone.
     pub fn new(workers: NonZeroUsize, seed: u64, by_address: bool) -> Self {
         Self::with_keys(workers, Keys::new(seed), by_address)
     }
 
-    /// As [`new`](Self::new), with the keys of another dataplane, whose connections continue.
+    /// Does the same as [`new`](Self::new), with the keys of another dataplane, whose connections
+    /// continue.
     pub fn with_keys(workers: NonZeroUsize, keys: Keys, by_address: bool) -> Self {
         Self {
             workers,
@@ -120,7 +122,7 @@ impl Steering {
         }
     }
 
-    /// Whether these are exactly the local addresses.
+    /// Whether the local addresses are exactly these.
     pub fn has_local(&self, local: &HashSet<IpAddr>) -> bool {
         self.local == *local
     }
@@ -147,7 +149,7 @@ impl Steering {
         self.keys.hash(fold, port) as usize % self.workers
     }
 
-    /// The worker that a packet, whose bytes are `ip`, belongs to.
+    /// The worker to which a packet with the bytes `ip` belongs.
     pub fn home<N: Net>(
         &self,
         packet: &Packet,
@@ -247,8 +249,8 @@ impl Steering {
         }
     }
 
-    /// The first words of addresses: as many words as leave the number of different prefixes within
-    /// its limit.
+    /// Returns the prefixes of addresses, in words: as many words as keep the number of different
+    /// prefixes within its limit.
     fn prefixes(&self, addresses: &[IpAddr]) -> (usize, Vec<u32>) {
         for words in (1..=4).rev() {
             let folds = addresses.iter().map(|addr| self.keys.fold(*addr, words));
@@ -266,7 +268,7 @@ impl Steering {
 /// Kind of the addresses of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Virtual ones, or between some.
+    /// Virtual addresses, or a range that contains some.
     Virtual,
     /// The addresses represent clients.
     Local,
@@ -275,11 +277,11 @@ pub enum Kind {
 /// Addresses from the first to the last, as 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// The first one.
+    /// The first address.
     pub first: u32,
-    /// The last one.
+    /// The last address.
     pub last: u32,
-    /// Kind of its addresses.
+    /// Kind of the addresses.
     pub kind: Kind,
 }
 
@@ -291,7 +293,7 @@ pub struct Plan {
     pub workers: u32,
     /// The keys of the hash.
     pub keys: Keys,
-    /// By the client's address alone.
+    /// Whether packets are divided by the client's address alone.
     pub by_address: bool,
     /// IPv4 addresses, in order.
     pub four: Vec<Range>,

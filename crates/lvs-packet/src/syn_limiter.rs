@@ -20,44 +20,45 @@ use std::time::Duration;
 
 use lvs_core::Instant;
 
-/// Beyond this share of the time, SYNs are sorted: one half.
+/// If SYNs take more than one in this many parts of the time, they are sorted: above one half.
 const CALM: u32 = 2;
-/// The divisor of the time for each kind of SYN: from known clients, repeated SYNs, and the rest.
+/// The divisor of the time for each kind of SYN: from known clients, repeated SYNs, and others.
 const SHARES: [u32; KINDS] = [3, 16, 16];
-/// SYNs from known clients, repeated SYNs, and the rest.
+/// The kinds of SYNs: those of known clients, repeated ones, and all others.
 const KINDS: usize = 3;
 /// Time that a purse can save up, in nanoseconds.
 const SAVED: i64 = 50_000_000;
-/// Time after the last dropped SYN in which SYNs are still sorted.
+/// Time after the last dropped SYN during which SYNs are still classified.
 const CAUTIOUS: Duration = Duration::from_secs(1);
 /// Length of an epoch, after which the shares are divided again, in nanoseconds.
 const EPOCH: u64 = 50_000_000;
 /// Number of networks that are counted separately.
 const NETWORKS: u16 = 1024;
 
-/// A client is known after this many packets: a handshake has two.
+/// Number of packets after which a client is known: a handshake has two.
 pub(super) const KNOWN_AFTER: u32 = 3;
 
-/// A client stays known for once to twice this time.
+/// A client stays known for this time, and at most for twice this time.
 const KNOWN_FOR: Duration = Duration::from_secs(300);
-/// Bits for known clients, in each of two generations: with a million known clients, one in 16
-/// other clients also counts as known.
+/// Number of bits for known clients, in each of two generations: with a million known clients, one
+/// in 16 other clients also counts as known.
 const KNOWN_BITS: usize = 1 << 23;
-/// A SYN is remembered for once to twice this: clients send theirs again after one, three and seven
-/// seconds.
+/// A SYN is remembered for once to twice this time: clients repeat theirs after one, three and
+/// seven seconds.
 const SEEN_FOR: Duration = Duration::from_secs(4);
-/// Bits for these: of a flood of 200,000 a second, one in 300 is mistaken for a repeated one.
+/// Number of bits for repeated SYNs: in a flood of 200,000 a second, one in 300 SYNs is mistaken
+/// for a repeated one.
 const SEEN_BITS: usize = 1 << 24;
 
 /// A budget of time: a share of each second, and the unused time of earlier seconds.
 #[derive(Debug)]
 struct Purse {
-    /// Nanoseconds. Below zero, it was overspent by the last batch.
+    /// The remaining time in nanoseconds; negative if the last batch used more than there was.
     left: i64,
 }
 
 impl Purse {
-    /// The greatest credit of one part if there are `part` parts.
+    /// Maximum of the credit of one part, if there are `part` parts.
     const fn most(part: u32) -> i64 {
         SAVED / part as i64
     }
@@ -73,7 +74,8 @@ impl Purse {
         self.left = self.left.saturating_add(earned).min(Self::most(part));
     }
 
-    /// The debt is limited to the maximum of savings, so that one batch has no long effect.
+    /// Subtracts the time that SYNs have taken from the credit. The resulting debt is limited, so
+    /// that the effect of one long batch ends soon.
     fn spend(&mut self, nanoseconds: u64, part: u32) {
         let spent = i64::try_from(nanoseconds).unwrap_or(i64::MAX);
         self.left = self.left.saturating_sub(spent).max(-Self::most(part));
@@ -84,20 +86,20 @@ impl Purse {
     }
 }
 
-/// The share of one kind of clients, and its use in this epoch.
+/// One kind of SYNs: its share, and the use of the share in this epoch.
 #[derive(Debug)]
 struct Kind {
     part: u32,
     purse: Purse,
     /// SYNs that each network has had in this epoch.
     taken: Box<[u16; NETWORKS as usize]>,
-    /// Networks that have requested a share in this epoch.
+    /// Number of networks that have sent SYNs of this kind in this epoch.
     asking: u32,
     /// SYNs that each network may have.
     quota: u16,
-    /// SYNs that remain after all quotas: one more for each of this many networks.
+    /// Number of SYNs that remain after all quotas: each of this many networks gets one more.
     rest: u64,
-    /// SYNs in the batch at hand.
+    /// Number of SYNs that have passed in the present batch.
     passed: u32,
 }
 
@@ -114,7 +116,7 @@ impl Kind {
         }
     }
 
-    /// Divides the share among as many networks as have sent SYNs in the last epoch.
+    /// Divides the share among the number of networks that have sent SYNs in the last epoch.
     fn share_out(&mut self, cost: u64) {
         let all = EPOCH / u64::from(self.part) / cost.max(1);
         let asking = u64::from(self.asking.max(1));
@@ -152,7 +154,7 @@ impl Kind {
 #[derive(Debug)]
 struct Memory {
     generations: [Box<[u64]>; 2],
-    /// Whether anything is in them.
+    /// Whether each generation contains any hash.
     used: [bool; 2],
     since: Instant,
     lasts: Duration,
@@ -187,7 +189,7 @@ impl Memory {
         self.since = now;
     }
 
-    /// The places of a hash: word and bit.
+    /// Returns the places of a hash in the filter: word and bit.
     fn places(&self, hash: u64) -> [(usize, u64); 3] {
         let bits = self.generations[0].len() as u64 * 64;
         // The number of bits is a power of two, and one of the steps is odd.
@@ -223,9 +225,9 @@ pub struct SynLimiter {
     seen: Memory,
     kinds: [Kind; KINDS],
     all: Purse,
-    /// SYNs are sorted until then.
+    /// The time until which SYNs are classified.
     until: Option<Instant>,
-    /// Cost of one SYN in nanoseconds: a moving average.
+    /// Cost of a SYN in nanoseconds, as a moving average.
     cost: u64,
     /// Time at which credit was last earned.
     earned: Instant,
@@ -255,12 +257,12 @@ impl Default for SynLimiter {
 }
 
 impl SynLimiter {
-    /// Whether there are so many SYNs that they are sorted.
+    /// Whether the rate of SYNs is so high that SYNs are sorted into kinds.
     pub const fn sorts(&self) -> bool {
         self.until.is_some()
     }
 
-    /// SYNs cost all the time that there is, for an hour.
+    /// Simulates an hour in which SYNs use all of the available time.
     #[cfg(any(test, feature = "testing"))]
     pub fn is_flooded(&mut self, now: Instant) {
         self.until = Some(now + Duration::from_secs(3600));
@@ -324,7 +326,7 @@ impl SynLimiter {
         }
     }
 
-    /// A batch of `frames` has taken so long, and it is now `now`.
+    /// Records that a batch of `frames` frames has taken the time `took`, and that it is now `now`.
     pub fn spent(&mut self, frames: usize, took: Duration, now: Instant) {
         let passed = now.saturating_since(self.earned);
         self.earned = now;
@@ -355,8 +357,8 @@ impl SynLimiter {
     }
 }
 
-/// The source that counts as one client: an address of IPv4, or the network of an IPv6 host, which
-/// has 2^64 addresses.
+/// Returns the source that counts as one client: an IPv4 address, or the network of an IPv6 host,
+/// which has 2^64 addresses.
 fn host_of(addr: IpAddr) -> u64 {
     match addr {
         IpAddr::V4(addr) => addr.to_bits().into(),
@@ -379,7 +381,7 @@ mod tests {
     const TO: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 10)), 80);
     /// Cost of a SYN that passes.
     const COST: Duration = Duration::from_micros(8);
-    /// Between two SYNs of a flood.
+    /// Interval between two SYNs of a flood.
     const STEP: Duration = Duration::from_micros(5);
 
     fn client(n: u32) -> SocketAddr {
@@ -409,8 +411,8 @@ mod tests {
             }
         }
 
-        /// Sends one batch of the flood with as many SYNs of `others` as fit; returns which of
-        /// these have passed.
+        /// Sends a batch of the flood, with as many SYNs of `others` as fit; returns which of these
+        /// have passed.
         fn batch(&mut self, others: &[(SocketAddr, u32)]) -> Vec<bool> {
             let mut passed = 0;
             for _ in 0..32 {

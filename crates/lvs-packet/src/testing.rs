@@ -10,10 +10,10 @@ use crate::net::{Net, NextHop, PortId, PortInfo};
 use crate::pipeline::Decide;
 use crate::wire::Mac;
 
-/// An address and how many of its bits count.
+/// An address and the length of its prefix.
 pub type Prefix = (IpAddr, u8);
 
-/// Whether `addr` is of `prefix`.
+/// Whether `addr` is in the prefix.
 pub fn contains((net, bits): Prefix, addr: IpAddr) -> bool {
     lvs_core::Prefix::new(net, bits).is_some_and(|prefix| prefix.contains(addr))
 }
@@ -23,8 +23,8 @@ pub fn contains((net, bits): Prefix, addr: IpAddr) -> bool {
 pub struct Route {
     /// The prefix.
     pub to: Prefix,
-    /// The port, the gateway if there is one, and the host's address there; `None` if it cannot be
-    /// reached.
+    /// The port, the gateway if there is one, and the host's address on the port; `None` if the
+    /// destination cannot be reached.
     pub way: Option<(PortId, Option<IpAddr>, Option<IpAddr>)>,
 }
 
@@ -41,7 +41,7 @@ impl Route {
         }
     }
 
-    /// No way.
+    /// Adds a route that is unreachable.
     ///
     /// # Panics
     /// If `to` is no prefix.
@@ -64,17 +64,17 @@ fn parse_prefix(text: &str) -> Prefix {
 pub struct Table {
     /// Ports by [`PortId::index`].
     pub ports: Vec<PortInfo>,
-    /// The one that leads to the host.
+    /// The port that leads to the host.
     pub host_port: Option<PortId>,
     /// Addresses of the host.
     pub local: HashSet<IpAddr>,
-    /// Prefixes all of whose addresses are the host's.
+    /// Prefixes all of whose addresses belong to the host.
     pub local_prefixes: Vec<Prefix>,
     /// Addresses of services.
     pub vips: HashSet<IpAddr>,
     /// Addresses that the dataplane owns.
     pub own: HashSet<IpAddr>,
-    /// Routes; the first that fits counts.
+    /// Routes; the first one that matches is used.
     pub routes: Vec<Route>,
     /// Resolved neighbours.
     pub neighbours: HashMap<(PortId, IpAddr), Mac>,
@@ -87,10 +87,10 @@ pub struct Table {
 }
 
 impl Table {
-    /// The port of a number.
+    /// Returns the port with this number.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no such port.
     pub fn port_mut(&mut self, port: PortId) -> &mut PortInfo {
         &mut self.ports[port.index()]
     }
@@ -162,10 +162,11 @@ impl Net for Table {
     }
 }
 
-/// Passes packets on to another decider after `edit` has changed them: marks, another hook.
+/// Passes packets on to another decider after `edit` has changed them; for tests of marks and of
+/// another hook.
 #[derive(Debug)]
 pub struct Edited<'a, D, F> {
-    /// The decisions behind it.
+    /// The decider that decides on the changed packets.
     pub decide: &'a mut D,
     /// Changes a packet before the decision.
     pub edit: F,

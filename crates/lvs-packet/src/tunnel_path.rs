@@ -21,7 +21,7 @@ const MTU_EXPIRES: Duration = Duration::from_secs(600);
 const MTU_MIN: usize = 552;
 /// GRE: a checksum is present.
 const GRE_CHECKSUM: u16 = 0x8000;
-/// Servers that are remembered at most.
+/// Maximum number of servers that are remembered.
 const SERVERS_MAX: usize = 4096;
 
 /// The encapsulation that a server receives.
@@ -44,14 +44,14 @@ impl From<Tunnel> for Kind {
 
 /// The path MTU to a server. One word, so that workers read and write it without a lock: the MTU in
 /// the lowest 16 bits, then a bit for "a packet has been sent since", then the time of its expiry,
-/// in milliseconds. 0 is none.
+/// in milliseconds. 0 means that no path MTU is known.
 #[derive(Debug, Default)]
 struct Path(AtomicU64);
 
 #[derive(Clone, Copy, Debug)]
 struct Learned {
     mtu: u16,
-    /// Only then the kernel's cached route is the new one.
+    /// Whether the entry was used: only then the kernel's cached route is the new one.
     used: bool,
     until_ms: u64,
 }
@@ -89,7 +89,7 @@ impl Path {
         }
     }
 
-    /// Whether a packet has been sent since something was learned.
+    /// Whether a packet has been sent to the server since the path MTU was learned.
     fn is_used(&self) -> bool {
         self.learned().is_some_and(|learned| learned.used)
     }
@@ -164,7 +164,7 @@ pub struct Complaint<'a> {
 }
 
 impl TunnelPaths {
-    /// The path to a tunnelled server; `None` if there are too many.
+    /// Returns the path to a tunnelled server; `None` if there are too many servers.
     fn path(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
         let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         if paths.len() >= SERVERS_MAX && !paths.contains_key(&key) {
@@ -185,7 +185,8 @@ impl TunnelPaths {
             .map_or(route, |path| path.mtu(route, now))
     }
 
-    /// Number of updates of path MTUs. While it is unchanged, no path MTU has become smaller.
+    /// Returns the number of updates of path MTUs. While it is unchanged, no path MTU has become
+    /// smaller.
     pub fn lessons(&self) -> u64 {
         self.lessons.load(Ordering::Acquire)
     }
@@ -303,8 +304,8 @@ fn reported(message: &[u8]) -> usize {
     usize::from(be16(message, icmp::field::MTU)).max(MTU_MIN)
 }
 
-/// The tunnel whose path the host itself learns of, by the 8 bytes behind an outer IPv4 header that
-/// every error quotes (`gre_err`, `__udp4_lib_err`).
+/// Returns the tunnel whose path MTU the host itself learns, by the 8 bytes behind an outer IPv4
+/// header that every error quotes (`gre_err`, `__udp4_lib_err`).
 fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
     if payload.len() < 8 {
         return None;
@@ -355,7 +356,7 @@ mod tests {
         assert_eq!(known.mtu(&all, server(0), Tunnel::Ipip, 1500, now), 1500);
         let path = all
             .known((server(0), Kind::Ipip))
-            .expect("it is remembered");
+            .expect("the path MTU is stored");
         path.learn(1400, 1500, false, now);
         for n in 0..3 * u32::try_from(SERVERS_MAX).expect("few") {
             let mtu = known.mtu(&all, server(n), Tunnel::Ipip, 1500, now);

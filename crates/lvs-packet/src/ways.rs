@@ -32,7 +32,7 @@ pub enum NoWay {
     #[error("the director itself is its client or its server")]
     Host,
     /// An address that is impossible as a source or destination.
-    #[error("one of its addresses is no possible source")]
+    #[error("one of its addresses cannot be the source of a packet")]
     Martian,
     /// Packets to the server cannot leave now, or not by Ethernet.
     #[error("there is no route to its server, or the neighbour is not resolved")]
@@ -46,11 +46,11 @@ pub enum NoWay {
 }
 
 impl Ways {
-    /// The paths of a connection. `pmtu_disc`: the sysctl of this name.
+    /// Returns the paths of a connection. `pmtu_disc`: the sysctl of this name.
     ///
     /// # Errors
-    /// The pipeline would do anything else with the packets than send them there: they are this
-    /// host's own, have an impossible source or no route, or their neighbour is not known.
+    /// The pipeline would not simply send the packets there: the packets are this host's own, have
+    /// an impossible source or no route, or their neighbour is not known.
     pub fn of<N: Net>(
         offer: &Offer,
         net: &N,

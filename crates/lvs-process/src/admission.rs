@@ -9,14 +9,15 @@ use std::time::Duration;
 pub(super) const CONNECTIONS_MAX: usize = 64;
 /// Simultaneous connections of read-only clients.
 pub(super) const READERS_MAX: usize = 32;
-/// Simultaneous connections of one read-only user.
+/// Maximum of simultaneous connections of one read-only user.
 pub(super) const USER_MAX: usize = 8;
-/// Lists that are made simultaneously for read-only clients; one a user.
+/// Maximum of lists that are made at the same time for read-only clients, and one for each user.
 const LISTS_MAX: usize = 4;
-/// Time that such a user waits for the end of its own list, or of another user's.
+/// Time limit for a read-only user to wait until its own list, or that of another user, is
+/// complete.
 const LIST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The places, shared by all connections.
+/// The connection slots, which all connections share.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     state: Mutex<State>,
@@ -28,7 +29,7 @@ pub(super) struct Places {
 struct State {
     all: usize,
     readers: usize,
-    /// Requests that are being answered.
+    /// Number of requests that are being answered.
     answers: usize,
     /// Connections of read-only users.
     by_user: HashMap<u32, usize>,
@@ -41,7 +42,7 @@ impl Places {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection; `reader` is the user, if it is read-only.
+    /// Reserves a place for a connection; `reader` is the user of a read-only connection.
     pub(super) fn take(self: &Arc<Self>, reader: Option<u32>) -> Option<Place> {
         let mut state = self.state();
         if state.all >= CONNECTIONS_MAX {
@@ -72,7 +73,7 @@ impl Places {
     }
 }
 
-/// A slot for one connection, released on drop.
+/// A slot for one connection; dropping it frees the slot.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
@@ -91,7 +92,7 @@ impl Place {
         Answer(self)
     }
 
-    /// Waits until this user may receive a list; `None` if that takes too long. Writers do not
+    /// Waits until this user may receive a list; `None` if that lasts too long. Writers do not
     /// wait.
     pub(super) fn list(&self) -> Option<List<'_>> {
         if let Some(uid) = self.reader {
@@ -128,7 +129,7 @@ impl Drop for Place {
     }
 }
 
-/// A list on its way.
+/// A list that is being made.
 #[derive(Debug)]
 pub(super) struct List<'a>(&'a Place);
 
@@ -157,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_cannot_use_all_slots_and_one_reader_not_all_of_theirs() {
+    fn read_only_users_cannot_use_all_slots_and_one_user_not_all_of_theirs() {
         let places = Arc::<Places>::default();
         let take = |uid| std::iter::from_fn(|| places.take(uid)).collect::<Vec<_>>();
         let one = take(Some(1));
@@ -187,7 +188,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             let waits = !waiting.is_finished();
             drop(list);
-            assert!(waiting.join().expect("no panic"), "its turn comes");
+            assert!(waiting.join().expect("no panic"), "the list can start");
             waits
         });
         assert!(waits);
@@ -201,7 +202,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             let waits = !waiting.is_finished();
             lists.pop();
-            assert!(waiting.join().expect("no panic"), "its turn comes");
+            assert!(waiting.join().expect("no panic"), "the list can start");
             waits
         });
         assert!(waits);

@@ -53,7 +53,7 @@ const NOBODYS: &[i64] = &[
     libc::SYS_ioperm,
 ];
 
-/// System calls that the dataplane does not need after its start.
+/// System calls that the dataplane does not use after its start.
 const NOT_THE_DATAPLANES: &[i64] = &[
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -99,13 +99,13 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
 /// The directories to which the dataplane writes.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// Its control socket, if it has a path.
+    /// The path of its control socket, if it has one.
     pub socket: Option<PathBuf>,
-    /// Whether it opens TCP connections, to other directors.
+    /// Whether the dataplane opens TCP connections to other directors.
     pub tcp: bool,
 }
 
-/// Sandboxes the dataplane; must be called before its threads start.
+/// Sandboxes the dataplane. Call it before its threads start.
 pub fn dataplane(places: &Places) -> Confinement {
     let mut done = Confinement::default();
     // It starts nothing that could have more rights.
@@ -122,8 +122,8 @@ pub fn dataplane(places: &Places) -> Confinement {
     done
 }
 
-/// Restricts this thread, and threads that it starts later: they execute nothing, and write only in
-/// `places` and in directories of the kernel.
+/// Restricts this thread, and threads that it starts later: they cannot execute files, and can
+/// write only in `places` and in directories of the kernel.
 fn landlock(places: &Places) -> Result<(), String> {
     use landlock::{
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,

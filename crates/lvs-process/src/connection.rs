@@ -1,5 +1,5 @@
-//! One connection: requests are bounded before they are read, refused before they are parsed, and
-//! then answered.
+//! One connection: the size of requests is limited before they are read, and access rights are
+//! checked before they are parsed.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -36,7 +36,7 @@ const BUFFER: usize = 64 << 10;
 /// Lower priority of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;
 
-/// A request of which only the method is read.
+/// A request of which only the method is parsed.
 #[derive(Deserialize)]
 struct RawRequest<'a> {
     #[serde(default)]
@@ -50,7 +50,7 @@ struct RawRequest<'a> {
 /// A stream with a deadline for reads, and a time limit for each write.
 struct Within<'a> {
     stream: &'a UnixStream,
-    /// Time after which nothing is read.
+    /// Time after which reads fail.
     until: Instant,
     /// Longest time of a write.
     patience: Duration,
@@ -73,7 +73,7 @@ impl Read for Within<'_> {
 }
 
 impl Write for Within<'_> {
-    /// Writes all of it.
+    /// Writes all of `buf`.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         deadline::write_within(self.stream, buf, self.patience)?;
         Ok(buf.len())
@@ -168,8 +168,8 @@ impl Session<'_> {
         }
     }
 
-    /// How long the client may take until its next request is there; none before it has greeted,
-    /// for which its time runs.
+    /// Time limit for the client's next request; `None` before its greeting, for which another
+    /// limit applies.
     const fn idle(&self) -> Option<Duration> {
         match (self.greeted, self.denied) {
             (false, _) => None,
@@ -201,7 +201,7 @@ impl Session<'_> {
                 Some(self.place.list().ok_or_else(|| {
                     Failure::new(
                         FailureCode::Full,
-                        format!("{method}: unprivileged users get one list at a time: wait for the end of the other one"),
+                        format!("{method}: unprivileged users get one list at a time: wait until the other list has ended"),
                     )
                 })?)
             }
@@ -235,8 +235,8 @@ impl Session<'_> {
     }
 }
 
-/// Parses the call of this method with these parameters. The method precedes the parameters, so
-/// that they are read directly into their types, and never kept in another form.
+/// Parses a call of this method with these parameters. The method precedes the parameters, so that
+/// they are parsed directly into their types, without an intermediate form.
 fn parse(method: &str, params: &str) -> Result<Call, Failure> {
     let failed = |error: serde_json::Error| malformed(format!("{method}: {error}"));
     let name = serde_json::to_string(method).map_err(failed)?;

@@ -1,5 +1,5 @@
-//! Streams with an absolute deadline, so that a peer that sends or reads a byte now and then is
-//! disconnected like a silent one.
+//! Streams with an absolute deadline: a peer that sends or reads a byte from time to time is
+//! disconnected like a silent peer.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// Remaining time until the deadline; an error if it has passed.
+/// Remaining time until the deadline; an error if the deadline has passed.
 fn left(until: Instant) -> io::Result<Option<Duration>> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {

@@ -1,4 +1,4 @@
-//! The interface between a control socket and the process behind it.
+//! The interface between a control socket and the process that answers.
 
 use std::io::{self, Write};
 
@@ -52,7 +52,7 @@ impl<'a> Sink<'a> {
     /// Sends one item.
     ///
     /// # Errors
-    /// The client is gone: the caller should stop.
+    /// The client has disconnected: the caller should stop.
     pub fn item(&mut self, item: &impl Serialize) -> Result<(), Failure> {
         #[derive(Serialize)]
         struct Line<'a, T> {
@@ -69,10 +69,10 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Sends what was gathered, for a list whose items come slowly.
+    /// Sends the buffered items, for a list whose items follow slowly.
     ///
     /// # Errors
-    /// The client is gone: the caller should stop.
+    /// The client has disconnected: the caller should stop.
     pub fn flush(&mut self) -> Result<(), Failure> {
         self.out.flush().map_err(|error| {
             Failure::new(

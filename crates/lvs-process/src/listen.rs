@@ -1,4 +1,4 @@
-//! Taking the place where a dataplane listens, which only one dataplane can have.
+//! Binds the control socket of a dataplane. Only one dataplane can have it.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -20,18 +20,17 @@ use lvs_sys::peercred;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Another dataplane listens on the address.
+    /// Another dataplane already listens on the address.
     #[error("another dataplane is running at {address}{}: stop it first, or start this one with another --socket", of_pid(.pid))]
     Running {
         /// The address.
         address: Address,
-        /// Its process, if it is in this PID namespace.
+        /// The process id of the other dataplane, if it is in this PID namespace.
         pid: Option<u32>,
     },
     /// A process that is no dataplane has taken the abstract name.
     #[error(
-        "user {uid}{} holds the name {address} and is no dataplane: end that process, give this dataplane a path (--socket /run/...), \
-         or let it use {directory}",
+        "user {uid}{} uses the name {address} and is not a dataplane: stop that process, use a path for this dataplane (--socket /run/...), or let it use {directory}",
         of_pid(.pid),
         directory = place::DIRECTORY
     )]
@@ -40,7 +39,7 @@ pub enum BindError {
         address: Address,
         /// The user of the process.
         uid: u32,
-        /// The process, if it is in this PID namespace.
+        /// The process id of the owner, if it is in this PID namespace.
         pid: Option<u32>,
     },
     /// There is a file at the path that is not a socket.
@@ -61,10 +60,10 @@ fn fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "create the directory of the socket",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "give a path (--socket) in a directory that this user may write"
+            "use a path (--socket) in a directory that this user may write"
         }
-        io::ErrorKind::InvalidInput => "give a shorter path (--socket)",
-        _ => "give another address (--socket)",
+        io::ErrorKind::InvalidInput => "use a shorter path (--socket)",
+        _ => "use another address (--socket)",
     }
 }
 
@@ -162,8 +161,7 @@ impl Listener {
                 // so a name.
                 if peercred::own_uid() == 0 {
                     tracing::warn!(
-                        "cannot listen in {directory} ({source}): listening at {name}, a name that any user could have taken; \
-                         make that directory, root's and 0755 (RuntimeDirectory=lvs in a systemd unit)"
+                        "cannot listen in {directory} ({source}): listening at {name}, a name that any user could have used; create that directory with the owner root and the mode 0755 (RuntimeDirectory=lvs in a systemd unit)"
                     );
                 }
                 Self::bind_name(&name)
@@ -264,8 +262,8 @@ impl Drop for Listener {
     }
 }
 
-/// Whether there is a socket at `path`; `None` if there is nothing. A link is no socket, wherever
-/// it leads.
+/// Whether the file at `path` is a socket; `None` if no file exists. A symbolic link does not count
+/// as a socket.
 fn is_socket(path: &Path) -> io::Result<Option<bool>> {
     match fs::symlink_metadata(path) {
         Ok(meta) => Ok(Some(meta.file_type().is_socket())),

@@ -7,7 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The socket to the service manager; does nothing without one.
+/// The socket of the service manager; without one, all calls do nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Notify(Option<Arc<(UnixDatagram, SocketAddr)>>);
 
@@ -38,7 +38,7 @@ impl Notify {
         }
     }
 
-    /// Sends assignments, one a line: `READY=1`.
+    /// Sends assignments, one on each line, such as `READY=1`.
     pub fn send(&self, state: &str) {
         if let Some((socket, address)) = self.0.as_deref() {
             // A manager that does not listen is its own trouble.
@@ -47,8 +47,8 @@ impl Notify {
     }
 }
 
-/// How long the service manager waits to be fed before it ends this process; `None` if it does not
-/// watch it.
+/// Time within which the service manager expects a watchdog message before it kills this process;
+/// `None` if its watchdog is off.
 pub fn watchdog_interval() -> Option<Duration> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let for_us = match std::env::var_os("WATCHDOG_PID") {

@@ -24,13 +24,13 @@ use lvs_api::place::Lock;
 use lvs_sys::peer_groups::peer_in_group;
 use lvs_sys::peercred;
 
-/// Longest wait at the end for answers in progress.
+/// Longest time that the server waits at its end for answers in progress.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Groups with additional rights.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
-    /// Its members may change things, as root and the dataplane's own user may.
+    /// The group whose members may change things, as root and the dataplane's own user may.
     pub writers: Option<u32>,
     /// Only its members, and clients with write access, may read; without it, every user may.
     pub readers: Option<u32>,
@@ -68,7 +68,8 @@ impl Server {
         })
     }
 
-    /// The address on which it listens; not the usual path if the user lacks the right.
+    /// The address on which it listens. This is not the default path if the user lacks the right to
+    /// use that.
     pub const fn address(&self) -> &Address {
         &self.listener.address
     }
@@ -124,7 +125,7 @@ impl Server {
         }
     }
 
-    /// A place for a connection, and why it may not change things, if so.
+    /// A slot for a connection, and the reason why the client has no write access, if it has none.
     fn admit(
         &self,
         stream: &UnixStream,
@@ -137,7 +138,7 @@ impl Server {
             Rights::None => {
                 return Err(Failure::new(
                     FailureCode::Permission,
-                    "this dataplane lets only root, its own user and the groups of --group and --readers look",
+                    "only root, the dataplane's own user and the groups of --group and --readers may read its state",
                 ));
             }
         };
@@ -145,16 +146,15 @@ impl Server {
             Failure::new(
                 FailureCode::Full,
                 format!(
-                    "the dataplane serves {CONNECTIONS_MAX} control connections already, {READERS_MAX} of users without rights, or \
-                     {USER_MAX} of yours: close some"
+                    "the dataplane already serves the maximum of {CONNECTIONS_MAX} control connections, {READERS_MAX} of users without rights, or {USER_MAX} of yours: close some"
                 ),
             )
         })?;
         Ok((place, denied))
     }
 
-    /// The user of the remote process, and its rights. Capabilities are read once, as those of an
-    /// open file are.
+    /// Returns the user of the remote process, and its rights. Its capabilities are checked once
+    /// per connection, as for an open file.
     fn rights(&self, stream: &UnixStream) -> (u32, Rights) {
         let Ok(peer) = peercred::peer_cred(stream) else {
             return (u32::MAX, Rights::None);
@@ -192,13 +192,13 @@ impl Handle {
         &self.address
     }
 
-    /// Signals to a starting dataplane that this process ends.
+    /// Marks for a starting dataplane that this process is stopping.
     pub fn leaving(&self) -> Leaving {
         Leaving(self.lock.as_ref().map_or_else(Weak::new, Arc::downgrade))
     }
 }
 
-/// The lock of a control socket, if it has one.
+/// The lock of a control socket, if the socket has one.
 #[derive(Debug)]
 pub struct Leaving(Weak<Lock>);
 

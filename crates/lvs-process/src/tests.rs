@@ -82,7 +82,7 @@ fn start(address: &Address) -> Handle {
                 source,
             })
         })
-        .expect("the socket is free")
+        .expect("the socket is not in use")
 }
 
 fn unique(what: &str) -> Address {
@@ -107,7 +107,7 @@ fn server_answers_calls_lists_and_refusals() {
     assert_eq!(
         client
             .call::<Timeouts>(&Call::TimeoutsGet {})
-            .expect("it is there"),
+            .expect("the entry exists"),
         set
     );
     let mut sum = 0;
@@ -135,7 +135,7 @@ fn raw(address: &Address, bytes: &[u8]) -> String {
 }
 
 #[test]
-fn bad_requests_get_an_answer() {
+fn invalid_requests_are_answered_with_errors() {
     let address = unique("bad");
     let _handle = start(&address);
     for (request, part) in [
@@ -200,7 +200,7 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
     assert!(matches!(file, BindError::NotASocket(_)), "{file}");
     let file = Client::connect(&address).expect_err("not a socket");
     assert!(matches!(file, Error::NotASocket { .. }), "{file}");
-    fs::remove_dir_all(&dir).expect("it is ours");
+    fs::remove_dir_all(&dir).expect("this test owns the file");
     let lost = Server::bind(&address, Permissions::default()).expect_err("no directory");
     assert!(lost.to_string().contains("create the directory"), "{lost}");
 
@@ -214,7 +214,7 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
 fn dead_dataplane_is_reported_to_client() {
     let address = unique("dies");
     let listener = UnixListener::bind_addr(&address.socket_addr().expect("an address"))
-        .expect("the socket is free");
+        .expect("the socket is not in use");
     let thread = thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a client");
         let mut line = String::new();
@@ -269,7 +269,7 @@ fn requests_are_bounded_by_rights_of_client() {
         (reader, Some(&greeted), get, 16 << 10),
         (None, Some(&greeted), get, 32 << 20),
     ] {
-        let said = |len| {
+        let answer_of = |len| {
             let line = padded(request, len);
             let lines: Vec<&[u8]> = before
                 .map(Vec::as_slice)
@@ -278,9 +278,9 @@ fn requests_are_bounded_by_rights_of_client() {
                 .collect();
             answers_to(denied, &lines)
         };
-        let fits = said(max);
+        let fits = answer_of(max);
         assert!(!fits.contains("error"), "{max}: {fits}");
-        let refused = said(max + 1);
+        let refused = answer_of(max + 1);
         let reason = format!("the request is longer than {max} bytes");
         assert!(refused.contains(&reason), "{max}: {refused}");
         let last = refused.lines().last().unwrap_or_default();
@@ -298,7 +298,7 @@ fn in_own_network(body: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn dataplane_in_directory_of_root_is_found_by_path_and_by_name() {
+fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
     in_own_network(|| {
         let top = std::env::temp_dir().join(format!("lvs-test-usual-{}", std::process::id()));
         fs::create_dir_all(&top).expect("a directory");
@@ -329,11 +329,11 @@ fn dataplane_in_directory_of_root_is_found_by_path_and_by_name() {
             &directory,
             std::os::unix::fs::PermissionsExt::from_mode(0o777),
         )
-        .expect("it is ours");
+        .expect("this test owns the file");
         let named = start(&usual);
         assert_eq!(named.address(), &Address::by_name());
         Client::connect(&usual).expect("it is found");
         drop(named);
-        fs::remove_dir_all(&top).expect("it is ours");
+        fs::remove_dir_all(&top).expect("this test owns the file");
     });
 }

@@ -17,7 +17,7 @@ use crate::notify::Notify;
 pub use crate::notify::watchdog_interval as interval;
 use lvs_api::{Address, Client, Error};
 
-/// Feeds until it is dropped.
+/// Resets the watchdog until it is dropped.
 #[derive(Debug)]
 pub struct Feeder {
     stop: Option<Sender<()>>,
@@ -70,14 +70,14 @@ fn feed(
             Ok(()) => {
                 notify.send("WATCHDOG=1");
                 if !well {
-                    tracing::info!("the dataplane answers itself again");
+                    tracing::info!("the dataplane answers its own requests again");
                 }
                 well = true;
             }
             Err(_) if is_stopping() => return,
             Err(error) => {
                 if well {
-                    tracing::error!("the dataplane does not answer itself: {error}");
+                    tracing::error!("the dataplane does not answer its own request: {error}");
                 }
                 well = false;
             }
@@ -89,7 +89,7 @@ fn feed(
     }
 }
 
-/// Whether control socket, packet path and keeper answer within `patience`.
+/// Whether the control socket, the packet path and the keeper answer within `patience`.
 fn answers(address: &Address, patience: Duration) -> Result<(), Error> {
     let mut client = match Client::connect_patiently(address, patience) {
         // With all places in use it is busy, and alive.

@@ -23,19 +23,19 @@ use super::close_signal::CloseSignal;
 
 /// The longest timeout that ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
-/// The proxy reports moved bytes when there are this many, or after `COUNT_AFTER`.
+/// Number of moved bytes at which the proxy reports them, if `COUNT_AFTER` has not passed before.
 const COUNT_BYTES: u64 = 1 << 20;
 const COUNT_AFTER: u64 = 1_000;
 
-/// Behind the lock.
+/// The state that the lock protects.
 pub(super) struct Inner {
     pub(super) director: Director,
-    /// Of each server that has had a connection: closed when its connections are to end.
+    /// For each server that has had a connection, a signal that closes its connections.
     close_signals: HashMap<(ServiceId, SocketAddr), Arc<CloseSignal>>,
 }
 
 impl Inner {
-    /// Ends the connections of the servers of which this is true.
+    /// Closes the connections of the servers for which `of` returns true.
     pub(super) fn end_connections(&mut self, of: impl Fn(&ServiceId, &SocketAddr) -> bool) {
         self.close_signals
             .retain(|(service, server), close_signal| {
@@ -63,13 +63,13 @@ pub(super) struct Balancer {
     streams: AtomicUsize,
     /// Clients that send datagrams.
     clients: Arc<Clients>,
-    /// Connections and clients at most.
+    /// Maximum number of connections and clients.
     most: AtomicUsize,
     /// Connections and clients that were refused because there were that many.
     full: AtomicU64,
     /// Evicted clients.
     evicted: AtomicU64,
-    /// Connections and clients for which there was no server.
+    /// Connections and clients for which no server was available.
     refused: AtomicU64,
 }
 
@@ -88,9 +88,9 @@ pub struct Counts {
     pub refused: u64,
 }
 
-/// One of this many slots is reserved for datagrams.
+/// One slot in this many slots is reserved for datagrams.
 const KEPT_PART: usize = 16;
-/// At most one of this many slots is for datagrams, whose sources can be forged.
+/// At most one in this many slots is used for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
 
 impl Balancer {
@@ -165,7 +165,7 @@ impl Balancer {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Takes a slot for one more connection; `None` if all are in use.
+    /// Reserves a slot for another connection; `None` if all slots are used.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
         let most = self.most.load(Ordering::Relaxed);
         let streams = self.streams.fetch_add(1, Ordering::Relaxed);
@@ -177,8 +177,8 @@ impl Balancer {
         Some(place)
     }
 
-    /// Takes a slot for one more client that sends datagrams to `service`; `None` if all are in
-    /// use.
+    /// Reserves a slot for another client that sends datagrams to `service`; `None` if all slots
+    /// are used.
     pub(super) fn slot(&self, service: ServiceId, client: SocketAddr) -> Option<Slot> {
         let most = self.most.load(Ordering::Relaxed);
         let crowded = self.used() >= most;
@@ -196,7 +196,7 @@ impl Balancer {
         }
     }
 
-    /// The server of a new connection; `None` if the director refuses it, for any reason.
+    /// Returns the server of a new connection; `None` if the director refuses it, for any reason.
     pub(super) fn open(
         self: &Arc<Self>,
         service: ServiceId,
@@ -253,7 +253,7 @@ pub(super) enum Way {
     Out = 1,
 }
 
-/// A connection in the director; it ends there when this is dropped.
+/// A connection in the director; dropping it removes the connection.
 pub(super) struct Entry {
     balancer: Arc<Balancer>,
     tuple: Tuple,
@@ -267,7 +267,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The server has answered: the connection is active.
+    /// Records that the server has answered: the connection is active.
     pub(super) fn established(&self) {
         let now = self.balancer.now();
         let mut inner = self.balancer.lock();

@@ -17,12 +17,13 @@ use lvs_core::api::ServiceId;
 
 use super::close_signal::CloseSignal;
 
-/// How long a client that does not talk may pause: as long as the kernel's connection tracking
-/// remembers one.
+/// Time after which a client that has sent only once is idle: as long as the kernel's connection
+/// tracking remembers it.
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
-/// Places that are being released, at most: an evicted client closes a socket first.
+/// Maximum number of places that are being released: an evicted client closes a socket first.
 const LEAVING_MAX: usize = 1024;
-/// One source has so large a part of its service's places without giving up its own first.
+/// If a source has more than one in this many of its service's slots, its new clients replace its
+/// own earlier ones.
 const SOURCE_PART: usize = 16;
 /// Clients that are examined for eviction.
 const LOOKS: usize = 64;
@@ -34,7 +35,7 @@ pub(super) struct Clients(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     services: HashMap<ServiceId, Queue>,
-    /// The same by their length and number: the longest is found at once, however many there are.
+    /// The queues by their length and number, to find the longest one at once.
     by_length: BTreeMap<(usize, u64), ServiceId>,
     /// Clients in the queues.
     present: usize,
@@ -47,7 +48,7 @@ struct Table {
 /// The clients of a service.
 #[derive(Debug, Default)]
 struct Queue {
-    /// Its unique number.
+    /// The client's unique number.
     number: u64,
     /// New clients in order of arrival.
     new: BTreeMap<u64, Arc<Client>>,
@@ -60,13 +61,13 @@ struct Queue {
 #[derive(Debug)]
 struct Client {
     source: IpAddr,
-    /// Its position in its queue; 0 after it has released its place.
+    /// Its position in its queue; 0 after it has released its slot.
     number: AtomicU64,
     answered: AtomicBool,
     talks: AtomicBool,
-    /// Time of its last data, in milliseconds.
+    /// Time of the client's last data, in milliseconds.
     sent: AtomicU64,
-    /// Closed when it has to go.
+    /// Signals that the client must be closed.
     close_signal: CloseSignal,
 }
 
@@ -78,14 +79,14 @@ pub(super) struct Slot {
     client: Arc<Client>,
 }
 
-/// Whether there was a place.
+/// Whether a client got a slot.
 #[derive(Debug)]
 pub(super) enum Admission {
-    /// There was a free slot.
+    /// A slot was free.
     Free(Slot),
     /// Another client was evicted for the slot.
     Instead(Slot),
-    /// There was no slot.
+    /// No slot was free.
     Full,
 }
 
@@ -113,8 +114,8 @@ impl Queue {
         true
     }
 
-    /// The client that a newcomer replaces, if there is one; only one of the source `only`, if it
-    /// is set.
+    /// The client that a new client replaces, if there is one; if `only` is set, a client from that
+    /// source.
     fn victim(&mut self, only: Option<IpAddr>, next: &mut u64, now: u64) -> Option<Arc<Client>> {
         let fits = |client: &&Arc<Client>| only.is_none_or(|source| client.source == source);
         if let Some(new) = self.new.values().take(LOOKS).find(fits) {
@@ -141,7 +142,7 @@ impl Clients {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of places that are taken, or about to be free.
+    /// Number of slots that are used, or about to be freed.
     pub(super) fn held(&self) -> usize {
         self.table().held
     }
@@ -193,7 +194,7 @@ impl Clients {
 }
 
 impl Table {
-    /// Applies `work` to the queue of a service, which exists only while it has a client.
+    /// Calls `work` with the queue of a service, which exists only while the service has a client.
     fn with_queue<T>(&mut self, service: ServiceId, work: impl FnOnce(&mut Queue) -> T) -> T {
         let queue = self.services.entry(service).or_insert_with(|| {
             self.next += 1;
@@ -247,7 +248,7 @@ impl Table {
 }
 
 impl Slot {
-    /// The client has sent something.
+    /// Records that the client has sent a datagram.
     pub(super) fn sent(&self, now: u64) {
         self.client.sent.store(now, Ordering::Relaxed);
         if self.talks() || !self.client.answered.load(Ordering::Relaxed) {
@@ -267,12 +268,12 @@ impl Slot {
         }
     }
 
-    /// Its server has.
+    /// Records that the client's server has answered.
     pub(super) fn answered(&self) {
         self.client.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it has sent again after an answer.
+    /// Whether the client has sent another datagram after an answer.
     pub(super) fn talks(&self) -> bool {
         self.client.talks.load(Ordering::Relaxed)
     }
@@ -285,7 +286,7 @@ impl Slot {
         }
     }
 
-    /// Waits until its slot is needed for another client.
+    /// Waits until the slot is needed for another client.
     pub(super) async fn taken(&self) {
         self.client.close_signal.closed().await;
     }
@@ -338,7 +339,7 @@ mod tests {
         let clients = Arc::new(Clients::default());
         let talking = some(slot(&clients, 1, client(1, 1), 0));
         talking.sent(1);
-        assert!(!talking.talks(), "nobody has answered");
+        assert!(!talking.talks(), "no server has answered");
         talking.answered();
         talking.sent(2);
         assert!(talking.talks());
@@ -367,7 +368,7 @@ mod tests {
         assert!(table.by_length.is_empty());
     }
 
-    /// The longest queue is known after every change.
+    /// After every change, the longest queue is known.
     #[test]
     fn client_queues_are_ordered_by_length() {
         let clients = Arc::new(Clients::default());
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn flooded_service_takes_no_places_from_other_services() {
+    fn flooded_service_uses_no_slots_of_other_services() {
         let clients = Arc::new(Clients::default());
         let mut flood: Vec<Slot> = (0..100)
             .map(|n| some(slot(&clients, 1, client(1000 + n, 1), 0)))
@@ -414,7 +415,10 @@ mod tests {
         flood.retain(|one| !taken(one));
         assert_eq!(flood.len(), 50);
         flood.extend((0..500).map(|n| some(slot(&clients, 1, client(2000 + n, 1), 0))));
-        assert!(!others.iter().any(taken), "it has its share");
+        assert!(
+            !others.iter().any(taken),
+            "the source has its share of slots"
+        );
     }
 
     #[test]
@@ -461,15 +465,18 @@ mod tests {
         let late: Vec<Admission> = (0..2).map(|_| newcomer(31_000)).collect();
         assert!(matches!(late[0], Admission::Instead(_)));
         let gone: Vec<usize> = (0..100).filter(|n| taken(&talking[*n])).collect();
-        assert_eq!(gone.len(), 1, "the second takes the first one's place");
+        assert_eq!(gone.len(), 1, "the second client replaces the first");
         assert!(gone[0] < 50);
     }
 
     #[test]
-    fn full_table_evicts_client_of_newcomers_service() {
+    fn full_table_evicts_client_of_the_same_service() {
         let clients = Arc::new(Clients::default());
         let crowded = |n| clients.slot(service(1), client(n, 1), (MOST, true), 0);
-        assert!(matches!(crowded(1), Admission::Full), "there is nobody");
+        assert!(
+            matches!(crowded(1), Admission::Full),
+            "no other client exists"
+        );
         let first = some(slot(&clients, 1, client(2, 1), 0));
         assert!(matches!(crowded(3), Admission::Instead(_)));
         assert!(taken(&first));

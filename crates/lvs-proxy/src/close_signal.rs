@@ -1,4 +1,4 @@
-//! The end of a connection, as an event.
+//! A signal that a connection is to be closed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,7 +17,7 @@ impl CloseSignal {
         self.notify.notify_waiters();
     }
 
-    /// Waits until it is closed.
+    /// Waits until the connection is to be closed.
     pub(super) async fn closed(&self) {
         let notified = self.notify.notified();
         if !self.closed.load(Ordering::Acquire) {

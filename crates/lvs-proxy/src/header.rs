@@ -6,20 +6,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// Version of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// A line of text.
+    /// Version 1: the header is a line of text.
     V1,
-    /// Binary.
+    /// Version 2: the header is binary.
     V2,
 }
 
 /// The first bytes of version 2.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// The longest line of version 1, its end included.
+/// Longest line of version 1, including its line break.
 const LINE_MAX: usize = 107;
 /// Bytes of version 2 behind its first sixteen that are read: addresses, and additions, which are
 /// ignored.
 const REST_MAX: usize = 2048;
-/// The longest header that is taken.
+/// Longest accepted header.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;
 
 /// The header that reports a connection from `client` to `local` to a server.
@@ -65,7 +65,7 @@ pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8>
 /// Result of parsing a client's first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// More of them are needed.
+    /// More bytes are needed.
     Partial,
     /// A header of this length, and the original client, unless the sender is the client itself.
     Header(usize, Option<SocketAddr>),
@@ -223,8 +223,8 @@ mod tests {
     #[test]
     fn longest_proxy_header_is_accepted_and_longer_one_refused() {
         let binary = |length: usize| {
-            let said = u16::try_from(length).unwrap().to_be_bytes();
-            let head = [&SIGNATURE[..], &[0x21, 0x11], &said, &[10, 0, 0, 1]].concat();
+            let length_bytes = u16::try_from(length).unwrap().to_be_bytes();
+            let head = [&SIGNATURE[..], &[0x21, 0x11], &length_bytes, &[10, 0, 0, 1]].concat();
             let mut bytes = head;
             bytes.resize(16 + length, 0);
             bytes

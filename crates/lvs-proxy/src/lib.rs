@@ -7,10 +7,10 @@
 //!             └ socket ── datagram ┘  (lvs_core::Director)   └▶ udp: a socket a client ─▶ server
 //! ```
 //!
-//! `balancer` is a director of `lvs-core` that receives events of connections in place of packets, so
-//! that schedulers, persistence, thresholds, limits, filters, drains and counters are those of the
-//! dataplane. [`Proxy`] is configured by the calls of a dataplane. Each worker is a thread with an
-//! event loop and listeners of its own.
+//! `balancer` is a director of `lvs-core` that receives events of connections in place of packets,
+//! so that schedulers, persistence, thresholds, limits, filters, drains and counters are those of
+//! the dataplane. [`Proxy`] is configured by the calls of a dataplane. Each worker is a thread with
+//! an event loop and listeners of its own.
 #![forbid(unsafe_code)]
 
 mod balancer;
@@ -44,9 +44,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// Time limit for a connection to a server, unless the file sets it.
+    /// Time limit for connecting to a server, unless the file sets it.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-    /// How long nothing may move on a TCP connection: as long as the kernel's IPVS remembers one.
+    /// Time without data after which a TCP connection is closed: the timeout of an idle connection
+    /// in the kernel's IPVS.
     pub const IDLE_TCP: Duration = Duration::from_secs(15 * 60);
     /// Longest pause of a client's datagrams.
     pub const IDLE_UDP: Duration = Duration::from_secs(5 * 60);

@@ -20,11 +20,11 @@ use super::balancer::{Entry, Way};
 const COPY: usize = 16 << 10;
 /// Size of a pipe: 16 pages, unless the kernel grants less.
 const PIPE: usize = 64 << 10;
-/// Pipes that hold something at a time, in the whole process; beyond them bytes are copied.
+/// Maximum of pipes that contain data, in the whole process; beyond it, bytes are copied.
 pub(super) const PIPES_MAX: usize = 1024;
-/// Free pipes that a thread keeps for later use.
+/// Number of free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;
-/// Chunks that one connection copies before the next connection.
+/// Number of chunks that are copied for one connection before the next one.
 const TURN: usize = 16;
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);
@@ -34,14 +34,14 @@ thread_local! {
     static KEPT: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A pipe, empty while it is unused.
+/// A pipe, which is empty while it is unused.
 struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
 }
 
 impl Pipe {
-    /// One that is kept, or a new one; `None` if there are too many, or no descriptors.
+    /// A pooled pipe, or a new one; `None` if there are too many pipes, or no descriptors.
     fn take() -> Option<Self> {
         if let Some(kept) = KEPT.with_borrow_mut(Vec::pop) {
             return Some(kept);
@@ -71,13 +71,13 @@ impl Drop for Pipe {
     }
 }
 
-/// Result of one chunk.
+/// Result of moving one chunk.
 enum Chunk {
     /// There is no data to read now.
     Nothing,
     /// The stream has ended.
     End,
-    /// This number of bytes has moved.
+    /// This number of bytes was moved.
     Moved(usize),
 }
 
@@ -208,7 +208,7 @@ mod tests {
         assert!(before + taken.len() >= PIPES_MAX);
         drop(taken);
         PIPES.fetch_sub(PIPES_MAX - 1, Ordering::Relaxed);
-        let one = Pipe::take().expect("there is room again");
+        let one = Pipe::take().expect("the queue has room again");
         one.keep();
         assert!(KEPT.with_borrow(|kept| kept.len() == 1));
         KEPT.with_borrow_mut(Vec::clear);

@@ -1,4 +1,4 @@
-//! The proxy as its owner configures it: by the calls of a dataplane.
+//! The proxy, which its owner configures by the calls of a dataplane.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -16,17 +16,17 @@ use super::close_signal::CloseSignal;
 use super::pipe::PIPES_MAX;
 use super::workers::{Listeners, Workers};
 
-/// Connections at a time, if there are descriptors for them.
+/// Maximum of connections, if enough descriptors are available.
 const CONNECTIONS_MAX: usize = 100_000;
-/// Connections for which there is room in any case.
+/// Least number of connections that must be possible.
 const CONNECTIONS_MIN: usize = 16;
 /// Descriptors for other purposes than listeners and checks: the API's 128, the sockets' 64, files,
 /// threads' event loops.
 const RESERVE: usize = 384;
-/// Descriptors of pipes, if there are many.
+/// Number of descriptors for pipes, if there are many connections.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
 
-/// The proxy of this process. Copies are the same one.
+/// The proxy of this process. Clones refer to the same proxy.
 #[derive(Clone)]
 pub struct Proxy(Arc<Whole>);
 
@@ -61,10 +61,10 @@ impl Whole {
 }
 
 impl Proxy {
-    /// Starts its threads, which have nothing to do yet.
+    /// Starts the proxy's threads, without services.
     ///
     /// # Errors
-    /// The system has no threads, descriptors or random numbers left.
+    /// The system has no threads, descriptors or random numbers available.
     pub fn start() -> io::Result<Self> {
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
@@ -135,7 +135,7 @@ impl Proxy {
         Ok(all)
     }
 
-    /// The services with their servers, as a dataplane lists them.
+    /// The services with their servers, in the form in which a dataplane lists them.
     pub fn services(&self) -> Vec<ServiceInfo> {
         let balancer = &self.0.balancer;
         let now = balancer.now();
@@ -169,7 +169,8 @@ impl Proxy {
             .collect()
     }
 
-    /// Carries out changes, all or none, as a dataplane does: binds the addresses of new services first.
+    /// Carries out changes, all or none, as a dataplane does: binds the addresses of new services
+    /// first.
     ///
     /// # Errors
     /// The change that is refused, and the reason.
@@ -230,13 +231,14 @@ impl Proxy {
     }
 }
 
-/// Descriptors that this process may have.
+/// Returns the maximum number of descriptors of this process.
 fn files() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
-/// Number of connections that fit into `files` descriptors, of which other purposes need some.
+/// Returns the number of connections that fit into `files` descriptors, of which `others` are
+/// needed for other purposes.
 fn most(files: usize, others: usize) -> usize {
     // Two of a connection, in addition to those of pipes.
     let pipes = PIPE_DESCRIPTORS.min(files / 4);
@@ -248,15 +250,15 @@ fn most(files: usize, others: usize) -> usize {
 fn refusal(address: SocketAddr, error: &io::Error) -> String {
     let help = match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            "ports below 1024 need CAP_NET_BIND_SERVICE; give it to lvsd, or take a port from 1024 on"
+            "ports below 1024 need CAP_NET_BIND_SERVICE: give it to lvsd, or use a port from 1024 on"
         }
         io::ErrorKind::AddrInUse => {
-            "another program listens there (`ss -lntup`): end it, or take another port"
+            "another program listens there (`ss -lntup`): stop it, or use another port"
         }
         io::ErrorKind::AddrNotAvailable => {
             "this host does not have the address: add it with `ip address add`, or listen at 0.0.0.0 or [::]"
         }
-        _ => "see the message of the system",
+        _ => "see the system's error message",
     };
     format!("cannot listen at {address}: {error}; {help}")
 }

@@ -1,4 +1,4 @@
-//! A TCP connection between a client and the server that it gets.
+//! A TCP connection between a client and the server that was chosen for it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use super::pipe::pump;
 
 /// Time limit for a client's header.
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
-/// Servers that are tried for one connection.
+/// Maximum of servers that are tried for one connection.
 const TRIES: usize = 3;
 /// Number of choices of the balancer for each server that has not refused yet: simultaneous clients
 /// use servers in turn, and a scheduler may choose the same server again.
@@ -80,11 +80,11 @@ async fn relay(
     let options = balancer.options(&service);
     let (mut source, mut early) = (peer, Vec::new());
     if options.accept {
-        match tokio::time::timeout(HEADER_LIMIT, said(&mut client)).await {
-            Ok(Ok((said, rest))) => {
+        match tokio::time::timeout(HEADER_LIMIT, read_header(&mut client)).await {
+            Ok(Ok((read_header, rest))) => {
                 // The director's table needs both addresses in one family.
-                source = said
-                    .filter(|said| said.is_ipv4() == peer.is_ipv4())
+                source = read_header
+                    .filter(|read_header| read_header.is_ipv4() == peer.is_ipv4())
                     .unwrap_or(peer);
                 early = rest;
             }
@@ -122,7 +122,7 @@ async fn relay(
 }
 
 /// The original client, and the bytes after the header.
-async fn said(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>)> {
+async fn read_header(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>)> {
     let mut bytes = Vec::new();
     loop {
         let room = header::LENGTH_MAX.saturating_sub(bytes.len()) as u64;
@@ -137,7 +137,7 @@ async fn said(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>
     }
 }
 
-/// Connects to a server; if it refuses, the balancer chooses another one.
+/// Connects to a server. If the server refuses, the balancer chooses another one.
 async fn connect(
     balancer: &Arc<Balancer>,
     service: ServiceId,
@@ -187,7 +187,8 @@ async fn connected(server: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(server).await
 }
 
-/// Moves bytes both ways until both ends have ended; an error if one of them is reset.
+/// Copies bytes in both directions until both sides have closed; an error if one of them sends a
+/// reset.
 async fn both(client: &TcpStream, server: &TcpStream, entry: &Entry) -> io::Result<()> {
     let mut inward = pin!(pump(client, server, Way::In, entry));
     let mut outward = pin!(pump(server, client, Way::Out, entry));

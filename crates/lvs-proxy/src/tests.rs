@@ -1,4 +1,4 @@
-//! The proxy between real sockets of this host.
+//! Tests of the proxy with real sockets of this host.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -90,7 +90,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn relay_passes_bytes_and_close_independently_per_direction() {
+async fn relay_copies_bytes_and_closes_each_direction_independently() {
     let (listener, address) = server().await;
     let mut bench = Bench::new(Options::default(), &[address]);
     let (sent, answer) = (pattern(3_000_000), pattern(5_000_000));
@@ -124,7 +124,7 @@ async fn relay_passes_bytes_and_close_independently_per_direction() {
 }
 
 #[tokio::test]
-async fn relay_passes_reset_from_both_ends() {
+async fn relay_forwards_reset_of_either_side() {
     for (half_closed, from_client) in [(false, true), (true, true), (false, false)] {
         let (listener, address) = server().await;
         let bench = Bench::new(Options::default(), &[address]);
@@ -285,8 +285,8 @@ async fn servers_receive_proxy_header() {
         };
         let bench = Bench::new(options, &[address]);
         let mut client = bench.client().await;
-        let said = "192.0.2.77:1234".parse().unwrap();
-        let header = super::header::write(Version::V2, said, bench.address);
+        let announced = "192.0.2.77:1234".parse().unwrap();
+        let header = super::header::write(Version::V2, announced, bench.address);
         // In two pieces, and with the first bytes of the stream behind it.
         client.write_all(&header[..7]).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -298,7 +298,7 @@ async fn servers_receive_proxy_header() {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut got = Vec::new();
         stream.read_to_end(&mut got).await.unwrap();
-        let mut expected = super::header::write(version, said, bench.address);
+        let mut expected = super::header::write(version, announced, bench.address);
         expected.extend(b"hello");
         assert_eq!(got, expected);
     }
@@ -354,7 +354,7 @@ async fn idle_relay_is_closed() {
 
 /// A client that does not read fills only its pipe and the sockets.
 #[tokio::test]
-async fn slow_reader_stops_its_server() {
+async fn slow_client_stops_reads_from_its_server() {
     let (listener, address) = server().await;
     let bench = Bench::new(Options::default(), &[address]);
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -369,7 +369,7 @@ async fn slow_reader_stops_its_server() {
         tokio::time::timeout(Duration::from_millis(500), stream.write(&chunk)).await
     {
         sent += written.unwrap();
-        assert!(sent < 64 << 20, "nobody holds it back");
+        assert!(sent < 64 << 20, "the client reads without delay");
     }
     // Buffered bytes are not lost.
     drop(stream);

@@ -1,4 +1,4 @@
-//! The threads that relay, and their listeners.
+//! The threads that copy data between clients and servers, and their listeners.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,12 +13,12 @@ use super::balancer::Balancer;
 use super::close_signal::CloseSignal;
 use super::{tcp, udp};
 
-/// Threads, if there are as many processors.
+/// Maximum of threads; there are not more than processors.
 const WORKERS_MAX: usize = 16;
 /// Connections that wait to be accepted, if the kernel permits as many.
 const BACKLOG: i32 = 4096;
 
-/// Listeners of a service, one for each worker. The kernel spreads clients over them.
+/// Listeners of a service, one for each worker. The kernel distributes clients among them.
 pub(super) struct Listeners {
     service: ServiceId,
     address: SocketAddr,
@@ -32,7 +32,7 @@ struct Order {
     close_signal: Arc<CloseSignal>,
 }
 
-/// The threads; they end when this is dropped.
+/// The worker threads, which exit when this is dropped.
 pub(super) struct Workers(Vec<mpsc::UnboundedSender<Order>>);
 
 impl Listeners {

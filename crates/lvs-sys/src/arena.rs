@@ -79,7 +79,8 @@ impl Arena {
         }))
     }
 
-    /// Lends a slot; `None` if it is lent already, does not exist, or is in use by the kernel.
+    /// Lends a slot; `None` if the slot is already lent, does not exist, or is in use by the
+    /// kernel.
     pub fn lend(self: &Arc<Self>, slot: usize) -> Option<Lent> {
         let Owners::Flags(flags) = &self.owners else {
             return None;
@@ -96,14 +97,14 @@ impl Arena {
         })
     }
 
-    /// Lends a slot of a ring, whose word the caller has seen to be ours, and has changed so that
-    /// this is not seen again.
+    /// Lends a slot of a ring. The caller has seen in the slot's word that the slot belongs to this
+    /// process, and has changed the word so that it is not lent twice.
     ///
     /// # Safety
-    /// The slot is neither the kernel's nor lent already, and its word is not 0.
+    /// The slot neither belongs to the kernel nor is lent already, and its word is not 0.
     pub(super) unsafe fn lend_of_ring(self: &Arc<Self>, slot: usize) -> Lent {
         let Owners::Words(head) = self.owners else {
-            unreachable!("the caller has made a ring");
+            unreachable!("the caller has created the ring");
         };
         // SAFETY: a slot is not shorter than its head.
         let bytes = unsafe { self.start(slot).add(head) };
@@ -115,10 +116,10 @@ impl Arena {
         }
     }
 
-    /// Where a slot begins.
+    /// The first byte of a slot.
     ///
     /// # Panics
-    /// If there is none of that number.
+    /// If no slot has this number.
     pub(super) fn start(&self, slot: usize) -> NonNull<u8> {
         assert!(slot < self.slots, "a slot lies within its arena");
         // SAFETY: `slot` is below the number of slots, so the offset lies within the mapping, whose
@@ -142,7 +143,8 @@ impl Arena {
         self.slots
     }
 
-    /// Slots that are in use outside of the arena; of a ring, those that the kernel does not own.
+    /// Number of slots that are in use outside of the arena; of a ring, those that the kernel does
+    /// not own.
     pub fn lent(&self) -> usize {
         match &self.owners {
             Owners::Flags(flags) => {
@@ -232,7 +234,8 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// A slot of an [`Arena`] and the right to read and write it. Dropped, it is the arena's again.
+/// A slot of an [`Arena`] and the right to read and write it. When it is dropped, the slot returns
+/// to the arena.
 pub struct Lent {
     bytes: NonNull<u8>,
     len: usize,
@@ -247,12 +250,12 @@ unsafe impl Send for Lent {}
 unsafe impl Sync for Lent {}
 
 impl Lent {
-    /// Its number in the arena.
+    /// Returns the slot's number in the arena.
     pub const fn slot(&self) -> usize {
         self.slot
     }
 
-    /// Whether it is a slot of `arena`: a sender may pass it to the kernel unchanged.
+    /// Whether the slot belongs to `arena`: a sender may then pass it to the kernel unchanged.
     pub fn is_of(&self, arena: &Arc<Arena>) -> bool {
         Arc::ptr_eq(&self.arena, arena)
     }
@@ -316,14 +319,14 @@ mod tests {
         std::thread::spawn(move || drop(first))
             .join()
             .expect("no panic");
-        assert_eq!(arena.lend(1).expect("it came back")[..], [7; 64]);
+        assert_eq!(arena.lend(1).expect("the slot was returned")[..], [7; 64]);
         assert!(Arena::new(0, 64).is_err());
         assert!(Arena::new(usize::MAX, 64).is_err());
         drop(arena);
         assert_eq!(
             second[..],
             [0; 64],
-            "the memory outlives its arena's other owners"
+            "the memory is freed after all its owners"
         );
     }
 }

@@ -79,12 +79,12 @@ pub enum Place {
     Egress,
     /// Outgoing packets of a netkit device (Linux 6.7).
     NetkitPrimary,
-    /// Packets of the peer device, before they arrive here.
+    /// Packets that the peer device sends, before they arrive at this device.
     NetkitPeer,
 }
 
 impl Place {
-    /// All places.
+    /// All attachment points.
     pub const ALL: [Self; 4] = [
         Self::Ingress,
         Self::Egress,
@@ -103,11 +103,12 @@ impl Place {
     }
 }
 
-/// The names of the programs there, in the order in which they run, 64 at most. Not all have one.
+/// The names of the programs at an attachment point, in the order in which they run, at most 64.
+/// Some programs have no name.
 ///
 /// # Errors
-/// `PermissionDenied` without `CAP_NET_ADMIN` and `CAP_SYS_ADMIN` in the first user namespace; what
-/// else the kernel has against the question, as for an interface that has no such place.
+/// `PermissionDenied` without `CAP_NET_ADMIN` and `CAP_SYS_ADMIN` in the initial user namespace;
+/// other errors of the kernel, for instance if the interface has no such attachment point.
 pub fn names(interface: &str, place: Place) -> io::Result<Vec<String>> {
     let interface = CString::new(interface)?;
     // SAFETY: the pointer is to a NUL-terminated string that lives during the call.
@@ -127,7 +128,8 @@ pub fn names(interface: &str, place: Place) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The kernel's numbers of the programs there, in the order in which they run, 64 at most.
+/// Returns the kernel's numbers of at most 64 programs at this hook, in the order in which they
+/// run.
 pub fn ids(ifindex: u32, place: Place) -> io::Result<Vec<u32>> {
     let mut ids = vec![0_u32; 64];
     let mut request = QueryPrograms {

@@ -1,6 +1,9 @@
 //! Instructions of the classic packet filter (linux/filter.h). No unsafe here: a program consists
 //! of numbers, which the kernel checks.
-#![allow(missing_docs, reason = "the names of linux/filter.h, shortened")]
+#![allow(
+    missing_docs,
+    reason = "the names are those of linux/filter.h, shortened"
+)]
 
 /// One instruction.
 pub type Op = libc::sock_filter;

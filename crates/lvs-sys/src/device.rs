@@ -25,10 +25,10 @@ pub fn set_mtu(name: &str, mtu: u16) -> io::Result<()> {
     Ok(())
 }
 
-/// The first IPv4 address of an interface; `None` if it has none.
+/// Returns the first IPv4 address of an interface; `None` if it has none.
 ///
 /// # Errors
-/// If there is no interface of that name.
+/// If no interface has this name.
 pub fn primary_address(name: &str) -> io::Result<Option<Ipv4Addr>> {
     let mut request = request(name)?;
     let socket = socket()?;
@@ -52,7 +52,7 @@ pub fn primary_address(name: &str) -> io::Result<Option<Ipv4Addr>> {
 /// Sets an interface up.
 ///
 /// # Errors
-/// If there is no such interface, or without `CAP_NET_ADMIN`.
+/// If the interface does not exist, or without `CAP_NET_ADMIN`.
 pub fn set_up(name: &str) -> io::Result<()> {
     let mut request = request(name)?;
     let socket = socket()?;
@@ -97,7 +97,7 @@ pub(super) fn request(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
-/// A socket for ioctls about interfaces.
+/// A socket for ioctls of network interfaces.
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: takes numbers only.
     let fd =

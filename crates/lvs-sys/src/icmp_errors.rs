@@ -1,5 +1,5 @@
-//! ICMP errors of sockets for datagrams (`IP_RECVERR`, ip(7)). Apart from the rest of `sys`, because
-//! `lvsd`, which has no dataplane in it, needs them for its checks.
+//! ICMP errors of datagram sockets (`IP_RECVERR`, ip(7)). Separate from the rest of `sys`, because
+//! `lvsd`, which does not contain a dataplane, uses them for its checks.
 use std::io;
 use std::mem::size_of_val;
 use std::net::IpAddr;

@@ -46,10 +46,10 @@ pub use table::{TablePages, table_memory};
 pub use tun::{TunDevice, TunOptions};
 pub use turn::{TurnBack, TurnedBack, turned};
 
-/// The index of a network interface of this thread's network namespace.
+/// Returns the index of a network interface of this thread's network namespace.
 ///
 /// # Errors
-/// `NotFound` if there is none of that name.
+/// `NotFound` if no interface has this name.
 pub fn if_index(name: &str) -> io::Result<u32> {
     let c_name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // SAFETY: the pointer is to a NUL-terminated string that lives during the call.
@@ -93,9 +93,9 @@ pub fn enter_network(netns: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the receive buffer of a socket `bytes` long: beyond the system's limit if this process
-/// may, else up to it. Returns what it became (the kernel counts its own overhead in, and reports
-/// about twice the request).
+/// Makes the receive buffer of a socket `bytes` long: beyond the system's limit if this process may
+/// do that, else up to the limit. Returns the new length as the kernel reports it, including the
+/// kernel's overhead (about twice the request).
 ///
 /// # Errors
 /// If the descriptor is not a socket.
@@ -192,10 +192,10 @@ fn get_option<T: Plain>(
     Ok(value)
 }
 
-/// Types for which any bytes are a value.
+/// Types for which any bytes are a valid value.
 ///
 /// # Safety
-/// Implement it only for integers and for `repr(C)` structs of them.
+/// Implement it only for integers and for `repr(C)` structs of integers.
 unsafe trait Plain: Copy {}
 // SAFETY: an integer.
 unsafe impl Plain for i32 {}

@@ -1,4 +1,4 @@
-//! UDP sockets of a multicast group at one interface.
+//! UDP sockets for a multicast group on one interface.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -7,15 +7,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use super::packet::only_from_others;
 use super::{Plain, check, get_option, set_option, socklen};
 
-/// Numbers of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and which of them counts what
-/// was lost.
+/// Number of the values of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and the index of
+/// the lost messages.
 const MEMINFO_VARS: usize = 9;
 const MEMINFO_DROPS: usize = 8;
 
 // SAFETY: an array of integers.
 unsafe impl Plain for [u32; MEMINFO_VARS] {}
 
-/// A non-blocking UDP socket at one interface, of the family of `group`.
+/// A non-blocking UDP socket on one interface, of the address family of `group`.
 fn socket(interface: &str, group: IpAddr) -> io::Result<UdpSocket> {
     let family = match group {
         IpAddr::V4(_) => libc::AF_INET,
@@ -100,8 +100,8 @@ pub fn multicast_sender(
 /// host's users to the group are ignored.
 ///
 /// # Errors
-/// If there is no such interface, no right to bind to it, or another process uses the port
-/// exclusively.
+/// If the interface does not exist, this process may not bind to it, or another process uses the
+/// port exclusively.
 pub fn multicast_receiver(interface: &str, index: u32, group: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket(interface, group.ip())?;
     let fd = socket.as_raw_fd();

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixDatagram;
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// The cookie of this thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14). The kernel never
-/// uses it again, whereas the inode of a namespace that is gone soon belongs to another one. `None`
-/// if the kernel has no cookies.
+/// uses a cookie again, whereas the inode of a removed namespace soon belongs to another namespace.
+/// `None` if the kernel has no cookies.
 pub fn cookie() -> Option<u64> {
     let socket = UnixDatagram::unbound().ok()?;
     let mut cookie = 0_u64;
@@ -29,7 +29,7 @@ pub fn cookie() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn cookie_of_a_namespace_stays_and_differs_from_others() {
+    fn namespace_cookie_is_constant_and_unique() {
         let Some(own) = super::cookie() else {
             // A kernel before 5.14.
             return;

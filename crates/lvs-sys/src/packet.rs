@@ -10,7 +10,8 @@ use super::{Plain, check, check_len, get_option, set_option, socklen};
 /// Length of `virtio_net_hdr`, which precedes each frame on a socket with `PACKET_VNET_HDR`.
 pub const VNET_HDR_LEN: usize = 10;
 
-/// Bytes of one control message with `tpacket_auxdata`, rounded up for the alignment of the next.
+/// Bytes of one control message with `tpacket_auxdata`, rounded up to the alignment of the next
+/// message.
 const CONTROL_LEN: usize = 64;
 
 /// Length of `tpacket_auxdata`: three numbers of 32 bits and four of 16.
@@ -28,7 +29,7 @@ use super::classic::{
 /// Return value of a filter that accepts the whole frame.
 const WHOLE: u32 = u32::MAX;
 
-/// `PACKET_OUTGOING` of linux/if_packet.h: this host sends it.
+/// `PACKET_OUTGOING` of linux/if_packet.h: a packet that this host sends.
 const OUTGOING: u32 = 4;
 /// `PACKET_LOOPBACK`.
 const LOOPBACK: u32 = 5;
@@ -99,9 +100,9 @@ const BEGINS_TCP: [libc::sock_filter; 20] = [
 /// Counters of a packet socket since the last read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketStats {
-    /// Frames that matched, those dropped included.
+    /// Number of frames that matched, including dropped ones.
     pub packets: u32,
-    /// Frames for which the receive buffer had no room.
+    /// Number of frames for which the receive buffer had no room.
     pub drops: u32,
 }
 
@@ -112,7 +113,7 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// A socket that receives nothing yet.
+    /// A socket that does not receive yet.
     ///
     /// # Errors
     /// `PermissionDenied` without `CAP_NET_RAW`.
@@ -139,11 +140,11 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
 
-    /// Has the interface receive frames for a group (`member`), or no longer. The kernel counts how
-    /// often it was asked to.
+    /// Lets the interface receive frames for a group (`member`), or no longer. The kernel counts
+    /// the requests.
     ///
     /// # Errors
-    /// If there is no such interface.
+    /// If the interface does not exist.
     pub fn set_group(&self, ifindex: u32, group: [u8; 6], member: bool) -> io::Result<()> {
         let mut address = [0; 8];
         address[..6].copy_from_slice(&group);
@@ -162,11 +163,11 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &request)
     }
 
-    /// Receives no frames that this host sends, and none with this mark, from now on; to be called
-    /// before [`Self::bind`].
+    /// From now on, this socket receives no frames that this host sends, and no frames with this
+    /// mark. Call it before [`Self::bind`].
     ///
     /// # Errors
-    /// None that is known.
+    /// No error is known.
     pub fn only_incoming(&self, mark: Option<u32>) -> io::Result<()> {
         // 0 is what frames without a mark have.
         let mark = mark.filter(|&mark| mark != 0);
@@ -180,7 +181,7 @@ impl PacketSocket {
         ])
     }
 
-    /// Receives nothing until there is another filter.
+    /// Makes the socket receive no packets until another filter is set.
     ///
     /// # Errors
     /// None that is known.
@@ -202,13 +203,13 @@ impl PacketSocket {
         set_program(self.fd.as_raw_fd(), level, option, program)
     }
 
-    /// Shares what comes in on the interface that both are bound to with `other`, which receives
-    /// what begins a TCP connection from now on, and this socket everything else. Frames that
-    /// this host sends are still for neither.
+    /// Divides the packets of the interface to which both sockets are bound: from now on `other`
+    /// receives packets that open a TCP connection, and this socket all others. Neither receives
+    /// frames that this host sends.
     ///
     /// # Errors
-    /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down.
-    /// Then this socket goes on to receive everything, and `other` may receive everything too.
+    /// If the kernel does not support this, or, before Linux 6.14, while the interface is down.
+    /// Then this socket continues to receive all packets, and `other` may receive all, too.
     pub fn share_with(&self, other: &Self) -> io::Result<()> {
         let group = self.lead_group()?;
         other.join_group(group)?;
@@ -246,10 +247,10 @@ impl PacketSocket {
         self.set_program(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, program)
     }
 
-    /// Another descriptor of the same socket.
+    /// Returns another descriptor of the same socket.
     ///
     /// # Errors
-    /// If there is none left.
+    /// If no descriptor is available.
     pub fn another(&self) -> io::Result<Self> {
         let fd = self.fd.try_clone()?;
         Ok(Self { fd })
@@ -269,10 +270,10 @@ impl PacketSocket {
         )
     }
 
-    /// Receives all protocols of one interface from now on.
+    /// Binds the socket to all protocols of one interface, and starts to receive.
     ///
     /// # Errors
-    /// If there is no such interface.
+    /// If the interface does not exist.
     pub fn bind(&self, ifindex: u32) -> io::Result<()> {
         self.bind_for(
             ifindex,
@@ -280,10 +281,10 @@ impl PacketSocket {
         )
     }
 
-    /// Sends on one interface from now on, with this mark, and receives nothing.
+    /// Binds the socket to one interface to send frames with this mark, without receiving.
     ///
     /// # Errors
-    /// If there is no such interface, or without `CAP_NET_ADMIN`.
+    /// If the interface does not exist, or without `CAP_NET_ADMIN`.
     pub fn bind_to_send(&self, ifindex: u32, mark: u32) -> io::Result<()> {
         set_option(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_MARK, &mark)?;
         self.bind_for(ifindex, 0)
@@ -342,10 +343,9 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// The interface that it is bound to; `None` once that interface is gone.
-    ///
+    /// Returns the interface to which the socket is bound; `None` after the interface was removed.
     /// # Errors
-    /// None that is known for a bound socket.
+    /// No error is known for a bound socket.
     pub fn interface(&self) -> io::Result<Option<u32>> {
         // SAFETY: sockaddr_ll is made of integers: all zeros is a value.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -445,11 +445,11 @@ impl MessageBatch {
         }
     }
 
-    /// Receives at most one message into each of `buffers` (as many as there is room for) and
-    /// returns how many came. [`Self::received`] describes each.
+    /// Receives at most one message into each of `buffers` (at most as many as the batch has
+    /// slots), and returns their number. [`Self::received`] describes each.
     ///
     /// # Errors
-    /// `WouldBlock` if none is waiting; what is wrong with the socket.
+    /// `WouldBlock` if no message is waiting; errors of the socket.
     pub fn receive<'a>(
         &mut self,
         fd: BorrowedFd<'_>,

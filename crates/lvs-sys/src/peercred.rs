@@ -60,8 +60,8 @@ const SO_PEERPIDFD: libc::c_int = 77;
 const SO_PEERPIDFD: libc::c_int = 0x0056;
 
 impl Process {
-    /// The process that connected `socket`. Before Linux 6.5 it is the one that has the id `pid`
-    /// now; before 5.3 it is unknown.
+    /// Returns the process that connected `socket`. Before Linux 6.5, it is the process that has
+    /// the id `pid` now; before 5.3, it is unknown.
     pub fn of_peer(socket: &impl AsFd, pid: u32) -> Self {
         let peer = super::get_option(
             socket.as_fd().as_raw_fd(),
@@ -101,11 +101,11 @@ impl Process {
     }
 }
 
-/// The number of the group `name`, as the system's databases have it (getgrnam_r(3)); `None` if
-/// there is none.
+/// Returns the number of the group `name` from the system's databases (getgrnam_r(3)); `None` if
+/// there is no such group.
 ///
 /// # Errors
-/// The databases cannot be read.
+/// If the databases cannot be read.
 pub fn group_id(name: &str) -> io::Result<Option<u32>> {
     let name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut buffer = vec![0 as libc::c_char; 1 << 10];
@@ -134,7 +134,7 @@ pub fn group_id(name: &str) -> io::Result<Option<u32>> {
     }
 }
 
-/// The effective user of this process.
+/// Returns the effective user of this process.
 pub fn own_uid() -> u32 {
     // SAFETY: the call takes nothing and always succeeds.
     unsafe { libc::geteuid() }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_process_is_absent() -> io::Result<()> {
+    fn exited_process_is_absent() -> io::Result<()> {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()?;

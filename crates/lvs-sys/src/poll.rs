@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{check, check_len};
 
-/// A counter in the kernel that another thread can raise to wake the one that polls it.
+/// A kernel counter that a thread increments to wake another thread that polls it.
 #[derive(Debug)]
 pub struct EventFd {
     fd: OwnedFd,
@@ -25,7 +25,7 @@ impl EventFd {
         Ok(Self { fd })
     }
 
-    /// Wakes the thread that polls it. A full counter counts as raised.
+    /// Wakes the thread that polls the counter. A full counter counts as raised.
     pub fn notify(&self) {
         let one = 1_u64.to_ne_bytes();
         // SAFETY: the pointer and the length describe `one`, which lives during the call.
@@ -62,7 +62,7 @@ impl Poller {
         Self::default()
     }
 
-    /// Forgets all descriptors.
+    /// Removes all descriptors.
     pub fn clear(&mut self) {
         self.fds.clear();
     }
@@ -77,11 +77,11 @@ impl Poller {
         self.fds.len() - 1
     }
 
-    /// Waits for input, an error or the end of `timeout` (`None`: for ever), and returns how many
-    /// descriptors are ready. A signal ends the wait with 0.
+    /// Waits for input, an error or the end of `timeout` (`None`: for ever), and returns the number
+    /// of ready descriptors. A signal ends the wait with 0.
     ///
     /// # Errors
-    /// Only for want of memory in the kernel.
+    /// Only if the kernel has no memory.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         let timeout = timeout.map(timespec);
         let timeout = timeout
@@ -104,7 +104,7 @@ impl Poller {
         }
     }
 
-    /// Whether the last wait found input, an error or a hang-up on the descriptor at this place.
+    /// Whether the last wait found input, an error or a hang-up on the descriptor with this index.
     pub fn is_ready(&self, place: usize) -> bool {
         self.fds.get(place).is_some_and(|fd| fd.revents != 0)
     }
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn raised_counter_wakes_poller_once() {
-        let event = EventFd::new().expect("descriptors are left");
+        let event = EventFd::new().expect("descriptors are available");
         let mut poller = Poller::new();
         let place = poller.add(event.as_fd());
         assert_eq!(poller.wait(Some(Duration::ZERO)).unwrap(), 0);

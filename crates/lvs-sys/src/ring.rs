@@ -12,7 +12,8 @@ use super::{page_size, set_option};
 
 /// Header of a slot, which only the kernel writes.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
-/// The word of a slot that this process has taken: neither the kernel's (0) nor `TP_STATUS_USER`.
+/// The status word of a slot that this process uses: it is neither 0 (the kernel's) nor
+/// `TP_STATUS_USER`.
 const TAKEN: u32 = 1 << 30;
 
 /// The ring of one socket, in the order in which the kernel fills it.
@@ -35,17 +36,17 @@ pub struct PacketRing {
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
 
-/// Number of slots by which prefetching is ahead of reading while frames wait.
+/// Number of slots by which prefetching is ahead of reading while frames are waiting.
 const AHEAD: usize = 12;
 
-/// A frame in a ring, or the sign of one in the socket's queue.
+/// A frame in a ring, or the mark of a frame that is in the socket's queue.
 #[derive(Debug)]
 pub struct RingFrame {
-    /// The slot without its head. Dropped, it is the kernel's again.
+    /// The slot without its header. When it is dropped, the slot belongs to the kernel again.
     pub memory: Lent,
     /// Offset of the frame in `memory`. Its virtio header precedes it.
     pub start: usize,
-    /// Bytes of it in `memory`.
+    /// Number of the frame's bytes in `memory`.
     pub captured: usize,
     /// Its length.
     pub len: usize,
@@ -123,18 +124,18 @@ impl PacketRing {
         }
     }
 
-    /// How far it was read, and whether the next slot is the kernel's: nothing waits there, or the
-    /// kernel will not fill it.
+    /// Returns how far the ring was read, and whether the kernel owns the next slot: then no frame
+    /// waits there, or the kernel will not fill it.
     pub fn progress(&self) -> (u64, usize, bool) {
         let waits = self.arena.word(self.next).load(Ordering::Relaxed) == 0;
         (self.rounds, self.next, waits)
     }
 
-    /// Gives the ring up: the socket receives as without one from then on.
+    /// Removes the ring: from then on, the socket receives without one.
     ///
     /// # Errors
-    /// The ring again, while a slot of it is lent; or the kernel's error, after which the socket
-    /// receives nothing.
+    /// Returns the ring while one of its slots is lent; or the kernel's error, after which the
+    /// socket receives nothing.
     pub fn give_up(self, socket: &PacketSocket) -> Result<(), (Option<Self>, io::Error)> {
         if Arc::strong_count(&self.arena) > 1 {
             return Err((Some(self), io::ErrorKind::ResourceBusy.into()));
@@ -144,7 +145,7 @@ impl PacketRing {
         without_ring(socket).map_err(|error| (None, error))
     }
 
-    /// The next frame, if it is there.
+    /// The next frame, if one has arrived.
     #[inline]
     pub fn next_frame(&mut self) -> Option<RingFrame> {
         let word = self.arena.word(self.next);
@@ -193,9 +194,9 @@ impl PacketRing {
         })
     }
 
-    /// Asks the processor for a slot that will be read soon: its header, and where the frame's
-    /// headers are. Another processor has written them, and waiting for each in turn takes
-    /// longer than everything else that is done to a small frame.
+    /// Prefetches a slot that will be read soon: its header, and the headers of its frame. Another
+    /// processor has written them, and without the prefetch, waiting for these cache lines takes
+    /// longer than all other work on a small frame.
     #[inline]
     fn read_ahead(&mut self) {
         self.streak += 1;
@@ -224,7 +225,7 @@ impl PacketRing {
     }
 }
 
-/// Ends the ring of a socket.
+/// Removes the ring of a socket.
 fn without_ring(socket: &PacketSocket) -> io::Result<()> {
     let none = libc::tpacket_req {
         tp_block_size: 0,

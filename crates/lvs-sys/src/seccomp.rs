@@ -35,7 +35,7 @@ const fn op(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// The program: `calls`, fewer than 250, are answered with `EPERM`.
+/// Returns the filter program: it answers `calls`, fewer than 250, with `EPERM`.
 fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<libc::sock_filter> {
     let refuse = op(
         RETURN,
@@ -71,12 +71,8 @@ fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<libc::sock
     all
 }
 
-/// Has `calls` refused from now on, with `EPERM`, in all threads of this process and in what they
-/// start.
-///
-/// # Errors
-/// The kernel has no such filters (`ENOSYS`, `EINVAL`), or this process may not have one: it needs
-/// CAP_SYS_ADMIN, or to have given up new privileges (`EACCES`).
+/// From now on, the kernel refuses `calls` with `EPERM`, in all threads of this process and in all
+/// processes that they start.
 pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
     let Some(architecture) = ARCHITECTURE else {
         return Err(io::ErrorKind::Unsupported.into());
@@ -110,7 +106,7 @@ pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The program's verdict about a call.
+    /// The program's verdict about a system call.
     fn verdict(program: &[libc::sock_filter], arch: u32, number: u32) -> u32 {
         let (mut at, mut value) = (0, 0);
         loop {

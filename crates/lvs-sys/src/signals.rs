@@ -1,7 +1,8 @@
-//! Signals that do not end a process.
+//! Handling of signals, so that they do not end the process.
 
-/// Signals whose default action ends the process, although no operator sends them to end one: a
-/// closed terminal, timers, and signals that `killall` and logrotate send to programs that reload.
+/// Signals whose default action kills the process, although operators do not send them for this
+/// purpose: a closed terminal, timers, and signals that `killall` and logrotate send to make
+/// programs reload.
 const SIGNALS: [libc::c_int; 12] = [
     libc::SIGHUP,
     libc::SIGUSR1,
@@ -20,8 +21,8 @@ const SIGNALS: [libc::c_int; 12] = [
 /// Real-time signals, except for those that a C library reserves and refuses to change.
 const REAL_TIME: std::ops::RangeInclusive<libc::c_int> = 32..=64;
 
-/// The numbers of all signals that would end a process and mean nothing to it. A system may refuse
-/// to change some of them.
+/// The numbers of all signals that would kill a process and have no use for it. The system may
+/// refuse to change some of them.
 pub fn harmless() -> impl Iterator<Item = i32> {
     SIGNALS.into_iter().chain(REAL_TIME)
 }
@@ -41,7 +42,7 @@ impl Ignored {
     }
 }
 
-/// Makes this process ignore signals that would end it without an orderly stop: SIGHUP, SIGUSR1,
+/// Makes this process ignore signals that would kill it without an orderly stop: SIGHUP, SIGUSR1,
 /// SIGUSR2, SIGALRM and the like, and real-time signals. Programs that it starts ignore them, too.
 pub fn ignore_signals() -> Ignored {
     let ignore = |&signal: &i32| {
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_signals_have_the_action_they_had() {
+    fn restored_signals_have_their_previous_action() {
         let before = ignored();
         let former = ignore_signals();
         let all = ignored();

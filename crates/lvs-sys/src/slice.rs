@@ -1,4 +1,4 @@
-//! The delay until a thread gets a processor.
+//! Scheduling settings that shorten the delay until a thread gets a processor.
 
 use std::io;
 use std::time::Duration;
@@ -18,7 +18,7 @@ struct Attributes {
     period: u64,
 }
 
-/// Its length, which selects the version.
+/// Length of the struct, which selects the version.
 const LEN: u32 = 48;
 const _: () = assert!(size_of::<Attributes>() == LEN as usize);
 
@@ -102,10 +102,10 @@ pub fn permitted_cpus() -> Vec<usize> {
         .collect()
 }
 
-/// Has the calling thread run on one processor only.
+/// Binds the calling thread to one processor.
 ///
 /// # Errors
-/// If it may not run there.
+/// If the thread may not run on this processor.
 pub fn run_on(cpu: usize) -> io::Result<()> {
     let mut only = rustix::thread::CpuSet::new();
     only.set(cpu);
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn run_in_slices_succeeds() {
         let ran = std::thread::spawn(|| run_in_slices(0, Duration::from_micros(100)));
-        ran.join().expect("no panic").expect("nothing forbids it");
+        ran.join().expect("no panic").expect("no limit forbids it");
     }
 
     #[test]

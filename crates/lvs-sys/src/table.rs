@@ -91,7 +91,7 @@ impl Mapping {
     }
 }
 
-/// The pages of a connection table, which can become large ones when enough of them are used.
+/// The pages of a connection table, which are replaced by large pages when enough of them are used.
 #[derive(Debug)]
 pub struct TablePages {
     mappings: Vec<Arc<Mapping>>,
@@ -139,8 +139,9 @@ impl Drop for Mapping {
     }
 }
 
-/// Memory for a connection table that looks like `layout`, and its pages. `large` asks for large
-/// pages where the slots lie at once: the first connections then take 2 MiB each instead of 4 KiB.
+/// Allocates memory for a connection table with the layout `layout`; also returns its pages.
+/// `large` requests large pages for the slots at once: the first connections then use 2 MiB each
+/// instead of 4 KiB.
 ///
 /// # Errors
 /// Errors of `mmap`.
@@ -180,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_memory_serves_small_and_large_pages() {
+    fn table_memory_works_with_small_and_large_pages() {
         for large in [false, true] {
             let control = Control::new(Options {
                 max_connections: 1000,
@@ -199,7 +200,7 @@ mod tests {
 
         let layout = Layout::new(50_000, 1);
         let (memory, pages) = table_memory(layout, false).unwrap();
-        assert_eq!(pages.enlarge(|| ()).unwrap_or(0), 0, "nothing is used");
+        assert_eq!(pages.enlarge(|| ()).unwrap_or(0), 0, "no page is used");
         let slots = &pages.mappings[0];
         let len = layout.narrow_words();
         // SAFETY: as in `table_memory`, but that `pages` keeps the mapping, beyond the last use.

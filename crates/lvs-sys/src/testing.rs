@@ -1,13 +1,14 @@
-//! Tests that cannot run on this host.
+//! Marking a test as not run because this host cannot run it.
 
-/// Ends the calling test as not run: the host does not permit what it needs.
+/// Ends the calling test as not run, because the host does not permit an operation that it needs.
 ///
-/// The runner of `make test` lists it so. `cargo test` has no such result: there the test fails.
+/// The runner of `make test` lists it as not run. `cargo test` has no such result: there the test
+/// fails.
 ///
 /// # Panics
 ///
 /// If `LVS_NOT_RUN` does not hold the exit status by which a runner recognises such a test.
-#[allow(clippy::print_stdout, reason = "the runner reads it")]
+#[allow(clippy::print_stdout, reason = "the runner reads this line")]
 pub fn not_run(reason: &str) -> ! {
     let status = std::env::var("LVS_NOT_RUN")
         .ok()

@@ -11,23 +11,23 @@ use super::device::request;
 /// Settings of a new device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TunOptions {
-    /// The device may get more queues (`IFF_MULTI_QUEUE`), by [`TunDevice::another_queue`].
+    /// Whether the device may get more queues (`IFF_MULTI_QUEUE`), by [`TunDevice::another_queue`].
     pub multi_queue: bool,
-    /// Whether it carries Ethernet frames (TAP), not bare IP packets.
+    /// Whether the device carries Ethernet frames (TAP), not bare IP packets.
     pub tap: bool,
 }
 
-/// One queue of a TUN device with `IFF_NO_PI` and `IFF_VNET_HDR`.
+/// A queue of a TUN device with `IFF_NO_PI` and `IFF_VNET_HDR`.
 #[derive(Debug)]
 pub struct TunDevice {
     file: File,
 }
 
-/// Offloads that the reader takes upon itself: checksums, and TCP aggregates of both families, with
-/// ECN. `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
+/// Offloads that the reader of the device handles itself: checksums, and TCP aggregates of both
+/// families, with ECN. `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 
-/// From which number on a device's descriptor is taken, below the usual limit of 1,024.
+/// Lowest number of a device's descriptor; below the usual limit of 1,024.
 const LAST: i32 = 1000;
 
 impl TunDevice {
@@ -35,7 +35,7 @@ impl TunDevice {
     ///
     /// # Errors
     /// `NotFound` without `/dev/net/tun`, `PermissionDenied` without `CAP_NET_ADMIN`,
-    /// `ResourceBusy` if there is such a device already.
+    /// `ResourceBusy` if the device already exists.
     pub fn create(name: &str, options: TunOptions) -> io::Result<Self> {
         // Do not become a second owner of a device of this name.
         let mut flags = libc::IFF_TUN_EXCL;
@@ -61,17 +61,17 @@ impl TunDevice {
     /// spreads packets over the queues by flow; the device lives as long as one of them.
     ///
     /// # Errors
-    /// `NotFound` if there is no such device; the kernel's error if it is exclusive.
+    /// `NotFound` if the device does not exist; the kernel's error if it is exclusive.
     pub fn another_queue(name: &str) -> io::Result<Self> {
         // Without the device, the kernel would create one.
         super::if_index(name)?;
         Self::attach(name, libc::IFF_MULTI_QUEUE | libc::IFF_TUN)
     }
 
-    /// Another descriptor of the same queue.
+    /// Returns another descriptor of the same queue.
     ///
     /// # Errors
-    /// If there is none left.
+    /// If no descriptor is available.
     pub fn another(&self) -> io::Result<Self> {
         let file = self.file.try_clone()?;
         Ok(Self { file })
@@ -101,10 +101,10 @@ impl TunDevice {
         })
     }
 
-    /// Reads one packet: its virtio header and itself. Returns the length without the header.
+    /// Reads a packet with its virtio header. Returns the length of the packet without this header.
     ///
     /// # Errors
-    /// `WouldBlock` if none is waiting.
+    /// `WouldBlock` if no packet is waiting.
     pub fn read(&self, header: &mut [u8; 10], packet: &mut [u8]) -> io::Result<usize> {
         let len = header.len();
         let n =
@@ -113,7 +113,7 @@ impl TunDevice {
             .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// Writes one packet behind its virtio header.
+    /// Writes a packet after its virtio header.
     ///
     /// # Errors
     /// The kernel's error.

@@ -1,15 +1,16 @@
-//! The way back: frames that leave an interface with a certain mark come in on it instead.
+//! Reinjection: frames that leave an interface with a certain mark arrive on the same interface
+//! instead.
 //!
-//! The program can be removed, or another one can decide before it. So that such a frame does no
-//! harm on the wire, it has our own link-layer address as its source, which teaches switches
-//! nothing. Its destination is its true source with one bit changed, an address of no host. The
-//! program exchanges them and changes the bit back.
+//! The program can be removed, or an earlier program can decide about the frame. So that such a
+//! frame does no harm if it is sent, its source is the interface's own link-layer address, so that
+//! switches learn nothing wrong. Its destination is its real source with one bit changed, an
+//! address that no host has. The program exchanges the addresses and changes the bit back.
 
 use std::io;
 
 use super::bpf::{Instruction, Program, ProgramKind, ProgramLink};
 
-/// The loaded program. It exists as long as this value and its [`TurnedBack`]s.
+/// The loaded program. It exists as long as this value or one of its [`TurnedBack`]s.
 #[derive(Debug)]
 pub struct TurnBack {
     program: Program,
@@ -21,7 +22,7 @@ pub struct TurnBack {
 /// The bit of a link-layer address that marks it as locally administered, in its first byte.
 const LOCAL: u8 = 0x02;
 
-/// Changes a received frame into the form that the program turns back into the received one.
+/// Changes a received frame into the form from which the program restores the received frame.
 pub fn turned(frame: &mut [u8]) {
     if let Some((addresses, _)) = frame.split_first_chunk_mut::<12>() {
         addresses.rotate_left(6);
@@ -29,8 +30,8 @@ pub fn turned(frame: &mut [u8]) {
     }
 }
 
-/// The program at the egress of one interface. It is detached with this value, with the interface,
-/// or with the process.
+/// The program at the egress of one interface. It is detached when this value is dropped, or with
+/// the interface.
 #[derive(Debug)]
 pub struct TurnedBack {
     _link: ProgramLink,
@@ -111,10 +112,10 @@ impl TurnBack {
         self.mark
     }
 
-    /// Puts the program at the egress of an interface, before `tc` filters that are there.
+    /// Attaches the program at the egress of an interface, before `tc` filters that are there.
     ///
     /// # Errors
-    /// If there is no such interface, or the kernel has no tcx (Linux 6.6).
+    /// If the interface does not exist, or the kernel has no tcx (Linux 6.6).
     pub fn attach(&self, ifindex: u32) -> io::Result<TurnedBack> {
         let link = self.program.attach(ifindex)?;
         Ok(TurnedBack { _link: link })
@@ -124,7 +125,7 @@ impl TurnBack {
     /// before it may withhold frames.
     ///
     /// # Errors
-    /// If there is no such interface, or the kernel does not report it.
+    /// If the interface does not exist, or the kernel does not report its programs.
     pub fn is_first_at(&self, ifindex: u32) -> io::Result<bool> {
         self.program.is_first_at(self.id, ifindex)
     }

@@ -20,10 +20,10 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts one on `host`, which keeps what it writes below `directory`.
+    /// Starts a browser on `host`, which writes its files below `directory`.
     ///
     /// # Errors
-    /// It does not start.
+    /// The browser does not start.
     pub fn start(host: &Host, directory: &Path) -> Result<Self> {
         let home = directory.join("browser");
         std::fs::create_dir_all(&home)?;
@@ -92,7 +92,8 @@ impl Browser {
         self.ask("POST", "/execute/sync", Some(&body))
     }
 
-    /// The visible text of the first element that a CSS selector finds; nothing if there is none.
+    /// Returns the visible text of the first element that a CSS selector finds; empty if there is
+    /// none.
     ///
     /// # Errors
     /// The error of the browser.
@@ -112,20 +113,20 @@ impl Browser {
         Ok(id.to_owned())
     }
 
-    /// Clicks on it.
+    /// Clicks on the element.
     ///
     /// # Errors
-    /// It is not there, or cannot be seen.
+    /// If the element does not exist, or is not visible.
     pub fn click(&self, selector: &str) -> Result<()> {
         let id = self.element(selector)?;
         self.ask("POST", &format!("/element/{id}/click"), Some(&json!({})))?;
         Ok(())
     }
 
-    /// Types into it.
+    /// Types into the element.
     ///
     /// # Errors
-    /// It is not there, or cannot be seen.
+    /// If the element does not exist, or is not visible.
     pub fn type_into(&self, selector: &str, text: &str) -> Result<()> {
         let id = self.element(selector)?;
         let body = json!({ "text": text });
@@ -133,7 +134,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Presses a key wherever the focus is; WebDriver has characters for keys without one.
+    /// Presses a key in the focused element; WebDriver has characters for keys without one.
     ///
     /// # Errors
     /// The error of the browser.
@@ -147,18 +148,20 @@ impl Browser {
         Ok(())
     }
 
-    /// Waits until an element's text has these words.
+    /// Waits until an element's text contains these words.
     ///
     /// # Errors
-    /// It does not within `limit`.
+    /// If the text does not contain them within `limit`.
     pub fn wait_for(&self, selector: &str, words: &str, limit: Duration) -> Result<()> {
-        wait_until(&format!("{words:?} in {selector}"), limit, || {
-            self.text(selector).is_ok_and(|text| text.contains(words))
-        })
+        wait_until(
+            &format!("the element {selector} to contain {words:?}"),
+            limit,
+            || self.text(selector).is_ok_and(|text| text.contains(words)),
+        )
         .with_context(|| self.text("body").unwrap_or_default())
     }
 
-    /// Looks as a screen of this size does, light or dark.
+    /// Emulates a screen of this size with a light or dark colour scheme.
     ///
     /// # Errors
     /// The error of the browser.
@@ -180,10 +183,10 @@ impl Browser {
         Ok(())
     }
 
-    /// A picture of what is seen, as a PNG file.
+    /// Writes a screenshot as a PNG file.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The screenshot cannot be made.
     pub fn picture(&self, file: &Path) -> Result<()> {
         let picture = self.ask("GET", "/screenshot", None)?;
         let text = picture.as_str().context("a picture")?;

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_piece_is_the_piece_of_the_whole() {
+    fn piece_of_content_equals_the_same_part_of_the_whole() {
         let mut whole = [0; 100];
         fill(0, &mut whole);
         for start in 0..40 {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_go_from_one_byte_to_ten_mebibytes() {
+    fn file_sizes_range_from_one_byte_to_ten_mebibytes() {
         assert!(SIZES.is_sorted());
         assert_eq!((SIZES[0], SIZES[SIZES.len() - 1]), (1, 10 << 20));
     }

@@ -47,7 +47,7 @@ pub fn start(host: &Host) -> Result<crate::Proc> {
     host.sh(&setup_script())?;
     let relay = host.spawn(crate::programs::own()?, &["decap"])?;
     crate::wait_until(
-        &format!("the decapsulator on {}", host.name()),
+        &format!("the decapsulator on {} to be ready", host.name()),
         std::time::Duration::from_secs(5),
         || relay.log().contains("ready"),
     )
@@ -159,8 +159,9 @@ fn gue(domain: Domain) -> Result<Socket> {
     Ok(socket)
 }
 
-/// Bursts of a whole window arrive faster than they are relayed. The forced size needs privileges
-/// in the initial user namespace; without them the usual limit has to do.
+/// Enlarges the receive buffer of a socket: bursts of a whole window arrive faster than they are
+/// relayed. The forced size needs privileges in the initial user namespace; without them the usual
+/// limit applies.
 fn grow(socket: &Socket) -> Result<()> {
     if setsockopt(socket, RcvBufForce, &(16 << 20)).is_err() {
         socket.set_recv_buffer_size(4 << 20)?;
@@ -192,8 +193,8 @@ fn relay(
 /// Length of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// Turns `[14 bytes][headers][inner packet]` into `[Ethernet header][inner packet]`, in place: the
-/// new header overwrites the end of the others. None if the inner packet does not match these
+/// Converts `[14 bytes][headers][inner packet]` into `[Ethernet header][inner packet]`, in place:
+/// the new header overwrites the end of the others. `None` if the inner packet does not match these
 /// headers.
 fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
     let received = buffer.get(ETHERNET..)?;
@@ -237,7 +238,8 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
     Some(frame)
 }
 
-/// The version of the packet in GRE, and the length of the header; None if its checksum is wrong.
+/// Returns the IP version of the packet in GRE, and the length of the GRE header; None if its
+/// checksum is wrong.
 fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
     let version = match payload.get(2..4)? {
         [0x08, 0x00] => 4,

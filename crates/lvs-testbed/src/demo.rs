@@ -11,10 +11,10 @@ use crate::site::{Forward, Site, SiteOptions, Topology};
 /// Options of the demo.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoOptions {
-    /// The forwarding methods, in this order
+    /// The forwarding methods to show, in this order
     #[arg(long, value_delimiter = ',', default_value = "nat,dr,tun", value_parser = parse_method)]
     pub methods: Vec<Forward>,
-    /// Leave everything running at the end, until Enter or Ctrl-C
+    /// Leave all programs running at the end, until Enter or Ctrl-C
     #[arg(long)]
     pub hold: bool,
     /// HTTP requests for each method
@@ -38,8 +38,7 @@ fn parse_method(word: &str) -> Result<Forward> {
 /// Runs the demo.
 ///
 /// # Errors
-///
-/// When one of the methods did not work; what went wrong has been shown by then.
+/// If one of the methods did not work; the output has shown the reason.
 pub fn main(options: &DemoOptions) -> Result<()> {
     let style = Style::detect();
     for program in ["lvs-dataplane", "lvsadm"] {
@@ -209,7 +208,7 @@ fn hold(sites: &mut [Site], style: &Style) -> Result<()> {
         ];
         let prefixes = site.testbed.expose(&hosts.each_ref())?;
         let [client, director, server] = prefixes.as_slice() else {
-            bail!("as many names as hosts")
+            bail!("the numbers of hosts and names differ")
         };
         println!("\n  {}:", site.options.forward.word());
         println!("    {client} curl http://{}/id", site.vip);

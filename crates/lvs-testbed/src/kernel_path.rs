@@ -1,5 +1,5 @@
-//! The programs of the kernel fast path in front of a packet path in memory, for comparing it with
-//! one without them.
+//! The programs of the kernel fast path before a packet path in memory, for a comparison with a
+//! packet path without them.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -19,7 +19,7 @@ use crate::hostile::packet;
 
 /// The kernel tries programs out on frames of up to a page.
 const LONGEST: usize = 3000;
-/// The loopback interface, whose link-layer address is all zeros.
+/// Interface index of the loopback, whose link-layer address is all zeros.
 const LOOPBACK: u32 = 1;
 const EINVAL: i32 = 22;
 /// `TC_ACT_REDIRECT`, and `XDP_REDIRECT`.
@@ -55,7 +55,7 @@ fn is_padded(frame: &[u8]) -> bool {
     frame.len() != 14 + len
 }
 
-/// The programs, and their maps.
+/// The BPF programs of the kernel fast path, and their maps.
 pub(crate) struct Programs {
     kernel: FastPath,
     /// The ports' own addresses, by number.
@@ -73,14 +73,14 @@ impl fmt::Debug for Programs {
 }
 
 impl Programs {
-    /// In front of two ports, whose own addresses these are.
+    /// Programs before two ports with these link-layer addresses.
     ///
     /// # Errors
-    /// If the kernel does not take them.
+    /// If the kernel refuses the programs.
     pub(crate) fn new(layout: Layout, macs: [Mac; 2]) -> Result<Self, FastPathError> {
         let kernel = FastPath::open_in_virtual_time(layout)?;
         let tried = kernel.try_interface(LOOPBACK, Mac([0; 6]));
-        tried.expect("there is no other one");
+        tried.expect("the other variant does not exist");
         Ok(Self {
             kernel,
             macs,
@@ -90,7 +90,7 @@ impl Programs {
         })
     }
 
-    /// Resets it for another director.
+    /// Resets the programs for another director.
     pub(crate) fn again(mut self) -> Self {
         self.kernel.forget();
         self.known = (0, 0);
@@ -99,8 +99,8 @@ impl Programs {
         self
     }
 
-    /// For the director's table. Slots are used again at once, so that it is as full as another
-    /// one's.
+    /// Returns the memory for the director's table. Slots are reused at once, so that this table is
+    /// as full as another director's.
     pub(crate) fn memory(&self) -> Memory {
         let memory = self.kernel.memory(0).expect("as long as the layout");
         memory.quarantined(std::time::Duration::ZERO)
@@ -164,7 +164,7 @@ impl Programs {
             Err(error) => panic!("the kernel tries programs out: {error}"),
         };
         if verdict != REDIRECTED {
-            assert_eq!(out, bytes, "what is not forwarded is not changed");
+            assert_eq!(out, bytes, "a frame that is not forwarded is unchanged");
             return None;
         }
         Some(self.sent(&out))
@@ -172,11 +172,14 @@ impl Programs {
 
     /// Runs the XDP program.
     fn pass_early(&mut self, bytes: &[u8]) -> Option<(PortId, Frame)> {
-        let program = self.kernel.xdp().expect("it is opened with it");
+        let program = self
+            .kernel
+            .xdp()
+            .expect("the programs were opened with the fast path");
         let run = program.test_run(LOOPBACK, bytes, 0, false);
         let (verdict, out) = run.expect("the kernel tries programs out");
         if verdict != XDP_REDIRECTED {
-            assert_eq!(out, bytes, "what is not forwarded is not changed");
+            assert_eq!(out, bytes, "a frame that is not forwarded is unchanged");
             return None;
         }
         self.forwarded.early += 1;
@@ -186,7 +189,7 @@ impl Programs {
     fn sent(&mut self, out: &[u8]) -> (PortId, Frame) {
         self.forwarded.all += 1;
         let from = self.macs.iter().position(|mac| out[6..12] == mac.0);
-        let port = from.expect("it leaves by one of the ports");
+        let port = from.expect("the frame is sent on one of the ports");
         (
             PortId(u16::try_from(port).unwrap_or(0)),
             Frame::from_bytes(out),
@@ -248,7 +251,7 @@ impl Programs {
     }
 }
 
-/// A director, and the connection that it has forwarded a packet of.
+/// A director that records the connection of the last forwarded packet.
 pub(crate) struct Noting<'a> {
     director: &'a mut Director,
     pub(crate) forwarded: Option<ConnId>,

@@ -15,7 +15,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether this is a real server's line.
+    /// Whether the line describes a real server.
     #[must_use]
     pub fn is_server(&self) -> bool {
         self.protocol.is_empty()
@@ -64,7 +64,7 @@ pub fn rows(text: &str) -> Vec<Row> {
 pub struct Connection {
     /// `TCP` or `UDP`.
     pub protocol: String,
-    /// Time left, in seconds.
+    /// Remaining time in seconds.
     pub expires: u64,
     /// The state's name.
     pub state: String,

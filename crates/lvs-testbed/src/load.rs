@@ -21,16 +21,16 @@ use crate::netns::{Host, Proc, wait_until};
 pub struct LoadOptions {
     /// The server's address and port
     pub target: SocketAddr,
-    /// How many requests; 0 for no end (until --for, or the end of the input)
+    /// Number of requests; 0 for no end (until --for, or the end of the input)
     #[arg(long, default_value_t = 1000)]
     pub requests: u64,
-    /// How many at a time
+    /// Number of simultaneous requests
     #[arg(long, default_value_t = 8)]
     pub concurrency: u64,
-    /// Body sizes to take in turn, each as the file /s/SIZE; 1 byte to 10 MiB when none is given
+    /// Body sizes that are requested in turn, each as the file /s/SIZE; default: 1 byte to 10 MiB
     #[arg(long, value_delimiter = ',')]
     pub sizes: Vec<u64>,
-    /// Ask many times over one connection
+    /// Send many requests over one connection
     #[arg(long)]
     pub keepalive: bool,
     /// Stop after this many milliseconds
@@ -39,17 +39,17 @@ pub struct LoadOptions {
     /// Pause of each client between two requests, in milliseconds
     #[arg(long, default_value_t = 0)]
     pub pause_ms: u64,
-    /// A request that takes longer than this many milliseconds has failed
+    /// Milliseconds after which an unanswered request counts as failed
     #[arg(long, default_value_t = 60_000)]
     pub timeout_ms: u64,
-    /// Local port of the first connection, the next one for each further; 0 for the kernel's
-    /// choice
+    /// Local port of the first connection; each further connection uses the next port. 0: the
+    /// kernel chooses the ports
     #[arg(long, default_value_t = 0)]
     pub first_port: u16,
     /// Print how far they are, as a line of JSON, so often, in milliseconds
     #[arg(long, default_value_t = 0)]
     pub progress_ms: u64,
-    /// Stop when the input ends
+    /// Stop when standard input ends
     #[arg(long)]
     pub until_eof: bool,
     /// Run in real time, so that a pause shows the network's delay and not the wait for a
@@ -107,25 +107,24 @@ impl LoadOptions {
 /// The result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Requests that were answered in full, each byte as it should be.
+    /// Requests that were answered completely with the right bytes.
     pub ok: u64,
     /// Requests that were not.
     pub failed: u64,
-    /// Body bytes of the good ones.
+    /// Body bytes of successful requests.
     pub bytes: u64,
     /// Duration, in seconds.
     pub seconds: f64,
-    /// The longest time in which a good request got nothing of a body that had begun, in
-    /// milliseconds.
+    /// Longest pause, in milliseconds, within the body of a successful request.
     #[serde(default)]
     pub stall_ms: u64,
-    /// That time of each good request: 99 of 100 had a shorter one, in milliseconds.
+    /// 99th percentile of the longest pause of each successful request, in milliseconds.
     #[serde(default)]
     pub stall_p99_ms: u64,
     /// The longest of these pauses that ended in each second since the start, in milliseconds.
     #[serde(default)]
     pub stalls_by_second: Vec<u64>,
-    /// Good requests by the server that answered.
+    /// Successful requests by the server that answered.
     pub servers: BTreeMap<String, u64>,
     /// Up to twenty errors, each with its time in seconds.
     pub errors: Vec<String>,
@@ -144,11 +143,10 @@ impl LoadReport {
         bits / self.seconds.max(1e-9) / 1e6
     }
 
-    /// An error unless all requests were answered correctly.
+    /// Checks that all requests were answered correctly.
     ///
     /// # Errors
-    ///
-    /// With what went wrong.
+    /// If a request failed; the error describes it.
     pub fn all_ok(&self, requests: u64) -> Result<()> {
         ensure!(
             self.failed == 0 && self.ok == requests,
@@ -212,35 +210,37 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct SteadyLoad(Proc);
 
 impl SteadyLoad {
-    /// Number of correct answers so far, and of wrong answers.
+    /// The present numbers of correct and of wrong answers.
     #[must_use]
     pub fn so_far(&self) -> (u64, u64) {
         let log = self.0.log();
         let last = log.lines().rev().find_map(|line| {
-            let said: serde_json::Value = serde_json::from_str(line).ok()?;
-            Some((said["ok"].as_u64()?, said["failed"].as_u64()?))
+            let counts: serde_json::Value = serde_json::from_str(line).ok()?;
+            Some((counts["ok"].as_u64()?, counts["failed"].as_u64()?))
         });
         last.unwrap_or_default()
     }
 
-    /// Waits until so many more are answered than now.
+    /// Waits until this many more requests are answered.
     ///
     /// # Errors
     ///
-    /// When that takes too long.
+    /// When this takes too long.
     pub fn wait_for_more(&self, answers: u64) -> Result<()> {
         let wanted = self.so_far().0 + answers;
-        wait_until(&format!("{wanted} answers"), PATIENCE, || {
-            self.so_far().0 >= wanted
-        })
+        wait_until(
+            &format!("{wanted} requests to be answered"),
+            PATIENCE,
+            || self.so_far().0 >= wanted,
+        )
         .with_context(|| format!("answered and failed: {:?}", self.so_far()))
     }
 
-    /// Ends them and reports.
+    /// Stops the requests, and returns the report.
     ///
     /// # Errors
     ///
-    /// When the client program failed as such.
+    /// When the client program failed.
     pub fn finish(mut self) -> Result<LoadReport> {
         let status = self.0.wait(PATIENCE)?;
         let printed = self.0.log();
@@ -443,7 +443,7 @@ impl Progress {
     }
 }
 
-/// An answer has another byte than it should have.
+/// Error: an answer has a wrong byte, at this offset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrongByte(usize);
 

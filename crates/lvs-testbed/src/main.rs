@@ -20,7 +20,7 @@ enum Command {
     /// tunnelling
     Demo(demo::DemoOptions),
     /// Two directors with keepalived, or three behind a router with BIRD, under load, while one
-    /// dies, comes back or is taken out of service; prints a line of JSON for each scenario
+    /// dies, restarts or is put into maintenance; prints a line of JSON for each scenario
     Cluster(cluster::ClusterOptions),
     /// Ask for files over HTTP, check every byte, print a report as JSON (runs on a client host)
     Load(LoadOptions),
@@ -67,16 +67,17 @@ enum Command {
     Record(differential::RecordOptions),
     /// Run the tests of all crates (for `make test` and `make test-all`)
     Tests(suite::TestsOptions),
-    /// Be a dataplane in memory, without packets and with a clock that stands still (for tests of control sockets)
+    /// Be a dataplane in memory, without packets and with a clock that stands still (for tests of
+    /// control sockets)
     #[command(hide = true)]
     Dataplane {
-        /// Its control socket: a path, or @NAME
+        /// Control socket of the dataplane: a path, or @NAME
         socket: String,
     },
     /// Run a program as on a kernel without tcx (for tests, on a director)
     #[command(hide = true)]
     WithoutTcx(without_tcx::WithoutTcxOptions),
-    /// Play one session (for `transcripts`, in a process of its own)
+    /// Run one session, in a separate process for `transcripts`
     #[command(hide = true)]
     PlayTranscript,
 }

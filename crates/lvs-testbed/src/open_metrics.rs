@@ -142,7 +142,7 @@ mod tests {
     fn valid_open_metrics_page_is_parsed() {
         let page = "# HELP a Text.\n# TYPE a counter\na_total{x=\"1\",y=\"a\\\"}\\\\\"} 3\na_total{x=\"2\"} 4\n\
                     # TYPE b gauge\nb 1.5\n# TYPE h histogram\nh_bucket{le=\"+Inf\"} 2\nh_sum 1\nh_count 2\n# EOF\n";
-        let samples = read(page).expect("it follows the rules");
+        let samples = read(page).expect("the page is valid");
         assert_eq!(samples.len(), 6);
         assert_eq!(samples["a_total{x=\"2\"}"], 4.0);
     }

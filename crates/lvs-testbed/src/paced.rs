@@ -15,7 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::content;
 
-/// Period in which a download gets its next bytes.
+/// Interval at which the next bytes of a download are sent.
 pub const SLICE: Duration = Duration::from_millis(20);
 /// Number of moments in a slice.
 const MOMENTS: usize = 10;
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Settings of the paced server.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PacedOptions {
-    /// Its name, for X-Server and /id
+    /// Name of the server, for X-Server and /id
     pub name: String,
     /// Bytes a second for each download
     #[arg(long, default_value_t = 60_000)]
@@ -48,11 +48,10 @@ impl PacedOptions {
     }
 }
 
-/// Serves until it is killed.
+/// Serves requests until the process is killed.
 ///
 /// # Errors
-///
-/// The port is taken.
+/// If the port is in use.
 pub fn main(options: &PacedOptions) -> Result<()> {
     let (sender, receiver) = channel();
     let listeners = [
@@ -96,7 +95,7 @@ struct Download {
     size: usize,
     sent: usize,
     begun: Instant,
-    /// Time of its last read.
+    /// Time of the last read of the download.
     took: Instant,
 }
 
@@ -154,7 +153,7 @@ fn send(rate: u64, downloads: &Receiver<Download>) {
     }
 }
 
-/// Sends the due bytes of a download; returns whether there are more.
+/// Sends the due bytes of a download; returns whether more remain.
 fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     let due = due(download.begun.elapsed(), rate, download.size);
     while download.sent < due {
@@ -173,7 +172,8 @@ fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     download.sent < download.size && download.took.elapsed() < PATIENCE
 }
 
-/// Bytes of a download of `size` that are to be sent some time after its begin, at `rate` bytes a second.
+/// Bytes of a download of `size` that are to be sent some time after its begin, at `rate` bytes a
+/// second.
 fn due(elapsed: Duration, rate: u64, size: usize) -> usize {
     let due = (elapsed + SLICE).as_micros() * u128::from(rate) / 1_000_000;
     usize::try_from(due).unwrap_or(usize::MAX).min(size)
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn due_bytes_grow_evenly_up_to_the_size() {
+    fn due_bytes_grow_at_the_rate_up_to_the_size() {
         let slice = due(Duration::ZERO, 100_000, 20_000);
         assert!(slice > 0);
         for tenths in 0..=2 {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn download_is_complete_byte_for_byte() {
+    fn download_contains_each_byte() {
         let (sender, receiver) = channel();
         let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = listener.local_addr().unwrap();

@@ -20,11 +20,11 @@ pub struct PingOptions {
     size: u16,
 }
 
-/// Sends one request; the reply must arrive within `PATIENCE` and return every byte.
+/// Sends one request; the reply must arrive within `PATIENCE` and contain the same bytes.
 ///
 /// # Errors
 ///
-/// Without an answer, and without the right to open a raw socket.
+/// Without a reply, or without the right to open a raw socket.
 pub fn run(options: &PingOptions) -> Result<()> {
     const HEADER: usize = 8;
     let (domain, protocol, request, reply) = match options.addr {

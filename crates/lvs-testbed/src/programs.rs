@@ -44,7 +44,7 @@ pub fn find(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The program `lvs-testbed` itself, whose subcommands run on the hosts.
+/// The path of the program `lvs-testbed`, whose subcommands run on the hosts.
 ///
 /// # Errors
 ///

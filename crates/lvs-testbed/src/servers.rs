@@ -1,4 +1,4 @@
-//! The programs on the real servers: nginx, iperf3, dnsmasq, each a real one.
+//! The programs on the real servers: nginx, iperf3 and dnsmasq.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -18,8 +18,8 @@ pub struct NginxOptions {
     pub ports: Vec<u16>,
     /// Whether connections stay open for further requests.
     pub keepalive: bool,
-    /// Maximum of bytes a second of one response; 0 for no limit. A request may set another limit:
-    /// `/file?rate=100k`.
+    /// Maximum number of bytes per second for one response; 0 for no limit. A request may set
+    /// another limit: `/file?rate=100k`.
     pub rate: u64,
 }
 
@@ -33,9 +33,9 @@ impl Default for NginxOptions {
     }
 }
 
-/// Starts an nginx that serves the directory `www` of the testbed. It names itself in the header
-/// `X-Server` and under `/id`, returns the client's address under `/addr`, and accepts uploads with
-/// PUT under `/up/`, into the directory `NAME-up/up`.
+/// Starts an nginx that serves the directory `www` of the testbed. It returns its name in the
+/// header `X-Server` and under `/id`, returns the client's address under `/addr`, and accepts
+/// uploads with PUT under `/up/`, into the directory `NAME-up/up`.
 ///
 /// It runs as one process (`master_process off`): a `kill -9` then ends the server, and nothing
 /// needs to change user.
@@ -124,12 +124,12 @@ http {{
     Ok(server)
 }
 
-/// Starts a [web server that sends evenly](crate::paced) on port 80, so many bytes a second for each
-/// download; in `real_time`, no other program keeps it from sending.
+/// Starts a [web server that sends evenly](crate::paced) on port 80, with `rate` bytes per
+/// second for each download; with `real_time`, no other program delays its sending.
 ///
 /// # Errors
 ///
-/// When it is not built, or does not listen.
+/// If it is not built, or does not listen.
 pub fn paced(host: &Host, rate: u64, real_time: bool) -> Result<Proc> {
     let options = PacedOptions {
         name: host.name().to_owned(),
@@ -290,7 +290,7 @@ pub fn sipp(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     Ok(server)
 }
 
-/// Waits until a server listens or ends.
+/// Waits until a server listens on its port, or ends.
 fn listening(host: &Host, server: &mut Proc, protocol: &str, port: u16) -> Result<()> {
     let mut ended = false;
     let what = format!("{protocol} port {port} on host {}", host.name());

@@ -12,10 +12,10 @@ use anyhow::{Context, Result};
 pub struct WaitOptions {
     /// The server's address and port
     pub target: SocketAddr,
-    /// How many connections
+    /// Number of connections
     #[arg(long, default_value_t = 100)]
     pub connections: usize,
-    /// Give up after this many milliseconds
+    /// Stop after this many milliseconds
     #[arg(long = "for", value_name = "MS", default_value_t = 60_000)]
     pub for_ms: u64,
 }

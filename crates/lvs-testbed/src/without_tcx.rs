@@ -1,5 +1,5 @@
-//! A kernel without tcx, as before Linux 6.6, for one program and its children: the kernel refuses
-//! to list the programs of an interface.
+//! Simulates a kernel without tcx, as before Linux 6.6, for one program and its children: listing
+//! the programs of an interface fails.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -26,10 +26,10 @@ pub struct WithoutTcxOptions {
     arguments: Vec<String>,
 }
 
-/// Runs `lvs-testbed without-tcx`: becomes the program.
+/// Runs `lvs-testbed without-tcx`: replaces this process by the program.
 ///
 /// # Errors
-/// The kernel has no filters of system calls, or cannot start the program.
+/// The kernel has no system call filters, or cannot start the program.
 pub fn run(options: &WithoutTcxOptions) -> Result<Infallible> {
     let query = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, PROG_QUERY)?;
     let filter = SeccompFilter::new(

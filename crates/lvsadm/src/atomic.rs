@@ -1,7 +1,7 @@
-//! `lvsadm -R --atomic`: all lines, or none.
+//! `lvsadm -R --atomic`: applies all lines or none.
 //!
-//! The lines become one call, `apply`, which the dataplane checks as a whole before it changes
-//! anything.
+//! The lines become one call, `apply`, which the dataplane checks as a whole before it changes its
+//! configuration.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use lvs_core::ipvsadm::{Command, failure_text, rules};
 use crate::invocation::Invocation;
 use crate::session::warn;
 
-/// The words without `--atomic`, if it is there and the command is `-R`.
+/// Returns the words without `--atomic`, if the command is `-R` and has the option.
 pub(crate) fn restore_words(words: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
     let rest: Vec<Vec<u8>> = words
         .iter()
@@ -90,9 +90,9 @@ fn read(run: &Invocation<'_>, text: &[u8]) -> Result<Vec<Line>, WrongLine> {
         let command = run
             .parse(&words)
             .map_err(|refusal| wrong(refusal.of_line(&words)))?;
-        let call = command
-            .call()
-            .ok_or_else(|| wrong("only commands that change something are allowed here".into()))?;
+        let call = command.call().ok_or_else(|| {
+            wrong("only commands that change the configuration are allowed here".into())
+        })?;
         lines.push(Line {
             number,
             command,
@@ -102,8 +102,8 @@ fn read(run: &Invocation<'_>, text: &[u8]) -> Result<Vec<Line>, WrongLine> {
     Ok(lines)
 }
 
-/// The message of ipvsadm if the dataplane refuses this line; the dataplane's message if it refuses
-/// all lines.
+/// Returns ipvsadm's message if the dataplane refuses this line, and the dataplane's message if it
+/// refuses all lines.
 fn refusal_text<'a>(line: Option<&(usize, Command)>, failure: &'a Failure) -> &'a str {
     line.map_or(&failure.message, |(_, command)| {
         failure_text(command, failure)

@@ -9,12 +9,12 @@ use lvs_api::{Address, Client};
 use lvs_core::Protocol;
 use lvs_core::ipvsadm::{Command, Refusal, Resolve, parse, parse_own};
 
-/// The programs that this one can be.
+/// The programs as which this program can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// Its own name: ipvsadm's command line, and more.
     Lvsadm,
-    /// ipvsadm, and nothing else.
+    /// ipvsadm, without the additional commands.
     Ipvsadm,
     /// The script that saves rules.
     Save,
@@ -51,7 +51,7 @@ pub(crate) struct Invocation<'a> {
 }
 
 impl Invocation<'_> {
-    /// Whether it must behave as ipvsadm, also if that is unhelpful.
+    /// Whether the program must behave as ipvsadm, even if that is unhelpful.
     pub(crate) fn is_ipvsadm(&self) -> bool {
         self.program != Program::Lvsadm
     }
@@ -78,7 +78,7 @@ impl Invocation<'_> {
     }
 }
 
-/// Names that are read from their files on the first look-up.
+/// Names that are read from their files at the first look-up.
 pub(crate) struct LazyNames<'a> {
     pub(crate) load: &'a dyn Fn() -> Names,
     pub(crate) names: OnceCell<Names>,

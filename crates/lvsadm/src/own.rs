@@ -31,7 +31,8 @@ pub(crate) enum Place {
     Restore,
 }
 
-/// The options of `lvsadm` itself, in addition to those of ipvsadm's commands ([`lvs_core::ipvsadm::table::OWN_OPTIONS`]).
+/// The options of `lvsadm` itself, in addition to those of ipvsadm's commands
+/// ([`lvs_core::ipvsadm::table::OWN_OPTIONS`]).
 pub(crate) const OPTIONS: [OwnOption; 3] = [
     OwnOption {
         name: "--socket",
@@ -57,7 +58,7 @@ pub(crate) const OPTIONS: [OwnOption; 3] = [
 pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     (
         "LVS_SOCKET",
-        "as --socket (default: one in /run/lvs, by network namespace)",
+        "the same as --socket (default: a socket in /run/lvs, named by the network namespace)",
     ),
     ("LVS_AUTOSTART=1", "start lvs-dataplane if none answers"),
 ];
@@ -69,8 +70,8 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
         "1",
         "a listing or an additional command was refused; of doctor: there are findings; of drain: the deadline has passed",
     ),
-    ("2", "wrong command line, or no dataplane to connect to"),
-    ("141", "the reader of the output has ended"),
+    ("2", "invalid command line, or no dataplane to connect to"),
+    ("141", "the reader of the output has closed it"),
     ("255", "the dataplane refused a change, as with ipvsadm"),
 ];
 

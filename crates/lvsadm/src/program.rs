@@ -226,15 +226,15 @@ impl Invocation<'_> {
     }
 }
 
-/// Whether the script's `grep` reports a binary file instead of passing lines on: it does for a
-/// NUL, and anything but comments.
+/// Whether the script's `grep` would report a binary file instead of printing its lines: the file
+/// contains a NUL, and not only comments.
 fn is_binary(text: &[u8]) -> bool {
     let mut lines = text.split_inclusive(|&b| b == b'\n' || b == 0);
     text.contains(&0) && lines.any(|line| !line.starts_with(b"#"))
 }
 
-/// The rules that the script passes on: without lines that begin with `#`, with one line end at the
-/// end; nothing of a binary file.
+/// The rules that the script passes on: without lines that begin with `#`, and with exactly one
+/// line break at the end; nothing for a binary file.
 fn restore_input(text: &[u8]) -> Vec<u8> {
     let mut rules = Vec::with_capacity(text.len() + 1);
     if !text.contains(&0) {

@@ -17,14 +17,14 @@ use crate::invocation::Invocation;
 /// A connection to a dataplane, and whether `-R` reads from its input.
 pub(crate) struct Session {
     client: Client,
-    /// Reading lines of `-R`.
+    /// Whether lines of `-R` are being read.
     restoring: bool,
 }
 
 /// The result of a line.
 struct Outcome {
     status: u8,
-    /// `-R` reads no more lines.
+    /// Whether `-R` reads no more lines.
     last: bool,
 }
 
@@ -49,7 +49,7 @@ impl Session {
         }
     }
 
-    /// Executes one command line and returns the exit status.
+    /// Executes one command line, and returns the exit status.
     pub(crate) fn line(mut self, run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result<u8> {
         self.words(run, words).map(|outcome| outcome.status)
     }
@@ -152,7 +152,7 @@ impl Session {
         }
     }
 
-    /// `-R`: every line is a command line. The status is that of the last one.
+    /// `-R`: every line is a command line. The exit status is that of the last line.
     fn restore(&mut self, run: &mut Invocation<'_>) -> io::Result<Outcome> {
         self.restoring = true;
         let mut lines = Lines::new();
@@ -251,7 +251,7 @@ impl Session {
         Ok(Outcome::last(1))
     }
 
-    /// Connections are written as they arrive: there may be millions.
+    /// Writes connections as they arrive, because there may be millions.
     fn connections(
         &mut self,
         run: &mut Invocation<'_>,
@@ -322,8 +322,8 @@ fn line(run: &mut Invocation<'_>, text: &str) -> io::Result<()> {
     error(run, format!("{text}\n").as_bytes())
 }
 
-/// Prints warnings that the packet path does not apply a change yet. ipvsadm has no such message,
-/// and prints nothing.
+/// Prints warnings about parts of a change that the dataplane does not apply yet. ipvsadm prints no
+/// such message, so as ipvsadm this prints nothing.
 pub(crate) fn warn(run: &mut Invocation<'_>, done: &Done) -> io::Result<()> {
     if run.is_ipvsadm() {
         return Ok(());
@@ -334,7 +334,7 @@ pub(crate) fn warn(run: &mut Invocation<'_>, done: &Done) -> io::Result<()> {
         .try_for_each(|warning| line(run, &format!("{argv0}: warning: {warning}")))
 }
 
-/// Writes an error, after standard output, because both may be one file.
+/// Writes an error after flushing standard output, because both may be one file.
 fn error(run: &mut Invocation<'_>, text: &[u8]) -> io::Result<()> {
     run.output.flush()?;
     run.errors.write_all(text)

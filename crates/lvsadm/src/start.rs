@@ -1,4 +1,4 @@
-//! Starts a dataplane if none answers and the user requests it.
+//! Starting of a dataplane if none answers and the user requests it.
 
 use std::env;
 use std::fs::OpenOptions;
@@ -18,11 +18,11 @@ const LOG: &str = "/run/lvs-dataplane.log";
 /// Longest time that a dataplane may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connects to the dataplane at `address`, and waits for one that is starting. With
-/// `LVS_AUTOSTART=1` starts one if none answers.
+/// Connects to the dataplane at `address`, and waits for a dataplane that is starting. With
+/// `LVS_AUTOSTART=1`, it starts a dataplane if none answers.
 ///
 /// # Errors
-/// One line: what went wrong, and what to do.
+/// One line with the error and a fix.
 pub fn connect(address: &Address) -> Result<Client, String> {
     match starting::connect(address) {
         Err(Error::Absent { .. } | Error::Stale { .. })
@@ -78,7 +78,7 @@ fn start(address: &Address) -> Result<Client, String> {
     }
 }
 
-/// The dataplane program next to this program, or else the one in `PATH`.
+/// The dataplane's program in the directory of this program, or else in `PATH`.
 fn program() -> PathBuf {
     env::current_exe()
         .ok()

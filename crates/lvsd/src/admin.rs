@@ -23,16 +23,16 @@ const ENTRIES_MAX: usize = 65_536;
 
 /// The longest wait for the disk at the end of the daemon.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Pause between two checks for completion.
-const LOOK: Duration = Duration::from_millis(10);
+/// Interval of the checks whether a drain is complete.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The overrides of operators.
 #[derive(Debug, Default)]
 pub struct Admin {
     entries: BTreeMap<Target, StoredOverride>,
-    /// The targets of each host, for look-ups by address.
+    /// The targets of each host, for finding them by address.
     by_host: HashMap<IpAddr, Vec<Target>>,
-    /// Writes them to disk; `None` in tests.
+    /// Writes the overrides to disk; `None` in tests.
     keeper: Option<Arc<Keeper>>,
 }
 
@@ -41,7 +41,7 @@ pub struct Admin {
 struct StoredOverride {
     #[serde(flatten)]
     entry: AdminEntry,
-    /// Its deadline by the clock that does not step.
+    /// Its deadline on the boot-time clock, which is not adjusted when the wall clock is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
 }
@@ -60,8 +60,8 @@ impl StoredOverride {
     }
 
     /// Restores an override from the file. After a reboot, only the wall clock gives the remaining
-    /// time. That clock may be wrong at boot, so the remaining time is at most the whole time of
-    /// the override.
+    /// time. That clock may be wrong at boot, so the remaining time is limited to the original
+    /// duration of the override.
     fn recalled(mut self, now: Now) -> Self {
         self.ends = self.entry.spec.until.map(|until| {
             let known = self.ends.as_ref().and_then(Moment::of_this_boot);
@@ -74,7 +74,7 @@ impl StoredOverride {
         self
     }
 
-    /// Seconds until it is over; `None` if it has no deadline.
+    /// Remaining seconds; `None` if the override has no deadline.
     fn left(&self, now: Now) -> Option<u64> {
         // An override in memory is of this boot.
         Some(self.ends.as_ref()?.seconds().saturating_sub(now.boot))
@@ -89,7 +89,8 @@ pub fn path(directory: &Path, config: &Path) -> PathBuf {
     directory.join(format!("{name}.admin.json"))
 }
 
-/// The canonical path of a file; a missing file keeps the path of its directory.
+/// Returns the canonical path of a file; if the file does not exist, that of its directory with the
+/// file's name.
 fn whole(path: &Path) -> io::Result<PathBuf> {
     std::fs::canonicalize(path).or_else(|error| {
         let name = path.file_name().ok_or(error)?;
@@ -101,10 +102,10 @@ fn whole(path: &Path) -> io::Result<PathBuf> {
     })
 }
 
-/// Whether who and why are short enough, and text.
+/// Checks that the operator's name and reason are short enough and plain text.
 ///
 /// # Errors
-/// The reason, as text.
+/// The violated rule, as text.
 pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
     for (what, words) in [("who", &spec.who), ("why", &spec.why)] {
         if let Some(words) = words
@@ -147,7 +148,7 @@ impl Admin {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return false,
             Err(error) => {
                 tracing::error!(
-                    "cannot read {}: {error}; servers that were drained or in maintenance may get connections until it can be read and lvsd is restarted",
+                    "cannot read {}: {error}; servers that were drained or in maintenance may receive connections until it can be read and lvsd is restarted",
                     path.display()
                 );
                 return true;
@@ -167,7 +168,7 @@ impl Admin {
                 let lost = all - entries.len();
                 if lost > 0 {
                     tracing::error!(
-                        "{}: {lost} of {all} overrides are invalid{strange}; servers that they keep out of service get connections again; `lvsd status` shows the valid ones",
+                        "{}: {lost} of {all} overrides are invalid{strange}; servers that they kept out of service receive connections again; `lvsd status` shows the valid ones",
                         path.display()
                     );
                 }
@@ -181,7 +182,7 @@ impl Admin {
                 let stays = moved.is_none();
                 let aside = moved.unwrap_or_else(|| path.to_owned());
                 tracing::error!(
-                    "{} is broken ({error}); servers that were drained or in maintenance get connections again",
+                    "{} is invalid ({error}); servers that were drained or in maintenance receive connections again",
                     aside.display()
                 );
                 stays
@@ -207,7 +208,7 @@ impl Admin {
         Some(stored.entry)
     }
 
-    /// The override of a server: the strongest of those that apply to it.
+    /// The strongest of the overrides that apply to a server.
     pub fn of(&self, service: ServiceId, server: SocketAddr) -> Option<&AdminEntry> {
         let targets = self.by_host.get(&server.ip())?.iter();
         targets
@@ -237,16 +238,17 @@ impl Admin {
         shown.collect()
     }
 
-    /// Sets an override. The state `ready` ends all overrides of these servers, or of some of them.
+    /// Sets an override. The state `ready` removes all overrides of these servers, or of some of
+    /// them.
     ///
     /// # Errors
-    /// It makes no sense, in words; nothing has changed.
+    /// The override is invalid; the text is the reason. Nothing has changed.
     pub fn set(&mut self, spec: AdminSpec, now: Now) -> Result<(), String> {
         check_words(&spec)?;
         if let Some(until) = spec.until
             && until <= now.unix
         {
-            return Err("the time until which this is to hold has passed".to_owned());
+            return Err("the end time of the override has passed".to_owned());
         }
         if spec.state == AdminState::Ready {
             let narrower: Vec<Target> = self
@@ -263,7 +265,7 @@ impl Admin {
             return Ok(());
         }
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
-            return Err(format!("there are {ENTRIES_MAX} overrides already"));
+            return Err(format!("the maximum of {ENTRIES_MAX} overrides is reached"));
         }
         let spec = AdminSpec {
             force: false,
@@ -287,7 +289,7 @@ impl Admin {
             .collect()
     }
 
-    /// Starts to write the present overrides, completely or not at all, on a thread of the calling
+    /// Starts to write the current overrides, completely or not at all, on a thread of the calling
     /// runtime. A later call is written later, or replaces this one.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
@@ -303,7 +305,7 @@ impl Admin {
             let Some(keeper) = keeper else { return };
             let written = async {
                 while keeper.is_writing() {
-                    tokio::time::sleep(LOOK).await;
+                    tokio::time::sleep(CHECK_INTERVAL).await;
                 }
             };
             if tokio::time::timeout(SETTLE, written).await.is_err() {
@@ -377,11 +379,15 @@ mod tests {
         admin
             .set(spec(None, None, AdminState::Ready), Now::at(9))
             .unwrap();
-        assert_eq!(admin.entries().count(), 0, "all services' ends each one's");
+        assert_eq!(
+            admin.entries().count(),
+            0,
+            "ending the override of all services ends those of each"
+        );
 
         std::fs::write(&path, "{").unwrap();
         assert_eq!(Admin::look(path.clone()).entries().count(), 0);
-        assert!(path.exists(), "who only looks moves nothing");
+        assert!(path.exists(), "a reader renames no file");
         assert_eq!(Admin::recall(Some(path.clone())).entries().count(), 0);
         assert!(!path.exists() && path.with_extension("json.broken").exists());
     }
@@ -396,7 +402,7 @@ mod tests {
         std::fs::write(path.join("inside"), "").unwrap();
         std::fs::write(broken(""), "earlier").unwrap();
         let mut admin = Admin::recall(Some(path.clone()));
-        assert!(path.is_dir(), "it stays until there is something to write");
+        assert!(path.is_dir(), "the damaged file stays until the next write");
         admin
             .set(spec(None, None, AdminState::Drain), Now::at(6))
             .unwrap();
@@ -449,13 +455,13 @@ mod tests {
         assert_eq!(admin.entries().count(), ENTRIES_MAX);
         admin
             .set(stored(7), Now::at(2))
-            .expect("it is there already");
+            .expect("a file of this name exists");
         let mut ready = stored(7);
         ready.state = AdminState::Ready;
         admin.set(ready, Now::at(3)).unwrap();
         admin
             .set(stored(ENTRIES_MAX), Now::at(4))
-            .expect("there is room again");
+            .expect("the queue has room again");
     }
 
     #[tokio::test]

@@ -49,9 +49,9 @@ use crate::sources::{self, Gathered};
 use crate::watchdog::{self, Pulses};
 use crate::words::counted;
 
-/// The file is wrong or missing.
+/// The file is invalid or missing.
 const EXIT_CONFIG: u8 = 3;
-/// Something else failed.
+/// Any other error.
 const EXIT_FAILURE: u8 = 1;
 
 /// Path of the configuration.
@@ -69,13 +69,13 @@ const BEAT: Duration = Duration::from_millis(100);
 /// Longest wait of `lvsd stop` for the running daemon.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML file
-/// and with the health of the real servers.
+/// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML
+/// file and with the health of the real servers.
 ///
 /// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and
-/// leaves the dataplane, its services and addresses alone; SIGINT (Ctrl-C) ends the dataplane too. SIGUSR2
-/// and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 the configuration cannot be
-/// used.
+/// leaves the dataplane, its services and addresses alone; SIGINT (Ctrl-C) ends the dataplane too.
+/// SIGUSR2 and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 the configuration
+/// cannot be used.
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
@@ -84,22 +84,22 @@ pub struct Arguments {
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Control socket of the dataplane: @NAME (abstract) or a path; wins over the file. Default: one
-    /// in /run/lvs, of which every network namespace has its own.
+    /// Control socket of the dataplane: @NAME (abstract) or a path; overrides the file. Default: a
+    /// socket in /run/lvs, named by the network namespace.
     #[arg(long, global = true, value_name = "PATH", env = "LVS_SOCKET")]
     socket: Option<String>,
 
-    /// Wait for a dataplane that something else starts, such as lvs-dataplane.service; start none.
+    /// Wait for a dataplane that another program starts, such as lvs-dataplane.service; start none.
     #[arg(long)]
     attach: bool,
 
-    /// Directory for what must outlive a reboot: which servers people have taken out of service,
-    /// and what DNS and etcd said
-    /// last.
+    /// Directory for data that must survive a reboot: the servers that operators have taken out of
+    /// service, and the last answers of DNS and etcd.
     #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
     state: PathBuf,
 
-    /// Format of the log of lvsd, and of the dataplane that it starts: text, or json with an object in each line.
+    /// Format of the log of lvsd, and of the dataplane that it starts: text, or json with an object
+    /// in each line.
     #[arg(long, value_name = "FORMAT", env = log::Format::VARIABLE, default_value_t)]
     log_format: log::Format,
 
@@ -113,26 +113,26 @@ impl Arguments {
     }
 }
 
-/// A command of the program; without one, it runs the daemon.
+/// A subcommand; without one, lvsd runs as the daemon.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// End the daemon that runs; the dataplane keeps forwarding.
+    /// Stop the running daemon; the dataplane continues to forward.
     Stop {
-        /// End the dataplane too: services, addresses and connections go. Of a dataplane that lvsd has
-        /// not started, only what lvsd has set goes.
+        /// Stop the dataplane, too: its services, addresses and connections end. If lvsd has not
+        /// started the dataplane, only the services and settings of lvsd are removed.
         #[arg(long)]
         all: bool,
     },
-    /// Have the daemon that runs read its configuration again, and show what is wrong with it.
+    /// Make the running daemon read its configuration again, and show the errors in it.
     Reload {
-        /// Also if it takes away more servers than max_removed_percent allows.
+        /// Reload even if this removes more servers than max_removed_percent allows.
         #[arg(long)]
         force: bool,
     },
-    /// Check a configuration and report what is wrong with it, each finding with its line and the
-    /// fix. It changes nothing. Exit code 0: valid, perhaps with warnings; 3: invalid.
+    /// Check a configuration and report the errors in it, each with its line and a fix. Nothing is
+    /// changed. Exit code 0: valid, perhaps with warnings; 3: invalid.
     Check {
-        /// The configuration. Default: that of --config.
+        /// Configuration file. Default: the file of --config.
         file: Option<PathBuf>,
     },
     /// Write a starter configuration with comments. A file that exists is never overwritten.
@@ -140,8 +140,8 @@ enum Command {
         /// The file to write. Default: standard output.
         file: Option<PathBuf>,
     },
-    /// Say what a reload of the configuration would change, and change nothing. The exit code is 1
-    /// if the daemon would refuse it.
+    /// Print the changes that a reload of the configuration would make, without making them. The
+    /// exit code is 1 if the daemon would refuse the reload.
     Plan {
         /// As JSON.
         #[arg(long)]
@@ -149,11 +149,11 @@ enum Command {
     },
     /// Show the director, its services and servers, broken ones first.
     ///
-    /// The first line is a summary. On a terminal, lines have at most 80 columns, and colours unless NO_COLOR is set.
-    /// Otherwise each server has a single line.
+    /// The first line is a summary. On a terminal, lines have at most 80 columns, with colours
+    /// unless NO_COLOR is set. Otherwise each server has one line of any length.
     Status {
-        /// A service by its name or address, with the durations of its servers' checks, their falls and their
-        /// clients. Default: all.
+        /// Name or address of a service, to show also the durations of its servers' checks, their
+        /// failures and their clients. Default: all services.
         name: Option<String>,
         /// Only services that are broken, or have servers that are down or suspicious.
         #[arg(long)]
@@ -167,41 +167,41 @@ enum Command {
     },
     /// Print one line and performance data for a monitoring system such as Nagios or Icinga.
     ///
-    /// Exit code 0: all is well; 1: clients are served, but a server is down or suspicious, or something else needs an
-    /// operator; 2: a service is broken, another host uses a virtual address, or no dataplane answers; 3: lvsd does not
-    /// answer.
+    /// Exit code 0: no problem; 1: clients are served, but a server is down or suspicious, or there
+    /// is another warning; 2: a service is broken, another host uses a virtual address, or no
+    /// dataplane answers; 3: lvsd does not answer.
     CheckHealth,
-    /// Print events, a line each: from now on until interrupted, or past ones.
+    /// Print events, one on each line: new ones until interrupted, or past ones.
     Events {
-        /// Print the last N events and end. lvsd keeps 1,000.
+        /// Print the last N events and exit. lvsd stores 1,000.
         #[arg(short = 'n', long = "lines", value_name = "N")]
         last: Option<usize>,
-        /// Print the events since this long ago, such as 90s, 10m or 2h, and end.
+        /// Print the events of this last period, such as 90s, 10m or 2h, and exit.
         #[arg(long, value_name = "TIME", value_parser = lvs_api::words::parse_duration)]
         since: Option<Duration>,
-        /// Print JSON, an object a line.
+        /// Print JSON, one object on each line.
         #[arg(long)]
         json: bool,
     },
-    /// Print another program's configuration as lvsd's. What has no counterpart becomes a comment,
-    /// and the exit code is 4.
+    /// Convert another program's configuration to a file for lvsd, and print it. Statements without
+    /// a counterpart become comments, and the exit code is 4.
     Convert {
         /// keepalived.conf, ldirectord.cf, or lvs.conf of the LVS HOWTO's configure script.
         file: PathBuf,
         /// The kind of file. Default: derived from its name and text.
         #[arg(long, value_enum)]
         from: Option<convert::From>,
-        /// Write what keepalived keeps, such as VRRP, to this file; else it is a comment at the
-        /// end.
+        /// Write the parts that keepalived continues to use, such as VRRP, to this file. Default: a
+        /// comment at the end of the output.
         #[arg(long, value_name = "FILE")]
         rest: Option<PathBuf>,
         /// Read the lines of keepalived.conf that begin with @ID, as `keepalived --config-id ID`
         /// does.
         #[arg(long, value_name = "ID")]
         config_id: Option<String>,
-        /// Compare the result with keepalived's own reading of the file, instead of printing it. It
-        /// needs keepalived and root on this host. Exit code 1: they differ; 5: keepalived could not
-        /// be asked.
+        /// Compare the result with the configuration that keepalived itself reads from the file,
+        /// instead of printing it. This needs keepalived and root on this host. Exit code 1: they
+        /// differ; 5: keepalived could not be run.
         #[arg(long, conflicts_with = "rest")]
         check: bool,
     },
@@ -227,23 +227,23 @@ enum Command {
         )]
         words: Vec<OsString>,
     },
-    /// Take the whole director out of service, or back: another one takes over that is able to. It
-    /// outlives restarts and reboots.
+    /// Put the whole director into maintenance, or end it: another director that is able to takes
+    /// over. Maintenance survives restarts and reboots.
     Maintenance {
-        /// on, off, or status, which changes nothing.
+        /// on, off, or status, which only shows the state.
         #[arg(value_enum)]
         what: Switch,
-        /// For what reason, shown to others.
+        /// The reason, which `status` shows to other operators.
         #[arg(long, value_name = "TEXT")]
         why: Option<String>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Register a server in etcd, in a pool from which services take theirs, while this runs; at its
-    /// end, it is withdrawn. Of the configuration, only [cluster] matters.
+    /// Register a server in etcd, in a pool that services refer to, while this command runs; remove
+    /// the record when it exits. Only [cluster] of the configuration is used.
     Register(register::Register),
-    /// Print a configuration for keepalived that moves the virtual addresses as [vrrp] says.
+    /// Print a configuration for keepalived that moves the virtual addresses according to [vrrp].
     KeepalivedConfig,
     /// Print the manual page.
     Man {
@@ -258,8 +258,8 @@ enum Command {
         /// bash, zsh, fish, elvish or powershell.
         shell: clap_complete::Shell,
     },
-    /// Become the dataplane with the options in [dataplane]: for a service manager that runs it by
-    /// itself.
+    /// Run the dataplane with the options of [dataplane], in place of this process: for a service
+    /// manager that starts the dataplane separately.
     Dataplane,
 }
 
@@ -268,9 +268,9 @@ enum Command {
 enum Switch {
     /// It begins.
     On,
-    /// It ends.
+    /// End it.
     Off,
-    /// It is shown.
+    /// Show its state.
     Status,
 }
 
@@ -302,7 +302,8 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Runs the command of the command line. The signals `ignored` end a command that an operator waits for.
+/// Runs the command of the command line. The signals `ignored` end a command that an operator waits
+/// for.
 pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     // A signal may come while the file is read, which takes a while if it is long.
     let early = match arguments.command {
@@ -443,7 +444,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     }
 }
 
-/// Becomes `lvsadm` with one of its commands.
+/// Replaces this process by `lvsadm` with one of its commands.
 fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode {
     let program = beside_us("lvsadm").unwrap_or_else(|| "lvsadm".into());
     let error = std::process::Command::new(&program)
@@ -484,7 +485,7 @@ fn write(text: &[u8]) -> Result<(), String> {
     written(output.write_all(text).and_then(|()| output.flush()))
 }
 
-/// A closed pipe of the reader is no failure; a full disk is one.
+/// Ignores the error of a closed output pipe, but not of a full disk.
 fn written(result: std::io::Result<()>) -> Result<(), String> {
     match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("write error: {error}")),
@@ -497,8 +498,8 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// The configuration. If it is invalid, and a dataplane of an earlier daemon runs, the daemon uses
-/// the last valid one.
+/// Loads the configuration. If it is invalid, and a dataplane of an earlier daemon runs, the last
+/// valid configuration is used.
 fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
     let error = match Config::load(arguments.config()) {
         Ok((config, report)) => return Ok((config, report, daemon::loaded_at_start())),
@@ -538,7 +539,8 @@ fn file_of(daemon: &Status) -> PathBuf {
     directory.map_or_else(|_| file.clone(), |directory| directory.join(&file))
 }
 
-/// The dataplane's control socket: that of the command line or environment, of the file, or the usual.
+/// The dataplane's control socket: that of the command line or environment, of the file, or the
+/// usual.
 fn address(arguments: &Arguments, config: &Config) -> Address {
     let named = arguments.socket.clone().filter(|name| !name.is_empty());
     named
@@ -560,7 +562,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
             end_politely(pid, signal, STOP_LIMIT)
         }
         Err(LockError::Held(None)) => Err("an lvsd runs, and its process id is unknown".to_owned()),
-        Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
+        Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
         Ok(_only) if all => {
             last_good::forget(&address);
             stop_dataplane(&address, arguments.log_format)
@@ -616,13 +618,13 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
         // It reads its file, and logs the errors of the file.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
         Err(LockError::Held(None)) => Err("an lvsd runs, and its process id is unknown".to_owned()),
-        Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
+        Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
         Ok(_only) => Err("no lvsd runs; start it with `systemctl start lvsd`".to_owned()),
     };
     result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
 }
 
-/// Says what a reload would change, and whether the daemon that runs would refuse it.
+/// Prints the changes that a reload would make, and whether the running daemon would refuse it.
 fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>, json: bool) -> ExitCode {
     let address = address(arguments, config);
     let admin = Admin::look(admin::path(&arguments.state, arguments.config()));
@@ -662,7 +664,7 @@ fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>, json: 
     }
 }
 
-/// Ends the dataplane of a daemon that does not run.
+/// Stops the dataplane of a daemon that is not running.
 fn stop_dataplane(address: &Address, format: log::Format) -> Result<(), String> {
     let _log = start_log(None, format)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -674,12 +676,12 @@ fn stop_dataplane(address: &Address, format: log::Format) -> Result<(), String> 
     result
 }
 
-/// Writes the starter configuration to a file that does not exist yet.
+/// Writes the starter configuration to a file that must not exist.
 fn init(file: &Path) -> Result<(), String> {
     let created = File::create_new(file);
     let mut output = created.map_err(|error| match error.kind() {
         ErrorKind::AlreadyExists => format!(
-            "{} exists and is left as it is; `lvsd init` without a file prints the starter",
+            "{} exists and is unchanged; `lvsd init` without a file prints the starter configuration",
             file.display()
         ),
         _ => format!("cannot create {}: {error}", file.display()),
@@ -746,7 +748,7 @@ fn start_log(from_file: Option<&str>, format: log::Format) -> Result<log::Guard,
         .map_err(|error| format!("cannot start the log: {error}"))
 }
 
-/// The event loop of a daemon that starts, and the signals that it has received.
+/// The event loop of a starting daemon, and the signals that it has received.
 struct Early {
     runtime: tokio::runtime::Runtime,
     sender: mpsc::Sender<Signal>,
@@ -754,8 +756,8 @@ struct Early {
 }
 
 impl Early {
-    /// From now on, signals that ask for a reload are kept until the daemon runs, and those that mean
-    /// nothing here are ignored.
+    /// Starts to store signals that request a reload, until the daemon runs, and to ignore the
+    /// signals that have no effect.
     fn new() -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -842,7 +844,7 @@ fn run(
     let result = runtime.block_on(async {
         tokio::spawn(pulses.event_loop.clone().keep(BEAT));
         let pins = Pins::start(address.clone()).map_err(|error| {
-            tracing::warn!("no checks by way of services: cannot start a thread: {error}");
+            tracing::warn!("no through-VIP checks: cannot start a thread: {error}");
         });
         let network = Network { pins: pins.ok() };
         let events = Events::default();

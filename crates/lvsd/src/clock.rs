@@ -15,7 +15,7 @@ pub fn unix_time() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// One moment on both clocks.
+/// One moment on the wall clock and on the boot-time clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     /// Seconds since 1970.
@@ -50,18 +50,18 @@ impl Moment {
         }
     }
 
-    /// Its seconds since the boot that it is of.
+    /// Seconds since the boot to which the moment belongs.
     pub const fn seconds(&self) -> u64 {
         self.seconds
     }
 
-    /// Its seconds since boot; `None` if it is of another boot.
+    /// Seconds since boot; `None` if the moment belongs to another boot.
     pub fn of_this_boot(&self) -> Option<u64> {
         (!self.boot.is_empty() && self.boot == boot_id()).then_some(self.seconds)
     }
 }
 
-/// The identity of this boot; empty if the kernel does not provide it.
+/// The identity of the current boot; empty if the kernel does not provide it.
 fn boot_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
     ID.get_or_init(|| {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     impl Now {
-        /// This many seconds by both clocks.
+        /// A moment at this many seconds on both clocks.
         pub(crate) const fn at(seconds: u64) -> Self {
             Self {
                 unix: seconds,
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn moment_of_another_boot_has_no_time() {
+    fn moment_of_another_boot_has_no_present_time() {
         assert_eq!(Moment::new(7).of_this_boot(), Some(7));
         assert_eq!(Moment::of_another_boot(7).of_this_boot(), None);
         let text = serde_json::to_string(&Moment::new(7)).unwrap();

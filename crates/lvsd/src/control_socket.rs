@@ -1,7 +1,7 @@
 //! The daemon's own control socket: HTTP as over TCP, with the rights of the connected user.
 //!
-//! A separate task serves each connection. The daemon's loop answers requests when it has time. A
-//! client that does not read delays nothing.
+//! A separate task serves each connection, and the main loop answers the requests. A client that
+//! does not read delays neither the main loop nor other clients.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -18,16 +18,16 @@ use crate::api::http;
 use crate::api::{Api, ConnectionSlot, FULL, Holder, Peer};
 use crate::config::{Dataplane, Facts};
 
-/// The groups that give a user rights.
+/// The groups whose members have access.
 #[derive(Clone, Debug, Default)]
 struct Rights {
-    /// Members may change things.
+    /// The group whose members have write access.
     group: Option<u32>,
     /// The group that may read; every user may if it is absent.
     readers: Option<u32>,
 }
 
-/// Listens beside the dataplane at `dataplane`; `api` answers as over TCP.
+/// Listens on the socket next to that of `dataplane`; `api` answers as over TCP.
 ///
 /// # Errors
 /// The system refuses.
@@ -66,7 +66,8 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
     tokio::net::UnixListener::from_std(listener)
 }
 
-/// Removes the socket of a daemon that has ended: this one has the lock.
+/// Removes the socket file of a daemon that has exited. The caller has the lock, so no other daemon
+/// uses it.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),
@@ -118,7 +119,7 @@ fn admit(
         Ok(()) => Holder::Operators,
         Err(_) if reader => Holder::Reader(user.uid()),
         Err(_) => {
-            let why = "this lvsd lets only root, its own user and the groups of `group` and `readers` look";
+            let why = "only root, the user of lvsd and the groups of `group` and `readers` may read the state of this lvsd";
             return Err((StatusCode::FORBIDDEN, why));
         }
     };
@@ -147,11 +148,11 @@ mod tests {
     use crate::requests::{ChangeRequest, Request, answer, channel};
     use crate::snapshot::Snapshot;
 
-    /// A socket in `directory`, whose daemon accepts every change.
+    /// A socket in `directory`, with a daemon that accepts every change.
     fn opened(dataplane: &Address, settings: &Dataplane, events: &Events) {
         let (sender, mut requests) = channel();
         let api = Arc::new(Api::new(sender, events, Arc::default()));
-        open(dataplane, settings, api).expect("it can be bound");
+        open(dataplane, settings, api).expect("the socket can be bound");
         tokio::spawn(async move {
             while let Some(request) = requests.recv().await {
                 match request {
@@ -196,10 +197,10 @@ mod tests {
             let mut stream = UnixStream::connect(&path).await.expect("it listens");
             // The rest of a request that is too long is not read.
             let _ = stream.write_all(text.as_bytes()).await;
-            let mut said = Vec::new();
-            let _ = stream.read_to_end(&mut said).await;
-            let said = String::from_utf8_lossy(&said);
-            assert!(said.contains(words), "{words}: {said}");
+            let mut printed = Vec::new();
+            let _ = stream.read_to_end(&mut printed).await;
+            let printed = String::from_utf8_lossy(&printed);
+            assert!(printed.contains(words), "{words}: {printed}");
         }
         // Bound again while the file is there.
         opened(&dataplane, &Dataplane::default(), &Events::default());
@@ -220,7 +221,7 @@ mod tests {
             assert_eq!(one.status().expect("a status").pid, 7);
             let refused = one.reload(false).expect_err("the file");
             assert_eq!(refused, "the file is wrong");
-            one.reload(true).expect("it is reloaded");
+            one.reload(true).expect("the reload succeeds");
             let spec = |host: [u8; 4], why: &str| AdminSpec {
                 target: Target {
                     service: None,
@@ -243,7 +244,9 @@ mod tests {
                 reported.push(event.message);
                 reported.len() < 2
             };
-            client().events(each).expect("it goes on until then");
+            client()
+                .events(each)
+                .expect("the stream continues until then");
             reported
         });
         while !asking.is_finished() {
@@ -261,7 +264,7 @@ mod tests {
         let dataplane = Address::new(directory.path().join("e.sock"));
         let (sender, _requests) = channel();
         let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
-        open(&dataplane, &Dataplane::default(), Arc::clone(&api)).expect("it can be bound");
+        open(&dataplane, &Dataplane::default(), Arc::clone(&api)).expect("the socket can be bound");
         let path = directory.path().join("e.sock.lvsd");
         let request = "GET /v1/events HTTP/1.1\r\naccept: text/event-stream\r\n\r\n";
         let mut held = Vec::new();
@@ -285,16 +288,16 @@ mod tests {
     /// A process of another user, for the test below: requests a reload, and prints the answer.
     #[test]
     #[ignore = "by hand: another test starts it"]
-    fn reload_request_of_another_user() {
+    fn reload_request_of_unprivileged_user_is_refused() {
         use std::os::linux::net::SocketAddrExt;
         let name = std::env::var("DOOR").expect("where to");
         let name = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
         let mut stream = std::os::unix::net::UnixStream::connect_addr(&name).expect("it listens");
         let request = b"POST /v1/reload HTTP/1.0\r\ncontent-length: 14\r\n\r\n{\"force\":true}";
         stream.write_all(request).expect("it reads");
-        let mut said = String::new();
-        stream.read_to_string(&mut said).expect("it answers");
-        println!("{said}");
+        let mut printed = String::new();
+        stream.read_to_string(&mut printed).expect("it answers");
+        println!("{printed}");
     }
 
     #[tokio::test]
@@ -315,13 +318,16 @@ mod tests {
                 .arg(std::env::current_exe().expect("this program"))
                 .args([
                     "--exact",
-                    "control_socket::tests::reload_request_of_another_user",
+                    "control_socket::tests::reload_request_of_unprivileged_user_is_refused",
                     "--ignored",
                     "--nocapture",
                 ])
                 .env("DOOR", format!("{name}.lvsd"))
                 .output();
-            let output = output.await.expect("util-linux has setpriv").stdout;
+            let output = output
+                .await
+                .expect("setpriv of util-linux is installed")
+                .stdout;
             let output = String::from_utf8_lossy(&output);
             assert!(output.contains(expected), "{groups}: {output}");
         }

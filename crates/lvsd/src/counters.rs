@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Upper ends of the classes that times are counted in, in seconds; one more has no end.
+/// Upper bounds of the histogram's buckets in seconds; the last bucket has none.
 pub const BOUNDS: [f64; 13] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -14,12 +14,12 @@ pub const BOUNDS: [f64; 13] = [
 pub struct Times {
     /// Counts of each class of [`BOUNDS`], and beyond.
     pub classes: [u64; BOUNDS.len() + 1],
-    /// All of it, in microseconds.
+    /// The sum of all durations, in microseconds.
     pub sum_us: u64,
 }
 
 impl Times {
-    /// Counts a time.
+    /// Counts a duration.
     pub(crate) fn count(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         let class = BOUNDS.iter().position(|bound| seconds <= *bound);
@@ -29,7 +29,7 @@ impl Times {
     }
 }
 
-/// The checks of one kind.
+/// Counts of the checks of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckCounts {
     /// Their durations.
@@ -45,34 +45,34 @@ pub struct CheckCounts {
 /// All counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Files that were taken.
+    /// Number of loaded files.
     pub reloads: u64,
     /// Files that were refused.
     pub reloads_refused: u64,
-    /// Servers that came up.
+    /// Number of times that a server came up.
     pub ups: u64,
     /// Servers that went down.
     pub downs: u64,
     /// Changes by hand.
     pub drift: u64,
-    /// Dataplanes that were found in the place of another one.
+    /// Number of times that lvsd found another dataplane in place of the previous one.
     pub dataplane_restarts: u64,
     /// Checks by kind.
     pub checks: BTreeMap<String, CheckCounts>,
-    /// Time that they waited for their turn.
+    /// Delays from the due time of checks to their start.
     pub lag: Times,
-    /// The number of checks made at once because clients got no answer (`passive`).
+    /// Number of checks that were made at once because clients got no answer (`passive`).
     pub prompted: u64,
-    /// Answers over HTTP by their code.
+    /// HTTP responses by their code.
     pub http: BTreeMap<u16, u64>,
-    /// HTTP connections that there was no place for.
+    /// HTTP connections that were refused because the limit was reached.
     pub http_no_place: u64,
 }
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckOutcome {
-    /// The server serves.
+    /// The check succeeded.
     Good,
     /// Checks that failed.
     Failed,
@@ -85,7 +85,7 @@ pub enum CheckOutcome {
 pub struct Counters(Mutex<Counts>);
 
 impl Counters {
-    /// All of them now.
+    /// The present values of all counters.
     pub fn get(&self) -> Counts {
         self.counts().clone()
     }
@@ -105,7 +105,7 @@ impl Counters {
         }
     }
 
-    /// A check has waited this long for its turn.
+    /// Counts the delay from a check's due time to its start.
     pub fn waited(&self, time: Duration) {
         self.counts().lag.count(time);
     }
@@ -115,7 +115,7 @@ impl Counters {
         self.counts().prompted += 1;
     }
 
-    /// A file was taken, or refused.
+    /// Counts a loaded or refused file.
     pub fn reload(&self, taken: bool) {
         let mut counts = self.counts();
         match taken {
@@ -138,7 +138,7 @@ impl Counters {
         self.counts().drift += 1;
     }
 
-    /// Counts a dataplane in the place of another one.
+    /// Counts a dataplane that replaces the previous one.
     pub fn dataplane_restart(&self) {
         self.counts().dataplane_restarts += 1;
     }
@@ -148,7 +148,7 @@ impl Counters {
         *self.counts().http.entry(code).or_default() += 1;
     }
 
-    /// Counts a connection that found no slot.
+    /// Counts a connection that was refused because no slot was free.
     pub fn no_place(&self) {
         self.counts().http_no_place += 1;
     }

@@ -7,27 +7,27 @@ use crate::reconcile::Health;
 /// A server of a service, as the decisions count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerView {
-    /// Its health according to its checks.
+    /// The server's health according to its checks.
     pub health: Health,
-    /// File and operators let it accept new connections.
+    /// Whether the file and the operators allow new connections to the server.
     pub wanted: bool,
 }
 
-/// A decision about a service. It depends on the decision before: hysteresis.
+/// A decision about a service. It depends on the previous one (hysteresis).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Whether the service has its quorum.
     pub quorum: bool,
     /// Panic mode: too few servers are up, and all are used.
     pub panic: bool,
-    /// The sorry server replaces the others.
+    /// The sorry server replaces the other servers.
     pub sorry: bool,
-    /// Its VIP is withdrawn.
+    /// Whether the service's VIP is withdrawn.
     pub withdrawn: bool,
 }
 
 impl Default for Decision {
-    /// The decision before the first one: the service has its quorum.
+    /// The initial decision: the service has its quorum.
     fn default() -> Self {
         Self {
             quorum: true,
@@ -39,7 +39,7 @@ impl Default for Decision {
 }
 
 impl ServerView {
-    /// Whether it accepts new connections.
+    /// Whether the server accepts new connections.
     pub fn is_usable(&self) -> bool {
         self.wanted && self.health == Health::Up
     }
@@ -51,8 +51,8 @@ pub fn usable(servers: &[ServerView]) -> usize {
 }
 
 /// Decides about a service; `None` if there is no decision yet. Until the first checks of all its
-/// servers are complete (`settled`), the service can gain its quorum, but otherwise the earlier
-/// decision stays in force: an unchecked server may complete the quorum.
+/// servers are complete (`settled`), the service can gain its quorum, but otherwise the previous
+/// decision stays: an unchecked server may complete the quorum.
 pub fn decide(
     service: &Service,
     servers: &[ServerView],
@@ -114,7 +114,8 @@ mod tests {
         (0..4).map(view).collect()
     }
 
-    /// The decisions, step by step, about a service with the given numbers of servers up.
+    /// The decisions about a service with one server for each step; each step sets the number of
+    /// servers that are up.
     fn walk(service: &Service, steps: &[usize]) -> Vec<Decision> {
         let mut now = Decision::default();
         steps
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn decide_unknown_servers_may_gain_a_quorum_and_lose_none() {
+    fn decide_with_unchecked_servers_quorum_can_be_reached_but_not_lost() {
         let service = service("quorum = 2\nsorry = \"10.0.0.99\"\npanic_below = 50");
         let has = Some(Decision::default());
         assert_eq!(decide(&service, &up(1), false, None), None);
@@ -211,8 +212,8 @@ mod tests {
 
     proptest! {
         /// After any sequence of check results, the sorry server serves only without a quorum, the
-        /// VIP is removed only without one, and a server does not flap between the limits `down`
-        /// and `up`.
+        /// VIP is removed only without a quorum, and a server does not flap between the limits
+        /// `down` and `up`.
         #[test]
         fn decisions_for_any_health_are_consistent(
             up_at in 1u32..4,

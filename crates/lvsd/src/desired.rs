@@ -22,7 +22,7 @@ pub struct Overrides<'a> {
     /// Quorum, panic mode and sorry server of each service; none before the first decision.
     pub decisions: &'a HashMap<ServiceId, Decision>,
     /// The VIPs that the dataplane owns unless a decision withdraws them. `None`: this director may
-    /// own none.
+    /// own no VIPs.
     pub vips: Option<&'a BTreeSet<IpAddr>>,
     /// The number of configurations that the daemon has loaded.
     pub generation: u64,
@@ -205,7 +205,9 @@ mod tests {
                 until: None,
                 force: false,
             };
-            self.admin.set(spec, Now::read()).expect("it is taken");
+            self.admin
+                .set(spec, Now::read())
+                .expect("the override applies");
             self
         }
 
@@ -249,7 +251,7 @@ mod tests {
     };
 
     #[test]
-    fn desired_without_overrides_is_the_file() {
+    fn desired_state_without_overrides_equals_the_file() {
         let case = Case::new("");
         assert_eq!(
             case.servers(),

@@ -1,4 +1,4 @@
-//! The stream of events. It has no history.
+//! The stream of events to subscribers. It stores no past events.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use lvs_api::daemon::Event;
 use lvs_core::api::ServiceId;
 use tokio::sync::broadcast;
 
-/// Events that a listener may be behind.
+/// Maximum of events that may wait for a receiver.
 const BEHIND_MAX: usize = 4096;
 
 /// The receivers of events.
@@ -21,9 +21,9 @@ pub struct Events {
 /// The subject of an event.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct About<'a> {
-    /// The name of a service, and which one.
+    /// The name and the address of a service.
     pub service: Option<(&'a str, ServiceId)>,
-    /// One of its servers.
+    /// One of the service's servers.
     pub server: Option<SocketAddr>,
 }
 
@@ -54,7 +54,7 @@ impl Events {
         self.sender.clone()
     }
 
-    /// Sends an event to all receivers, of which there may be none.
+    /// Sends an event to all receivers, if there are any.
     pub fn send(&mut self, event: &str, about: About<'_>, message: impl Into<String>) {
         self.seq += 1;
         let _ = self.sender.send(Arc::new(Event {

@@ -9,7 +9,7 @@ use lvs_core::Prefix;
 #[derive(Clone, Debug, Default)]
 pub struct Addresses {
     own: HashSet<Prefix>,
-    /// The broadcast addresses of its networks.
+    /// The broadcast addresses of the host's networks.
     broadcast: HashSet<IpAddr>,
 }
 
@@ -20,7 +20,7 @@ impl Addresses {
         Self::parse(&text("/proc/net/fib_trie"), &text("/proc/net/if_inet6"))
     }
 
-    /// Exactly this address.
+    /// A host with only this address.
     #[cfg(test)]
     pub(crate) fn with(ip: IpAddr) -> Self {
         let len = if ip.is_ipv4() { 32 } else { 128 };
@@ -30,7 +30,7 @@ impl Addresses {
         }
     }
 
-    /// Only this broadcast address.
+    /// A host with only this broadcast address.
     #[cfg(test)]
     pub(crate) fn with_broadcast(ip: IpAddr) -> Self {
         Self {
@@ -83,7 +83,7 @@ fn parse_fib_trie(text: &str) -> Addresses {
     all
 }
 
-/// Lines such as `fe800000000000000000000000000001 02 40 20 80 eth0`.
+/// Parses lines such as `fe800000000000000000000000000001 02 40 20 80 eth0`.
 fn parse_if_inet6(text: &str) -> impl Iterator<Item = Prefix> + '_ {
     text.lines().filter_map(|line| {
         let address = u128::from_str_radix(line.split(' ').next()?, 16).ok()?;

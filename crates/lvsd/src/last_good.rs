@@ -37,14 +37,14 @@ pub fn kept(address: &Address) -> Option<(Config, Report)> {
     Config::load(&path(address)?).ok()
 }
 
-/// Forgets it: the dataplane at `address` is stopped.
+/// Removes the stored configuration, because the dataplane at `address` is stopped.
 pub fn forget(address: &Address) {
     if let Some(path) = path(address) {
         remove(&path);
     }
 }
 
-/// Forgets the one at `path`.
+/// Removes the stored configuration at `path`.
 pub fn remove(path: &Path) {
     // It may not be there.
     let _ = std::fs::remove_file(path);
@@ -64,9 +64,12 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
         }
         assert!(recall(&address).is_none(), "no dataplane runs");
-        assert!(super::kept(&address).is_some(), "one that crashed");
+        assert!(super::kept(&address).is_some(), "a dataplane that crashed");
         forget(&address);
-        assert!(super::kept(&address).is_none(), "one that was stopped");
+        assert!(
+            super::kept(&address).is_none(),
+            "a dataplane that was stopped"
+        );
         assert_eq!(path(&Address::new("@name")), None);
     }
 }

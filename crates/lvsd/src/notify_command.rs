@@ -1,6 +1,6 @@
 //! The notification program, which lvsd runs once for each event, one process at a time, with the
-//! event as JSON on its standard input. lvsd kills a process that takes too long. Nothing else
-//! waits for it.
+//! event as JSON on its standard input. lvsd kills a process that takes too long. No other part of
+//! lvsd waits for it.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use tokio::sync::{broadcast, oneshot, watch};
 /// The settings of the notify command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notice {
-    /// The program and its arguments; nothing is run if it is empty.
+    /// The program and its arguments; empty if no program is configured.
     pub words: Vec<String>,
     /// Longest time that the command may run.
     pub limit: Duration,
-    /// The user and the group that it runs as, if this process is root.
+    /// The user and the group with which it runs, if this process is root.
     pub user: Option<(u32, u32)>,
 }
 
@@ -130,7 +130,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
     }
 }
 
-/// Ends a command with all that it has started.
+/// Kills a command and all processes that it has started.
 pub(crate) fn end_group(pid: Option<u32>) {
     let pid = pid.and_then(|pid| i32::try_from(pid).ok());
     if let Some(group) = pid.and_then(rustix::process::Pid::from_raw) {
@@ -138,7 +138,7 @@ pub(crate) fn end_group(pid: Option<u32>) {
             // It has ended.
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => tracing::warn!(
-                "cannot end process group {} ({error}): does lvsd have CAP_KILL?",
+                "cannot kill process group {} ({error}): does lvsd have CAP_KILL?",
                 group.as_raw_nonzero()
             ),
         }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn notify_command_before_the_end_reads_each_event() {
+    async fn notify_command_at_exit_receives_each_event() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("events");
         let script = format!("cat >> {}", file.display());
@@ -172,7 +172,7 @@ mod tests {
         }
         drop(end);
         served.await.expect("it ends");
-        let read = std::fs::read_to_string(&file).expect("the command wrote it");
+        let read = std::fs::read_to_string(&file).expect("the command wrote the file");
         let lines: Vec<&str> = read.lines().collect();
         assert!(lines[0].contains("\"event\":\"first\""), "{read}");
         assert!(lines[1].contains("\"event\":\"second\""), "{read}");
@@ -180,11 +180,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn notify_command_that_hangs_is_ended() {
+    async fn notify_command_that_hangs_is_killed() {
         let mut events = Events::default();
         let mut listener = events.listen();
         events.send("hang", About::default(), "words");
-        let event = listener.recv().await.expect("it was sent");
+        let event = listener.recv().await.expect("the event was sent");
         let hanging = notice("sleep 1000", Duration::from_millis(20));
         let why = run(&hanging, &event).await.expect_err("it hangs");
         assert!(why.contains("took longer than 20ms"), "{why}");

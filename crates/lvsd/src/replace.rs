@@ -6,19 +6,19 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Puts `contents` in the place of a file, with these permissions.
+/// Replaces a file by `contents`, with these permissions.
 ///
 /// # Errors
-/// It cannot be written. The old file is there then.
+/// It cannot be written; the old file is unchanged.
 pub(crate) fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     let (new, _) = write(path, contents, mode)?;
     std::fs::rename(&new, path)
 }
 
-/// As [`replace`], and it outlives a power cut.
+/// As [`replace`], so that the new file survives a power failure.
 ///
 /// # Errors
-/// As [`replace`]; or it is in place, but may not be after a power cut.
+/// As [`replace`]; or the file is replaced, but may not survive a power failure.
 pub(crate) fn replace_for_good(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     let (new, file) = write(path, contents, mode)?;
     file.sync_all()?;
@@ -28,7 +28,7 @@ pub(crate) fn replace_for_good(path: &Path, contents: &[u8], mode: u32) -> io::R
     File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()
 }
 
-/// Writes the new file beside the old one.
+/// Writes the new file in the directory of the old one.
 fn write(path: &Path, contents: &[u8], mode: u32) -> io::Result<(PathBuf, File)> {
     let mut name = OsString::from(path);
     name.push(".new");

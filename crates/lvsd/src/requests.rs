@@ -21,7 +21,7 @@ pub enum ChangeRequest {
         /// Skip the check of `max_removed_percent`.
         force: bool,
     },
-    /// Starts or ends maintenance of the director itself; answered by
+    /// Starts or ends maintenance of the director; answered by
     /// [`DirectorStatus`](lvs_api::daemon::DirectorStatus).
     Maintenance(MaintenanceSpec),
 }
@@ -57,7 +57,7 @@ pub(crate) async fn request_change(
     who: String,
 ) -> Answer {
     let (reply, result) = oneshot::channel();
-    let gone = || "lvsd is about to end".to_owned();
+    let gone = || "lvsd is stopping".to_owned();
     let request = Request::Change { change, who, reply };
     requests.send(request).await.map_err(|_| gone())?;
     result.await.unwrap_or_else(|_| Err(gone()))

@@ -1,5 +1,6 @@
-//! The keys of the file, for editors (JSON Schema) and for reading (`lvsd.toml(5)`): both from the
-//! text of `config/raw.rs`, where each key is a field of its table with its description above it.
+//! The keys of the file, for editors (JSON Schema) and for the manual page (`lvsd.toml(5)`). Both
+//! are generated from the text of `config/raw.rs`, in which each key is a field of its table with a
+//! doc comment.
 
 use std::fmt::Write as _;
 

@@ -34,7 +34,7 @@ impl Snapshot {
         Some(&self.found.seen.info).filter(|info| info.pid != 0)
     }
 
-    /// Counters and rates of everything.
+    /// Counters and rates, summed over all services.
     pub fn total(&self) -> Stats {
         let mut total = self.dataplane().map(|info| info.total).unwrap_or_default();
         // The dataplane's own are in that already.

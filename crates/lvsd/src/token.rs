@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq;
 /// Characters that a token has at least, and at most.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
 
-/// A token; nothing shows it.
+/// A token, which is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_whole_token_is_the_token() {
+    fn token_with_any_difference_is_refused() {
         let token = Token("0123456789abcdef".to_owned());
         assert!(token.is(b"0123456789abcdef"));
         for other in [

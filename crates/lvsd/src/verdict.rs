@@ -1,4 +1,5 @@
-//! The verdict about each service and about the whole director: a state, and one line (pure).
+//! The verdict about each service and about the whole director: a state and a line of text (pure:
+//! no I/O).
 
 use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
 
@@ -13,13 +14,15 @@ const FLAPS: u64 = 3;
 const FLAPPING: u64 = 600;
 /// Slow checks in a row from which a server is slow.
 const SLOW: u64 = 3;
-/// Milliseconds without an answer of the dataplane from which its state is old; it is read every two seconds.
+/// Milliseconds without an answer of the dataplane from which its state is old; it is read every
+/// two seconds.
 const OLD_MS: u64 = 5_000;
 
 /// The state of a service; the worst is the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ServiceState {
-    /// It has no usable server, is below its quorum, or is not in use as configured: see [`trouble`].
+    /// The service has no usable server, is below its quorum, or is not in use as configured: see
+    /// [`trouble`].
     Broken,
     /// Servers are down.
     Degraded,
@@ -42,7 +45,7 @@ impl ServiceState {
         }
     }
 
-    /// Its name in the API.
+    /// The name of the state in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Broken => "broken",
@@ -122,17 +125,17 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
     for (is, words) in [
         (
             service.conflict,
-            "a service of another program has its address",
+            "a service of another program uses its address",
         ),
         (
             service.usable == 0 && service.sorry.is_none(),
-            "no server takes new connections",
+            "no server receives new connections",
         ),
         (
             !service.quorum && service.usable > 0,
             "it is below its quorum",
         ),
-        (service.withdrawn, "its VIP is given up"),
+        (service.withdrawn, "its VIP is released"),
         (
             service.panic,
             "all servers are used, because too few are up",
@@ -153,7 +156,7 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
 pub enum Level {
     /// All is well.
     Ok,
-    /// Clients are served; an operator has something to mend.
+    /// Clients are served, but an operator should act.
     Warning,
     /// Clients are not served.
     Critical,
@@ -175,7 +178,7 @@ impl Level {
 pub struct Verdict {
     /// The urgency.
     pub level: Level,
-    /// The reasons in one line.
+    /// The reasons, in one line.
     pub words: String,
     /// Performance data for monitoring.
     pub numbers: Vec<(&'static str, usize)>,
@@ -367,7 +370,7 @@ mod tests {
         assert_eq!(verdict.level, Level::Critical);
         assert_eq!(
             verdict.words,
-            "1 of 3 services broken: mail (no server takes new connections); 3 servers down; 1 server suspicious"
+            "1 of 3 services broken: mail (no server receives new connections); 3 servers down; 1 server suspicious"
         );
         let states: Vec<_> = status.services.iter().map(ServiceState::of).collect();
         assert_eq!(
@@ -454,13 +457,13 @@ mod tests {
         }
         let words = Verdict::of(&status).words;
         assert!(
-            words.contains("mail (no server takes new connections: connection refused)"),
+            words.contains("mail (no server receives new connections: connection refused)"),
             "{words}"
         );
         status.services[0].servers[0].reason = "timeout".to_owned();
         let words = Verdict::of(&status).words;
         assert!(
-            words.contains("mail (no server takes new connections)"),
+            words.contains("mail (no server receives new connections)"),
             "{words}"
         );
     }

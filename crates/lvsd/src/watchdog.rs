@@ -1,4 +1,4 @@
-//! The service manager's watchdog, fed while all of the daemon makes progress.
+//! The service manager's watchdog, informed as long as all parts of lvsd make progress.
 //!
 //! ```text
 //! event loop ── beats ──┐
@@ -47,7 +47,7 @@ impl Pulse {
         self.start.elapsed().saturating_sub(last)
     }
 
-    /// Beats as long as the runtime that this is called on does anything.
+    /// Renews the pulse as long as the current runtime runs tasks.
     pub async fn keep(self, pause: Duration) {
         loop {
             self.beat();
@@ -56,19 +56,19 @@ impl Pulse {
     }
 }
 
-/// All that has to go on.
+/// The pulses of all loops that must not hang.
 #[derive(Clone, Debug, Default)]
 pub struct Pulses {
-    /// The event loop runs.
+    /// Renewed while the runtime of the event loop runs tasks.
     pub event_loop: Pulse,
-    /// And takes one thing after the other.
+    /// Renewed when the main loop begins an iteration.
     pub turns: Pulse,
-    /// The checks' thread runs.
+    /// Renewed while the runtime of the checks runs tasks.
     pub checks: Pulse,
 }
 
 impl Pulses {
-    /// The name of a thread that has stopped: one without a beat within `limit`.
+    /// The name of a thread that has stopped: one whose pulse was not renewed within `limit`.
     pub fn stopped(&self, limit: Duration) -> Option<&'static str> {
         let ages = [&self.event_loop, &self.checks, &self.turns].map(Pulse::age);
         first_stopped(ages, limit)
@@ -89,10 +89,10 @@ fn first_stopped(
     stopped.next().map(|(name, ..)| *name)
 }
 
-/// Feeds the watchdog from a thread of its own until the process ends.
+/// Sends watchdog messages from a separate thread until the process exits.
 ///
 /// # Errors
-/// There can be no thread.
+/// The thread cannot be started.
 pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Result<()> {
     let work = move || {
         let mut reported = None;
@@ -104,7 +104,7 @@ pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Resu
             match stopped {
                 None => notify.send("WATCHDOG=1"),
                 Some(what) if reported != stopped => {
-                    tracing::error!("{what} has stopped; the service manager will end lvsd");
+                    tracing::error!("{what} has stopped; the service manager will restart lvsd");
                 }
                 Some(_) => {}
             }
@@ -128,19 +128,19 @@ mod tests {
     }
 
     #[test]
-    fn late_checks_are_reported() {
+    fn delayed_checks_are_reported() {
         let stopped = first_stopped([LIMIT, LATE, LIMIT], LIMIT);
         assert_eq!(stopped, Some("the health checks"));
     }
 
     #[test]
-    fn late_event_loop_is_reported_before_late_checks() {
+    fn delayed_event_loop_is_reported_before_delayed_checks() {
         let stopped = first_stopped([LATE, LATE, LATE], LIMIT);
         assert_eq!(stopped, Some("the event loop"));
     }
 
     #[test]
-    fn late_turn_is_reported() {
+    fn delayed_main_loop_iteration_is_reported() {
         let turn = TURN_LIMIT + Duration::from_millis(1);
         let stopped = first_stopped([LIMIT, LIMIT, turn], LIMIT);
         assert_eq!(stopped, Some("the daemon's loop"));

@@ -52,8 +52,8 @@ const ARCHAIC_PHRASES: &[&str] = &[
     "of chance",
     "to be had",
 ];
-/// A name of a test has none of these words, and begins with no article or pronoun: it names the unit, the condition and the
-/// result.
+/// A name of a test has none of these words, and begins with no article or pronoun: it names the
+/// unit, the condition and the result.
 const RIDDLES: &str = " what who whom whoever whatever those nobody somebody anybody everybody told tells tell heard hears knows said says anew beside ";
 const FIRST: &str = " a an the it they ";
 

@@ -33,14 +33,15 @@ fn server_mac(server: usize) -> String {
     format!("02:00:00:00:05:{:02x}", 16 + server)
 }
 
-/// MAC address of a server's second interface, from which it answers.
+/// MAC address of a server's second interface, from which it sends replies.
 fn answer_mac(server: usize) -> String {
     format!("02:00:00:00:06:{:02x}", 16 + server)
 }
 
 impl Bed {
-    /// Puts clients and servers where there is one of each; `clients` and `servers` are theirs from
-    /// then on. With direct routing and tunnels, the servers answer by lines of their own.
+    /// Replaces the single client and the single server by several ones, which are then in
+    /// `clients` and `servers`. With direct routing and tunnels, each server sends replies over a
+    /// separate link.
     pub(crate) fn spread(&mut self, clients: usize, servers: usize) -> Result<()> {
         let names = |what: &str, count: usize| -> Vec<String> {
             (1..=count)
@@ -123,7 +124,7 @@ impl Bed {
         self.who.method() == Some(Method::Tunnel)
     }
 
-    /// The ends of the line that answers go by.
+    /// The devices at both ends of the link for replies.
     fn answer_line(&self) -> (String, String) {
         let name = &self.devices[0][1..];
         (format!("x{name}"), format!("y{name}"))
@@ -161,7 +162,7 @@ impl Bed {
             .map(drop)
     }
 
-    /// The host that was the client becomes a bridge.
+    /// Makes a bridge of the host that was the client.
     fn front_script(&self, answers: bool) -> Result<String> {
         let c = &self.devices[0];
         let mut script = bridge("br0", c);
@@ -185,7 +186,8 @@ impl Bed {
         Ok(script)
     }
 
-    /// The host that was the server becomes one, too: two, where answers go another way.
+    /// Makes the host of the first server one of several servers. With `answers`, it has two
+    /// interfaces, because replies take another path.
     fn back_script(&self, answers: bool) -> Result<String> {
         let s = &self.devices[3];
         let mut script = bridge("br0", s);
@@ -256,7 +258,8 @@ fn client_address(client: usize) -> String {
     format!("10.71.0.{}", 2 + client)
 }
 
-/// An interface of an end, and what an end that opens many connections needs.
+/// Configures an interface of an endpoint, and the sysctls of an endpoint that opens many
+/// connections.
 fn end(device: &str, address: &str) -> String {
     format!(
         "sysctl -qw net.ipv4.ip_local_port_range='1024 65535' net.ipv4.tcp_tw_reuse=1 net.core.somaxconn=8192 \
@@ -270,7 +273,7 @@ fn neighbour(device: &str, address: &str, mac: &str) -> String {
     format!("ip neigh replace {address} lladdr {mac} dev {device} nud permanent\n")
 }
 
-/// A bridge, with the cable that leads away from it.
+/// Creates a bridge, and adds the device of the link that leads away from it.
 fn bridge(name: &str, device: &str) -> String {
     format!(
         "ip link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nip addr flush dev {device}\n\
@@ -294,8 +297,8 @@ fn first(of: &str, pid: u32) -> Result<()> {
     run_with_input(Command::new("chrt").args(words), "").map(drop)
 }
 
-/// Lets a server accept tunnel packets on an interface; returns the program that does so, unless
-/// the kernel does.
+/// Makes a server accept tunnel packets on an interface; returns the program that unpacks them,
+/// unless the kernel does.
 pub(super) fn unpack(host: &lvs_testbed::Host, device: &str) -> Result<Vec<lvs_testbed::Proc>> {
     let kernels = "ip link add ipip9 type ipip local any remote any 2>/dev/null\nip link set ipip9 up\n\
                    sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.ipip9.rp_filter=0";

@@ -16,7 +16,8 @@ use crate::compare::contender::{Contender, Method};
 /// File that exists in each network namespace when the kernel has IPVS.
 const TABLE: &str = "/proc/net/ip_vs";
 
-/// Why a contender cannot take part on this machine. The kernel is made to load its module.
+/// The reason why a contender cannot run on this machine; `None` if it can. Makes the kernel load
+/// the contender's module.
 pub(crate) fn lacks(who: Contender) -> Option<String> {
     let program = who.program().filter(|program| !has_program(program));
     if let Some(program) = program {
@@ -74,7 +75,7 @@ impl Bed {
 
 fn restore(mut ipvsadm: Command, rules: &str) -> Result<()> {
     run_with_input(ipvsadm.arg("-R"), rules)
-        .context("it does not take the rules")
+        .context("it refuses the rules")
         .map(drop)
 }
 
@@ -84,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// A program that notes what it is given, and refuses what has a word of its own.
+    /// A fake ipvsadm that records its input, and refuses lines with a certain word.
     #[test]
     fn rules_are_passed_to_ipvsadm_unchanged() {
         let directory = tempfile::tempdir().expect("a directory");

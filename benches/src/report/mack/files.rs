@@ -14,7 +14,7 @@ use crate::machine::Snapshot;
 use crate::transfers::Took;
 use crate::yardsticks::Yardsticks;
 
-/// One file after the other, of 1 byte to 64 MiB.
+/// Downloads of one file after the other, of 1 byte to 64 MiB.
 #[derive(Debug)]
 pub(in super::super) struct Files;
 
@@ -121,7 +121,7 @@ impl Experiment for Files {
         let printed = bed.client.run("timeout", &words)?;
         let (cpu, disturbed) = peers::used_since(bed, &first)?;
         server.stop(Signal::SIGTERM)?;
-        let all: Vec<Took> = serde_json::from_str(&printed).context("our own client")?;
+        let all: Vec<Took> = serde_json::from_str(&printed).context("a client of this project")?;
         let value = |took: &Took| {
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             let x = took.bytes as f64;
@@ -133,7 +133,7 @@ impl Experiment for Files {
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
         let peers = peers::of(self);
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for (plot, what) in [
             (NEW, "over a new connection"),
             (KEEP, "over one that stays"),
@@ -145,7 +145,7 @@ impl Experiment for Files {
                     continue;
                 };
                 // Bytes in a microsecond are MB in a second.
-                said.push(format!(
+                sentences.push(format!(
                     "{}, {what}: a file of {least:.0} byte takes {:.0} µs ({:.0}-{:.0}), one of {:.0} MiB comes at {:.0} MB/s ({:.0}-{:.0}; {}).",
                     series.peer, time.median, time.min, time.max, most / 1_048_576.0,
                     most / long.median, most / long.max, most / long.min, time.rounds
@@ -154,7 +154,7 @@ impl Experiment for Files {
         }
         for series in document.series(self.name(), UP, &peers) {
             if let Some((most, long)) = series.points.last() {
-                said.push(format!(
+                sentences.push(format!(
                     "{}: an upload of {:.0} MiB goes at {:.0} MB/s ({:.0}-{:.0}, {}).",
                     series.peer,
                     most / 1_048_576.0,
@@ -165,6 +165,6 @@ impl Experiment for Files {
                 ));
             }
         }
-        said
+        sentences
     }
 }

@@ -1,4 +1,4 @@
-//! Small MTUs, and a director with one interface and with two.
+//! Small MTUs, and a director with one interface or two.
 
 use anyhow::{Context, Result};
 
@@ -144,14 +144,14 @@ impl Experiment for Links {
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for series in document.series(self.name(), MTU, &peers::of(self)) {
             let (Some((small, low)), Some((large, high))) =
                 (series.points.first(), series.points.last())
             else {
                 continue;
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{}: {:.0} Mbit/s ({:.0}-{:.0}) with an MTU of {small:.0}, {:.0} ({:.0}-{:.0}) with {large:.0}: {:.2} times as much ({}).",
                 series.peer, low.median, low.min, low.max, high.median, high.min, high.max,
                 high.median / low.median, low.rounds
@@ -175,15 +175,15 @@ impl Experiment for Links {
                 let apart = if one.min > two.max || two.min > one.max {
                     ""
                 } else {
-                    ", which their spread does not tell apart"
+                    ", which their spread does not distinguish"
                 };
-                said.push(format!(
+                sentences.push(format!(
                     "{who}, {what}: {:.1} {unit} ({:.1}-{:.1}) with one interface, {:.1} ({:.1}-{:.1}) with two{apart} ({}).",
                     one.median, one.min, one.max, two.median, two.min, two.max, one.rounds
                 ));
             }
         }
-        said
+        sentences
     }
 }
 

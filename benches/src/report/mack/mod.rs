@@ -55,7 +55,7 @@ const PEERS: [Peer; 14] = peers::named([
     "ip_vs tunnel",
 ]);
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
-/// The peers between the two ends.
+/// The peers between client and server.
 const BARS: &[&str] = NAMES.split_at(1).1;
 
 impl Experiment for Mack {
@@ -165,11 +165,11 @@ impl Experiment for Mack {
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
         let peers = peers::of(self);
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         let latency = document.series(self.name(), LATENCY, &peers);
         let direct = latency.iter().find(|series| series.peer == DIRECT);
         if let Some((size, time)) = direct.and_then(|direct| direct.points.first()) {
-            said.push(format!(
+            sentences.push(format!(
                 "direct: a message of {size:.0} byte takes {:.1} µs one way ({:.1}-{:.1}, {}).",
                 time.median, time.min, time.max, time.rounds
             ));
@@ -183,11 +183,11 @@ impl Experiment for Mack {
             let before = place.checked_sub(1).and_then(|before| all.get(before));
             let beside = match before {
                 Some((other, less)) if less.max >= time.min => {
-                    format!("; the spread does not tell it from {other}")
+                    format!("; the spread does not distinguish it from {other}")
                 }
                 _ => String::new(),
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{peer} adds {:.1} µs to that ({:.1}-{:.1}, {}){beside}.",
                 time.median, time.min, time.max, time.rounds
             ));
@@ -203,12 +203,12 @@ impl Experiment for Mack {
             .collect();
         order.sort_by(|a, b| b.1.1.median.total_cmp(&a.1.1.median));
         for (peer, (size, rate)) in order {
-            said.push(format!(
+            sentences.push(format!(
                 "{peer}: {:.0} Mbit/s at most ({:.0}-{:.0}, {}), with messages of {size:.0} bytes.",
                 rate.median, rate.min, rate.max, rate.rounds
             ));
         }
-        said
+        sentences
     }
 }
 
@@ -239,11 +239,11 @@ fn times(document: &Document, peer: &str) -> Vec<(usize, f64, f64)> {
 }
 
 /// Runs NetPIPE from the client to the server, for messages of `least` to `most` bytes, each
-/// `times` times: bytes, Mbit/s, and microseconds one way.
+/// `times` times. Returns bytes, Mbit/s, and microseconds in one direction.
 fn netpipe(bed: &Bed, least: u32, most: u32, times: u32) -> Result<Vec<(f64, f64, f64)>> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("np.out");
-    let file = file.to_str().context("a path that is no UTF-8")?;
+    let file = file.to_str().context("a path that is not UTF-8")?;
     let numbers = [BULK_PORT.into(), times, least, most].map(|number| number.to_string());
     let [port, times, least, most] = numbers.each_ref().map(String::as_str);
     let both = [
@@ -267,7 +267,7 @@ fn parse(text: &str) -> Result<Vec<(f64, f64, f64)>> {
         let (Some(Ok(size)), Some(Ok(rate)), Some(Ok(time))) =
             (words.next(), words.next(), words.next())
         else {
-            anyhow::bail!("NPtcp wrote a line that is not `bytes Mbit/s seconds`: {line:?}");
+            anyhow::bail!("NPtcp printed a line that is not `bytes Mbit/s seconds`: {line:?}");
         };
         // A clock that did not move.
         if size > 0.0 && rate > 0.0 && time > 0.0 {
@@ -323,14 +323,14 @@ mod tests {
         let time = added(&document, "lvs-nat").expect("two rounds have both");
         assert_eq!((time.min, time.max, time.rounds.0), (5.0, 6.0, 2));
         assert!(added(&document, "nginx").is_none());
-        let said = Mack.conclusions(&document);
+        let sentences = Mack.conclusions(&document);
         assert!(
-            said[1].starts_with("lvs-dr gateway adds 3.8 µs"),
-            "{said:?}"
+            sentences[1].starts_with("lvs-dr gateway adds 3.8 µs"),
+            "{sentences:?}"
         );
         assert!(
-            said[2].contains("does not tell it from lvs-dr gateway"),
-            "{said:?}"
+            sentences[2].contains("does not tell it from lvs-dr gateway"),
+            "{sentences:?}"
         );
     }
 }

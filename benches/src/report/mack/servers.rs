@@ -1,4 +1,4 @@
-//! One server and two, with a serial client and with parallel ones.
+//! One server or two, with a serial client and with parallel clients.
 
 use std::thread;
 use std::time::Duration;
@@ -120,7 +120,7 @@ impl Experiment for Servers {
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for (plot, _, who) in PLOTS {
             for series in document.series(self.name(), plot, &peers::of(self)) {
                 let [(_, one), (_, two)] = series.points[..] else {
@@ -134,7 +134,7 @@ impl Experiment for Servers {
                 } else {
                     "a second server brings no more".to_owned()
                 };
-                said.push(format!(
+                sentences.push(format!(
                     "{}, {who}: {gain}: {} and {} MB/s ({}).",
                     series.peer,
                     spread(&one),
@@ -143,7 +143,7 @@ impl Experiment for Servers {
                 ));
             }
         }
-        said
+        sentences
     }
 }
 

@@ -1,5 +1,5 @@
-//! Services that are hard to balance, behind one virtual address with two servers: what works, and
-//! how fast.
+//! Services that are hard to balance, behind one virtual address with two servers: which of them
+//! work, and their rates.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,7 +21,7 @@ use crate::compare::programs::load_stream;
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// Persistence, several ports, connections back, and UDP.
+/// Services with persistence, several ports, connections from the server, and UDP.
 #[derive(Debug)]
 pub(in super::super) struct Services;
 
@@ -133,7 +133,8 @@ impl Experiment for Services {
             "60", "taskset", "-c", "0", &own, "endpoint", "use", target, second, time,
         ];
         let printed = bed.client.run("timeout", &words)?;
-        let mut all: Vec<Fared> = serde_json::from_str(&printed).context("our own client")?;
+        let mut all: Vec<Fared> =
+            serde_json::from_str(&printed).context("a client of this project")?;
         let files = if turn.quick { 5 } else { 40 };
         let ftp = format!("ftp://{target}/www/file");
         all.push(fetch(
@@ -162,7 +163,7 @@ impl Experiment for Services {
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
         let all = document.series(self.name(), RATES, &peers::of(self));
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for (bar, name) in (0_u8..).zip(BARS) {
             let mut works = Vec::new();
             let mut fails = Vec::new();
@@ -187,10 +188,10 @@ impl Experiment for Services {
                 false => format!("; it does not through {}", fails.join(", ")),
             };
             if !works.is_empty() {
-                said.push(format!("{name} works: {}{fails}.", works.join(", ")));
+                sentences.push(format!("{name} works: {}{fails}.", works.join(", ")));
             }
         }
-        said
+        sentences
     }
 }
 
@@ -249,14 +250,14 @@ fn reason(reported: &str) -> Option<String> {
     Some(line.trim_start_matches("< ").trim().to_owned())
 }
 
-/// Seconds of each file, all of which must have come whole.
+/// Seconds for each file. Each file must have arrived completely.
 fn timed(printed: &str) -> Result<Vec<f64>> {
     let one = |line: &str| {
         let (time, size) = line.split_once(' ')?;
         (size.parse() == Ok(FILE)).then(|| time.parse().ok())?
     };
     let times = printed.lines().map(|line| {
-        one(line).with_context(|| format!("curl wrote a line that is no whole file: {line:?}"))
+        one(line).with_context(|| format!("curl printed a line about an incomplete file: {line:?}"))
     });
     times.collect()
 }
@@ -303,7 +304,7 @@ fn balance(bed: &mut Bed, directory: &Path) -> Result<()> {
             fs::write(&file, nginx(directory)?)?;
             start(bed, "nginx", &["-c"], &file)?;
         }
-        who => bail!("{} has no such services", who.name()),
+        who => bail!("{} does not support these services", who.name()),
     }
     // Connections that servers begin: active FTP and rsh.
     bed.director.sh("sysctl -qw net.ipv4.ip_forward=1")?;
@@ -330,7 +331,7 @@ fn start(bed: &mut Bed, program: &str, words: &[&str], file: &Path) -> Result<()
     bed.director.wait_for_port("tcp", TELNET)
 }
 
-/// Ports whose connections go to the servers in turn.
+/// Ports whose connections are sent to the servers in turn.
 fn in_turn() -> Vec<u16> {
     vec![TELNET, RSH, LPD, SESSIONS[0].1, SESSIONS[0].1 + 1]
 }
@@ -448,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_curl_are_whole() {
+    fn incomplete_file_of_curl_is_refused() {
         let times = timed("0.001500 16384\n0.002 16384\n").expect("two files");
         assert!((times.iter().sum::<f64>() - 0.0035).abs() < 1e-9);
         assert!(timed("0.001500 16383\n").is_err());
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn why_curl_has_failed() {
+    fn failed_curl_reports_its_reason() {
         let reported = "> PORT 1,2,3,4,5,6\r\n< 500 Illegal PORT command.\r\ncurl: (30) strange\n";
         assert_eq!(
             reason(reported).as_deref(),

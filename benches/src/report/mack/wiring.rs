@@ -13,8 +13,9 @@ pub(super) const SECOND_VIP: &str = "10.73.0.2";
 pub(super) const SECOND: &str = "10.72.0.12";
 const SECOND_MAC: &str = "02:00:00:00:05:01";
 
-/// Puts a switch between the director and both ends. With `one` interface the director loses that
-/// to the servers, and client and server are on one network, as those of the other are on two.
+/// Inserts a switch between the director and both endpoints. With `one` interface, the director's
+/// interface towards the servers is removed, and client and server share one network; otherwise
+/// they are on two.
 pub(super) fn switch(bed: &mut Bed, one: bool) -> Result<()> {
     let switch = bed.add_host("switch")?;
     let bridge = if one { "b0" } else { "b1" };
@@ -64,8 +65,8 @@ pub(super) fn switch(bed: &mut Bed, one: bool) -> Result<()> {
     Ok(())
 }
 
-/// Makes a device of an end a port of a bridge of the switch, and gives the end another one with a
-/// cable to that bridge. Returns the name of the new device.
+/// Makes a device of an endpoint a port of one of the switch's bridges, and adds a link from the
+/// endpoint to that bridge. Returns the name of the new device.
 fn plug(
     bed: &Bed,
     host: &Host,
@@ -91,7 +92,7 @@ fn plug(
     Ok(new)
 }
 
-/// Adds a second server with a link-layer address of its own, on the first one's network. Both have
+/// Adds a second server with a separate link-layer address, on the network of the first. Both have
 /// the virtual addresses.
 pub(super) fn second_server(bed: &mut Bed) -> Result<Host> {
     let second = bed.add_host("second")?;
@@ -155,9 +156,11 @@ pub(super) fn restart(
         host.spawn("taskset", &words)
     })?;
     let director = &bed.director;
-    wait_until("the dataplane", Duration::from_secs(10), || {
-        director.run(&lvsadm, &["-Ln"]).is_ok()
-    })?;
+    wait_until(
+        "the dataplane to answer on its control socket",
+        Duration::from_secs(10),
+        || director.run(&lvsadm, &["-Ln"]).is_ok(),
+    )?;
     lvs_testbed::netns::run_with_input(director.command(&lvsadm).arg("-R"), rules)?;
     Ok(())
 }

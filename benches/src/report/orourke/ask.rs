@@ -1,4 +1,4 @@
-//! Requests of clients, and their cost.
+//! Sends the requests of clients, and measures their CPU time.
 
 use anyhow::{Context, Result, bail};
 use lvs_testbed::Proc;
@@ -11,11 +11,11 @@ use crate::compare::bed::{Bed, VIP, server_address};
 use crate::compare::contender::{Contender, Method};
 use crate::machine::Snapshot;
 
-/// Hosts that ask.
+/// Number of hosts that send requests.
 pub(super) const CLIENTS: usize = 4;
 /// Hosts that answer.
 pub(super) const SERVERS: usize = 4;
-/// Requests a second that one server answers.
+/// Requests a second that one server can answer.
 pub(super) const CAPACITY: u32 = 500;
 /// Seconds after which a request has failed.
 const TIMEOUT: u32 = 1;
@@ -29,7 +29,7 @@ pub(super) struct Asked<'a> {
     /// Seconds that a rate is offered.
     seconds: f64,
     first: Snapshot,
-    /// Its files are the servers'.
+    /// The directory with the servers' files.
     _directory: tempfile::TempDir,
 }
 
@@ -37,9 +37,10 @@ pub(super) struct Asked<'a> {
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) figures: Figures,
-    /// CPU seconds a second of the director, what receives for it included.
+    /// CPU seconds a second of the director, including the kernel threads that receive packets for
+    /// it.
     pub(super) director: f64,
-    /// The same for all servers, and for the threads that receive for them.
+    /// The same for all servers and the kernel threads that receive for them.
     pub(super) servers: f64,
     /// CPU microseconds of the director for each connection.
     pub(super) cost: f64,
@@ -102,7 +103,7 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// Ends them, and returns their cost.
+    /// Stops the clients, and returns the CPU seconds that they used.
     pub(super) fn end(self) -> Result<(CpuSeconds, Option<String>)> {
         let used = used_since(self.bed, &self.first)?;
         for mut server in self.servers {
@@ -112,7 +113,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Whether a peer is measured with fewer servers, too.
+/// Whether a peer is also measured with fewer servers.
 pub(super) fn has_fewer(who: Contender) -> bool {
     who.takes_rules() || matches!(who, Contender::Direct | Contender::Route)
 }

@@ -24,7 +24,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Client {
     address: Address,
-    /// The connection for the next request, if there is one already.
+    /// The connection for the next request, if one is open.
     stream: Option<UnixStream>,
 }
 
@@ -33,7 +33,7 @@ struct Refusal {
     error: Failure,
 }
 
-/// The events that the daemon keeps.
+/// The events that the daemon stores.
 #[derive(Deserialize)]
 struct Past {
     events: Vec<Event>,
@@ -65,10 +65,10 @@ impl Client {
         }))
     }
 
-    /// How the daemon is, and what it looks after.
+    /// The state of the daemon and of its services.
     ///
     /// # Errors
-    /// The daemon's refusal, or that it does not answer.
+    /// The daemon's refusal, or that the daemon does not answer.
     pub fn status(&mut self) -> Result<Status, String> {
         self.ask("GET /v1/status HTTP/1.0\r\n\r\n")
     }
@@ -81,7 +81,7 @@ impl Client {
         self.post("admin", spec)
     }
 
-    /// Puts the director itself into maintenance, or takes it out.
+    /// Starts or ends maintenance of the director.
     ///
     /// # Errors
     /// As [`status`](Self::status).
@@ -89,7 +89,7 @@ impl Client {
         self.post("maintenance", spec)
     }
 
-    /// Has the file read again; with `force` whatever that takes away.
+    /// Makes lvsd read the file again; with `force` regardless of the number of removed servers.
     ///
     /// # Errors
     /// As [`status`](Self::status).
@@ -190,7 +190,7 @@ impl Client {
         }
     }
 
-    /// A whole line, without its end.
+    /// A complete line, without its line break.
     fn line(&self, stream: &mut impl BufRead, most: u64) -> Result<Vec<u8>, String> {
         let mut line = Vec::new();
         match stream.take(most).read_until(b'\n', &mut line) {
@@ -206,7 +206,7 @@ impl Client {
         let read = stream.take(most).read_to_end(&mut body);
         read.map_err(|error| self.silent(&error))?;
         match head.length {
-            Some(length) if length > BODY_MAX => Err(self.garbled("an answer without end")),
+            Some(length) if length > BODY_MAX => Err(self.garbled("its answer has no end")),
             Some(length) if (body.len() as u64) < length => Err(self.ended()),
             _ => Ok(body),
         }
@@ -234,7 +234,7 @@ impl Client {
     }
 
     fn ended(&self) -> String {
-        format!("lvsd at {} has ended", self.address)
+        format!("lvsd at {} has exited", self.address)
     }
 
     fn silent(&self, error: &io::Error) -> String {
@@ -250,7 +250,10 @@ impl Client {
     }
 
     fn garbled(&self, what: &str) -> String {
-        format!("what answers at {} is not this lvsd: {what}", self.address)
+        format!(
+            "the process that answers at {} is not this lvsd: {what}",
+            self.address
+        )
     }
 }
 
@@ -298,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn status_answer_whole_is_read() {
+    fn complete_status_answer_is_parsed() {
         let status = serde_json::to_string(&Status {
             pid: 7,
             ..Status::default()
@@ -313,18 +316,18 @@ mod tests {
             "until the end of the connection"
         );
         let cut = &text[..text.len() - 1];
-        assert!(answered(cut).expect_err("cut").contains("has ended"));
+        assert!(answered(cut).expect_err("cut").contains("has exited"));
     }
 
     #[test]
-    fn status_answer_strange_is_an_error_in_words() {
+    fn invalid_status_answer_is_an_error_with_reason() {
         let refused = r#"HTTP/1.0 403 Forbidden
 
 {"error":{"message":"only root may"}}"#;
         for (text, words) in [
             (refused, "only root may"),
-            ("", "has ended"),
-            ("HTTP/1.0 200 OK\r\n", "has ended"),
+            ("", "has exited"),
+            ("HTTP/1.0 200 OK\r\n", "has exited"),
             ("{\"id\":0}\n", "is not this lvsd: it says `{\"id\":0}`"),
             (
                 "HTTP/1.0 200 OK\r\ncontent-length: -1\r\n\r\n",
@@ -333,8 +336,8 @@ mod tests {
             ("HTTP/1.0 200 OK\r\n\r\n[]", "is it of another version?"),
             ("HTTP/1.0 502 Bad\r\n\r\n<html>", "is not this lvsd"),
         ] {
-            let said = answered(text).expect_err("an error");
-            assert!(said.contains(words), "{text}: {said}");
+            let error_text = answered(text).expect_err("an error");
+            assert!(error_text.contains(words), "{text}: {error_text}");
         }
         let long = format!("HTTP/1.0 200 OK\r\n{}", "a: b\r\n".repeat(12_000));
         assert!(answered(&long).is_err());

@@ -17,7 +17,7 @@ use lvs_core::ipvsadm::Resolve;
 /// Time limit of all reverse look-ups of a listing together. An address that is not resolved by
 /// then is printed as a number.
 const REVERSE_BUDGET: Duration = Duration::from_secs(2);
-/// Time that the look-up of one name may take.
+/// Time limit for the look-up of one name.
 const FORWARD_BUDGET: Duration = Duration::from_secs(10);
 
 /// A resolver of names with a cache.
@@ -25,7 +25,7 @@ const FORWARD_BUDGET: Duration = Duration::from_secs(10);
 pub struct Names {
     hosts: Hosts,
     services: Services,
-    /// Name servers; none if names come from files only.
+    /// Name servers; empty if names are read only from files.
     servers: Vec<SocketAddr>,
     dns: bool,
     known: RefCell<HashMap<IpAddr, Option<String>>>,
@@ -33,7 +33,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// As this system has them. A file that cannot be read holds no names.
+    /// The names in this system's files. A file that cannot be read counts as empty.
     pub fn system() -> Self {
         let read = |path| {
             fs::read(path)
@@ -139,7 +139,7 @@ impl Resolve for Names {
     }
 }
 
-/// Whether host names come from a source other than files, by `/etc/nsswitch.conf`.
+/// Whether `/etc/nsswitch.conf` contains a source of host names other than files.
 fn uses_dns(nsswitch: &str) -> bool {
     nsswitch
         .lines()
@@ -166,7 +166,7 @@ fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Whether the C library treats a name as an IPv6 address, valid or not, and does not look it up.
+/// Whether the C library treats a name as an IPv6 address, valid or not, and does not resolve it.
 fn looks_like_ipv6(name: &str) -> bool {
     name.contains(':')
         && name
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_files_are_read() {
+    fn hosts_and_services_files_are_parsed() {
         let names = Names::from_texts(
             "127.0.0.1 localhost\n192.0.2.1\tweb.example www # the site\n2001:db8::1 web6\n192.0.2.1 other\n",
             "http 80/tcp www\ndomain 53/udp\n",
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_file_is_read_as_by_the_c_library() {
+    fn hosts_file_is_parsed_like_the_c_library() {
         let names = Names::from_texts(
             "::1 loop6\n192.0.2.5\n192.0.2.6 # nobody\n::ffff:192.0.2.21 mapped\n192.0.2.7 ab:80\n192.0.2.8 ab:xy\n",
             "",
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_name_servers_are_bounded_by_budget() {
+    fn total_wait_for_dead_name_servers_is_limited() {
         // A socket that never answers.
         let silent = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let names = Names {

@@ -1,4 +1,4 @@
-//! Reverse look-ups in the domain name system (RFC 1035, RFC 3596): one question, one datagram.
+//! Reverse look-ups in DNS (RFC 1035, RFC 3596): one query in one datagram.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -9,7 +9,7 @@ const CLASS_IN: u16 = 1;
 /// Pointers in a compressed name that are followed.
 const JUMPS_MAX: usize = 16;
 
-/// The name servers in a text like `/etc/resolv.conf`; this host if there is none.
+/// The name servers in a text like `/etc/resolv.conf`; if there are none, this host.
 pub(super) fn servers(text: &str) -> Vec<SocketAddr> {
     let mut servers: Vec<_> = text
         .lines()
@@ -89,9 +89,9 @@ fn question(id: u16, address: IpAddr) -> Vec<u8> {
     message
 }
 
-/// `None`: not an answer to the question `id`. `Some(None)`: the server failed. Else the name, if
-/// there is one.
-#[expect(clippy::option_option, reason = "three outcomes, told apart above")]
+/// `None`: the message is not an answer to the query `id`. `Some(None)`: the server failed.
+/// Otherwise the name, if one exists.
+#[expect(clippy::option_option, reason = "the three outcomes are handled above")]
 fn read_answer(message: &[u8], id: u16) -> Option<Option<Option<String>>> {
     if message.len() < 12 || word(message, 0)? != id || message[2] & 0x80 == 0 {
         return None;

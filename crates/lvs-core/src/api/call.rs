@@ -12,7 +12,7 @@ use super::types::{
 };
 use crate::sync::{SyncDaemon, SyncRole};
 
-/// A call with the number that its answers carry.
+/// A call with its number, which the answers contain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumberedCall {
     /// Chosen by the client.
@@ -22,10 +22,9 @@ pub struct NumberedCall {
     pub call: Call,
 }
 
-/// Generates everything from one list: the calls, their names on the wire, and the access rights
-/// for them.
+/// Generates from one list: the calls, their names in the protocol, and their access rights.
 ///
-/// Each client that can connect may make `reads`. `writes` and `changes` need write access;
+/// Every client that can connect may make `reads`. `writes` and `changes` need write access;
 /// `changes` can also be part of an `apply`.
 macro_rules! calls {
     (
@@ -88,7 +87,7 @@ calls! {
         /// List services with their real servers. Answer: items
         /// [`ServiceInfo`](super::ServiceInfo), then [`ListEnd`](super::ListEnd).
         "service.list" ServiceList {
-            /// Only this one; an unknown one is the error `no_service`.
+            /// Only this service; an unknown service is the error `no_service`.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             service: Option<ServiceId>,
         },
@@ -123,18 +122,18 @@ calls! {
             /// Destination of the packet.
             #[serde(rename = "virtual")]
             virt: SocketAddr,
-            /// Its firewall mark; without it, the dataplane's rules for marks decide.
+            /// The packet's firewall mark; without it, the dataplane's rules for marks decide.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             mark: Option<u32>,
-            /// The interface on which it arrives, for rules that name one.
+            /// The interface on which the packet arrives, for rules that depend on it.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             interface: Option<String>,
         },
         /// Rules that set firewall marks on packets, in their order. Answer: items
         /// [`MarkText`](super::MarkText), then [`ListEnd`](super::ListEnd).
         "mark.list" MarkList {},
-        /// Filters by source that are not off. Answer: items [`FilterItem`](super::FilterItem), the
-        /// director's first, a long one in several items; then [`ListEnd`](super::ListEnd).
+        /// Source filters that are not off. Answer: items [`FilterItem`](super::FilterItem), the
+        /// director's first, and long ones in several items; then [`ListEnd`](super::ListEnd).
         "filter.list" FilterList {},
         /// The local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
@@ -162,8 +161,8 @@ calls! {
         /// connection. Answer: items [`CapturedPacket`](super::CapturedPacket); one without a frame
         /// for each second without packets.
         ///
-        /// It changes nothing, but needs write access: it shows the traffic of other hosts, as a
-        /// packet socket does, and the host grants that to the same users.
+        /// Nothing is changed, but write access is needed: the client sees the traffic of other
+        /// hosts, as through a packet socket, for which a user needs similar rights.
         "capture" Capture(CaptureFilter),
         /// Apply all of these changes, or none: all are checked before the first is applied, each
         /// against the state after its predecessors. Packets that open connections do not wait for
@@ -180,7 +179,7 @@ calls! {
         /// none. Each call replaces the previous one, and the caller has to repeat it periodically.
         /// Answer: [`Announcements`](super::Announcements).
         "vips.announce" VipsAnnounce(AnnounceSpec),
-        /// Stop the dataplane. Answer: `{}`, then the dataplane ends.
+        /// Stop the dataplane. Answer: `{}`, then the dataplane exits.
         "stop" Stop {},
     }
 
@@ -196,10 +195,10 @@ calls! {
         },
         /// Delete every service. Answer: [`Done`](super::Done).
         "service.flush" ServiceFlush {},
-        /// Zero the counters of one service and its servers, or of everything. Answer:
+        /// Zero the counters of one service and its servers, or all counters. Answer:
         /// [`Done`](super::Done).
         "service.zero" ServiceZero {
-            /// Only this one.
+            /// Only this service.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             service: Option<ServiceId>,
         },
@@ -215,17 +214,17 @@ calls! {
             /// Address and port of the server.
             server: SocketAddr,
         },
-        /// Orders the servers of a service: the first server of the list takes the place of the one
-        /// that was added last, and is examined first. Servers that are not in the list follow, in
-        /// their present order; names of absent servers are ignored. The scheduler restarts if that
-        /// changes anything. Answer: [`Done`](super::Done).
+        /// Orders the servers of a service: the first server of the list gets the position of the
+        /// most recently added server, which is examined first. Servers that are not in the list
+        /// follow, in their present order; names of absent servers are ignored. If the order
+        /// changes, the scheduler restarts. Answer: [`Done`](super::Done).
         "server.arrange" ServerArrange {
             /// The service.
             service: ServiceId,
             /// Addresses and ports of servers.
             servers: Vec<SocketAddr>,
         },
-        /// Set the timeouts that `ipvsadm --set` sets; 0 leaves one unchanged. Answer:
+        /// Set the timeouts of `ipvsadm --set`; 0 leaves a timeout unchanged. Answer:
         /// [`Done`](super::Done).
         "timeouts.set" TimeoutsSet(Timeouts),
         /// Write a sysctl. Answer: [`Done`](super::Done).
@@ -236,13 +235,13 @@ calls! {
         "daemon.stop" DaemonStop {
             /// Master or backup.
             role: SyncRole,
-            /// Its identity; the kernel ignores it.
+            /// The daemon's sync ID; the kernel ignores it.
             #[serde(default)]
             syncid: u8,
         },
         /// Add a rule that sets a firewall mark on packets. Answer: [`Done`](super::Done).
         "mark.add" MarkAdd {
-            /// The rule, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
+            /// The rule, in the syntax of [`MarkRule::parse`](crate::mark::MarkRule::parse).
             rule: String,
             /// Position in the list, from 1; at the end if absent.
             #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -250,7 +249,7 @@ calls! {
         },
         /// Delete a rule for marks. Answer: [`Done`](super::Done).
         "mark.delete" MarkDelete {
-            /// Its place in the list, from 1.
+            /// Its position in the list, from 1.
             position: usize,
         },
         /// Replace all rules for marks. Answer: [`Done`](super::Done).
@@ -261,14 +260,14 @@ calls! {
         /// Replace the filter of a service, or the director's. Open connections continue. Answer:
         /// [`Done`](super::Done).
         "filter.set" FilterSet(FilterSpec),
-        /// Virtual addresses that the dataplane owns: it answers ARP for them and announces them.
-        /// Replaces the set. Answer: [`Done`](super::Done).
+        /// Set the virtual addresses that the dataplane owns: it answers ARP for them and announces
+        /// them. Replaces the previous set. Answer: [`Done`](super::Done).
         "vips.own" VipsOwn {
             /// The addresses.
             addresses: Vec<core::net::IpAddr>,
         },
-        /// Replace the local addresses of full NAT. Connections keep theirs. Answer:
-        /// [`Done`](super::Done).
+        /// Replace the local addresses of full NAT. Existing connections continue to use their
+        /// addresses. Answer: [`Done`](super::Done).
         "local.set" LocalSet(LocalPool),
     }
 }

@@ -22,8 +22,8 @@ impl ServiceInfo {
 }
 
 impl ServiceInfo {
-    /// Whether too many connections of clients to `server`, one of this service's, got no answer in the last minute
-    /// ([`Attempts::is_suspicious`]).
+    /// Whether too many client connections to `server`, one of this service's servers, were
+    /// unanswered in the last minute ([`Attempts::is_suspicious`]).
     pub fn is_suspicious(&self, server: &ServerInfo) -> bool {
         let own = server.attempts.last_minute;
         // Almost all servers end here, so that a listing of many is not summed for each of them.

@@ -1,4 +1,4 @@
-//! A director as it would be after changes that are not made yet.
+//! The state of a director after planned changes.
 
 use alloc::collections::BTreeMap;
 use core::net::SocketAddr;
@@ -20,7 +20,7 @@ pub(super) struct Plan<'a> {
 pub(super) struct Noted {
     /// Whether all services of the director are removed.
     flushed: bool,
-    /// Changed services; `None` for removed ones.
+    /// Changed services by key; `None` for a removed service.
     services: BTreeMap<ServiceKeyOrd, Option<Planned>>,
     mixed: usize,
     full_nat: [usize; 2],
@@ -34,16 +34,17 @@ pub(super) struct Noted {
 /// A service that changes touch.
 struct Planned {
     facts: Facts,
-    /// It has the servers of the director, except for changed ones.
+    /// Whether the unchanged servers are those of the director; otherwise the service has only the
+    /// changed servers.
     kept: bool,
-    /// Changed servers; `None` for removed ones.
+    /// Changed servers by address; `None` for a removed server.
     servers: BTreeMap<SocketAddr, Option<Forwarding>>,
 }
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 impl Noted {
-    /// Nothing is changed yet.
+    /// A plan without changes.
     pub(super) fn new(control: &Control) -> Self {
         Self {
             flushed: false,
@@ -64,7 +65,7 @@ impl<'a> Plan<'a> {
         Self { control, noted }
     }
 
-    /// Returns the differences collected so far.
+    /// Returns the changes collected so far.
     pub(super) fn into_noted(self) -> Noted {
         self.noted
     }
@@ -74,7 +75,7 @@ impl<'a> Plan<'a> {
         &mut self.noted
     }
 
-    /// The director as it is.
+    /// The director without the planned changes.
     pub(super) const fn control(&self) -> &'a Control {
         self.control
     }

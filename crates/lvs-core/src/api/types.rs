@@ -11,17 +11,17 @@ use crate::filter::{FilterLists, SourceFilter};
 use crate::stats::{Counts, Stats};
 use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
-/// Version of the protocol; both sides must speak the same one.
+/// Version of the protocol; client and dataplane must use the same version.
 pub const VERSION: u32 = 1;
 
 /// The abstract Unix socket (without its leading NUL) that a dataplane uses by default. Every
 /// network namespace has its own.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 
-/// Packet workers at most.
+/// Maximum of packet workers.
 pub const WORKERS_MAX: usize = 64;
 
-/// A service as the protocol names it.
+/// A service as it is named in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "protocol", deny_unknown_fields)]
 pub enum ServiceId {
@@ -87,7 +87,7 @@ impl From<ServiceId> for ServiceKey {
 }
 
 impl From<ServiceKey> for ServiceId {
-    /// A key of another protocol than TCP, UDP and SCTP cannot exist in a director; it would become
+    /// Converts a key. A director has only keys of TCP, UDP and SCTP; another protocol would become
     /// TCP.
     fn from(key: ServiceKey) -> Self {
         match key {
@@ -123,7 +123,7 @@ pub struct ServiceSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerSpec {
-    /// The service that it serves.
+    /// The service of the address.
     pub service: ServiceId,
     /// Address and port.
     pub server: SocketAddr,
@@ -135,7 +135,7 @@ pub struct ServerSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalPool {
-    /// The host's own, or ones that the dataplane answers for.
+    /// Addresses of the host, or addresses for which the dataplane answers ARP.
     pub addresses: Vec<core::net::IpAddr>,
     /// Source NAT as well, if replies would otherwise bypass the director.
     #[serde(default)]
@@ -159,9 +159,9 @@ pub struct LocalAddressInfo {
     pub address: core::net::IpAddr,
     /// The first port that is used.
     pub first: u16,
-    /// The last one.
+    /// The last port.
     pub last: u16,
-    /// Connections that use it.
+    /// Connections that use the address.
     pub connections: u64,
 }
 
@@ -169,17 +169,17 @@ pub struct LocalAddressInfo {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReturnPath {
-    /// The host that forwarded a reply; absent if there was none.
+    /// The host that forwarded the latest reply; absent if none was forwarded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forwarder: Option<Forwarder>,
 }
 
-/// A host that forwarded a reply which its server had to send to the director itself.
+/// A host that forwarded a reply, which the server should have sent directly to the director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forwarder {
-    /// Its MAC address.
+    /// The forwarder's MAC address.
     pub mac: String,
-    /// Its IP address, if the host's neighbour table has it.
+    /// The forwarder's IP address, if the host's neighbour table contains it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<core::net::IpAddr>,
     /// The interface on which the reply arrived.
@@ -197,7 +197,7 @@ pub struct Hello {
     pub dataplane: String,
     /// Size of the connection table as the kernel prints it (`size=4096`).
     pub table_size: u32,
-    /// The client may change things.
+    /// Whether the client has write access.
     pub writable: bool,
 }
 
@@ -207,15 +207,15 @@ pub struct Hello {
 pub struct Info {
     /// Process id of the dataplane.
     pub pid: u32,
-    /// Seconds since it started.
+    /// Seconds since the dataplane started.
     pub uptime: u64,
     /// Connections now.
     pub connections: u64,
-    /// Connections that the table holds at most.
+    /// Maximum of connections in the table.
     pub capacity: u64,
     /// Network interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,
-    /// Configured interfaces and addresses that this host does not have yet, or that cannot be used.
+    /// Configured interfaces and addresses that do not exist on this host yet, or cannot be used.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
     /// Virtual addresses that the dataplane owns.
@@ -254,7 +254,7 @@ pub struct Info {
     pub confinement: Confinement,
 }
 
-/// The degree to which a process is sandboxed.
+/// The extent to which a process is sandboxed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Confinement {
@@ -280,32 +280,32 @@ impl core::fmt::Display for Confinement {
     }
 }
 
-/// A packet worker: a thread with its own part of the connections.
+/// A packet worker: a thread with a separate part of the connection table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerInfo {
-    /// Its number, from 0.
+    /// The worker's number, from 0.
     pub number: u32,
-    /// The processor that it is pinned to.
+    /// The processor to which the worker is bound.
     pub cpu: Option<u32>,
     /// Connections now.
     pub connections: u64,
-    /// Connections that its part of the table holds at most.
+    /// Maximum of connections in its part of the table.
     pub capacity: u64,
-    /// Frames that it has received.
+    /// Frames that the worker has received.
     pub packets: u64,
-    /// Frames that arrived faster than it read them, and were lost.
+    /// Frames that were lost because they arrived faster than the worker read them.
     pub lost: u64,
-    /// Frames that it has received and handed over to the worker that they belong to.
+    /// Frames that the worker has received and passed to the worker that has their connection.
     pub handed_over: u64,
-    /// Frames that it received from other workers.
+    /// Frames that the worker received from other workers.
     pub taken: u64,
-    /// Frames for which such a worker had no room: dropped.
+    /// Frames that were dropped because the queue of that worker was full.
     pub busy: u64,
     /// Number of times that it used more than half of a processor and was demoted from real-time
     /// scheduling.
     pub demoted: u64,
-    /// Packets and bytes that it has forwarded.
+    /// Packets and bytes that the worker has forwarded.
     pub counts: Counts,
 }
 
@@ -317,9 +317,9 @@ pub struct SyncCounts {
     pub sent: u64,
     /// Bytes of the sent messages.
     pub sent_bytes: u64,
-    /// Messages that were not sent, because as many as may (`sync_qlen_max`) waited already.
+    /// Messages that were not sent, because the queue had its maximum length (`sync_qlen_max`).
     pub queue_full: u64,
-    /// Messages that the interface did not take.
+    /// Messages that the interface refused.
     pub not_sent: u64,
     /// Datagrams that a backup has received.
     pub received: u64,
@@ -327,17 +327,17 @@ pub struct SyncCounts {
     pub received_bytes: u64,
     /// Connections and templates that were taken over, or brought up to date.
     pub taken: u64,
-    /// Datagrams that found no room in a socket's buffer.
+    /// Datagrams that were dropped because a socket's buffer was full.
     pub lost: u64,
-    /// Datagrams that are longer than messages may be.
+    /// Datagrams that are longer than the longest message.
     pub too_long: u64,
-    /// Messages that were damaged, or parts of which were.
+    /// Messages that were damaged as a whole or in part.
     pub malformed: u64,
     /// Messages with another syncid.
     pub other_id: u64,
     /// Connections that make no sense.
     pub nonsense: u64,
-    /// Connections for which the table had no room.
+    /// Connections that were dropped because the table was full.
     pub no_room: u64,
 }
 
@@ -362,33 +362,35 @@ impl SyncCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncState {
-    /// It has the connections of its peers, or was configured not to wait for them; always true
-    /// without peers. It stays true.
+    /// Whether this director has received the connections of its peers, or is configured not to
+    /// wait for them. Always true without peers, and stays true.
     pub ready: bool,
-    /// The pending steps before it is ready.
+    /// The steps that remain until the director is ready.
     pub waits_for: String,
     /// Address that peers connect to; absent without peers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
     /// Peer directors.
     pub peers: Vec<PeerInfo>,
-    /// Connections that this director owns and replicates: those whose packets arrive here.
+    /// Connections that this director owns and replicates: those whose packets arrive at this
+    /// director.
     pub replicated: u64,
     /// Items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,
-    /// Bytes of them, and of digests.
+    /// Bytes of these messages and of digests.
     pub bytes_sent: u64,
     /// Items received from peers.
     pub items_received: u64,
     /// Items that were taken over, or brought up to date.
     pub taken: u64,
-    /// Connections removed here because they ended at a peer.
+    /// Connections that were removed because they ended at a peer.
     pub ended: u64,
-    /// Borrowed connections whose packets arrived here later.
+    /// Borrowed connections that this director owns now, because their packets arrived here later
+    /// than at the peer.
     pub kept: u64,
     /// Items that make no sense.
     pub nonsense: u64,
-    /// Connections for which the table had no room.
+    /// Connections that were dropped because the table was full.
     pub no_room: u64,
     /// Requests of peers to resend missing items.
     pub repairs: u64,
@@ -396,10 +398,10 @@ pub struct SyncState {
     pub full_syncs: u64,
     /// Connections from addresses of no peer.
     pub refused_address: u64,
-    /// Connections from a peer's address that were refused because two others from it had not
-    /// authenticated.
+    /// Connections from a peer's address that were refused because two others from this address had
+    /// not authenticated.
     pub refused_places: u64,
-    /// Connections that were refused because the remote host did not prove that it has the key.
+    /// Connections that were refused because the client did not prove that it has the key.
     pub refused_key: u64,
     /// Connections that ended because a frame was changed, repeated or too long.
     pub forged: u64,
@@ -407,7 +409,7 @@ pub struct SyncState {
     pub malformed: u64,
     /// Comparison of each peer's services and servers with those of this director.
     pub tables: Vec<TablesInfo>,
-    /// Services that are not compared, because there are more than may be.
+    /// Services that are not compared, because they exceed the maximum.
     pub tables_beyond: u64,
 }
 
@@ -422,7 +424,7 @@ pub struct TablesInfo {
     /// Number of services that differ.
     #[serde(default)]
     pub differ: u64,
-    /// Seconds for which one of them has differed.
+    /// Seconds for which a service has differed.
     #[serde(default)]
     pub seconds: u64,
 }
@@ -434,7 +436,7 @@ pub enum TablesState {
     /// Unknown: the peer is disconnected, or has not sent all of its digests yet.
     #[default]
     Unknown,
-    /// The peer does not send them: it runs an older version.
+    /// The peer sends no digests of its services, because it runs an older version.
     Older,
     /// The tables are alike.
     Alike,
@@ -457,12 +459,12 @@ impl TablesState {
     }
 }
 
-/// A service in which another director differs from this one.
+/// A service whose settings or servers differ at a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableDifference {
     /// The service.
     pub service: ServiceId,
-    /// Seconds for which it has differed.
+    /// Seconds for which the service has differed.
     pub seconds: u64,
     /// Whether this director has the service.
     pub here: bool,
@@ -475,7 +477,7 @@ pub struct TableDifference {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
-    /// The address is not announced: there is no route.
+    /// The address is not announced by a route.
     #[default]
     Withdrawn,
     /// To prefer another director: a route with the protocol [`Standing::LEAVING`].
@@ -500,7 +502,7 @@ impl Standing {
         }
     }
 
-    /// The protocol of its route, if it has one.
+    /// The protocol number of its route; `None` without a route.
     pub const fn protocol(self) -> Option<u8> {
         match self {
             Self::Withdrawn => None,
@@ -514,7 +516,8 @@ impl Standing {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AnnounceSpec {
-    /// All addresses to announce by routes, announced already or not; at most [`ANNOUNCED_MAX`].
+    /// All addresses to announce by routes, whether announced already or not; at most
+    /// [`ANNOUNCED_MAX`].
     pub addresses: Vec<AnnounceVip>,
     /// Seconds for which the announcement is valid without a repetition. After ten seconds without
     /// a repetition, routers are to prefer another director.
@@ -524,7 +527,7 @@ pub struct AnnounceSpec {
 /// Addresses that a dataplane announces by routes, at most.
 pub const ANNOUNCED_MAX: usize = 4096;
 
-/// One of [`AnnounceSpec::addresses`].
+/// One address of [`AnnounceSpec::addresses`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AnnounceVip {
@@ -538,7 +541,7 @@ pub struct AnnounceVip {
 /// Answer to [`Call::VipsAnnounce`](super::Call::VipsAnnounce).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcements {
-    /// The routes that there are.
+    /// The routes that are announced now.
     pub announced: Vec<AnnouncedVip>,
 }
 
@@ -547,7 +550,7 @@ pub struct Announcements {
 pub struct AnnouncedVip {
     /// The address.
     pub address: core::net::IpAddr,
-    /// The route that there is.
+    /// The kind of the announced route.
     pub standing: Standing,
     /// The reason why the route differs from the request.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -565,16 +568,16 @@ pub struct PeerInfo {
     /// The reason why it is disconnected or refused.
     #[serde(default)]
     pub trouble: String,
-    /// Connections that it owns.
+    /// Connections that the peer owns.
     #[serde(default)]
     pub replicated: u64,
-    /// Connections borrowed from it.
+    /// Connections that are borrowed from the peer.
     #[serde(default)]
     pub borrowed: u64,
-    /// Least number of its connections that are missing here.
+    /// Lower bound for the number of the peer's connections that this director does not have.
     #[serde(default)]
     pub missing: u64,
-    /// Milliseconds since it was last compared.
+    /// Milliseconds since the connections were last compared with the peer's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
     /// Connections and templates in its last full sync.
@@ -586,13 +589,13 @@ pub struct PeerInfo {
     /// Age of the full sync, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_ago: Option<u64>,
-    /// Whether it receives the connections of this director.
+    /// Whether the peer receives the connections of this director.
     #[serde(default)]
     pub listens: bool,
-    /// Milliseconds until it confirmed the last update.
+    /// Milliseconds until the peer confirmed the last update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag_ms: Option<u64>,
-    /// The first services in which it differs from this director.
+    /// The first services that differ at the peer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TableDifference>,
 }
@@ -604,7 +607,7 @@ pub struct PeerStanding {
     pub peer: SocketAddr,
     /// As [`PeerInfo::state`].
     pub state: String,
-    /// Seconds since it was last in step, or since this dataplane began; 0 while it is.
+    /// Seconds since the peer was last in step, or since this dataplane started; 0 while in step.
     #[serde(default)]
     pub seconds: u64,
     /// As [`PeerInfo::missing`].
@@ -619,12 +622,12 @@ impl PeerStanding {
     /// Seconds out of step after which that is a finding, and no moment after a start.
     pub const ALARM: u64 = 10;
 
-    /// Whether the peer's connections are stored here, as of some seconds ago.
+    /// Whether the peer's connections were stored at this director some seconds ago.
     pub fn is_in_step(&self) -> bool {
         self.state == "in step"
     }
 
-    /// Whether it has been out of sync for so long that an operator should examine it.
+    /// Whether the peer has been out of sync for so long that an operator should examine it.
     pub fn is_alarming(&self) -> bool {
         !self.is_in_step() && self.seconds >= Self::ALARM
     }
@@ -634,13 +637,14 @@ impl PeerStanding {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FastPathInfo {
-    /// Whether the configuration requires it.
+    /// Whether the kernel fast path is configured.
     pub wanted: bool,
     /// Connections are forwarded by the kernel fast path.
     pub active: bool,
     /// Attachment method of its programs, if the fast path was opened: `tcx` or `clsact`.
     pub attached_by: String,
-    /// The reason why none is used, though it is configured; empty otherwise.
+    /// The reason why no packets are offloaded although the kernel fast path is configured; empty
+    /// otherwise.
     pub reason: String,
     /// Fix for that reason.
     #[serde(alias = "remedy")]
@@ -653,9 +657,9 @@ pub struct FastPathInfo {
 pub struct TooBig {
     /// The server.
     pub server: core::net::IpAddr,
-    /// Whether the path is a tunnel.
+    /// Whether the path leads through a tunnel.
     pub tunnel: bool,
-    /// Bytes of the longest IP packet that fits.
+    /// Length in bytes of the longest IP packet that fits the path.
     pub room: u32,
     /// Bytes of the longest received packet.
     pub longest: u32,
@@ -663,7 +667,7 @@ pub struct TooBig {
     pub packets: u64,
 }
 
-/// Another host with a virtual address.
+/// Another host that answers for a virtual address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
     /// The address.
@@ -680,7 +684,7 @@ pub struct Conflict {
 pub struct SilentHop {
     /// Its address.
     pub address: core::net::IpAddr,
-    /// The interface on which it was asked for.
+    /// The interface on which the address is requested.
     pub interface: String,
 }
 
@@ -689,27 +693,27 @@ pub struct SilentHop {
 pub struct InterfaceInfo {
     /// Its name.
     pub name: String,
-    /// The backend that serves it: `af_packet`.
+    /// The backend of the interface: `af_packet`.
     pub backend: String,
     /// MTU in bytes.
     pub mtu: u32,
-    /// Whether it is up now.
+    /// Whether the interface is up.
     pub up: bool,
-    /// Frames that arrived faster than the dataplane read them, and were lost.
+    /// Frames that were lost because they arrived faster than the dataplane read them.
     #[serde(default)]
     pub lost: u64,
 }
 
-/// A configured interface or address that the dataplane waits for: it uses it as soon as it is
-/// there.
+/// A configured interface or address that does not exist or cannot be used yet: the dataplane uses
+/// it as soon as it can.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Waiting {
     /// Stable code of the condition: `interface_missing`.
     pub code: String,
-    /// Condition as text.
+    /// The condition, as text.
     pub what: String,
-    /// The command or setting that ends it.
+    /// A command or setting that resolves the condition.
     pub fix: String,
 }
 
@@ -725,11 +729,11 @@ pub struct ServiceInfo {
     pub owner: Option<String>,
     /// Its counters.
     pub stats: Stats,
-    /// Packets of clients that opened no connection because they were dropped or refused (no server, a limit, a
-    /// filter), since the service was added.
+    /// Packets of clients that opened no connection because they were dropped or refused (no
+    /// server, a limit, a filter), since the service was added.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub refused: u64,
-    /// Its real servers in the kernel's list order: the one added last comes first.
+    /// Its real servers in the kernel's list order: the most recently added one is first.
     pub servers: Vec<ServerInfo>,
 }
 
@@ -750,24 +754,24 @@ pub struct ServerInfo {
     pub inactive: u32,
     /// Persistence templates.
     pub persistent: u32,
-    /// Whether it has reached its upper threshold.
+    /// Whether the server has reached its upper threshold.
     pub overloaded: bool,
-    /// The weight that it had before it got none; absent if it has one, and if the scheduler does
-    /// not go by that.
+    /// The server's weight before it became 0; absent if the weight is not 0, or the scheduler does
+    /// not use this value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_weight: Option<i32>,
-    /// Percentage of the weight during a slow start; absent outside of one.
+    /// Percentage of the weight that applies during a slow start; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_start: Option<u8>,
     /// Microseconds until it answers a new connection, a moving average; absent without a
     /// measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
-    /// Consecutive new connections that it has refused or not answered in time; absent without a
-    /// measurement.
+    /// Consecutive new connections that the server has refused or not answered in time; absent
+    /// without a measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
-    /// TCP connections that clients opened to it; absent if there were none.
+    /// TCP connections that clients opened to the server; absent if there were none.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
     /// Its counters.
@@ -806,16 +810,16 @@ pub struct ConnInfo {
     pub virt: SocketAddr,
     /// Real server's address and port.
     pub server: SocketAddr,
-    /// State as the kernel names it: `ESTABLISHED`.
+    /// State with the kernel's name: `ESTABLISHED`.
     pub state: String,
-    /// Milliseconds until it expires.
+    /// Milliseconds until the entry expires.
     pub expires_ms: u64,
     /// Forwarding method.
     pub forwarding: crate::Forwarding,
-    /// Whether it is a persistence template.
+    /// Whether the entry is a persistence template.
     #[serde(default)]
     pub template: bool,
-    /// Whether it arrived in a synchronisation message.
+    /// Whether the entry arrived in a synchronisation message.
     #[serde(default)]
     pub synced: bool,
     /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).
@@ -877,7 +881,7 @@ pub struct FilterItem {
 /// A rule that sets marks, in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkText {
-    /// Its place, from 1.
+    /// Its position in the list, from 1.
     pub position: usize,
     /// Its words.
     pub rule: String,
@@ -895,10 +899,11 @@ pub struct ReasonCount {
     pub reason: String,
     /// Packets.
     pub count: u64,
-    /// Packets in the last five minutes; `None` from a dataplane that does not count them.
+    /// Packets in the last five minutes; `None` if the dataplane does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recent: Option<u64>,
-    /// Seconds since the count last changed, to ten seconds; `None` if it has not changed since the dataplane started.
+    /// Seconds since the count last increased, with a precision of ten seconds; `None` if it has
+    /// not increased since the dataplane started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ago: Option<u64>,
     /// Meaning of the number.
@@ -931,20 +936,20 @@ pub struct CaptureFilter {
 pub struct CapturedPacket {
     /// Microseconds since 1970.
     pub time_us: u64,
-    /// The interface on which it arrived.
+    /// The interface on which the packet arrived.
     pub interface: String,
-    /// The frame begins with an Ethernet header; else with an IP header.
+    /// Whether the frame begins with an Ethernet header; otherwise it begins with an IP header.
     pub ethernet: bool,
     /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the dataplane
     /// runs.
     pub frame: String,
-    /// Decision about the packet.
+    /// The dataplane's decision about the packet.
     pub verdict: String,
-    /// Packets that this capture has lost so far, because its reader was too slow.
+    /// Number of packets that this capture has lost so far, because its client reads too slowly.
     pub lost: u64,
 }
 
-/// One line of an answer.
+/// A line of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer<T> {
     /// The request's number.
@@ -960,9 +965,9 @@ pub struct Answer<T> {
 pub enum Body<T> {
     /// One entry of a listing; further lines follow.
     Item(T),
-    /// The end of a successful answer.
+    /// The last line of a successful answer.
     Result(T),
-    /// The end of a failed one; nothing has changed.
+    /// The last line of a failed answer; nothing has changed.
     Error(Failure),
 }
 
@@ -971,7 +976,7 @@ pub enum Body<T> {
 pub struct Failure {
     /// Code of the failure, for programs.
     pub code: FailureCode,
-    /// Message for operators: failure, place and fix.
+    /// Message for operators: the error, its position and a fix.
     pub message: String,
     /// Number of the change that was refused, from 0, in a refused
     /// [`Call::Apply`](super::Call::Apply).
@@ -991,7 +996,7 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// The kernel's refusal for the same reason.
+    /// The code with which the kernel refuses the request.
     fn from(error: Error) -> Self {
         let code = match error {
             Error::ServiceExists | Error::ServerExists => FailureCode::Exists,
@@ -1018,23 +1023,23 @@ impl From<Error> for Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {
-    /// The service or server exists already (EEXIST).
+    /// The service or server already exists (EEXIST).
     Exists,
-    /// No such service (ESRCH).
+    /// The service does not exist (ESRCH).
     NoService,
-    /// No such real server (ENOENT).
+    /// The real server does not exist (ENOENT).
     NoServer,
-    /// No such scheduler or persistence engine (ENOENT).
+    /// The scheduler or persistence engine does not exist (ENOENT).
     NoScheduler,
     /// A value that is not allowed (EINVAL).
     Invalid,
     /// A number out of range (ERANGE).
     Range,
-    /// Not enough memory, or above a configured limit (ENOMEM).
+    /// Not enough memory, or a limit is exceeded (ENOMEM).
     Full,
     /// The caller may not do this (EPERM).
     Permission,
-    /// No such network interface (ENODEV).
+    /// The network interface does not exist (ENODEV).
     NoDevice,
     /// The interface of a synchronisation daemon is down (ENETUNREACH).
     Unreachable,
@@ -1044,12 +1049,12 @@ pub enum FailureCode {
     Running,
     /// Full NAT without a local address.
     NoLocalAddress,
-    /// Not possible with this dataplane, or not yet.
+    /// This dataplane does not support the call, or not yet.
     Unsupported,
     /// The line is not a request.
     Malformed,
     /// The client speaks another version of the protocol.
     Version,
-    /// The dataplane itself failed.
+    /// An internal error of the dataplane.
     Internal,
 }

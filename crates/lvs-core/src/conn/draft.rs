@@ -1,4 +1,4 @@
-//! A connection before it has a place in the table, or copied out of it.
+//! A connection outside of the table: before its entry is made, or a copy of its entry.
 
 use core::net::SocketAddr;
 
@@ -25,12 +25,12 @@ pub(crate) struct Draft {
     pub(crate) key: Key,
     pub(crate) server_addr: SocketAddr,
     pub(crate) flags: u32,
-    /// Seconds to which the next packet sets the timer.
+    /// Timeout in seconds from the next packet on.
     pub(crate) timeout: u32,
     /// Index of the server's record, or [`NO_SLOT`].
     pub(crate) server: u32,
-    /// The entry that controls this one, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template of the
-    /// control half.
+    /// The controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template of the control
+    /// half.
     pub(crate) control: u32,
     /// Packets from the client.
     pub(crate) in_packets: u32,
@@ -65,12 +65,12 @@ impl Draft {
         Forwarding::from_bits(self.flags & flag::METHOD)
     }
 
-    /// Whether all its addresses are IPv4.
+    /// Whether all addresses of the connection are IPv4.
     pub(super) const fn is_narrow(&self) -> bool {
         self.key.client.is_ipv4() && self.key.virt.is_ipv4() && self.server_addr.is_ipv4()
     }
 
-    /// Whether replies are found by the server's address.
+    /// Whether replies are looked up by the server's address.
     pub(super) fn has_out_side(&self) -> bool {
         self.method() == Forwarding::Nat && !self.has(flag::TEMPLATE)
     }

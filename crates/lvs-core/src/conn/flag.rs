@@ -12,23 +12,23 @@ pub(crate) const INACTIVE: u32 = 0x0100;
 pub(crate) const OUT_SEQ: u32 = 0x0200;
 /// Sequence numbers of packets from the client are adjusted.
 pub(crate) const IN_SEQ: u32 = 0x0400;
-/// The client's port is not known yet.
+/// The client's port is unknown until its first packet arrives.
 pub(crate) const NO_CPORT: u32 = 0x0800;
 /// Persistence template.
 pub(crate) const TEMPLATE: u32 = 0x1000;
 /// The connection is for one datagram only.
 pub(crate) const ONE_PACKET: u32 = 0x2000;
-/// The host's connection tracking keeps it, too.
+/// The host's connection tracking has an entry for the connection, too.
 pub(crate) const NFCT: u32 = 0x10000;
 
 // Of this crate, not of the kernel:
 
-/// A health check through its service opened it ([`Control::pin`](crate::Control::pin)).
+/// A through-VIP health check opened the connection ([`Control::pin`](crate::Control::pin)).
 pub(crate) const PROBE: u32 = 0x0008_0000;
 /// First bit, and width, of the number of the peer that owns a borrowed connection.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
-/// Borrowed from a peer; no packet of it has arrived here.
+/// Borrowed from a peer; no packet of the connection has arrived at this director.
 pub(crate) const BORROWED: u32 = 0x0080_0000;
 /// Owned and replicated to peers.
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
@@ -38,16 +38,16 @@ pub(crate) const CONTROLS: u32 = 0x0200_0000;
 pub(crate) const TIMED: u32 = 0x0400_0000;
 /// The server went down, and the connection does not continue when the server returns.
 pub(crate) const GONE: u32 = 0x0800_0000;
-/// Sequence numbers are kept.
+/// The connection's sequence numbers are stored.
 pub(crate) const TRACKED: u32 = 0x1000_0000;
-/// A helper inspects its payload.
+/// A helper inspects the connection's payload.
 pub(crate) const HELPED: u32 = 0x2000_0000;
 /// Ended, and removed before the next packet that is not the host's own answer.
 pub(crate) const DYING: u32 = 0x4000_0000;
-/// Packets of connections with one of these flags are inspected first.
+/// Flags of connections that need a separate check at each packet.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
-/// With these, a packet may change more of its connection than counters and the deadline, or be
-/// changed itself: only the slow path forwards it.
+/// Flags of connections whose packets only the slow path forwards: a packet may change more of the
+/// connection than counters and the deadline, or may itself be changed.
 pub(crate) const SLOW_PATH: u32 = HELPED
     | ONE_PACKET
     | GONE
@@ -61,7 +61,8 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | PROBE
     | DYING;
 const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
-/// With these, the kernel fast path does not forward the packets. Sequence numbers are not needed of each packet.
+/// With these, the kernel fast path does not forward the packets. Sequence numbers are not needed
+/// of each packet.
 pub(crate) const USERSPACE: u32 = SLOW_PATH & !TRACKED;
 /// All of these flags have a local meaning, and are not replicated.
 pub(crate) const OWN: u32 =

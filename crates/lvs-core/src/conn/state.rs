@@ -2,7 +2,7 @@
 //!
 //! The tables are those of `ip_vs_proto_tcp`: one for packets from the client, one for packets from
 //! the server, and one for packets from the client of connections whose replies do not pass through
-//! the director. `ip_vs_proto_sctp` has the same three for SCTP.
+//! the director. For SCTP they are the three tables of `ip_vs_proto_sctp`.
 
 use crate::{Protocol, SctpChunk, TcpFlags};
 
@@ -27,7 +27,7 @@ impl State {
     pub(crate) const SCTP_ESTABLISHED: Self = Self(8);
     pub(crate) const SCTP_CLOSED: Self = Self(13);
 
-    /// The kernel's name for it in listings.
+    /// The kernel's name of the state in listings.
     pub(crate) fn name(self, protocol: Protocol) -> &'static str {
         match protocol {
             Protocol::TCP => TCP_NAMES
@@ -63,7 +63,8 @@ impl State {
         }
     }
 
-    /// Going into it makes the template of the connection hold (`ip_vs_control_assure_ct`).
+    /// Whether a connection that enters this state protects its template from eviction
+    /// (`ip_vs_control_assure_ct`).
     pub(crate) fn assures(self, protocol: Protocol) -> bool {
         match protocol {
             Protocol::TCP => self == Self::TCP_ESTABLISHED,
@@ -167,7 +168,7 @@ impl Timeouts {
         (self.tcp[1], self.tcp[4], self.udp)
     }
 
-    /// Sets those of the three timeouts that are not 0.
+    /// Sets the three timeouts, except those that are 0.
     pub(crate) const fn set(&mut self, tcp: u32, tcp_fin: u32, udp: u32) {
         if tcp != 0 {
             self.tcp[1] = tcp;

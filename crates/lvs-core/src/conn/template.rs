@@ -16,7 +16,7 @@ use crate::Instant;
 pub(crate) struct Template {
     /// Client network with port 0; protocol 0 and the mark as address for a service of a mark.
     pub(crate) key: Key,
-    /// Address and port of the server, as connections made from it begin with.
+    /// Address and port of the server for connections of this template.
     pub(crate) server_addr: SocketAddr,
     /// Index of the server's record, or [`NO_SLOT`](super::NO_SLOT).
     pub(crate) server: AtomicU32,
@@ -24,11 +24,11 @@ pub(crate) struct Template {
     pub(crate) mark: u32,
     /// Name of the persistence engine and its data.
     pub(crate) engine: Option<(&'static str, Box<[u8]>)>,
-    /// Seconds to which each new connection sets the timer.
+    /// Timeout in seconds from each new connection on.
     pub(crate) timeout: AtomicU32,
-    /// Whether one of its connections was established.
+    /// Whether one of the template's connections was established.
     pub(crate) assured: AtomicBool,
-    /// Connections made from it.
+    /// Number of connections of this template.
     pub(crate) controlled: AtomicU32,
     /// Number of times that it was considered for synchronisation.
     pub(crate) in_packets: AtomicU32,
@@ -36,7 +36,8 @@ pub(crate) struct Template {
     pub(crate) sync_end: AtomicU32,
     /// Adjustment of sequence numbers, received by synchronisation.
     sequences: [AtomicU32; 6],
-    /// The server is removed or quiesced: look-ups skip the template, and it ends at its deadline.
+    /// The server is removed or quiesced: look-ups skip the template, and the template ends at its
+    /// deadline.
     pub(crate) invalid: AtomicBool,
 }
 
@@ -75,7 +76,7 @@ impl Template {
         }
     }
 
-    /// State, as the kernel names it.
+    /// State, with the kernel's name.
     pub(crate) fn state_name(&self) -> &'static str {
         if self.assured.load(Relaxed) {
             "ASSURED"
@@ -84,8 +85,8 @@ impl Template {
         }
     }
 
-    /// A connection made from it is gone. `true` if it was the last one and the template does not
-    /// outlive that when connections are ended by force.
+    /// Counts that a connection of the template has ended. `true` if it was the last one, and the
+    /// template must end with it when connections are removed by force.
     pub(crate) fn release(&self) -> bool {
         self.controlled.fetch_sub(1, Relaxed) == 1 && !self.assured.load(Relaxed)
     }

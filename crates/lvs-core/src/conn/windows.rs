@@ -10,7 +10,8 @@ pub(crate) fn windows(slots: usize) -> usize {
     slots.div_ceil(WINDOW).max(1)
 }
 
-/// At most this many windows: `here`, and others far from it and from each other.
+/// Chooses at most this many windows of slots: the one of `here`, and others that are far from it
+/// and from each other.
 pub(crate) fn scattered(
     here: usize,
     slots: usize,
@@ -30,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_bound_the_visited_slots() {
+    fn visited_windows_of_slots_are_bounded() {
         for slots in [0, 1, 31, 32, 33, 127, 129, 1000, 1 << 20] {
             for here in [0, 1, windows(slots) / 2, windows(slots) - 1] {
                 let mut seen: std::vec::Vec<_> = scattered(here, slots, 4).collect();

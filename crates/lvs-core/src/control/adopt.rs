@@ -30,11 +30,11 @@ impl Control {
         Some((self.shard_with(number, table)?, adoption))
     }
 
-    /// Takes over inherited connections, and visits at most `budget` slots; call it until it
-    /// returns false. Connections keep state, timeout and deadline. A connection keeps the server
-    /// with its address in its service, or has none, like one that was received by synchronisation.
-    /// New clients create templates again. Connections of full NAT are removed, because other users
-    /// of their local ports are not known.
+    /// Takes over inherited connections from at most `budget` slots; call it until it returns
+    /// false. State, timeout and deadline are unchanged. A connection is bound to the server with
+    /// its address in its service. Without such a server it stays unbound, like a connection that
+    /// was received by synchronisation. Templates are not inherited. Connections of full NAT are
+    /// removed, because other uses of their local ports are unknown.
     pub fn adopt(
         &self,
         shard: &mut Shard,
@@ -61,10 +61,10 @@ impl Control {
         shard.adopt(adoption, now, budget, pool, local, keep)
     }
 
-    /// Copies connections that another process left in `memory` into these shards, if the number or
-    /// the size of their tables differs: each into the shard that `home` returns for its client.
-    /// Otherwise as [`adopt`](Self::adopt), in one step. The clock of the other process is `ahead`
-    /// of this one. Returns the number of connections without a free slot.
+    /// Copies the connections that another process left in `memory` into these shards, for tables
+    /// of another number or size: each connection into the shard that `home` returns for its
+    /// client. Otherwise as [`adopt`](Self::adopt), in one step. The clock of the other process is
+    /// `ahead` of this one. Returns the number of connections without a free slot.
     pub fn move_in(
         &self,
         shards: &mut [Shard],
@@ -106,7 +106,7 @@ impl Control {
         true
     }
 
-    /// The server of a connection that was found.
+    /// The server of an inherited connection, if it still exists.
     fn server_left(&self, draft: &Draft) -> Option<Arc<Server>> {
         let found = wire::Entry {
             protocol: draft.key.protocol,
@@ -189,7 +189,7 @@ mod tests {
         )
     }
 
-    /// Memory that outlives the table in it.
+    /// Memory that still exists after the table in it was dropped.
     fn memory(layout: Layout) -> impl Fn() -> Memory {
         let sizes = [
             layout.narrow_words(),
@@ -255,7 +255,8 @@ mod tests {
         }
     }
 
-    /// With full NAT, exactly the connections whose local port is known continue, offloaded or not.
+    /// With full NAT, exactly the connections whose local port is known continue, whether offloaded
+    /// or not.
     #[test]
     fn adopted_full_nat_connection_keeps_local_port() {
         let control = || {
@@ -282,11 +283,15 @@ mod tests {
                 panic!("{verdict:?}")
             };
             let conn = conn.unwrap();
-            let local = shard.offer(conn).unwrap().local.expect("it is new");
+            let local = shard
+                .offer(conn)
+                .unwrap()
+                .local
+                .expect("the connection is new");
             assert_eq!(Some(local.local), source);
             if port == 1001 {
                 assert!(shard.publish(conn, 1, None));
-                assert_eq!(shard.offer(conn).unwrap().local, None, "it is known");
+                assert_eq!(shard.offer(conn).unwrap().local, None, "the server exists");
             }
             ends.push(local);
         }
@@ -338,8 +343,8 @@ mod tests {
         );
     }
 
-    /// Connections of tables of another number and size continue, as many as there is room for,
-    /// until their deadline.
+    /// Connections of tables of another number and size continue until their deadline, as many as
+    /// the new tables can contain.
     #[test]
     fn adoption_into_other_number_of_shards_keeps_connections() {
         let (even, odd): (Vec<u16>, Vec<u16>) = (1001..=1300).partition(|port| port % 2 == 0);

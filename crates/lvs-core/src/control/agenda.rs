@@ -1,11 +1,12 @@
-//! Times at which services are due: by their schedulers' periods, and while servers start slowly.
+//! Times at which services have work: periodic work of their schedulers, and slow starts of
+//! servers.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::Instant;
 
-/// Moments of services, by their numbers; one for each that has one.
+/// The next time of each service that has work, by service number.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     moments: BTreeSet<(Instant, u32)>,

@@ -25,7 +25,7 @@ pub(crate) trait View {
     fn server(&self, key: &ServiceKey, facts: &Facts, addr: SocketAddr) -> Option<Forwarding>;
     /// Whether a synchronisation daemon of this role runs.
     fn runs(&self, role: SyncRole) -> bool;
-    /// Servers of another family than their service's.
+    /// Number of servers whose address family differs from their service's.
     fn mixed(&self) -> usize;
     /// Servers of full NAT in services of this family.
     fn full_nat(&self, family: Family) -> usize;
@@ -36,13 +36,13 @@ pub(crate) trait View {
     fn marks(&self) -> usize;
 }
 
-/// The facts about a service that checks use.
+/// The properties of a service on which checks depend.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
-    /// Its number in the director, if it is there.
+    /// The number of the service, if it exists.
     pub(crate) number: Option<u32>,
     pub(crate) one_packet: bool,
-    /// Whether its scheduler uses the latency of the servers' answers.
+    /// Whether the service's scheduler uses the response time of servers.
     pub(crate) needs_replies: bool,
     pub(crate) census: Census,
 }
@@ -50,11 +50,11 @@ pub(crate) struct Facts {
 /// Numbers of a service's servers, by the properties that checks use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
-    /// Number of servers of another family than the service.
+    /// Number of servers whose address family differs from the service's.
     pub(crate) mixed: usize,
-    /// Number of servers whose answers bypass the director.
+    /// Number of servers whose replies bypass the director.
     pub(crate) one_way: usize,
-    /// Behind full NAT.
+    /// Number of servers of full NAT.
     pub(crate) full_nat: usize,
 }
 
@@ -82,7 +82,7 @@ impl Census {
     }
 }
 
-/// Whether a server is of another family than its service.
+/// Whether a server's address family differs from its service's.
 pub(crate) fn is_mixed(key: &ServiceKey, addr: SocketAddr) -> bool {
     Family::of(&addr.ip()) != key.family()
 }
@@ -151,7 +151,7 @@ fn scheduler(
     Ok(scheduler)
 }
 
-/// The service is there.
+/// Checks that the service exists.
 #[cfg(feature = "api")]
 pub(crate) fn service(view: &impl View, key: &ServiceKey) -> Result<(), Error> {
     view.service(key).map(drop).ok_or(Error::NoService)
@@ -177,8 +177,8 @@ pub(crate) fn add_server(
     unicast(addr.ip())
 }
 
-/// With synchronisation, a server must have its service's family: messages about connections cannot
-/// contain another one.
+/// Checks that a server has the family of its service if synchronisation is used: a message about a
+/// connection contains addresses of one family.
 fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<(), Error> {
     let runs = view.runs(SyncRole::Master) || view.runs(SyncRole::Backup);
     if runs && is_mixed(key, addr) {
@@ -204,7 +204,7 @@ pub(crate) fn edit_server(
     Ok(before)
 }
 
-/// The service has this server.
+/// Checks that the service has this server.
 #[cfg(feature = "api")]
 pub(crate) fn delete_server(
     view: &impl View,
@@ -224,7 +224,8 @@ pub(crate) fn timeouts(seconds: [u32; 3]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks a change of the local addresses, after which only the families with `serves` have one.
+/// Checks a change of the local addresses. Afterwards, only the families for which `serves` is true
+/// have one.
 pub(crate) fn local_pool(
     view: &impl View,
     serves: impl Fn(Family) -> bool,
@@ -240,7 +241,8 @@ pub(crate) fn local_pool(
     Ok(())
 }
 
-/// A message about a connection has room for one family only.
+/// Checks that all servers have the family of their service: a message about a connection contains
+/// addresses of one family.
 pub(crate) fn families(view: &impl View) -> Result<(), Error> {
     if view.mixed() > 0 {
         return Err(Error::FamilyMismatch);
@@ -248,7 +250,7 @@ pub(crate) fn families(view: &impl View) -> Result<(), Error> {
     Ok(())
 }
 
-/// A synchronisation daemon of this role can be started.
+/// Checks that a synchronisation daemon of this role can be started.
 pub(crate) fn start_daemon(view: &impl View, role: SyncRole) -> Result<(), Error> {
     if view.runs(role) {
         return Err(Error::DaemonRunning);
@@ -256,7 +258,7 @@ pub(crate) fn start_daemon(view: &impl View, role: SyncRole) -> Result<(), Error
     families(view)
 }
 
-/// A synchronisation daemon of this role can be stopped.
+/// Checks that a synchronisation daemon of this role can be stopped.
 pub(crate) fn stop_daemon(view: &impl View, role: SyncRole) -> Result<(), Error> {
     if !view.runs(role) {
         return Err(Error::DaemonNotRunning);
@@ -271,7 +273,7 @@ fn family(key: &ServiceKey, addr: SocketAddr, config: &ServerConfig) -> Result<(
     Ok(())
 }
 
-/// Whether full NAT permits a server with this method in a service.
+/// Checks whether full NAT permits a server with this method in a service.
 fn full_nat(
     view: &impl View,
     key: &ServiceKey,

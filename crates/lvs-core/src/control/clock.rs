@@ -8,8 +8,8 @@ use crate::conn::tick_of;
 use crate::shard::Shard;
 
 impl Control {
-    /// Runs the work that is due: removal of templates, snapshots of the counters, the trash,
-    /// expiry in schedulers, defences. Call it at least every two seconds, after the shards'
+    /// Runs the work that is due: removal of templates, snapshots of the counters, removed servers,
+    /// expiry in schedulers, and defences. Call it at least every two seconds, after the shards'
     /// [`advance`](crate::Shard::advance): a template ends after its last connection.
     pub fn advance(&mut self, now: Instant) {
         self.show_clock(now);
@@ -26,9 +26,9 @@ impl Control {
         self.expire_templates(now, &mut budget);
     }
 
-    /// As [`advance`](Self::advance), for a director of one shard: connections, templates and
-    /// everything else end and happen in the order of their deadlines, however far the clock
-    /// has moved. A shard of another director stays as it is.
+    /// As [`advance`](Self::advance), for a director of one shard: connections, templates and all
+    /// other timers end in the order of their deadlines, however far the clock has moved. A shard
+    /// of another director is unchanged.
     pub fn advance_with(&mut self, shard: &mut Shard, now: Instant) {
         if !self.owns(shard) {
             return self.advance(now);

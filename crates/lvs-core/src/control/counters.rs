@@ -5,7 +5,7 @@ use crate::stats::{Counts, Stats};
 use crate::{Error, ServiceKey};
 
 impl Control {
-    /// Counters and rates of everything.
+    /// Counters and rates, summed over all services.
     pub fn total_stats(&self) -> Stats {
         self.total.stats()
     }
@@ -15,8 +15,8 @@ impl Control {
         (0..self.options.shards).map(|number| self.total.live_of(number))
     }
 
-    /// Counts packets that a program in the kernel has forwarded, for the server with this record,
-    /// its service and everything; nothing while the server is in no service.
+    /// Counts packets that a BPF program has forwarded, for the server with this record, its
+    /// service and in total. Counts nothing if the server belongs to no service.
     pub fn count_forwarded(&mut self, record: u32, counts: &Counts) {
         let Some(entry) = self.records.get(record as usize) else {
             return;
@@ -31,7 +31,7 @@ impl Control {
         self.total.add(counts);
     }
 
-    /// Zeroes the shown counters of one service and its servers, or of everything
+    /// Zeroes the listed counters of one service and its servers, or all counters
     /// (`ip_vs_zero_service`, `ip_vs_zero_all`).
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //! (`update_defense_level`).
 //!
 //! The kernel's `drop_entry` visits random buckets of its hash table. Here, slots are visited at
-//! random, as many a second as make the same share of all entries, and the same states are spared.
+//! random; the share of visited entries a second is the same, and the same states are spared.
 
 use core::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::settings::Sysctls;
 /// Interval of the checks of free memory.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
-/// The part of the tables' slots below which few are left.
+/// Few slots are left if fewer than one in this many are free.
 const RESERVE: usize = 8;
 
 /// The state of the defences.
@@ -25,14 +25,14 @@ pub(crate) struct Defense {
     /// Slots without a connection, and all slots.
     free: usize,
     slots: usize,
-    /// One of this many packets that open a connection is dropped; 0 drops none.
+    /// One in this many packets that open a connection is dropped; 0 drops none.
     rate: u64,
     counter: u64,
     pub(crate) drops_entries: bool,
     pub(crate) secure: bool,
     lottery: [u8; 9],
     random: SplitMix64,
-    /// Slots that were not visited yet, in parts of a slot.
+    /// The remainder of the number of slots to visit, as a fraction of a slot.
     visits: u64,
 }
 
@@ -61,7 +61,7 @@ impl Defense {
         (self.free, self.slots) = (free, slots);
     }
 
-    /// Whether any defence has anything to do with the memory or the clock.
+    /// Whether a defence is configured that needs the memory or the clock.
     pub(crate) fn is_needed(sysctls: &Sysctls) -> bool {
         sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
     }
@@ -110,17 +110,17 @@ impl Defense {
         drops
     }
 
-    /// Whether the next such packet is dropped.
+    /// Whether the next packet that opens a connection is dropped.
     pub(crate) const fn drops_next(&self) -> bool {
         self.rate != 0 && self.counter <= 1
     }
 
-    /// Drops one of this number of packets; 0 for none.
+    /// One in this many packets is dropped; 0 drops none.
     pub(crate) const fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// How many slots of `len` to visit this second: one in 32.
+    /// Number of slots to visit this second, of `len`: one in 32.
     pub(crate) fn visits(&mut self, len: usize) -> usize {
         self.visits += len as u64;
         let visits = self.visits / 32;
@@ -151,7 +151,8 @@ impl Defense {
         }
     }
 
-    /// Entries with few packets are dropped the sooner, the fewer they are (`todrop_entry`).
+    /// Whether an entry is dropped: entries with few packets are dropped more often, the fewer
+    /// packets they have (`todrop_entry`).
     pub(crate) fn draws_lot(&mut self, idle: Duration, packets: u32) -> bool {
         let (Ok(rate @ 1..=8), true) = (u8::try_from(packets), idle >= Duration::from_secs(60))
         else {
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn automatic_modes_follow_the_memory() {
+    fn automatic_defence_mode_depends_on_free_memory() {
         let mut sysctls = Sysctls::default();
         for name in ["drop_packet", "drop_entry", "secure_tcp"] {
             sysctls.set(name, "1").unwrap();
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn automatic_modes_follow_the_tables() {
+    fn automatic_defence_mode_depends_on_free_slots() {
         let mut sysctls = Sysctls::default();
         for name in ["drop_packet", "drop_entry", "secure_tcp"] {
             sysctls.set(name, "1").unwrap();
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn mode_3_drops_one_in_am_droprate_the_first_at_once() {
+    fn drop_packet_mode_3_drops_one_in_am_droprate() {
         let mut sysctls = Sysctls::default();
         sysctls.set("drop_packet", "3").unwrap();
         let mut defense = Defense::new(1);
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn draw_hits_one_in_number_of_packets() {
+    fn random_drop_hits_one_in_number_of_packets() {
         let mut defense = Defense::new(1);
         let minute = Duration::from_secs(60);
         let drops = |defense: &mut Defense, packets| {

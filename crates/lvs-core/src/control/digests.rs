@@ -8,7 +8,7 @@ use crate::sched::About;
 use crate::sync::services::{self, ServiceDigest};
 use crate::{Family, Instant, Protocol, Request, Server, ServiceKey};
 
-/// The service, and its server, at which a walk over all of them continues.
+/// The service and the server at which a walk over all services continues.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DigestWalk {
     service: u32,
@@ -25,7 +25,7 @@ impl Service {
         counts.then(|| server.last_weight() / self.slow.factor())
     }
 
-    /// The part of its settings in its digest.
+    /// The part of the service's digest that depends on its settings.
     fn settings_digest(&self) -> u64 {
         let unspecified = match self.key.family() {
             Family::V4 => IpAddr::from([0; 4]),
@@ -44,7 +44,7 @@ impl Service {
         services::settings(&self.key, &self.config, slots, servers)
     }
 
-    /// Whether its scheduler chooses by the order of its servers.
+    /// Whether the scheduler's choice depends on the order of its servers.
     fn is_ordered(&self) -> bool {
         About::of(&self.config.scheduler).is_some_and(|about| about.goes_by_order)
     }
@@ -61,7 +61,7 @@ impl DigestWalk {
         }
     }
 
-    /// Adds the next servers of a service, `budget` at most; how many it has added.
+    /// Adds the next servers of a service, at most `budget`; returns their number.
     fn add(&mut self, service: &Service, budget: usize) -> usize {
         let servers = service.servers();
         let end = servers.len().min(self.server + budget);

@@ -8,13 +8,13 @@ use core::time::Duration;
 use super::Control;
 use crate::Instant;
 
-/// Time between two snapshots of the same counters.
+/// Interval between two snapshots of the same counters.
 const PERIOD: Duration = Duration::from_secs(2);
-/// Time between two portions (`IPVS_EST_TICK`).
+/// Interval between two portions (`IPVS_EST_TICK`).
 const STEP: Duration = Duration::from_millis(40);
-/// Portions that a round is cut into at most: all of them are done before the next round.
+/// Maximum of portions of a round: all of them are complete before the next round.
 const PORTIONS: usize = 40;
-/// Services and servers of a portion at least. As many have their snapshots at the same moment.
+/// Least number of services and servers in a portion. Their snapshots are taken at the same time.
 const PORTION_MIN: usize = 512;
 
 /// Due time and progress of the estimator.
@@ -29,9 +29,9 @@ pub(super) struct Estimator {
 struct Round {
     /// Time at which the next portion is due.
     next: Instant,
-    /// The next service, by its number. Servers follow when all services are done.
+    /// The number of the next service. Servers follow when all services are done.
     service: Option<u32>,
-    /// The next server, by the place of its record.
+    /// The next server, by the index of its record.
     place: usize,
     /// Services and servers of a portion.
     portion: usize,
@@ -51,7 +51,7 @@ impl Estimator {
         }
     }
 
-    /// Whether portions of a round are yet to come.
+    /// Whether portions of the present round remain.
     pub(super) fn is_in_a_round(&self) -> bool {
         self.round.is_some()
     }

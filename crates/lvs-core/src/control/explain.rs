@@ -25,13 +25,13 @@ use crate::{
 pub struct Explanation {
     /// The packet's mark; 0 for none.
     pub mark: u32,
-    /// Origin of the mark; empty without one.
+    /// The rule or setting from which the mark is; empty without a mark.
     pub mark_why: String,
-    /// The service that takes it: `TCP 192.0.2.1:80`.
+    /// The service that the packet matches: `TCP 192.0.2.1:80`.
     pub service: Option<String>,
-    /// Reason why that service matches, or why none does.
+    /// The reason why the service matches, or why none does.
     pub service_why: String,
-    /// The connection that it belongs to.
+    /// The connection to which the packet belongs.
     pub connection: Option<String>,
     /// The persistence template that would decide.
     pub template: Option<String>,
@@ -50,15 +50,16 @@ pub struct Explanation {
     /// The reason why the packet opens no connection: the name of a [`DropReason`] or an
     /// [`AcceptReason`]. Empty if it opens one, or if the result cannot be predicted.
     pub reason: String,
-    /// Whether its connection is offloaded, if it belongs to one or would open one. The dataplane
-    /// sets it, not the core.
+    /// Whether the packet's connection is offloaded, if the packet belongs to one or would open
+    /// one. The dataplane sets this field, not the core.
     pub fast_path: Option<bool>,
-    /// The reason why they are not; empty if they are.
+    /// The reason why packets are not offloaded; empty if they are.
     pub fast_path_why: String,
 }
 
 impl Explanation {
-    /// Whether it belongs to a connection, or would open one, within the limits of a preview.
+    /// Whether the packet belongs to a connection, or would open one, as far as a preview can
+    /// determine.
     pub const fn has_connection(&self) -> bool {
         self.connection.is_some() || self.server.is_some()
     }
@@ -77,9 +78,9 @@ pub struct Candidate {
     pub active: u32,
     /// Other connections.
     pub inactive: u32,
-    /// Whether the scheduler may choose it.
+    /// Whether the scheduler may choose the server.
     pub eligible: bool,
-    /// The reason for or against it.
+    /// The reason why the server may or may not be chosen.
     pub why: String,
 }
 
@@ -114,7 +115,7 @@ impl Control {
                 Some(server) => belongs_to_a_connection(server),
                 None => {
                     explanation.reason = AcceptReason::NoService.name().to_string();
-                    "left to this host: it belongs to no service and no connection".to_string()
+                    "passed to this host: it belongs to no service and no connection".to_string()
                 }
             };
             return explanation;
@@ -145,7 +146,7 @@ impl Control {
         explanation
     }
 
-    /// The verdict about a packet of no connection, and its reason.
+    /// The verdict about a packet without a connection, and its reason.
     fn explain_new(
         &self,
         shard: &Shard,
@@ -171,7 +172,7 @@ impl Control {
         match refused {
             Refused::Accept(reason) => {
                 let why = self.describe_accept(reason, service);
-                (format!("left to this host: {why}"), reason.name())
+                (format!("passed to this host: {why}"), reason.name())
             }
             Refused::Drop(reason) => {
                 let why = self.describe_drop(reason, service, ask);
@@ -181,9 +182,9 @@ impl Control {
                 let by_mark = matches!(service.key, ServiceKey::Mark { .. });
                 let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
                 let why = if by_mark || persistent || ask.virt.port() == service.key.port() {
-                    "no server can take it"
+                    "no server accepts it"
                 } else {
-                    "only a persistent service takes other ports than its own"
+                    "only a persistent service accepts ports other than its own"
                 };
                 (format!("refused (port unreachable): {why}"), reason.name())
             }
@@ -205,7 +206,7 @@ impl Control {
         forecast: &Forecast,
     ) -> String {
         let Some(server) = forecast.server else {
-            return "goes to its own destination: no server can take it, and cache_bypass is set"
+            return "sent to its own destination: no server accepts it, and cache_bypass is set"
                 .to_string();
         };
         explanation.server = Some(server);
@@ -218,14 +219,13 @@ impl Control {
         match forecast.by {
             By::Pin => format!("goes to {server}: a health check through the VIP is pinned to it"),
             By::Template(true) => {
-                format!("goes to {server}: the persistence template of the client names it")
+                format!("goes to {server}: the persistence template of the client refers to it")
             }
             By::Template(false) | By::Scheduler => {
                 format!("goes to {server}: {scheduler} chooses it{lots}")
             }
             By::NextServer => format!(
-                "goes to {server}: full NAT has no local port left towards the server that \
-                 {scheduler} chooses"
+                "goes to {server}: full NAT has no free local port towards the server that {scheduler} chooses"
             ),
         }
     }
@@ -236,13 +236,13 @@ impl Control {
                 "new connections from port 20 are not balanced".to_string()
             }
             AcceptReason::FtpData if service.config().flags.has(ServiceFlags::PERSISTENT) => {
-                "a data connection of FTP, and no server can take it".to_string()
+                "a data connection of FTP, and no server accepts it".to_string()
             }
             AcceptReason::FtpData => {
-                "only a persistent service of FTP takes other ports than its own".to_string()
+                "only a persistent service of FTP accepts ports other than its own".to_string()
             }
             AcceptReason::LocalReply => {
-                "it answers a connection that its destination has to this host".to_string()
+                "it belongs to a connection between its destination and this host".to_string()
             }
             reason => reason.describe().trim().to_string(),
         }
@@ -262,15 +262,15 @@ impl Control {
                 self.defense.rate()
             ),
             DropReason::ServiceFull => format!(
-                "the service has the {} connections that its limit allows",
+                "the service has reached its limit of {} connections",
                 limits.connections
             ),
             DropReason::ServiceRate => format!(
-                "the service has had the {} new connections a second that its limit allows",
+                "the service has reached its limit of {} new connections a second",
                 limits.rate
             ),
             DropReason::SourceRate => format!(
-                "{} has opened the {} connections a second that the limit for one source allows",
+                "{} has reached the limit of {} connections a second for one source",
                 ask.client.ip(),
                 limits.source_rate
             ),
@@ -285,9 +285,9 @@ impl Control {
 
 /// A connection that a packet would open.
 struct Forecast {
-    /// `None`: it is sent to its own destination.
+    /// The chosen server; `None`: the packet is sent to its own destination.
     server: Option<SocketAddr>,
-    /// Whether a template exists already, or would be created.
+    /// Whether a template already exists, or would be created.
     by: By<bool>,
 }
 
@@ -299,7 +299,7 @@ enum Unknown {
     Scheduler,
 }
 
-/// The state as a decision would find it. Nothing is changed.
+/// A view of the state for a decision that changes nothing.
 struct Preview<'a> {
     control: &'a Control,
     shard: &'a Shard,
@@ -348,7 +348,7 @@ impl State for Preview<'_> {
             return Ok(None);
         }
         self.explanation.template_why =
-            "the persistence engine goes by the packet's payload, which is not known here"
+            "the persistence engine uses the packet's payload, which explain does not have"
                 .to_string();
         Err(Unknown::Payload)
     }
@@ -361,7 +361,7 @@ impl State for Preview<'_> {
     ) -> Option<(bool, Arc<Server>)> {
         let (control, client) = (self.control, key.client.ip());
         let Some(index) = control.templates.find(key, data) else {
-            self.explanation.template_why = format!("{client} has none yet");
+            self.explanation.template_why = format!("{client} has no template yet");
             return None;
         };
         let quiescent = control.settings.sysctls.expire_quiescent_template;
@@ -369,14 +369,14 @@ impl State for Preview<'_> {
         let entry = control.records.get(template.server.load(Relaxed) as usize);
         let Some(entry) = entry.filter(|entry| may_lead_to(&entry.server, quiescent)) else {
             self.explanation.template_why = format!(
-                "that of {client} leads to a server that is gone{}",
+                "the template of {client} refers to a removed server{}",
                 if quiescent { " or has weight 0" } else { "" }
             );
             return None;
         };
         let expires = control.templates.table.get(index).expires();
         self.explanation.template = Some(format!(
-            "{client} to {}, {} s left, controls {}",
+            "{client} to {}, {} s remaining, controls {}",
             entry.server.addr(),
             expires.saturating_since(now).as_secs(),
             template.controlled.load(Relaxed)
@@ -434,7 +434,7 @@ impl State for Preview<'_> {
 }
 
 impl Preview<'_> {
-    /// Inserts a connection into the table, unless it is for a single packet.
+    /// Inserts a connection into the table, unless it is a one-packet connection.
     fn enter(&self, packets: Packets, now: Instant) -> Result<(), DropReason> {
         let evicts = self.control.settings.evicts;
         let fits = packets == Packets::One || self.shard.has_room(evicts, now);
@@ -461,7 +461,8 @@ fn why_service(key: ServiceKey, dst: SocketAddr) -> String {
             "its address, port and protocol".to_string()
         }
         ServiceKey::Address { addr, .. } if addr.port() == 0 => {
-            "no service has the port, and this one takes every port of the address".to_string()
+            "no service has the port, and this service accepts every port of the address"
+                .to_string()
         }
         ServiceKey::Address { .. } => {
             "no service has the port, and a data connection of FTP may use it".to_string()
@@ -547,7 +548,7 @@ mod tests {
                 assert_eq!(
                     first,
                     explanation(&director),
-                    "{scheduler}: asking changes nothing"
+                    "{scheduler}; explain changes nothing"
                 );
                 assert!(first.template.is_none() && first.connection.is_none());
                 let meta = PacketMeta::tcp(Hook::Local, tuple.src, tuple.dst, TcpFlags::SYN);
@@ -581,7 +582,7 @@ mod tests {
             .explain(&director.shard, tuple, 7, Instant::ZERO);
         assert_eq!(explanation.service, None);
         assert!(
-            explanation.verdict.starts_with("left to this host"),
+            explanation.verdict.starts_with("passed to this host"),
             "{}",
             explanation.verdict
         );
@@ -777,7 +778,7 @@ mod tests {
                 Verdict::Drop(reason) | Verdict::Unreachable(reason) => (reason.name(), None),
                 Verdict::Accept(reason) => (reason.name(), None),
                 Verdict::Reply(_) => return,
-                Verdict::Reset(_) => unreachable!("nothing went down"),
+                Verdict::Reset(_) => unreachable!("no server went down"),
             };
             assert_eq!(
                 explanation.reason, reason,

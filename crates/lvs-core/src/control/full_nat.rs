@@ -17,10 +17,10 @@ use core::net::IpAddr;
 pub(crate) struct FullNat {
     /// The local addresses.
     pub(crate) pool: Arc<[LocalAddress]>,
-    /// NAT connections are translated at both ends if their replies would bypass the director.
+    /// Whether NAT connections whose replies would bypass the director are translated with full
+    /// NAT.
     hairpin: bool,
-    /// Networks that the director is on, as prefixes: hosts on one of them reach each other
-    /// without it.
+    /// Networks on the director's links: hosts in one of them reach each other directly.
     networks: Vec<Prefix>,
     /// Servers of full NAT in services of IPv4 and of IPv6.
     servers: [usize; 2],
@@ -53,11 +53,12 @@ impl Control {
         (&self.full_nat.pool, self.full_nat.hairpin)
     }
 
-    /// Replaces both. Connections keep their local ports.
+    /// Replaces the local addresses and the setting for hairpin connections. Existing connections
+    /// keep their local ports.
     ///
     /// # Errors
-    /// [`Error::LocalAddressNeeded`] if a family is left without an address that servers of full
-    /// NAT need, or if hairpin is left without any.
+    /// [`Error::LocalAddressNeeded`] if no address remains for a family in which servers use full
+    /// NAT, or for hairpin connections.
     pub fn set_local_pool(&mut self, pool: Vec<LocalAddress>, hairpin: bool) -> Result<(), Error> {
         let serves = |family| pool.iter().any(|local| Family::of(&local.addr) == family);
         check::local_pool(self, serves, hairpin)?;
@@ -66,14 +67,14 @@ impl Control {
         Ok(())
     }
 
-    /// Sets the networks of the host, as prefixes: a client and a server on the same one reach each
-    /// other without the director.
+    /// Sets the networks of the host, as prefixes: a client and a server in the same network reach
+    /// each other without the director.
     pub fn set_networks(&mut self, networks: Vec<(IpAddr, u8)>) {
         self.full_nat.networks = prefixes(networks);
     }
 
-    /// The flags of a connection to `server`: `flags` with the server's method, or another method
-    /// if the director itself is the server or replies would not come back.
+    /// The flags of a connection to `server`: `flags` with the server's method, or with another
+    /// method if the director itself is the server or replies would bypass the director.
     pub(super) fn translated_flags(
         &self,
         server: &Server,

@@ -12,7 +12,8 @@ use core::ops::Range;
 use core::time::Duration;
 use siphasher::sip::SipHasher13;
 
-/// Sources in one set; a new source evicts the one that has opened the fewest connections lately.
+/// Sources in one set; a new source evicts the source that has opened the fewest connections
+/// recently.
 const WAYS: usize = 4;
 
 /// Sets of sources: 16,384 sources, 256 KiB for each service with such a limit.
@@ -29,13 +30,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Limiter {
     rate: Meter,
     sources: Vec<Source>,
-    /// Connections at the last examination of the servers, plus those that were opened since: never
-    /// fewer than exist.
+    /// Number of connections at the last examination of the servers, plus those opened since: never
+    /// lower than the real number.
     connections: u64,
     looked: Option<Instant>,
 }
 
-/// A token bucket that holds a second's worth, as the time at which it is full again.
+/// A token bucket with the tokens of one second, stored as the time at which it is full again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Meter(u64);
 
@@ -56,14 +57,14 @@ impl Meter {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
-    /// Hash of its prefix.
+    /// Hash of the source's prefix.
     prefix: u64,
     meter: Meter,
 }
 
 impl Limiter {
-    /// The limit that a new connection from `client` would exceed, if there is one; otherwise the
-    /// connection is counted. `seed` keys the hash of sources.
+    /// The limit that a new connection from `client` would exceed; `None` counts the connection.
+    /// `seed` is the key of the hash of sources.
     pub(crate) fn check<'a>(
         &mut self,
         limits: &Limits,
@@ -97,14 +98,14 @@ impl Limiter {
         }
     }
 
-    /// The places of the sources that a prefix is one of.
+    /// The slots in which a source prefix may be stored.
     fn set(&self, prefix: u64) -> Range<usize> {
         let sets = (self.sources.len() / WAYS).max(1);
         let set = usize::try_from(prefix % sets as u64).unwrap_or(0) * WAYS;
         set..set + WAYS
     }
 
-    /// Whether there are fewer connections than `most`.
+    /// Whether the service has fewer than `most` connections.
     fn has_room<'a>(
         &mut self,
         most: u32,
@@ -227,6 +228,6 @@ mod tests {
             busy += taken(&mut limiter, &limits, "192.0.2.1", 1, now);
         }
         assert_eq!(limiter.sources.len(), SETS * WAYS);
-        assert_eq!(busy, 5, "whoever opens most stays known");
+        assert_eq!(busy, 5, "the busiest source stays in the set");
     }
 }

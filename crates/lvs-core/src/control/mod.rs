@@ -1,4 +1,4 @@
-//! The half of a director that its workers share: services, real servers, and the decision about
+//! The half of a director that all workers share: services, real servers, and the decision about
 //! new connections.
 
 mod admit;
@@ -39,7 +39,7 @@ use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
-pub use self::take_over::{Heard, TakenOver};
+pub use self::take_over::{ItemResults, TakenOver};
 use crate::conn::memory::{Layout, Memory, OutOfMemory};
 use crate::conn::{ConnTable, Templates, Timeouts};
 use crate::filter::Filters;
@@ -74,11 +74,11 @@ pub struct Options {
     pub when_full: WhenFull,
     /// Number of shards.
     pub shards: usize,
-    /// Keys the hash of the connection table; take it from the system's random numbers.
+    /// Key of the hash of the connection table; use a random number of the system.
     pub seed: u64,
     /// The available schedulers.
     pub schedulers: Registry,
-    /// The timeouts that it begins with.
+    /// The profile of initial timeouts.
     pub profile: Profile,
 }
 
@@ -98,9 +98,8 @@ impl Default for Options {
 
 /// Services, real servers, scheduler state, settings.
 ///
-/// With several workers, put it behind a lock; a worker takes it for a packet that opens a
-/// connection ([`admit`](Self::admit)), never for a packet of a known one. No call waits for
-/// anything.
+/// With several workers, protect it by a lock. A worker locks it for a packet that opens a
+/// connection ([`admit`](Self::admit)), and never for a packet of an existing one. No call blocks.
 ///
 /// | | methods | called |
 /// |---|---|---|
@@ -181,16 +180,16 @@ pub struct Control {
     next_event: Option<Instant>,
     estimator: Estimator,
     next_trash: Option<Instant>,
-    /// Servers of removed services that wait for their move to the trash.
+    /// Servers of removed services that have not been moved to the removed servers yet.
     leaving: VecDeque<Arc<Server>>,
-    /// Time at which the defences examine the memory next.
+    /// Time of the next examination of the memory by the defences.
     next_defense: Option<Instant>,
     /// Work of the next sweep, for each shard.
     sweep_work: Vec<SweepWork>,
     templates: Templates,
     evicted_templates: u64,
     defense: Defense,
-    /// Connections of each shard when it was here last.
+    /// Number of connections of each shard at its last visit.
     occupancy: Vec<usize>,
     /// The synchronisation backup that runs.
     backup: Option<Backup>,
@@ -200,7 +199,7 @@ pub struct Control {
     /// Addresses of the host itself, as prefixes.
     local: Vec<Prefix>,
     full_nat: FullNat,
-    /// Servers of another family than their service's.
+    /// Number of servers whose address family differs from their service's.
     mixed: usize,
     /// Connections with a pinned server.
     pins: Pins,
@@ -223,8 +222,9 @@ impl Control {
         Self::try_new(options).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A director without services, if there is memory for the persistence templates that
-    /// [`Options::max_connections`] asks for. Memory is asked for at once, and taken as it is used.
+    /// A director without services. The address space for the persistence templates of
+    /// [`Options::max_connections`] is reserved at once; the memory is used when templates are
+    /// created.
     ///
     /// # Errors
     /// [`OutOfMemory`]
@@ -284,11 +284,11 @@ impl Control {
         })
     }
 
-    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. To be
-    /// asked for once each: two of one number count the same twice.
+    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. Request
+    /// each number once: two shards of one number count the same events twice.
     ///
     /// # Panics
-    /// If there is no memory for its connections: see [`Memory::try_heap`] and
+    /// If its connections cannot be allocated: see [`Memory::try_heap`] and
     /// [`shard_in`](Self::shard_in).
     pub fn shard(&self, number: usize) -> Option<Shard> {
         self.shard_in(number, Memory::heap(self.layout()))
@@ -317,7 +317,7 @@ impl Control {
         Some(shard)
     }
 
-    /// Whether `shard` is one of this director's.
+    /// Whether `shard` belongs to this director.
     pub(crate) fn owns(&self, shard: &Shard) -> bool {
         shard.is_of(&self.shared)
     }
@@ -341,7 +341,7 @@ mod tests {
         SocketAddr::from(([10, 0, 0, u8::try_from(n).unwrap()], 80))
     }
 
-    /// Templates belong to all shards: there may be as many as with one shard that has them all.
+    /// All shards share the templates: their maximum does not depend on the number of shards.
     #[test]
     fn shards_do_not_divide_the_table_of_templates() {
         let templates = |shards: usize| {

@@ -10,7 +10,7 @@ use core::time::Duration;
 use super::Control;
 use crate::{Error, Instant, Protocol, ServiceKey};
 
-/// Pins that wait for their connections at most.
+/// Maximum of pins that wait for their connections.
 pub(crate) const PINS_MAX: usize = 16_384;
 
 /// Longest time that a pin waits for its connection.
@@ -19,7 +19,7 @@ const LIFE: Duration = Duration::from_secs(10);
 /// Protocol and address of the client, and the number of the service.
 type From = (u8, SocketAddr, u32);
 
-/// The pins, few and short-lived: those of checks that are about to begin.
+/// The pins of health checks that are about to start. There are few, and they are short-lived.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     all: BTreeMap<From, (SocketAddr, Instant)>,
@@ -28,7 +28,7 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// The server for this connection, once.
+    /// The server of the pin for this connection; the pin is removed.
     pub(super) fn take(
         &mut self,
         protocol: Protocol,
@@ -44,7 +44,7 @@ impl Pins {
         server
     }
 
-    /// The server for this connection.
+    /// The server of the pin for this connection.
     pub(super) fn find(
         &self,
         protocol: Protocol,
@@ -56,7 +56,7 @@ impl Pins {
         (now < until).then_some(server)
     }
 
-    /// Removes expired pins, at most twice in their life.
+    /// Removes expired pins, at most twice in the lifetime of a pin.
     fn tidy(&mut self, now: Instant) {
         if now >= self.next {
             self.all.retain(|_, (_, until)| now < *until);
@@ -210,10 +210,10 @@ mod tests {
         );
         control
             .pin(&key, server, client(0), now)
-            .expect("the same again");
+            .expect("the same pin again");
         control
             .pin(&key, server, client(PINS_MAX), now + LIFE)
-            .expect("the others are over");
+            .expect("the other pins have expired");
         assert_eq!(control.pinned(), [client(PINS_MAX)]);
     }
 }

@@ -13,16 +13,17 @@ use crate::server::Marks;
 use crate::stats::ObjectStats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
-/// Time that a removed server without connections is kept.
+/// Time for which a removed server without connections is stored.
 const TRASH_IDLE: Duration = Duration::from_secs(120);
-/// Changes that are remembered at least; of more records, as many as there are.
+/// Minimum of stored changes; if there are more records, as many as records.
 const LOG_MIN: usize = 1024;
 
-/// All state of a server except its record: it outlives its entry in a service.
+/// All state of a server except its record: it remains after the server was removed from its
+/// service.
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) server: Arc<Server>,
-    /// Number of the service; of the last one, while the server is in the trash.
+    /// Number of the service; for a removed server, of its last service.
     pub(crate) service: u32,
     pub(crate) key: ServiceKey,
     pub(crate) stats: ObjectStats,
@@ -32,7 +33,7 @@ pub(crate) struct Registered {
 
 #[derive(Clone, Copy, Debug)]
 struct Trashed {
-    /// Time since which the timer has found no reference to it.
+    /// Time since which the timer has found no reference to the record.
     idle_since: Option<Instant>,
 }
 
@@ -41,7 +42,7 @@ struct Trashed {
 pub(crate) enum Trash {
     /// Not all records were examined.
     Unseen,
-    /// Records that have to wait.
+    /// The records are not due yet.
     Waiting,
     /// An empty record.
     Empty,
@@ -54,29 +55,29 @@ impl Registered {
     }
 }
 
-/// All records. A change of one record costs the same for any number of records. So does the update
-/// of a shard, because the numbers of changed records are remembered.
+/// All records. The cost of a change of one record does not depend on the number of records, nor
+/// does the cost of a shard's update, because the numbers of changed records are stored.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     places: Vec<Option<Registered>>,
-    /// Places without a record; the first is taken first.
+    /// Indexes without a record; the lowest is used first.
     free: BTreeSet<u32>,
-    /// Records in the trash; of one service and address there is at most one.
+    /// Records of removed servers; at most one for each service and address.
     trash: BTreeMap<(ServiceKeyOrd, SocketAddr), u32>,
     /// The record in the trash that was looked at last, until all have been.
     looked_at: Option<(ServiceKeyOrd, SocketAddr)>,
-    /// Records by their servers' addresses, while there is a reader for them.
+    /// Records by the addresses of their servers, if a reader has requested this index.
     addresses: Option<BTreeSet<(SocketAddr, u32)>>,
     /// Records that have changed, in the order of their changes.
     log: Vec<u32>,
     /// The number of the first change in the log, from the first ever.
     log_start: u64,
-    /// The bits by which servers request another examination by their schedulers.
+    /// The bits with which servers request that their schedulers examine them again.
     marks: Marks,
 }
 
 impl Records {
-    /// Places, with and without a record.
+    /// Number of indexes, with and without a record.
     pub(crate) const fn len(&self) -> usize {
         self.places.len()
     }
@@ -93,7 +94,7 @@ impl Records {
         self.places.iter().flatten()
     }
 
-    /// The records in some of the places.
+    /// The records with these indexes.
     pub(crate) fn iter_in(&self, places: Range<usize>) -> impl Iterator<Item = &Registered> {
         let places = places.start.min(self.len())..places.end.min(self.len());
         self.places.get(places).into_iter().flatten().flatten()
@@ -103,8 +104,8 @@ impl Records {
         self.places.iter_mut().flatten()
     }
 
-    /// Takes a snapshot of the counters of servers in services, in these places; also of the attempts to removed
-    /// servers, whose connections may still expire.
+    /// Takes a snapshot of the counters of the servers with these indexes. This includes the
+    /// connection attempts to removed servers, which may still expire.
     pub(crate) fn tick(&mut self, places: Range<usize>) {
         let entries = self.places.get_mut(places).unwrap_or_default();
         for entry in entries.iter_mut().flatten() {
@@ -115,7 +116,7 @@ impl Records {
         }
     }
 
-    /// Records of servers at this address, that of the highest number first; none unless they are
+    /// Records of the servers at this address, the highest number first; empty unless they are
     /// [indexed](Self::index_addresses).
     pub(crate) fn at(&self, addr: SocketAddr) -> impl Iterator<Item = &Registered> {
         let index = self.addresses.iter();
@@ -134,8 +135,8 @@ impl Records {
         self.addresses = wanted.then(|| addresses.collect());
     }
 
-    /// The record of a new server of service `number`: one out of the trash, with its connections,
-    /// or a new one.
+    /// The record for a new server of service `number`: one of a removed server, with its
+    /// connections, or a new one.
     pub(crate) fn enter(
         &mut self,
         number: u32,
@@ -196,7 +197,7 @@ impl Records {
         self.get(id.index())
     }
 
-    /// Handles the removal of a service: its servers in the trash belong to no service any more.
+    /// Handles the removal of a service: its removed servers belong to no service any more.
     pub(crate) fn note_trashed(&mut self, key: &ServiceKey) {
         let key = ServiceKeyOrd::from(key);
         let first = SocketAddr::from(([0, 0, 0, 0], 0));
@@ -208,8 +209,8 @@ impl Records {
         }
     }
 
-    /// Examines up to `count` records in the trash, and frees those without references for long
-    /// enough (`ip_vs_dest_trash_expire`). The next call continues behind them.
+    /// Examines up to `count` records of removed servers, and frees those that have been without
+    /// references for long enough (`ip_vs_dest_trash_expire`). The next call continues after them.
     pub(crate) fn empty_trash(&mut self, now: Instant, count: usize) -> Trash {
         let from = self.looked_at.map_or(Bound::Unbounded, Bound::Excluded);
         let portion = self.trash.range((from, Bound::Unbounded)).take(count);
@@ -232,7 +233,7 @@ impl Records {
         }
     }
 
-    /// Whether nothing has referred to a record in the trash for long enough.
+    /// Whether a record of a removed server has been without references for long enough.
     fn is_to_be_freed(&mut self, place: u32, now: Instant) -> bool {
         let Some(entry) = self.get_mut(ServerId(place)) else {
             return false;
@@ -271,7 +272,7 @@ impl Records {
         self.log.push(place);
     }
 
-    /// Number of changes so far.
+    /// Number of changes since the start.
     pub(crate) fn changes(&self) -> u64 {
         self.log_start + self.log.len() as u64
     }
@@ -302,7 +303,11 @@ mod tests {
         let ids: Vec<u32> = (1..=3).map(|n| enter(&mut records, n).0).collect();
         assert_eq!(ids, [0, 1, 2]);
         records.trash(ServerId(1));
-        assert_eq!(enter(&mut records, 2).0, 1, "an equal one takes it up");
+        assert_eq!(
+            enter(&mut records, 2).0,
+            1,
+            "a server with the same address reuses the record"
+        );
         let sizes = [0..1, 1..9, 3..3, 7..9].map(|places| records.iter_in(places).count());
         assert_eq!(sizes, [1, 2, 0, 0]);
         records.trash(ServerId(1));
@@ -347,7 +352,10 @@ mod tests {
         for _ in 0..3 * LOG_MIN {
             let seen = records.changes().saturating_sub(LOG_MIN as u64);
             records.note(0);
-            assert!(records.changed_since(seen).is_some(), "not so long ago");
+            assert!(
+                records.changed_since(seen).is_some(),
+                "removed only recently"
+            );
         }
         assert_eq!(records.changed_since(seen), None, "forgotten");
         assert_eq!(records.changed_since(records.changes()), Some(&[][..]));

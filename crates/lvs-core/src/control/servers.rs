@@ -16,16 +16,16 @@ use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 const TRASH_PERIOD: Duration = Duration::from_secs(60);
 /// Servers in the trash that are visited without a pause.
 const TRASH_PORTION: usize = 256;
-/// Time between two such portions.
+/// Pause between two portions of the walk over removed servers.
 const TRASH_STEP: Duration = Duration::from_millis(10);
 
 impl Control {
-    /// Adds a real server to a service (`ip_vs_add_dest`). One that was removed within the last
-    /// minutes comes back with its connections.
+    /// Adds a real server to a service (`ip_vs_add_dest`). A server that was removed within the
+    /// last minutes gets its connections back.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`],
-    /// [`Error::FamilyMismatch`], [`Error::NeedsReplies`], and what [`Server::check`] finds.
+    /// [`Error::FamilyMismatch`], [`Error::NeedsReplies`], and the errors of [`Server::check`].
     pub fn add_server(
         &mut self,
         key: &ServiceKey,
@@ -72,8 +72,9 @@ impl Control {
     }
 
     /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients to it are
-    /// dropped until it comes back; with `expire_nodest_conn` its connections end at the next
-    /// [`sweep`](Self::sweep). The service's [`OnServerDown`](crate::settings::OnServerDown) has precedence.
+    /// dropped until it is added again; with `expire_nodest_conn` its connections are removed at
+    /// the next [`sweep`](Self::sweep). The service's
+    /// [`OnServerDown`](crate::settings::OnServerDown) has precedence.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NoServer`].
@@ -92,10 +93,10 @@ impl Control {
         Ok(())
     }
 
-    /// Orders the servers of a service: the first of `order` takes the place of the one that was
-    /// added last. Servers that are not in `order` follow, in their present order; absent ones are
-    /// ignored. If that changes anything, the scheduler restarts. The kernel has no such operation:
-    /// there, a server that was removed and comes back is in front.
+    /// Orders the servers of a service: the first of `order` gets the position of the most recently
+    /// added server. Servers that are not in `order` follow, in their present order; absent ones
+    /// are ignored. If the order changes, the scheduler restarts. The kernel has no such operation:
+    /// there, a server that is removed and added again is the first.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::UnknownScheduler`].
@@ -124,7 +125,7 @@ impl Control {
         Some(entry.attempts.recent(entry.server.attempts().total()))
     }
 
-    /// Whether the trash has removed servers. A server that is added again keeps its connections.
+    /// Whether there are removed servers. A server that is added again gets its connections back.
     pub fn has_removed(&self) -> bool {
         self.next_trash.is_some()
     }
@@ -147,7 +148,7 @@ impl Control {
             .map(|entry| (entry.key, &entry.server))
     }
 
-    /// Number of servers, including removed ones in the trash.
+    /// Number of server records, including those of removed servers.
     pub fn endpoint_places(&self) -> usize {
         self.records.len()
     }
@@ -169,7 +170,7 @@ impl Control {
         }
     }
 
-    /// Frees removed servers that nothing has referred to for long enough
+    /// Frees the records of removed servers that have been without references for long enough
     /// (`ip_vs_dest_trash_expire`).
     pub(super) fn empty_trash(&mut self, now: Instant) {
         let before = self.records.changes();
@@ -199,7 +200,7 @@ impl Control {
         count
     }
 
-    /// Whether servers of removed services wait for their move to the trash.
+    /// Whether servers of removed services have not been moved to the removed servers yet.
     #[cfg(feature = "api")]
     pub(crate) fn has_leaving(&self) -> bool {
         !self.leaving.is_empty()

@@ -21,9 +21,9 @@ pub struct Service {
     /// Time of the scheduler's next call; none until the clock was set, or if the scheduler needs
     /// none.
     pub(super) next_tick: Option<Instant>,
-    /// Servers that get their share bit by bit.
+    /// Servers in a slow start.
     pub(crate) slow: SlowStart,
-    /// Present use of its limits.
+    /// Present usage of the service's limits.
     pub(crate) limiter: Limiter,
     /// Numbers of its servers, by the properties that checks use.
     pub(crate) census: Census,
@@ -42,22 +42,23 @@ impl Service {
         &self.config
     }
 
-    /// Its owner; `None` for a manually added service.
+    /// The service's owner; `None` for a manually added service.
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
     }
 
-    /// Its real servers in the kernel's order: the one added last comes first.
+    /// Its real servers in the kernel's order: the most recently added one is first.
     pub fn servers(&self) -> &[Arc<Server>] {
         self.pool.servers()
     }
 
-    /// Packets of clients that opened no connection because they were dropped or refused, since the service was added.
+    /// Packets of clients that opened no connection because they were dropped or refused, since the
+    /// service was added.
     pub const fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Its counters and rates.
+    /// The service's counters and rates.
     pub fn stats(&self) -> Stats {
         self.stats.stats()
     }

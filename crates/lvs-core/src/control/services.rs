@@ -1,4 +1,4 @@
-//! Services: added, edited, deleted, found.
+//! Adds, edits, deletes and finds services.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -67,8 +67,8 @@ impl Control {
         Ok(())
     }
 
-    /// Replaces all settings of a service (`ip_vs_edit_service`). A scheduler that stays the same
-    /// keeps its state.
+    /// Replaces all settings of a service (`ip_vs_edit_service`). If the scheduler stays the same,
+    /// it keeps its state.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NeedsReplies`], and as [`add_service`](Self::add_service).
@@ -131,7 +131,7 @@ impl Control {
         Ok(())
     }
 
-    /// Filters that are not off: the director's first, then those of services.
+    /// Filters that are not off: the director's filter first, then those of services.
     pub fn filters(&self) -> impl Iterator<Item = (Option<ServiceKey>, SourceFilter)> + '_ {
         let director = [(None, self.filters.director.clone())].into_iter();
         let services = self.filters.services.iter().filter_map(|(number, filter)| {
@@ -144,7 +144,7 @@ impl Control {
     }
 
     /// Deletes a service (`ip_vs_del_service`). Its connections stay; their packets are dropped
-    /// until they end, unless the servers come back.
+    /// until they expire, unless the servers are added again.
     ///
     /// # Errors
     /// [`Error::NoService`].
@@ -154,8 +154,8 @@ impl Control {
         Ok(())
     }
 
-    /// Deletes a service: packets find it no more. Its servers are still to be
-    /// [retired](Self::retire_some), before anything but further services is changed.
+    /// Deletes a service: packets no longer match it. Its servers must be
+    /// [retired](Self::retire_some) before anything but further services is changed.
     pub(crate) fn take_service(&mut self, key: &ServiceKey) -> Result<(), Error> {
         let number = self
             .index
@@ -183,13 +183,13 @@ impl Control {
         self.retire_some(usize::MAX, now);
     }
 
-    /// [Takes](Self::take_service) one service; `false` if there is none.
+    /// [Takes](Self::take_service) one service; `false` if no service remains.
     pub(crate) fn take_one(&mut self) -> bool {
         let Some(key) = self.services.values().next().map(|service| service.key) else {
             return false;
         };
         let taken = self.take_service(&key);
-        debug_assert!(taken.is_ok(), "a service that is listed can be deleted");
+        debug_assert!(taken.is_ok(), "a listed service can be deleted");
         taken.is_ok()
     }
 
@@ -203,7 +203,7 @@ impl Control {
         Ok((number, service))
     }
 
-    /// A new scheduler of this name.
+    /// A new scheduler with this name.
     pub(crate) fn scheduler(&self, name: &str) -> Result<Box<dyn Scheduler>, Error> {
         let schedulers = &self.options.schedulers;
         let mut scheduler = schedulers.create(name).ok_or(Error::UnknownScheduler)?;

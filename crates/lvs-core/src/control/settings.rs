@@ -19,8 +19,8 @@ impl Control {
         self.settings.timeouts.settable()
     }
 
-    /// Sets those three; 0 leaves one as it is. Connections take the new value with their next
-    /// packet.
+    /// Sets the three timeouts; 0 leaves a timeout unchanged. A connection uses the new value from
+    /// its next packet on.
     ///
     /// # Errors
     /// [`Error::TimeoutRange`].
@@ -31,7 +31,7 @@ impl Control {
         Ok(())
     }
 
-    /// The sysctls in force.
+    /// The present sysctls.
     pub const fn sysctls(&self) -> &Sysctls {
         &self.settings.sysctls
     }
@@ -80,8 +80,9 @@ impl Control {
         self.local.iter().any(|prefix| prefix.contains(addr))
     }
 
-    /// Has a helper look at FTP's control connections to these virtual ports, as `ip_vs_ftp` does
-    /// where it is loaded. None at first; it concerns connections that are made from now on.
+    /// Enables the FTP helper for control connections to these virtual ports, like the kernel
+    /// module `ip_vs_ftp`. By default there are none. The helper applies to connections that are
+    /// opened from now on.
     ///
     /// The helper needs the segments' bytes ([`PacketMeta::segment`](crate::PacketMeta::segment)).
     /// The embedding program then changes segments according to the verdicts

@@ -1,10 +1,10 @@
-//! Slow start: a server that comes into a running service gets its share bit by bit.
+//! Slow start: a server that joins a running service gets its share in steps.
 //!
-//! Schedulers look at weights, which are whole numbers and mostly small. While a server starts
-//! slowly, every weight of its service is multiplied by ten, and that server's by the tenths that
-//! it has earned: one more with each ninth of the time, from one tenth at first to ten at the end.
-//! Where weights are numbers of connections, or large, the others stay as they are, and that server
-//! gets the tenths of its own.
+//! Schedulers use weights, which are whole numbers and mostly small. While a server starts slowly,
+//! all weights of its service are multiplied by ten. The weight of the starting server is
+//! multiplied by its tenths instead: 1 at first, and one more after each ninth of the period, up to
+//! 10. If weights are numbers of connections, or are large, the other weights stay unchanged, and
+//! the starting server gets its tenths of its own weight.
 //!
 //! A server starts slowly when it begins to accept connections (it is added, or its weight rises
 //! from 0) and another server has accepted them for the whole period. Without such a server, a slow
@@ -20,14 +20,14 @@ use crate::{Control, Instant, Server, ServerId};
 
 /// Factor for all weights during a slow start.
 const FINER: i32 = 10;
-/// Above this, weights are fine enough by themselves.
+/// Weights above this are precise enough without the multiplication.
 const FINE: i32 = 100_000;
 
 /// The servers of a service that take connections, and since when.
 #[derive(Debug)]
 pub(crate) struct SlowStart {
     since: BTreeMap<ServerId, Since>,
-    /// Time at which the next tenth is due.
+    /// Time of the next step.
     pub(crate) next: Option<Instant>,
     /// Present factor for the weights.
     factor: i32,
@@ -35,7 +35,7 @@ pub(crate) struct SlowStart {
 
 #[derive(Clone, Copy, Debug)]
 struct Since {
-    /// `None` for longer than was looked at.
+    /// Time of the next step; `None` if the server does not start slowly.
     when: Option<Instant>,
     /// Whether the server started slowly.
     slow: bool,
@@ -88,7 +88,7 @@ impl SlowStart {
         }
     }
 
-    /// The tenths that a server has earned, and when it earns the next one.
+    /// The present tenths of a server, and the time of its next step.
     fn earned(&self, id: ServerId, takes: Duration, now: Instant) -> (u8, Option<Instant>) {
         let since = self.since.get(&id).filter(|since| since.slow);
         let Some(when) = since.and_then(|since| since.when) else {

@@ -10,17 +10,17 @@ use crate::shard::{ServerLink, Shard};
 /// Work of a shard's next sweep.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SweepWork {
-    /// End the connections of removed servers.
+    /// Remove the connections of removed servers.
     pub(super) flush_removed: bool,
     /// Rounds of `drop_entry`.
     pub(super) drop_entry: u32,
-    /// End the connections of servers that went down, as their services require.
+    /// Close the connections of failed servers, as their services require.
     pub(super) end_down: bool,
 }
 
 impl Control {
     /// Brings a shard up to date, and ends connections according to the settings. Call it after
-    /// changes. A shard of another director stays as it is.
+    /// changes. A shard of another director is unchanged.
     pub fn sweep(&mut self, shard: &mut Shard) {
         if !self.owns(shard) {
             return;
@@ -46,7 +46,7 @@ impl Control {
         }
     }
 
-    /// Changes whenever the shards' copies get out of date.
+    /// Increases whenever the shards' copies become out of date.
     pub fn generation(&self) -> u32 {
         self.shared.generation.load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! Synchronisation daemons, and messages about templates.
+//! Synchronisation daemons, and synchronisation messages about templates.
 
 use super::Control;
 use super::check;
@@ -9,8 +9,8 @@ impl Control {
     /// Starts the master: from now on messages about connections are made.
     ///
     /// # Errors
-    /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while a server of another family than
-    /// its service's is there.
+    /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while the address family of a server
+    /// differs from its service's.
     pub fn start_master(&mut self, master: Master) -> Result<(), Error> {
         check::start_daemon(self, SyncRole::Master)?;
         self.sync_ports = self.next_sync_ports();
@@ -78,8 +78,8 @@ impl Control {
         sync::ports(self.settings.sysctls.sync_ports)
     }
 
-    /// The next synchronisation message about templates that ended their time outside of any shard,
-    /// if one is full or old enough. A director of one shard has them all in
+    /// The next synchronisation message about templates whose timers fired in the control half, if
+    /// one is full or old enough. For a director of one shard, all messages are in
     /// [`Shard::take_sync_message`](crate::Shard::take_sync_message).
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         if self.settings.master.is_none() {

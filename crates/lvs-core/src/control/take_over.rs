@@ -24,7 +24,7 @@ const TAKEN: u32 = flag::METHOD
 /// Flags that it may change on an entry that exists (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
 const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 
-/// Timeout in seconds of an entry whose message and protocol have none.
+/// Timeout in seconds of an entry, if neither its message nor its protocol has one.
 const TIMEOUT: u32 = 180;
 
 /// The order of two packets that arrive within this time at two directors is unknown.
@@ -44,12 +44,12 @@ pub struct TakenOver {
 /// Results for items received from a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Heard {
-    /// Connections taken over.
+pub struct ItemResults {
+    /// Connections that were taken over.
     pub taken: TakenOver,
     /// Connections that have ended.
     pub ended: u64,
-    /// Connections that stay unchanged, because their packets arrive here.
+    /// Connections that stay unchanged, because this director owns them.
     pub kept: u64,
 }
 
@@ -96,41 +96,41 @@ impl Control {
         taken
     }
 
-    /// Applies the updates of a peer ([`bulk::parse`](crate::sync::bulk::parse)): connections go to
-    /// `shard`, which listens to it ([`Shard::listen_to`]), templates to the control half. A
-    /// connection that a packet has just reached belongs to the peer. Of the other owned
-    /// connections, this director keeps those whose packets arrived here later than at the peer. If
-    /// the order is not known, it keeps them if `keeps_ties`, which must be true for one of the two
-    /// directors.
-    pub fn hear(
+    /// Applies the updates of a peer ([`bulk::parse`](crate::sync::bulk::parse)): connections are
+    /// stored in `shard`, which must receive from this peer ([`Shard::listen_to`]), and templates
+    /// in the control half. If a packet of a connection has just arrived at the peer, the peer owns
+    /// the connection. This director stays the owner of the other connections whose packets arrived
+    /// here later than at the peer. If the order is not known, it keeps them if `keeps_ties`, which
+    /// must be true for one of the two directors.
+    pub fn apply_items(
         &mut self,
         shard: &mut Shard,
         peer: usize,
         keeps_ties: bool,
         items: impl IntoIterator<Item = Item>,
         now: Instant,
-    ) -> Heard {
-        let mut heard = Heard::default();
+    ) -> ItemResults {
+        let mut results = ItemResults::default();
         if shard.replicas.is_none() || !self.owns(shard) {
-            return heard;
+            return results;
         }
         self.sweep(shard);
         for item in items {
             let done = match item.kind {
                 Kind::Ended => {
-                    heard.ended += u64::from(hear_end(shard, peer, &item.entry));
+                    results.ended += u64::from(apply_end(shard, peer, &item.entry));
                     continue;
                 }
                 Kind::Lives | Kind::Comes => self.hear_of(shard, peer, keeps_ties, item, now),
             };
             match done {
-                Ok(true) => heard.taken.taken += 1,
-                Ok(false) => heard.kept += 1,
-                Err(Refused::Nonsense) => heard.taken.nonsense += 1,
-                Err(Refused::Full) => heard.taken.no_room += 1,
+                Ok(true) => results.taken.taken += 1,
+                Ok(false) => results.kept += 1,
+                Err(Refused::Nonsense) => results.taken.nonsense += 1,
+                Err(Refused::Full) => results.taken.no_room += 1,
             }
         }
-        heard
+        results
     }
 
     /// Stores a connection or a template of a peer; `false` if this director owns it.
@@ -199,7 +199,8 @@ impl Control {
         }
     }
 
-    /// Whether an entry makes sense; whether it is a template, and its flags here.
+    /// Checks that an entry is consistent. Returns whether it is a template, and its flags at this
+    /// director.
     fn check_entry(&self, entry: &mut Entry) -> Result<(bool, u32), Refused> {
         let template = entry.flags & flag::TEMPLATE != 0;
         if entry.flags & flag::ONE_PACKET != 0 || (template && entry.flags & flag::NO_CPORT != 0) {
@@ -229,8 +230,8 @@ impl Control {
         Ok((template, entry.flags & TAKEN | flag::SYNC))
     }
 
-    /// Takes over a connection, whose timer fires after `left` or else after its timeout. A report
-    /// of the end of a connection that does not exist is ignored.
+    /// Takes over a connection. Its timer fires after `left`, or without it after its timeout. A
+    /// report of the end of an unknown connection is ignored.
     fn take_over_connection(
         &mut self,
         shard: &mut Shard,
@@ -321,8 +322,9 @@ impl Control {
         Ok(Some(index))
     }
 
-    /// Binds a borrowed connection whose server was not known when it was received, because a
-    /// packet of it has arrived. If the server is known now, the next packet is forwarded.
+    /// Binds a borrowed connection, of which a packet has arrived, to its server, if the server was
+    /// unknown when the connection was received. If the server exists now, the next packet is
+    /// forwarded.
     pub fn bind_unbound(&mut self, shard: &mut Shard, tuple: &Tuple) {
         if !self.owns(shard) {
             return;
@@ -340,7 +342,8 @@ impl Control {
         }
     }
 
-    /// Binds a connection that was received without a server to one (`ip_vs_try_bind_dest`).
+    /// Binds a connection to its server, if it was received before the server was added
+    /// (`ip_vs_try_bind_dest`).
     fn bind_late(&mut self, shard: &mut Shard, index: u32) {
         let slot = shard.conn(index);
         let entry = Entry {
@@ -459,8 +462,9 @@ impl Control {
     }
 }
 
-/// A connection borrowed from a peer has ended there; returns whether it has here.
-fn hear_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
+/// Removes a connection that was borrowed from a peer and has ended there; returns whether it was
+/// removed.
+fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let found = shard.find_from_client(&Key {
         protocol: entry.protocol,
         client: entry.client,

@@ -1,4 +1,4 @@
-//! Persistence templates: how they end, how they are listed, how room is made for new ones.
+//! Persistence templates: their removal, their listing, and the eviction of templates for new ones.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -11,8 +11,8 @@ use crate::shard::{Connection, Shard, write_template};
 use crate::sync::sync_template;
 use crate::{ConnId, Instant, ServiceFlags};
 
-/// Due templates that one call visits: a flooded persistent service has a million, and the lock is
-/// held meanwhile. The next call, which is due at once, visits the rest.
+/// Maximum of due templates that one call visits: a flooded persistent service has a million, and
+/// the lock is held meanwhile. The next call, which is due at once, visits the others.
 pub(super) const TEMPLATES_AT_ONCE: usize = 4096;
 
 impl Control {
@@ -30,7 +30,8 @@ impl Control {
         }
     }
 
-    /// Ends the templates that are due in the first tick up to `limit`; whether there were any.
+    /// Runs the timers of the templates that are due in the first tick up to `limit`; returns
+    /// whether there were any.
     pub(super) fn expire_due_templates(
         &mut self,
         shard: &mut Shard,
@@ -89,7 +90,7 @@ impl Control {
         self.templates_in(start..self.template_slots(), now)
     }
 
-    /// Slots that hold or held persistence templates.
+    /// Number of slots that contain or contained persistence templates.
     pub const fn template_slots(&self) -> usize {
         self.templates.table.slots_len()
     }
@@ -177,7 +178,7 @@ impl Control {
         Some((name, data))
     }
 
-    /// Ends templates to removed servers that control nothing any more.
+    /// Removes the templates of removed servers that control no connections any more.
     pub(super) fn flush_removed_templates(&mut self) {
         let removed: Vec<u32> = self
             .templates
@@ -230,7 +231,8 @@ impl Control {
     }
 }
 
-/// The same for a persistence template, of which no more may be free to go than an eighth.
+/// Number of windows that are searched for a template to evict, of which an eighth at most may be
+/// evictable.
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {
@@ -250,14 +252,14 @@ impl Control {
         }
     }
 
-    /// Whether a new template finds room.
+    /// Whether the table has room for a new template.
     pub(super) fn has_template_room(&self) -> bool {
         let table = &self.templates.table;
         table.len() < table.capacity()
             || self.settings.evicts && self.evictable_template().is_some()
     }
 
-    /// The template that would be evicted for a new one.
+    /// The template that would be evicted to make room for a new one.
     fn evictable_template(&self) -> Option<u32> {
         let table = &self.templates.table;
         let (hand, slots) = (self.templates.hand, table.populated_len());
@@ -273,7 +275,7 @@ impl Control {
         first.map(|(.., index)| index)
     }
 
-    /// Persistence templates that were ended to make room for new ones.
+    /// Number of persistence templates that were evicted to make room for new ones.
     pub const fn evicted_templates(&self) -> u64 {
         self.evicted_templates
     }

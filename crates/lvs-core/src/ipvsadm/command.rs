@@ -56,7 +56,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// The call that does it, if it changes something and one call does it.
+    /// The call that executes the command, if the command changes the configuration and needs only
+    /// one call.
     pub fn call(&self) -> Option<Call> {
         Some(match self {
             Self::AddService(spec) => Call::ServiceAdd(spec.clone()),
@@ -106,7 +107,7 @@ pub enum What {
     /// Every service.
     #[default]
     Services,
-    /// One service.
+    /// One service is listed.
     Service(ServiceId),
     /// `-c`
     Connections,

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-/// The longest word; a longer one is split into words of this length.
+/// Maximum length of a word; a longer word is split into words of this length.
 pub const WORD_MAX: usize = 4096;
 
 /// Command lines from a stream that arrives in pieces. Words are separated by spaces, tabs and
@@ -23,7 +23,7 @@ impl Lines {
         }
     }
 
-    /// Adds one byte; returns the words of a non-empty line at its end.
+    /// Adds one byte. At the end of a non-empty line, returns its words.
     pub fn push(&mut self, byte: u8) -> Option<Vec<Vec<u8>>> {
         match byte {
             b' ' | b'\t' | b'\r' => self.end_word(),
@@ -38,7 +38,7 @@ impl Lines {
         None
     }
 
-    /// Ends the stream; returns the words of a last line without a line end.
+    /// Ends the stream; returns the words of the last line if it has no line break.
     pub fn finish(&mut self) -> Option<Vec<Vec<u8>>> {
         self.end_word();
         let words = core::mem::take(&mut self.words);
@@ -60,8 +60,8 @@ impl Lines {
     }
 }
 
-/// The command lines of a file that ipvsadm-save wrote, each with the number of its line, from 1.
-/// Lines that begin with `#` are left out, as ipvsadm-restore does.
+/// The command lines of a file that ipvsadm-save wrote, each with its line number, from 1. Lines
+/// that begin with `#` are skipped, as in ipvsadm-restore.
 pub fn rules(text: &[u8]) -> impl Iterator<Item = (usize, Vec<Vec<u8>>)> + '_ {
     text.split(|&b| b == b'\n')
         .enumerate()

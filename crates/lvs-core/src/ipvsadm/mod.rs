@@ -11,7 +11,7 @@
 //!
 //! let words = ["-A", "-t", "192.0.2.1:80", "-s", "rr"];
 //! let Ok(Command::AddService(spec)) = parse("ipvsadm", &words, &Numeric) else {
-//!     panic!("that is a good line");
+//!     panic!("the line is valid");
 //! };
 //! assert_eq!(spec.config.scheduler, "rr");
 //!
@@ -42,7 +42,7 @@ pub const VERSION_TEXT: &str = "ipvsadm v1.31 2019/12/24 (compiled with popt and
 /// The output of `-h` after [`VERSION_TEXT`].
 pub const HELP_TEXT: &str = include_str!("help.txt");
 
-/// The hint that ipvsadm prints after the reason why it found no IPVS.
+/// The hint that ipvsadm prints after the reason why it cannot use IPVS.
 pub const NO_IPVS_HINT: &str =
     "Are you sure that IP Virtual Server is built in the kernel or as module?";
 

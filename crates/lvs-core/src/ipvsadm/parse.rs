@@ -34,7 +34,7 @@ pub struct Refusal {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// The command line is wrong.
+    /// The command line is invalid.
     Fail,
     /// The line does not begin with a command.
     Try,
@@ -43,8 +43,8 @@ enum Kind {
 }
 
 impl Refusal {
-    /// The text for standard error, with line ends. It is bytes, because it repeats words of the
-    /// command line.
+    /// The text for standard error, with line breaks. It consists of bytes, because it repeats
+    /// words of the command line.
     pub fn text(&self) -> &[u8] {
         &self.text
     }
@@ -120,13 +120,13 @@ fn option_problem(problem: Problem, word: &[u8]) -> Refusal {
     }
 }
 
-/// Reads the words of one command line. `words` does not hold the program's name, which is
+/// Reads the words of one command line. `words` does not contain the program's name, which is
 /// `program`.
 ///
-/// A line without words lists everything.
+/// An empty line lists all services.
 ///
 /// # Errors
-/// A [`Refusal`], for which nothing must be done.
+/// A [`Refusal`]: the command must not be executed.
 pub fn parse<W: AsRef<[u8]>>(
     program: &str,
     words: &[W],
@@ -295,7 +295,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Handles one option: first whether it is new, then its value.
+    /// Processes one option: checks whether it was already given, and reads its value.
     fn option(&mut self, meaning: Meaning, argument: Option<&'a [u8]>) -> Result<(), Refusal> {
         let word = argument.unwrap_or(&[]);
         match meaning {
@@ -688,7 +688,7 @@ fn timeout(word: &[u8], min: i64) -> Result<u32, Refusal> {
         .ok_or_else(|| fail_with("invalid timeout value `{}' specified", word))
 }
 
-/// A number within bounds; the message that refuses it names the option.
+/// A number within bounds; the error message names the option.
 fn ranged<T: TryFrom<i64>>(flag: Flag, word: &[u8], min: i64, max: i64) -> Result<T, Refusal> {
     value::number(word, min, max)
         .and_then(|value| T::try_from(value).ok())
@@ -720,7 +720,7 @@ fn group(word: &[u8]) -> Result<IpAddr, Refusal> {
         .ok_or_else(|| fail_with(refusal, word))
 }
 
-/// The list behind `-b`, cut as `strtok` does: empty items do not count.
+/// The list of the option `-b`, split as by `strtok`: empty items are skipped.
 fn sched_flags(scheduler: &[u8], list: &[u8]) -> Result<u32, Refusal> {
     let mut flags = 0;
     let mut items = 0;
@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn first_problem_wins() {
+    fn first_error_of_a_line_is_reported() {
         assert_eq!(text(&["-Lq"]), "-Lq: unknown option\n");
         assert_eq!(
             text(&["-L", "-n=5"]),
@@ -798,7 +798,7 @@ mod tests {
     #[test]
     fn refused_line_is_reported_with_its_words() {
         let seen = |words: &[&str]| {
-            let refusal = parse_own("lvsadm", words, &Numeric).expect_err("it is wrong");
+            let refusal = parse_own("lvsadm", words, &Numeric).expect_err("the line is invalid");
             refusal.of_line(words)
         };
         assert_eq!(
@@ -815,7 +815,7 @@ mod tests {
     fn direct_routing_uses_port_of_service() {
         let words = ["-a", "-t", "192.0.2.1:80", "-r", "10.0.0.1:8080"];
         let Ok(Command::AddServer(spec)) = parse("ipvsadm", &words, &Numeric) else {
-            panic!("that is a good line");
+            panic!("the line is valid");
         };
         assert_eq!(spec.server.port(), 80);
     }

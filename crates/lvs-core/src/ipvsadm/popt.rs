@@ -30,11 +30,11 @@ pub(super) type Found<'a> = (&'static OptionSpec, Option<&'a [u8]>);
 pub(super) struct Words<'a, W> {
     words: &'a [W],
     next: usize,
-    /// Look-up of a long option.
+    /// Looks up a long option by its name.
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
-    /// The unread rest of a word of short options.
+    /// The unread part of a word with several short options.
     glued: &'a [u8],
-    /// `--` was found: no more options.
+    /// Whether `--` was read, after which no options follow.
     ended: bool,
     /// Words that are not options, in order.
     leftovers: Vec<&'a [u8]>,
@@ -85,8 +85,8 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
         }
     }
 
-    /// The words that are neither options nor their arguments. Complete after [`next`](Self::next)
-    /// has returned `None`.
+    /// The words that are neither options nor their arguments. The list is complete after
+    /// [`next`](Self::next) has returned `None`.
     pub(super) fn leftovers(&self) -> &[&'a [u8]] {
         &self.leftovers
     }

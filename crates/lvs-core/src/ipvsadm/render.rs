@@ -27,7 +27,7 @@ const ENDPOINT_MAX: usize = 59;
 /// The format of addresses and numbers.
 #[derive(Clone, Copy)]
 struct Style<'a> {
-    /// `None`: only numbers.
+    /// Source of names; `None`: numbers are printed.
     names: Option<&'a dyn Resolve>,
     exact: bool,
 }
@@ -156,7 +156,7 @@ pub fn conn_titles(out: &mut String, persistent_conn: bool) {
     }
 }
 
-/// One line of a listing of connections.
+/// A line of a listing of connections.
 pub fn conn(out: &mut String, conn: &ConnInfo, options: &ListOptions, names: &dyn Resolve) {
     let style = Style::new(options, names);
     let protocol = Protocol(conn.protocol);
@@ -328,7 +328,7 @@ fn server_line(
     out.push('\n');
 }
 
-/// ipvsadm reads these 64-bit numbers of a server as 32-bit ones.
+/// The lower 32 bits of a number: ipvsadm reads these 64-bit numbers of a server as 32-bit numbers.
 const fn low_word(value: u64) -> u64 {
     value & 0xffff_ffff
 }
@@ -432,7 +432,7 @@ const fn method(forwarding: Forwarding) -> &'static str {
     }
 }
 
-/// The protocol whose service names the servers' ports have; a mark has none.
+/// The protocol of the service names for the servers' ports; `None` for a mark.
 fn protocol(service: &ServiceId) -> Option<Protocol> {
     service.endpoint().map(|(protocol, _)| protocol)
 }
@@ -480,7 +480,7 @@ fn sched_flags(config: &ServiceConfig) -> Option<String> {
     Some(list.join(","))
 }
 
-/// The persistence mask, unless it is the full one.
+/// The persistence mask; `None` if it covers the whole address.
 fn mask(service: &ServiceInfo) -> Option<String> {
     let mask = service.config.netmask;
     match crate::ServiceKey::from(service.service).family() {
@@ -512,7 +512,8 @@ fn endpoint(addr: SocketAddr, protocol: Option<Protocol>, style: Style<'_>) -> S
     text
 }
 
-/// An address as `inet_ntop` writes it: as Rust does, but for IPv4-compatible ones (`::192.0.2.1`).
+/// An address as `inet_ntop` formats it: like Rust, except for IPv4-compatible addresses
+/// (`::192.0.2.1`).
 fn address(address: IpAddr) -> String {
     match address {
         IpAddr::V6(v6) if is_compatible(v6) => {
@@ -581,8 +582,8 @@ fn sort(services: &mut Vec<ServiceInfo>) {
     }
 }
 
-/// The merge sort of the C library. Its halves, and its choice of the left element, determine the
-/// order if the comparison contradicts itself.
+/// The merge sort of the C library. If the comparison is inconsistent, the order depends on the
+/// size of the halves and on the choice among equal elements.
 fn merge_sort<T>(mut list: Vec<T>, compare: &dyn Fn(&T, &T) -> Ordering) -> Vec<T> {
     if list.len() < 2 {
         return list;
@@ -648,7 +649,7 @@ fn words(address: IpAddr) -> [u32; 4] {
         IpAddr::V4(v4) => [u32::from(v4), 0, 0, 0],
         IpAddr::V6(v6) => {
             let bits = u128::from(v6);
-            #[expect(clippy::cast_possible_truncation, reason = "one word at a time")]
+            #[expect(clippy::cast_possible_truncation, reason = "one word for each option")]
             [96, 64, 32, 0].map(|shift| (bits >> shift) as u32)
         }
     }

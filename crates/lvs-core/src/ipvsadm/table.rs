@@ -1,14 +1,14 @@
-//! The one table of commands and options: names, kinds of arguments, and which option goes with
-//! which command.
+//! The table of commands and options: names, kinds of arguments, and the options that each command
+//! accepts.
 //!
-//! The parser is driven by it; completions and manual pages are built from it.
+//! The parser uses this table; completions and manual pages are generated from it.
 
 use CommandName as C;
 use Flag as F;
 
 use crate::tunnel::TunnelType;
 
-/// The commands of ipvsadm, in the order in which it numbers them.
+/// The commands of ipvsadm, in the order of their numbers in ipvsadm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CommandName {
     /// `-A`
@@ -68,7 +68,7 @@ impl CommandName {
         }
     }
 
-    /// The rule of this command for `flag`.
+    /// The rule of a command for an option.
     pub fn rule(self, flag: Flag) -> Rule {
         let (needed, one, free): (&[F], &[F], &[F]) = match self {
             Self::AddService | Self::EditService => (
@@ -147,19 +147,19 @@ impl CommandName {
 /// Whether a command requires, permits or refuses an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Must be given.
+    /// The option is required.
     Needed,
-    /// At most one of these.
+    /// At most one of the options with this rule is allowed.
     OneOf,
-    /// May be given.
+    /// The option is allowed.
     Free,
-    /// Must not be given.
+    /// The option is refused.
     Illegal,
 }
 
 /// Settings of options, in the order in which ipvsadm checks them against the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "each is named like its option")]
+#[expect(missing_docs, reason = "each constant has the name of its option")]
 pub enum Flag {
     Numeric,
     Connection,
@@ -282,12 +282,12 @@ impl Flag {
 pub struct Flags(u64);
 
 impl Flags {
-    /// Whether `flag` is in it.
+    /// Whether the set contains `flag`.
     pub const fn has(self, flag: Flag) -> bool {
         self.0 & (1 << flag as u64) != 0
     }
 
-    /// Adds `flag`; `false` if it was in it already.
+    /// Adds `flag`; `false` if it is already set.
     pub const fn add(&mut self, flag: Flag) -> bool {
         let new = !self.has(flag);
         self.0 |= 1 << flag as u64;
@@ -302,13 +302,13 @@ pub enum Argument {
     No,
     /// A value is required; the word is its name in messages.
     Required(&'static str),
-    /// The next word is the value, unless there is no next word or it begins with `-`.
+    /// The next word is the value, unless there is none or it begins with `-`.
     Optional(&'static str),
 }
 
 /// Meaning of an option on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is named like its option")]
+#[expect(missing_docs, reason = "each constant has the name of its option")]
 pub enum Meaning {
     Command(CommandName),
     Tcp,
@@ -329,7 +329,7 @@ pub enum Meaning {
 pub struct OptionSpec {
     /// Long name, without `--`.
     pub long: &'static str,
-    /// Short name, if it has one.
+    /// Its short name, if it has one.
     pub short: Option<u8>,
     /// Its argument.
     pub argument: Argument,
@@ -397,7 +397,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("scheduler", Some(b's'), arg("scheduler"), set(F::Scheduler), "scheduler; wlc if not given"),
     option("pe", None, arg("engine"), set(F::Pe), "persistence engine"),
     option("persistent", Some(b'p'), Argument::Optional("seconds"), set(F::Persistent), "persistent service; 360 seconds if not given"),
-    option("netmask", Some(b'M'), arg("netmask"), set(F::Netmask), "clients of one network count as one client"),
+    option("netmask", Some(b'M'), arg("netmask"), set(F::Netmask), "clients in one network of this size count as one client"),
     option("ops", Some(b'o'), NO, set(F::Ops), "schedule every datagram separately"),
     option("sched-flags", Some(b'b'), arg("flags"), set(F::SchedFlags), "flags of the scheduler, with commas"),
     option("real-server", Some(b'r'), arg("host[:port]"), set(F::Server), "real server"),
@@ -432,7 +432,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("mcast-ttl", None, arg("ttl"), set(F::McastTtl), "time to live of synchronisation messages"),
 ];
 
-/// Options that `lvsadm` has and ipvsadm does not have.
+/// Options of `lvsadm` that ipvsadm does not have.
 pub const OWN_OPTIONS: &[OptionSpec] = &[option(
     "fullnat",
     None,

@@ -18,7 +18,8 @@ pub(super) fn number(word: &[u8], min: i64, max: i64) -> Option<i64> {
     (rest.is_empty() && (min..=max).contains(&value)).then_some(value)
 }
 
-/// The number at the start of a word, and the rest. `None` if there is no digit or it does not fit.
+/// The number at the start of a word, and the text after it. `None` if there is no digit or the
+/// number is too large.
 fn leading_number(word: &[u8]) -> Option<(i64, &[u8])> {
     let start = word.iter().position(|&b| !is_space(b))?;
     let (negative, digits) = match &word[start..] {
@@ -53,7 +54,8 @@ pub(super) fn prefix(word: &[u8]) -> Option<u32> {
 }
 
 /// An IPv4 address in any form that `inet_aton` accepts: one to four parts, each decimal, octal or
-/// hexadecimal, the last one for all remaining bytes. After white space, any text may follow.
+/// hexadecimal, of which the last one represents all remaining bytes. After whitespace, any text
+/// may follow.
 pub(super) fn inet_aton(word: &[u8]) -> Option<Ipv4Addr> {
     let mut rest = word;
     let mut value = 0u32;

@@ -1,4 +1,4 @@
-//! The cache from destination addresses to servers that `lblc` and `lblcr` share, and its expiry.
+//! The cache of servers by destination address for `lblc` and `lblcr`, and its expiry.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -12,16 +12,16 @@ use crate::hash::{fold, hash_32};
 /// 2^10 buckets (`CONFIG_IP_VS_LBLC_TAB_BITS`).
 const BITS: u32 = 10;
 const BUCKETS: usize = 1 << BITS;
-/// Above this many entries, idle ones are looked for every minute (`max_size`).
+/// If there are more entries, unused ones are searched every minute (`max_size`).
 const MAX: usize = BUCKETS * 16;
-/// No entries are made above this (`atomic_read(&tbl->entries) < tbl->max_size * 3 / 2`).
+/// No entries are added above this number (`atomic_read(&tbl->entries) < tbl->max_size * 3 / 2`).
 const HARD_MAX: usize = MAX * 3 / 2;
 /// Interval of checks (`CHECK_EXPIRE_INTERVAL`).
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
 /// Number of partial checks after which the whole cache is searched for expired entries
 /// (`COUNT_FOR_FULL_EXPIRATION`).
 const FULL_CHECK: u32 = 30;
-/// Entries that are idle for this long are removed when there are too many (`ENTRY_TIMEOUT`).
+/// Time after which an unused entry is removed if there are too many (`ENTRY_TIMEOUT`).
 const IDLE: Duration = Duration::from_secs(6 * 60);
 
 #[derive(Clone, Debug)]
@@ -137,7 +137,7 @@ mod tests {
         }
         assert_eq!(cache.len, HARD_MAX);
         cache.check(Instant::from_secs(60), Duration::from_secs(86_400));
-        assert_eq!(cache.len, HARD_MAX, "nothing is idle long enough");
+        assert_eq!(cache.len, HARD_MAX, "no entry has been idle long enough");
         cache.check(Instant::from_secs(360), Duration::from_secs(86_400));
         let dropped = HARD_MAX - cache.len;
         assert!((MAX / 2..MAX / 2 + 100).contains(&dropped), "{dropped}");

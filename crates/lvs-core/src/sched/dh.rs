@@ -22,11 +22,11 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The server that the destination address hashes to, for services of many addresses (caches behind
-/// a mark).
+/// Chooses the server by a hash of the destination address, for services of many addresses (caches
+/// behind a mark).
 ///
-/// Weights do not matter but for 0. A server that cannot take the connection is not replaced by
-/// another one.
+/// Of the weights, only 0 has an effect. A server that cannot accept the connection is not replaced
+/// by another one.
 #[derive(Clone, Debug, Default)]
 pub struct DestinationHashing {
     /// Slots, as indices into the list of servers; empty without servers.

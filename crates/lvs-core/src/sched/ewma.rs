@@ -23,8 +23,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The server with the smallest expected wait: [the time that it takes to answer](Server::latency)
-/// × (active connections + 1) / weight, after Finagle's `PeakEwma`.
+/// Chooses the server with the shortest expected wait: [response time](Server::latency) × (active
+/// connections + 1) / weight, after Finagle's `PeakEwma`.
 ///
 /// The scheduler measures the time from the packet that opens a connection to its first answer: in
 /// TCP from SYN to SYN-ACK. The time grows with the server's accept queue, the load of its host and
@@ -175,7 +175,7 @@ mod tests {
         let request = request(Instant::from_secs(1));
         for _ in 0..3 {
             let Preview::Server(seen) = pool.preview(&request) else {
-                panic!("it has a server to choose");
+                panic!("it has a usable server");
             };
             assert_eq!(seen.id(), pool.servers()[0].id());
         }

@@ -20,9 +20,9 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Keeps a destination address on one server, for services of many addresses (caches behind a
-/// mark). An overloaded server passes the address to the least loaded one while another server is
-/// idle.
+/// Assigns each destination address to one server, for services of many addresses (caches behind a
+/// mark). If the server is overloaded while another one is idle, the address is assigned to the
+/// least loaded server.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnections {
     cache: Cache<HeldServer>,
@@ -94,8 +94,8 @@ impl Scheduler for LocalityLeastConnections {
     }
 }
 
-/// Whether `server` has more active connections than its weight while another one has less than
-/// half of its own (`is_overloaded`).
+/// Whether `server` has more active connections than its weight while another server has fewer than
+/// half of its weight (`is_overloaded`).
 pub(super) fn is_overloaded(server: &Server, servers: &[Arc<Server>]) -> bool {
     let active = |server: &Server| i64::from(server.active());
     active(server) > i64::from(server.weight())

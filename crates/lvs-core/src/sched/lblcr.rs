@@ -23,8 +23,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Keeps a destination address on a set of servers that grows while they have too much and shrinks
-/// when it has not changed for a while.
+/// Assigns each destination address to a set of servers. The set grows while its servers are
+/// overloaded, and shrinks if it has not changed for a while.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnectionsReplicated {
     cache: Cache<Set>,
@@ -56,7 +56,7 @@ impl Set {
         Some(least)
     }
 
-    /// The place of the member with the most load for its weight (`ip_vs_dest_set_max`).
+    /// The index of the member with the most load in relation to its weight (`ip_vs_dest_set_max`).
     fn most(&self) -> Option<usize> {
         (0..self.servers.len())
             .rev()

@@ -1,4 +1,4 @@
-//! The least of many servers, found without comparing all of them.
+//! Finds the least loaded of many servers without comparing all of them.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::{Request, Scheduler, Server};
 
 /// Number of servers above which the scheduler does not compare all of them.
 const MANY: usize = 64;
-/// A place without a server.
+/// Marks an unused position of the tree.
 const NONE: u32 = u32::MAX;
 
 /// A scheduler whose choice is the server with the smallest quotient, the first of equals.
@@ -106,23 +106,23 @@ impl<S: ByQuotient> Scheduler for Following<S> {
 }
 
 struct Tree {
-    /// Quotients by place in the list.
+    /// Quotients by position in the list.
     quotients: Vec<Quotient>,
-    /// The place of the least below each node: the root is node 1, the nodes below `n` are `2 n`
-    /// and `2 n + 1`, and the leaves come last.
+    /// The position of the least loaded server below each node: the root is node 1, the nodes below
+    /// `n` are `2 n` and `2 n + 1`, and the leaves come last.
     nodes: Vec<u32>,
     marks: Vec<Marks>,
-    /// Loads below 0, as those of the kernel are from 2^23 active connections on: they are then
-    /// compared with servers of weight 0, too.
+    /// Number of negative loads, which occur as in the kernel from 2^23 active connections on: they
+    /// are then compared with servers of weight 0, too.
     below_zero: usize,
 }
 
 /// Up to 64 servers that mark themselves in the same word.
 struct Marks {
     word: Arc<AtomicU64>,
-    /// The bits of servers of this list.
+    /// The mark bits of the servers in this list.
     mask: u64,
-    /// Their places in the list.
+    /// The positions of the servers in the list.
     places: Box<[u32; 64]>,
 }
 
@@ -211,7 +211,8 @@ impl Tree {
         }
     }
 
-    /// The less of the two below a node; of equals the left one, which comes first in the list.
+    /// The lesser of the two nodes below a node; among equals the left one, which is earlier in the
+    /// list.
     fn less_below(&self, node: usize) -> u32 {
         let (left, right) = (self.nodes[2 * node], self.nodes[2 * node + 1]);
         let of = |place: u32| {
@@ -287,7 +288,7 @@ mod tests {
                 }
                 1 => {
                     let addr = pool.servers()[any].addr();
-                    pool.remove(addr).expect("it is there");
+                    pool.remove(addr).expect("the entry exists");
                 }
                 2..6 => {
                     let server = &pool.servers()[any];
@@ -297,7 +298,7 @@ mod tests {
                         ..server.config()
                     };
                     let addr = server.addr();
-                    pool.edit(addr, &config).expect("it is there");
+                    pool.edit(addr, &config).expect("the entry exists");
                 }
                 6..40 if !open.is_empty() => {
                     let at = below(u32::try_from(open.len()).expect("few")) as usize;
@@ -336,7 +337,7 @@ mod tests {
         let mut open = Vec::new();
         for _ in 0..250 {
             let Preview::Server(server) = pool.preview(&request()) else {
-                panic!("it has a server to choose");
+                panic!("a usable server exists");
             };
             let seen = server.addr();
             let chosen = pool.pick(&request()).expect("somebody");

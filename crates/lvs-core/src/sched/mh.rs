@@ -34,11 +34,11 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Consistent hashing of the client's address (with `mh-port`, address and port): few clients move
-/// when servers come and go.
+/// Consistent hashing of the client's address (with `mh-port`, address and port): few clients
+/// change their server when servers are added or removed.
 ///
-/// The table follows each server's *last* weight that was not 0: a weight of 0 moves no clients of
-/// other servers. A server added at weight 0 gets no slots.
+/// The table uses each server's *last* weight that was not 0, so that weight 0 does not affect
+/// clients of other servers. A server added at weight 0 gets no slots.
 ///
 /// The table has 4,093 slots, as that of most kernels. With fewer than a hundred slots for each
 /// server, these get unequal shares: [`with_table_index`](Self::with_table_index) makes a larger
@@ -47,7 +47,7 @@ pub(super) const ABOUT: About = About {
 pub struct MaglevHashing {
     /// Slots of the table.
     slots: u32,
-    /// Weights are cut to this many bits.
+    /// Number of bits to which weights are reduced.
     weight_bits: u32,
     /// Slots, as indices into the list of servers.
     table: Vec<u32>,
@@ -65,9 +65,9 @@ impl Default for MaglevHashing {
 }
 
 impl MaglevHashing {
-    /// With the table of a kernel with this `CONFIG_IP_VS_MH_TAB_INDEX`: from 8 (251 slots) to 17
-    /// (131,071); 16 has 65,521. `None` for other values. All directors of a service must use the
-    /// same one.
+    /// A scheduler with the table of a kernel with this `CONFIG_IP_VS_MH_TAB_INDEX`: from 8 (251
+    /// slots) to 17 (131,071); 16 has 65,521. `None` for other values. All directors of a service
+    /// must use the same table.
     pub fn with_table_index(index: u8) -> Option<Self> {
         (8..=17).contains(&index).then(|| Self::sized(index))
     }
@@ -82,8 +82,8 @@ impl MaglevHashing {
         }
     }
 
-    /// Builds the table if it is out of date: at the first choice after a change, so that a list of
-    /// servers that is set up one by one is built from once.
+    /// Builds the table if it is out of date. This is done at the first choice after a change, so
+    /// that the table is built once after servers were added one by one.
     fn refresh(&mut self, servers: &[Arc<Server>]) {
         let list = || {
             servers
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn mh_more_servers_than_slots_keep_table() {
+    fn mh_with_more_servers_than_slots_keeps_table() {
         let mut pool = crate::Pool::new(Box::<MaglevHashing>::default());
         let config = crate::ServerConfig::new(1, crate::Forwarding::Nat);
         let server = |n: u32| SocketAddr::new(core::net::Ipv4Addr::from_bits(n).into(), 80);
@@ -350,6 +350,9 @@ mod tests {
         for n in SLOTS..SLOTS + 10 {
             let _ = pool.remove(server(n));
         }
-        assert!(pool.pick(&request).is_some(), "few enough again");
+        assert!(
+            pool.pick(&request).is_some(),
+            "the number is below the limit again"
+        );
     }
 }

@@ -45,7 +45,7 @@ use crate::{Request, Scheduler, Server, ServiceFlags};
 /// Meaning of weights for a scheduler. A server with a weight of 0 never receives new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// A share of the connections.
+    /// The weight is a share of the connections.
     Share,
     /// The scheduler ignores it: all servers are alike.
     Ignored,
@@ -53,7 +53,8 @@ pub enum Weights {
     Priority,
     /// A number of connections.
     Capacity,
-    /// A share of the connections, and a limit above which other servers are preferred.
+    /// The weight is a share of the connections, and a limit above which other servers are
+    /// preferred.
     Both,
 }
 
@@ -62,30 +63,31 @@ pub enum Weights {
 pub struct About {
     /// The name in ipvsadm.
     pub name: &'static str,
-    /// Its rule, in half a line.
+    /// A summary of its rule.
     pub summary: &'static str,
     /// Meaning of weights.
     pub weights: Weights,
-    /// Its behaviour for a client whose server has a weight of 0.
+    /// Its behaviour towards a client whose server has weight 0.
     pub at_zero: AtZero,
-    /// It uses the times of the servers' answers, so it accepts servers behind NAT only.
+    /// Whether it uses the response time of servers, so that it accepts only servers behind NAT.
     pub needs_replies: bool,
-    /// IPVS in the kernel has this scheduler.
+    /// Whether the kernel's IPVS has this scheduler.
     pub fast_path: bool,
     /// The names of the flags of its services, in the order of their bits; [`ANY_FLAGS`] for flags
     /// without a name.
     pub flags: &'static [(&'static str, u32)],
-    /// Whether it chooses at random, so that a preview is one of several outcomes.
+    /// Whether the scheduler chooses at random, so that a preview is only one of several possible
+    /// results.
     pub draws_lots: bool,
-    /// Its choice depends on the order of the servers, also while they stay the same: directors
-    /// that are to choose alike need the same order.
+    /// Whether its choice depends on the order of the servers, even if they stay the same:
+    /// directors that must choose the same servers then need the same order.
     pub goes_by_order: bool,
-    /// Makes one for a service.
+    /// Makes a scheduler for a service.
     pub make: fn() -> Box<dyn Scheduler>,
 }
 
 impl About {
-    /// Properties that most schedulers share.
+    /// The properties of most schedulers.
     const USUAL: Self = Self {
         name: "",
         summary: "",
@@ -171,7 +173,7 @@ pub const BUILT_IN: &[About] = &[
     NoScheduler::ABOUT,
 ];
 
-/// `none`: no connection is ever taken.
+/// `none`: no connection is ever accepted.
 #[derive(Clone, Copy, Debug, Default)]
 struct NoScheduler;
 
@@ -249,7 +251,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn described_behaviour_at_weight_0_is_true() {
+    fn scheduler_behaviour_at_weight_0_matches_its_description() {
         for about in BUILT_IN.iter().filter(|about| about.name != "none") {
             for flags in [0, ServiceFlags::SCHED1].map(ServiceFlags) {
                 let mut pool = pool(about.name, &[1, 1]);
@@ -289,7 +291,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A scheduler that is described as random depends on its seed, and no other does.
+    /// A scheduler that is described as random depends on its seed, and no other scheduler does.
     #[test]
     fn random_schedulers_are_described_as_random() {
         for about in BUILT_IN {
@@ -308,7 +310,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn described_properties_of_schedulers_are_true() {
+    fn scheduler_properties_match_their_descriptions() {
         for about in BUILT_IN {
             let scheduler = (about.make)();
             let name = about.name;
@@ -350,7 +352,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn dh_assigns_servers_in_turn_and_replaces_none() {
+    fn dh_assigns_slots_in_turn_and_replaces_no_server() {
         let mut pool = pool("dh", &[1, 1, 1]);
         let virts = [
             "10.0.0.1",

@@ -10,15 +10,15 @@ use crate::{Request, Scheduler, Server};
 /// Description of `ovf`.
 pub(super) const ABOUT: About = About {
     name: "ovf",
-    summary: "the highest weight, until it has as many connections; then the next",
+    summary: "the server with the highest weight, until it has as many connections; then the next",
     weights: Weights::Capacity,
     goes_by_order: true,
     make: || Box::new(Overflow),
     ..About::USUAL
 };
 
-/// The server of the highest weight until it has more active connections than its weight, then the
-/// next one.
+/// Chooses the server with the highest weight until it has more active connections than its weight,
+/// then the server with the next lower weight.
 ///
 /// Only active connections count, so UDP never overflows.
 #[derive(Clone, Copy, Debug, Default)]

@@ -15,7 +15,7 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The usable servers in turn. A server takes part if its weight is above 0.
+/// Chooses the usable servers in turn. A server is usable if its weight is above 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin {
     /// The server chosen last; `None` is the head of the list.

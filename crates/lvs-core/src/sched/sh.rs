@@ -37,8 +37,8 @@ pub struct SourceHashing {
 }
 
 impl SourceHashing {
-    /// Assigns the slots to the servers in turn, as many consecutive slots as the weight. A server
-    /// of weight 0 gets one, too.
+    /// Assigns the slots to the servers in turn; each server gets as many consecutive slots as its
+    /// weight. A server with weight 0 gets one slot.
     fn assign(&mut self, servers: &[Arc<Server>]) {
         self.table.clear();
         let mut turn = (0u32..).zip(servers).cycle();

@@ -16,7 +16,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Draws two servers at random by weight and chooses the one with less load for its weight.
+/// Chooses two servers at random by weight, and uses the one with less load in relation to its
+/// weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RandomTwos {
     /// The kernel's numbers cannot be foretold; these follow from the director's seed.
@@ -24,7 +25,7 @@ pub struct RandomTwos {
 }
 
 impl RandomTwos {
-    /// A number from 0 to `last`, both included.
+    /// A random number from 0 to `last`, inclusive.
     fn draw(&mut self, last: u32) -> i64 {
         let drawn = self.random.draw_below(u64::from(last) + 1);
         i64::try_from(drawn).unwrap_or(0)

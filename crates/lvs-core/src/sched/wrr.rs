@@ -51,8 +51,8 @@ impl WeightedRoundRobin {
     }
 
     /// Skips the passes in which no server can be chosen and the round does not end: with weights
-    /// of a million and every server at its upper threshold there are a million of them.
-    /// `heaviest`: the greatest weight that a pass may find.
+    /// of a million and every server at its upper threshold, there are a million such passes.
+    /// `heaviest`: the greatest weight for which a pass may choose a server.
     fn skip_passes(&mut self, heaviest: i32) {
         let floor = heaviest.max(self.step);
         if self.current > floor {

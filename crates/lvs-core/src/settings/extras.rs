@@ -10,18 +10,18 @@ use crate::settings::Limits;
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u8)]
 pub enum OnServerDown {
-    /// As the kernel does: packets of clients are dropped until the server is back or the
-    /// connection's time is up; with the sysctl `expire_nodest_conn`, connections end.
+    /// The kernel's behaviour: packets of clients are dropped until the server is added again or
+    /// the connection expires; with the sysctl `expire_nodest_conn`, connections are removed.
     #[default]
     Kernel = 0,
-    /// Both ends of a TCP connection get a reset at once
+    /// The director sends a TCP reset to client and server at once
     /// ([`Shard::end_down`](crate::Shard::end_down)). The next packet of another protocol is
     /// refused (ICMP port unreachable), and the one after it opens a new connection.
     Reset = 1,
     /// The next packet opens a connection to another server. TCP, which cannot move, is reset as
     /// with `Reset`, so that its client connects again.
     Reschedule = 2,
-    /// Connections end silently: their packets are dropped for two minutes at most.
+    /// Connections end without a message: their packets are dropped for two minutes at most.
     Drop = 3,
 }
 
@@ -48,14 +48,14 @@ impl OnServerDown {
 pub struct Extras {
     /// Treatment of the connections of a server that goes down.
     pub on_server_down: OnServerDown,
-    /// Seconds until a server that is added to a running service gets its full share; 0 means at
-    /// once.
+    /// Seconds in which a server that is added to a running service reaches its full share; 0 means
+    /// at once.
     pub slow_start: u32,
-    /// Counts consecutive new TCP connections without an answer of their server behind NAT
+    /// Count consecutive new TCP connections that a server behind NAT does not answer
     /// ([`Server::unanswered`](crate::Server::unanswered)).
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "core::ops::Not::not"))]
     pub count_unanswered: bool,
-    /// Limits of its connections.
+    /// Limits of the service's connections.
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "Limits::is_off"))]
     pub limits: Limits,
 }

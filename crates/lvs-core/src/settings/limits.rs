@@ -9,17 +9,17 @@ pub struct Limits {
     pub connections: u32,
     /// New connections a second, and at once.
     pub rate: u32,
-    /// New connections a second, and at once, from one source.
+    /// Maximum of new connections from one source, a second and in a burst.
     pub source_rate: u32,
     /// Bits of an IPv4 address that make a source; 0 is all 32.
     pub source_bits_v4: u8,
-    /// Bits of an IPv6 address that make a source; 0 is 64, the network that one host may choose
-    /// its addresses from.
+    /// Prefix length of an IPv6 source; 0 is 64, the network in which one host may choose its
+    /// addresses.
     pub source_bits_v6: u8,
 }
 
 impl Limits {
-    /// Whether there are none.
+    /// Whether no limit is set.
     pub fn is_off(&self) -> bool {
         *self == Self::default()
     }

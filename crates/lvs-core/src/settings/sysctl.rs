@@ -43,7 +43,8 @@ macro_rules! sysctls {
             /// Sets a value from its text.
             ///
             /// # Errors
-            /// [`Error::SysctlValue`] if the text is no number or out of range, and as [`get`](Self::get).
+            /// [`Error::SysctlValue`] if the text is not a number or is out of range, and as
+            /// [`get`](Self::get).
             pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
                 match name {
                     $(stringify!($name) => self.$name = $take.take(value)?,)*
@@ -67,19 +68,19 @@ macro_rules! sysctls {
 }
 
 sysctls! {
-    /// Drop rate of `drop_packet` mode 3: one of so many connections. Default 10.
+    /// Drop rate of `drop_packet` mode 3: one connection in this many is dropped. Default 10.
     am_droprate: i32 = 10, NUMBER;
     /// Pages of free memory below which the automatic defences act. Default 1024.
     amemthresh: i32 = 1024, NUMBER;
-    /// Forward nothing while a backup daemon runs. Default off.
+    /// Forward no packets while a backup daemon runs. Default off.
     backup_only: bool = false, SWITCH;
     /// Send packets of a mark without servers on to their own destination. Default off.
     cache_bypass: bool = false, SWITCH;
     /// When a SYN may take over the addresses and ports of an old connection: 0 never; otherwise in
     /// TIME_WAIT and CLOSE; with bit 2 also in FIN_WAIT if no reply was ever seen. Default 1.
     conn_reuse_mode: i32 = 1, NUMBER;
-    /// Keep netfilter's connection tracking: here only the flag that the synchronisation protocol
-    /// carries. Default off.
+    /// Keep netfilter's connection tracking. Here this sets only a flag that synchronisation
+    /// messages contain. Default off.
     conntrack: bool = false, SWITCH;
     /// Log level of the kernel's debug builds; stored without effect. Default 0.
     debug_level: i32 = 0, NUMBER;
@@ -93,17 +94,17 @@ sysctls! {
     est_cpulist: String = "0".into(), CPU_LIST;
     /// Priority of the kernel's estimator threads; stored without effect. Default 0.
     est_nice: i32 = 0, Within(-20..=19);
-    /// End connections of removed servers at once, and let a SYN leave a quiesced server. Default off.
+    /// Remove connections of removed servers at once, and allow a SYN to leave a quiesced server.
+    /// Default off.
     expire_nodest_conn: bool = false, SWITCH;
-    /// Let clients leave a persistent server whose weight is 0. Default off.
+    /// Allow clients to leave a persistent server whose weight is 0. Default off.
     expire_quiescent_template: bool = false, SWITCH;
     /// Pass the inner packets of tunnels that the host decapsulates to the host. Default off. The
     /// embedding program decides which packets these are.
     ignore_tunneled: bool = false, SWITCH;
     /// Seconds after which `lblc` forgets an unused destination. Default 86400.
     lblc_expiration: u32 = 86_400, POSITIVE;
-    /// Seconds after which `lblcr` forgets an unused destination, and lets a set shrink. Default
-    /// 86400.
+    /// Seconds after which `lblcr` removes an unused destination, and reduces a set. Default 86400.
     lblcr_expiration: u32 = 86_400, POSITIVE;
     /// Send "port unreachable" to a server that sends packets without a connection. Default off.
     nat_icmp_send: bool = false, SWITCH;
@@ -115,12 +116,12 @@ sysctls! {
     schedule_icmp: bool = false, SWITCH;
     /// State tables that trust only the server: 0 off, 1 and 2 by memory, 3 always. Default 0.
     secure_tcp: i32 = 0, Within(0..=3);
-    /// Let any SCTP packet but ABORT open a connection. Default off.
+    /// Any SCTP packet except ABORT may open a connection. Default off.
     sloppy_sctp: bool = false, SWITCH;
-    /// Let any TCP segment but RST open a connection. Default off.
+    /// Any TCP segment except RST may open a connection. Default off.
     sloppy_tcp: bool = false, SWITCH;
-    /// Route replies as if the host had made them. Default on; without effect where routes are
-    /// looked up by destination alone.
+    /// Route replies as if the host had made them. Default on; without effect if routes depend only
+    /// on the destination.
     snat_reroute: bool = true, SWITCH;
     /// Do not synchronise connections that a template controls. Default off.
     sync_persist_mode: bool = false, SWITCH;
@@ -129,10 +130,10 @@ sysctls! {
     sync_ports: u32 = 1, POWER_OF_TWO;
     /// Messages that wait to be sent at most. Default 16384 (the kernel's depends on its memory).
     sync_qlen_max: i32 = 16_384, NUMBER;
-    /// Interval in seconds in which a connection is synchronised about once; 0 means that
-    /// `sync_threshold` applies. Default 0.
+    /// Interval in seconds at which a connection is synchronised; 0 means that `sync_threshold`
+    /// applies. Default 0.
     sync_refresh_period: u32 = 0, POSITIVE;
-    /// Further messages about a connection when it is refreshed, 0 to 3. Default 0.
+    /// Number of repeated messages about a refreshed connection, 0 to 3. Default 0.
     sync_retries: u32 = 0, Within(0..=3);
     /// Buffer of the synchronisation sockets in bytes; 0 is the system's. Default 0.
     sync_sock_size: i32 = 0, NUMBER;
@@ -142,7 +143,7 @@ sysctls! {
     sync_version: u32 = 1, Within(0..=1);
 }
 
-/// A value as the kernel writes it.
+/// Formats a value like the kernel.
 trait Show {
     fn show(&self) -> String;
 }
@@ -186,7 +187,7 @@ trait Takes<T> {
     fn values(&self) -> String;
 }
 
-/// A kind of values: its parser, and its description.
+/// A type of values: its parser, and its description.
 struct Kind<T>(fn(&str) -> Result<T, Error>, &'static str);
 
 impl<T> Takes<T> for Kind<T> {
@@ -199,7 +200,7 @@ impl<T> Takes<T> for Kind<T> {
     }
 }
 
-/// Whole numbers in a range.
+/// Values that are whole numbers in a range.
 struct Within<T>(RangeInclusive<T>);
 
 impl<T: TryFrom<i32> + PartialOrd + Display> Takes<T> for Within<T> {
@@ -229,12 +230,12 @@ const THRESHOLD: Kind<(u32, u32)> = Kind(
     "two whole numbers, the first below the second unless that is 0, such as \"3 50\"",
 );
 
-/// A whole number.
+/// Parses a whole number.
 fn number(value: &str) -> Result<i32, Error> {
     value.trim().parse().map_err(|_| Error::SysctlValue)
 }
 
-/// A whole number that is not negative.
+/// Parses a whole number that is not negative.
 fn positive(value: &str) -> Result<u32, Error> {
     u32::try_from(number(value)?).map_err(|_| Error::SysctlValue)
 }
@@ -248,7 +249,7 @@ fn power_of_two(value: &str) -> Result<u32, Error> {
     }
 }
 
-/// Numbers and ranges with commas between them, or nothing.
+/// Parses a list of numbers and ranges, separated by commas; the list may be empty.
 fn cpu_list(value: &str) -> Result<String, Error> {
     let list = value.trim();
     match is_cpu_list(list) {
@@ -264,7 +265,7 @@ impl Sysctls {
     }
 }
 
-/// Numbers and ranges with commas between them, or nothing.
+/// Whether a text is a list of numbers and ranges, separated by commas; the list may be empty.
 fn is_cpu_list(list: &str) -> bool {
     let number = |text: &str| text.parse::<u32>().ok();
     list.is_empty()
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_sorted_and_values_have_their_ranges() {
+    fn sysctl_names_are_sorted_and_values_have_their_ranges() {
         assert!(Sysctls::NAMES.is_sorted());
         let mut sysctls = Sysctls::default();
         for (name, value) in [

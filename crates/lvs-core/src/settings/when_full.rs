@@ -6,7 +6,7 @@ pub enum WhenFull {
     /// Refuses it.
     #[default]
     Drop,
-    /// Ends another one for it, half-open or ended ones first, then idle ones; never one that moves
-    /// data.
+    /// Evict another connection for the new one: first half-open or ended ones, then idle ones;
+    /// never one that moves data.
     Evict,
 }

@@ -1,5 +1,5 @@
-//! Packets that the shard alone can decide on: their connection, the changes to it, and their
-//! destination.
+//! Decisions about packets for which the shard alone suffices: their connection, its changes, and
+//! their destination.
 
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::{
     Reply, ServerId, TcpFlags, Transport, Tuple, Verdict,
 };
 
-/// Whether the packet in hand has opened its connection.
+/// Whether the present packet has opened its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Age {
     /// The packet has opened the connection.
@@ -144,8 +144,8 @@ impl Shard {
             }
     }
 
-    /// Whether a packet that opens a connection replaces the one with its addresses and ports
-    /// (`is_new_conn`, `is_new_conn_expected`).
+    /// Whether a packet that opens a connection replaces the existing connection with its addresses
+    /// and ports (`is_new_conn`, `is_new_conn_expected`).
     fn is_replaced_by(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
         if !opens(meta) {
             return false;
@@ -267,7 +267,7 @@ impl Shard {
         Verdict::Forward(self.forward_of(index, age))
     }
 
-    /// The one packet of a connection that is never in the table: counted, sent, forgotten.
+    /// Forwards the only packet of a connection that is never in the table, and counts it.
     pub(crate) fn forward_once(&mut self, slot: &Draft, meta: &PacketMeta<'_>) -> Verdict {
         if let Some(link) = self.link_of(slot.server) {
             self.count_for(link, Counters::count_connection);
@@ -294,8 +294,7 @@ impl Shard {
         }
     }
 
-    /// Local address and port that connection `index` uses towards its server, if both ends are
-    /// translated.
+    /// Local address and port of connection `index` towards its server, if it uses full NAT.
     #[inline]
     pub(super) fn local_of(&self, index: u32) -> Option<SocketAddr> {
         match self.table.get(index).method() {
@@ -400,7 +399,7 @@ impl Shard {
 
 /// Effects of a packet on its connection: state, timeout, counters.
 impl Shard {
-    /// Updates the state, its timeout, and the active and inactive counts.
+    /// Updates the state, the timeout, and the active and inactive counts.
     #[inline]
     pub(super) fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, sender: Sender) {
         let slot = self.table.get(index);
@@ -456,7 +455,7 @@ impl Shard {
         }
     }
 
-    /// Protects the template of a connection from eviction when its connections end.
+    /// Protects the template of a connection, so that it is not evicted when its connections end.
     fn assure(&mut self, index: u32) {
         if let Some(Some(template)) = self.templates.get(index) {
             template.assured.store(true, Ordering::Relaxed);
@@ -487,7 +486,7 @@ impl Shard {
 /// ISAKMP, which IPsec packets follow (RFC 2408).
 const ISAKMP: u16 = 500;
 
-/// Protocols that connections are kept of.
+/// Whether connections of this protocol are tracked.
 pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     matches!(
         protocol,

@@ -1,5 +1,5 @@
-//! Treatment of the connections of a server that went down, if its service requests more than the
-//! kernel's silence ([`OnServerDown`]).
+//! Closes the connections of a server that went down, if its service requires this
+//! ([`OnServerDown`]); the kernel only drops their packets.
 //!
 //! When a server leaves such a service, the shard walks over its table once, a bounded number of
 //! slots at a time, and ends the server's connections. A TCP connection ends with a reset to both
@@ -11,8 +11,8 @@
 //! acknowledgement that contains the expected number, and the shard replies with the right number:
 //! an ended entry stays for a while and resets late packets.
 //!
-//! The kernel fast path keeps no numbers, because a slot has no room for them. So the shard asks the
-//! client of an offloaded connection first: with the SYN+ACK of its server once more, which any
+//! The kernel fast path keeps no numbers, because a slot has no room for them. So the shard asks
+//! the client of an offloaded connection first: with the SYN+ACK of its server once more, which any
 //! receiver answers with such an acknowledgement (RFC 5961 section 4.2). The answer ends both ends.
 
 use super::decide::Age;
@@ -27,7 +27,7 @@ use crate::{
 use alloc::vec::Vec;
 use core::time::Duration;
 
-/// Packets of a connection whose client has repeated its SYN once.
+/// Number of packets of a connection whose client has repeated its SYN once.
 const SYN_AND_REPEAT: u32 = 2;
 
 /// Longest time that packets of silently ended connections are dropped.
@@ -36,10 +36,10 @@ const SILENCE: u32 = 120;
 /// Sequence numbers of a TCP segment (RFC 9293 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers {
-    /// Next expected sequence number: that of the segment, plus its payload in bytes, plus one each
-    /// for SYN and FIN.
+    /// Next expected sequence number: that of the segment, plus its payload in bytes, plus one for
+    /// a SYN and one for a FIN.
     next: u32,
-    /// The acknowledgement number, if it has one.
+    /// The acknowledgement number, if the segment has one.
     ack: Option<u32>,
     /// Whether the packet is a SYN: the sequence numbers start again.
     syn: bool,
@@ -78,12 +78,12 @@ pub struct Reset {
     /// A SYN+ACK instead of the reset: the receiver answers with an acknowledgement, which gets the
     /// reset.
     pub asks: bool,
-    /// Its sequence number: the one that the receiver expects next, or expected at one time.
+    /// The sequence number: the one that the receiver expects next, or expected earlier.
     pub seq: u32,
-    /// Its acknowledgement number, if known; without it the segment has no ACK bit.
+    /// The acknowledgement number, if known; without it, the segment has no ACK bit.
     pub ack: Option<u32>,
-    /// How it gets to the server, like any packet of the client; `None` for the one to the client,
-    /// which is routed.
+    /// The way in which the reset is forwarded to the server, like a packet of the client; `None`
+    /// for a reset to the client, which is routed.
     pub forward: Option<Forward>,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Expected {
     missed: bool,
 }
 
-/// A shard's part in it.
+/// The state of a shard's walk over the connections of failed servers.
 #[derive(Debug, Default)]
 pub(crate) struct Down {
     /// By the indices of connections that are tracked.
@@ -137,8 +137,8 @@ impl Down {
 
 impl Expected {
     /// Records the numbers of a segment; `misses`: its connection is offloaded.
-    fn note(&mut self, said: Numbers, from_client: bool, misses: bool) {
-        if self.missed && said.ack.is_some() {
+    fn note(&mut self, numbers: Numbers, from_client: bool, misses: bool) {
+        if self.missed && numbers.ack.is_some() {
             // The numbers before it may be older than a comparison can tell.
             *self = Self::default();
         }
@@ -148,12 +148,12 @@ impl Expected {
         } else {
             (&mut self.of_server, &mut self.of_client)
         };
-        if said.syn {
-            *sender = Some(said.next);
+        if numbers.syn {
+            *sender = Some(numbers.next);
         } else {
-            raise(sender, said.next);
+            raise(sender, numbers.next);
         }
-        if let Some(ack) = said.ack {
+        if let Some(ack) = numbers.ack {
             raise(receiver, ack);
         }
     }
@@ -171,28 +171,28 @@ impl Shard {
     /// Records the sequence numbers of a segment of connection `index`.
     fn track(&mut self, index: u32, meta: &PacketMeta<'_>, from_client: bool) {
         if meta.tuple.protocol == Protocol::TCP
-            && let Some(mut said) = Numbers::read(meta.segment.bytes)
+            && let Some(mut numbers) = Numbers::read(meta.segment.bytes)
         {
             if from_client && self.table.get(index).has(flag::HELPED) {
                 // The server's numbers are kept as the server counts.
                 let shift = self.shift(index);
-                said.ack = said.ack.map(|ack| shift.acknowledgement(ack));
+                numbers.ack = numbers.ack.map(|ack| shift.acknowledgement(ack));
             }
             let misses = self.table.get(index).is_live();
             if let Some(expected) = self.down.expected.get_mut(index) {
-                expected.note(said, from_client, misses);
+                expected.note(numbers, from_client, misses);
             }
         }
     }
 
-    /// Whether [`end_down`](Self::end_down) has something to do.
+    /// Whether [`end_down`](Self::end_down) must be called.
     pub fn has_down(&self) -> bool {
         self.down.at.is_some() || !self.down.resets.is_empty()
     }
 
-    /// Continues to end the connections of servers that went down: visits at most `budget` entries
-    /// and ends at most a sixteenth of that. Returns the resets to send. Call it until
-    /// [`has_down`](Self::has_down) is false, and handle packets in between.
+    /// Continues to close the connections of servers that went down: visits at most `budget`
+    /// entries, and closes at most a sixteenth of that number. Returns the resets to send. Call it
+    /// until [`has_down`](Self::has_down) is false, and handle packets in between.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let mut ends = (budget / 16).max(1);
         let mut left = budget.max(1);
@@ -215,7 +215,8 @@ impl Shard {
         core::mem::take(&mut self.down.resets)
     }
 
-    /// The resets to servers whose clients have answered a probe of [`end_down`](Self::end_down).
+    /// Returns the resets to servers whose clients have answered a probe of
+    /// [`end_down`](Self::end_down).
     pub fn take_late_resets(&mut self) -> Vec<Reset> {
         core::mem::take(&mut self.down.late)
     }
@@ -226,7 +227,7 @@ impl Shard {
             && self.link(index).is_some_and(|link| link.server.has_gone())
     }
 
-    /// Ends a connection whose server went down.
+    /// Closes a connection whose server went down.
     pub(crate) fn end_orphan(&mut self, index: u32, now: Instant) {
         let on_down = self.on_down(index);
         let slot = self.table.get(index);
@@ -251,7 +252,7 @@ impl Shard {
         }
     }
 
-    /// Resets both ends of a TCP connection whose expected numbers are known.
+    /// Sends resets to both sides of a TCP connection whose expected sequence numbers are known.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
@@ -318,8 +319,8 @@ impl Shard {
         }
     }
 
-    /// Treatment of the next packet from the client of connection `index`, if its server was removed;
-    /// `None` if the server is present.
+    /// Treatment of the next packet from the client of connection `index`, if its server was
+    /// removed; `None` if the server is present.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
         let removed = self
@@ -339,7 +340,7 @@ impl Shard {
             OnServerDown::Reschedule => "scheduled again: the server of its connection went down",
             OnServerDown::Drop => "dropped: the server of its connection went down",
             OnServerDown::Kernel if self.settings.sysctls.expire_nodest_conn => {
-                "scheduled again if it may open a connection: its server was removed"
+                "scheduled again if it may open a connection: the server of its connection was removed"
             }
             OnServerDown::Kernel => "dropped: the server of its connection was removed",
         })
@@ -380,11 +381,11 @@ impl Shard {
                     && let Some(expected) = self.down.expected.get_mut(index)
                     && expected.missed
                     && meta.segment.is_intact(&meta.tuple)
-                    && let Some(said) = Numbers::read(meta.segment.bytes)
-                    && said.ack.is_some()
+                    && let Some(numbers) = Numbers::read(meta.segment.bytes)
+                    && numbers.ack.is_some()
                 {
                     // The numbers for the server's reset, too.
-                    expected.note(said, true, false);
+                    expected.note(numbers, true, false);
                     let expected = *expected;
                     let of_server = self.server_reset(index, expected);
                     self.down.late.extend(of_server);
@@ -401,8 +402,8 @@ impl Shard {
         }
     }
 
-    /// Decides on a server's packet of a connection that ended with it; `None` if it passes to the
-    /// client.
+    /// Decides on a server's packet of a connection that was closed with the server; `None` if the
+    /// packet is forwarded to the client.
     fn reply_gone(&self, index: u32, meta: &PacketMeta<'_>) -> Option<Verdict> {
         match (self.on_down(index), meta.transport) {
             (OnServerDown::Drop, _) => Some(Verdict::Drop(DropReason::ServerDown)),
@@ -443,9 +444,10 @@ impl Shard {
         None
     }
 
-    /// Before a packet from the client of connection `index`, which is watched. If the server's first answer is awaited, a
-    /// packet that opens the connection once more shows that the one before was not answered. Any other packet of the
-    /// client shows that there was an answer, which the director does not see with direct routing and tunnels.
+    /// Before a packet from the client of connection `index`, which is watched. If the server's
+    /// first answer is awaited, a packet that opens the connection once more shows that the one
+    /// before was not answered. Any other packet of the client shows that there was an answer,
+    /// which the director does not see with direct routing and tunnels.
     pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TRACKED) {
@@ -501,18 +503,14 @@ mod tests {
             tcp[tcp::SEQUENCE].copy_from_slice(&u32::MAX.to_be_bytes());
             tcp[12] = 0x50;
             tcp[tcp::FLAGS] = flags;
-            let said = Numbers::read(&tcp).unwrap();
-            (said.next, said.ack, said.syn)
+            let numbers = Numbers::read(&tcp).unwrap();
+            (numbers.next, numbers.ack, numbers.syn)
         };
         assert_eq!(read(0x02, 0), (0, None, true));
         assert_eq!(read(0x12, 0), (0, Some(0), true));
         assert_eq!(read(0x11, 10), (10, Some(0), false));
         assert_eq!(read(0x10, 64_000), (63_999, Some(0), false));
         assert_eq!(Numbers::read(&[0; 12]), None);
-        assert_eq!(
-            Numbers::read(&[0xf0; 30]),
-            None,
-            "options that are not there"
-        );
+        assert_eq!(Numbers::read(&[0xf0; 30]), None, "missing options");
     }
 }

@@ -1,4 +1,4 @@
-//! Begin and end of connections.
+//! Creates and removes connections.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -37,7 +37,7 @@ impl Shard {
     }
 
     /// Ends a connection after a packet that replaced it (`ip_vs_conn_expire_now`). The host's own
-    /// answer to that packet may still find it.
+    /// answer to that packet may still use it.
     pub(crate) fn end(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) == 0 && !slot.has(flag::DYING) {
@@ -46,8 +46,8 @@ impl Shard {
         }
     }
 
-    /// Removes the connection of a client's packet in any state, unless it controls others; `false`
-    /// if there is no such connection.
+    /// Removes the connection of a client's packet in any state, unless it controls other
+    /// connections; `false` if there is no such connection.
     pub(crate) fn end_at_once(&mut self, tuple: &Tuple) -> bool {
         let key = Key {
             protocol: tuple.protocol,
@@ -72,9 +72,9 @@ impl Shard {
         }
     }
 
-    /// Ends a connection by force, and with it a connection that controlled only this one
-    /// (`ip_vs_conn_del`). Returns the number of a template that has nothing to control any
-    /// more and does not outlive that.
+    /// Removes a connection by force, and also a connection that controlled only this one
+    /// (`ip_vs_conn_del`). Returns the number of a template that controls no connections any more
+    /// and must be removed, too.
     pub(crate) fn kill(&mut self, index: u32) -> Option<u32> {
         let slot = self.table.get(index);
         let (template, controller) = (slot.template(), slot.controller());
@@ -88,7 +88,7 @@ impl Shard {
         template.filter(|_| orphaned)
     }
 
-    /// Ends every connection whose server has been removed (`ip_vs_expire_nodest_conn_flush`).
+    /// Removes every connection whose server has been removed (`ip_vs_expire_nodest_conn_flush`).
     pub(crate) fn flush_removed(&mut self) {
         let removed: Vec<u32> = self
             .table
@@ -124,8 +124,8 @@ impl Shard {
         self.destroy(index);
     }
 
-    /// Frees an entry. `true` if it was the last one that its template controlled, and the template
-    /// is not assured.
+    /// Frees an entry. `true` if it was the last entry that its template controlled, and the
+    /// template is not protected.
     pub(crate) fn destroy(&mut self, index: u32) -> bool {
         if self.replicas.is_some() {
             self.strike(index);

@@ -33,15 +33,15 @@ impl Shard {
         Ok(index)
     }
 
-    /// Whether a connection that is translated at both ends would find a local port.
+    /// Whether a local port is available for a connection with full NAT.
     pub(crate) fn has_local_port(&self, slot: &Draft, pool: &[LocalAddress], now: Instant) -> bool {
         let (protocol, server) = (slot.key.protocol, slot.server_addr);
         let ports = &self.local_ports;
         ports.has_free(protocol, server, pool, &self.table, now)
     }
 
-    /// From now on [`local_changes`](Self::local_changes) contains the changes of local ends. The
-    /// caller has to take them regularly: they are stored until then.
+    /// Starts to store changes of local addresses and ports for
+    /// [`local_changes`](Self::local_changes). The caller must take them regularly.
     pub fn follow_local_ends(&mut self) {
         self.local_changes.get_or_insert_default();
     }
@@ -51,8 +51,9 @@ impl Shard {
         self.local_changes.as_ref().map_or(0, VecDeque::len)
     }
 
-    /// Changes of the local ends of connections, in their order: a later connection may have the
-    /// slot of an earlier one. Changes that the caller does not take remain.
+    /// Returns the changes of connections' local addresses and ports in their order: a later
+    /// connection may use the slot of an earlier one. Changes that the caller does not consume
+    /// remain stored.
     pub fn local_changes(&mut self) -> impl Iterator<Item = LocalChange> + '_ {
         iter::from_fn(|| self.local_changes.as_mut()?.pop_front())
     }

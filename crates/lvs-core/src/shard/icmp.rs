@@ -1,4 +1,4 @@
-//! ICMP errors about packets of connections.
+//! ICMP errors about packets of existing connections.
 
 use super::decide::Age;
 use super::decide::{connection_tuple, is_balanced};

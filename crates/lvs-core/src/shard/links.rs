@@ -8,12 +8,12 @@ use core::net::SocketAddr;
 use crate::stats::Counters;
 use crate::{Protocol, Server};
 
-/// A server's record and the counters that this shard keeps of it.
+/// A server's record, and this shard's counters of the server.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,
     pub(crate) counters: Arc<Counters>,
-    /// Counters of its service; `None` while it is in the trash.
+    /// Counters of the server's service; `None` for a removed server.
     pub(crate) service: Option<Arc<Counters>>,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Links {
     links: Vec<Option<ServerLink>>,
     /// Changes of records that are followed.
     seen: Option<u64>,
-    /// Whether it matters where servers behind NAT are.
+    /// Whether decisions depend on the networks of servers behind NAT.
     heeded: bool,
     /// Translated addresses by record, with the protocol of their service or 0 for any.
     translated: BTreeMap<u32, (SocketAddr, u8)>,
@@ -31,7 +31,8 @@ pub(crate) struct Links {
     masqueraded: BTreeMap<(SocketAddr, u8), u32>,
 }
 
-/// A link, and its server's address and its service's protocol (0 for any) if it is behind NAT.
+/// A link, with its server's address and its service's protocol (0 for any) if the server is behind
+/// NAT.
 type NewLink = Option<(ServerLink, Option<(SocketAddr, u8)>)>;
 
 impl Links {
@@ -50,7 +51,8 @@ impl Links {
         self.seen = Some(changes);
     }
 
-    /// Sets whether servers behind NAT matter. If that changes, all servers have to be read again.
+    /// Sets whether decisions depend on servers behind NAT. After a change, all servers must be
+    /// read again.
     pub(crate) fn heed(&mut self, heeded: bool) {
         if self.heeded != heeded {
             self.heeded = heeded;
@@ -58,7 +60,7 @@ impl Links {
         }
     }
 
-    /// Replaces the link to one record.
+    /// Replaces the link to the record with the index `place`.
     pub(crate) fn set(&mut self, place: u32, link: NewLink) {
         let index = place as usize;
         if self.links.len() <= index {

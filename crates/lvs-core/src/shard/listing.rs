@@ -1,4 +1,4 @@
-//! Connections as listings show them.
+//! Connections in the form of listings.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -22,15 +22,15 @@ pub struct Connection {
     pub virt: SocketAddr,
     /// Real server's address and port.
     pub server: SocketAddr,
-    /// State, as the kernel names it.
+    /// State, with the kernel's name.
     pub state: &'static str,
-    /// Time until it expires.
+    /// Time until the entry expires.
     pub expires: Duration,
     /// Forwarding method.
     pub method: Forwarding,
-    /// Whether it is a persistence template.
+    /// Whether the entry is a persistence template.
     pub template: bool,
-    /// Whether it arrived in a synchronisation message.
+    /// Whether the entry arrived in a synchronisation message.
     pub synced: bool,
 }
 
@@ -44,7 +44,7 @@ impl Shard {
         self.connections_in(start..self.slots(), now)
     }
 
-    /// Slots that hold or may hold connections.
+    /// Number of slots that may contain connections.
     pub const fn slots(&self) -> usize {
         self.table.slots_len()
     }
@@ -63,8 +63,8 @@ impl Shard {
         (piece.collect(), next)
     }
 
-    /// Connections in these slots: each piece of [`slots`](Self::slots) takes the same short time,
-    /// for a full table or an empty one.
+    /// The connections in these slots. Listing a piece of [`slots`](Self::slots) takes the same
+    /// short time for a full table and an empty one.
     pub fn connections_in(
         &self,
         slots: Range<usize>,

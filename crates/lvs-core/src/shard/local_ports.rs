@@ -25,14 +25,14 @@ use siphasher::sip::SipHasher13;
 use crate::conn::{ConnTable, Sparse};
 use crate::{Instant, Protocol};
 
-/// How long after its last packet a port is not used again towards the same server: as long as a
-/// Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that the table itself has kept
-/// in TIME_WAIT is older than that.
+/// Time for which a port is not reused towards the same server after its last packet: as long as a
+/// Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that was in TIME_WAIT in the
+/// table is already older.
 const QUIET: Duration = Duration::from_secs(60);
-/// Ports of one local address that are looked at for one connection. More than one only while
-/// connections of an earlier range of ports are still there.
+/// Maximum of ports of one local address that are tried for one connection. More than one is needed
+/// only while connections still use ports of an earlier range.
 const TRIES: usize = 32;
-/// Pairs of server and local address below which unused ones are not looked for.
+/// Number of pairs of server and local address below which unused pairs are not searched for.
 const TUPLES_MIN: usize = 1024;
 
 /// A local address of the director, and the ports of it that full NAT may use.
@@ -47,7 +47,7 @@ pub struct LocalAddress {
 }
 
 impl LocalAddress {
-    /// All ports above the privileged ones.
+    /// A local address with all unprivileged ports.
     pub const fn new(addr: IpAddr) -> Self {
         Self {
             addr,
@@ -57,12 +57,12 @@ impl LocalAddress {
     }
 }
 
-/// The worker, counted from 0, that connections with this local port belong to.
+/// The worker, counted from 0, to which connections with this local port belong.
 pub const fn worker_of(port: u16, workers: usize) -> usize {
     port as usize % workers
 }
 
-/// Ports of one local address towards one server.
+/// The ports of one local address towards one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Tuple {
     protocol: Protocol,
@@ -76,19 +76,19 @@ struct Free {
     /// Start of the ports that have never been used: `fresh` ports from number `from` on.
     from: u16,
     fresh: u16,
-    /// Ports of these that connections of an earlier director have or had; their release is as of
-    /// ports that were taken here.
+    /// Ports in this range that connections of an earlier director use or used; they are released
+    /// as if they were taken here.
     apart: BTreeSet<u16>,
     /// Released ports with the times of their last packets; the port that was unused for the
     /// longest time is first.
     released: BinaryHeap<Reverse<(Instant, u16)>>,
-    /// Time from which all of them have been quiet for long enough.
+    /// Time at which all ports will have been unused for long enough.
     quiet_at: Instant,
     used: u32,
 }
 
 impl Free {
-    /// The port of this number among those that have never been used, of a range of `count` ports
+    /// The port with this number among those that have never been used, in a range of `count` ports
     /// from `base` on.
     fn port(&self, number: u16, count: u16, base: u32, workers: u16) -> Option<u16> {
         let number = (u32::from(self.from) + u32::from(number)) % u32::from(count.max(1));
@@ -96,7 +96,7 @@ impl Free {
     }
 }
 
-/// A taken port, with its range.
+/// A used port, with its range.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     local: LocalAddress,
@@ -122,7 +122,7 @@ pub(crate) struct LocalPorts {
     workers: u16,
     hash_keys: (u64, u64),
     tuples: BTreeMap<Tuple, Free>,
-    /// Tuples at which unused ones are looked for.
+    /// Number of tuples at which unused ones are searched for and removed.
     tuples_max: usize,
     entries: Sparse<Option<Entry>>,
     buckets: Vec<u32>,
@@ -176,7 +176,8 @@ impl LocalPorts {
         self.in_use.binary_search_by_key(&addr, |&(addr, _)| addr)
     }
 
-    /// Takes a port towards `server`, of the addresses in `pool` in turn; `None` if none is free.
+    /// Reserves a port towards `server`, of the addresses in `pool` in turn; `None` if none is
+    /// free.
     pub(crate) fn take(
         &mut self,
         protocol: Protocol,
@@ -210,7 +211,7 @@ impl LocalPorts {
         None
     }
 
-    /// Whether [`take`](Self::take) would find a port.
+    /// Whether [`take`](Self::take) would return a port.
     pub(crate) fn has_free(
         &self,
         protocol: Protocol,
@@ -269,7 +270,7 @@ impl LocalPorts {
         Some(port)
     }
 
-    /// Loads the free ports of a tuple, if they are not known.
+    /// Creates the list of free ports of a tuple, if there is none.
     fn remember(&mut self, tuple: &Tuple, now: Instant) {
         if !self.tuples.contains_key(tuple) {
             self.forget_unused(now);
@@ -366,8 +367,8 @@ impl LocalPorts {
         }
     }
 
-    /// Forgets servers that are not used and need no caution any more, once there are twice as many
-    /// as the last time.
+    /// Removes the state of unused servers whose ports can be reused, once their number has doubled
+    /// since the last removal.
     fn forget_unused(&mut self, now: Instant) {
         if self.tuples.len() < self.tuples_max {
             return;
@@ -377,7 +378,7 @@ impl LocalPorts {
         self.tuples_max = (self.tuples.len() * 2).max(TUPLES_MIN);
     }
 
-    /// Binds a port that was taken to connection `index`.
+    /// Assigns a reserved port to connection `index`.
     pub(crate) fn bind(&mut self, index: u32, taken: Taken, table: &ConnTable) {
         if self.buckets.is_empty() {
             // 0 is "none", so that fresh zero pages need not be written.
@@ -395,7 +396,7 @@ impl LocalPorts {
         }
     }
 
-    /// Connection `index`, which is still in the table, ends: its port may be used again.
+    /// Releases the port of connection `index`, which is still in the table.
     pub(crate) fn release(&mut self, index: u32, table: &ConnTable) {
         let entry = self.entries.get_mut(index).and_then(Option::take);
         let Some(Entry { taken, next }) = entry else {
@@ -522,7 +523,8 @@ mod tests {
             }
         }
 
-        /// A bed for a few hundred connections: a large table takes 60 ms of page faults, and a property has 256 cases.
+        /// A bed for a few hundred connections: a large table takes 60 ms of page faults, and a
+        /// property has 256 cases.
         fn small(last: u16) -> Self {
             Self {
                 table: ConnTable::new(1 << 9, 1),

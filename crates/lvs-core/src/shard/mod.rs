@@ -1,4 +1,5 @@
-//! The half of a director that belongs to one worker: its connections, their timers, its counters.
+//! The half of a director that belongs to one worker: its connections, their timers, and its
+//! counters.
 
 mod decide;
 mod down;
@@ -50,10 +51,11 @@ pub(crate) use self::settings::{Settings, Shared};
 
 /// The connections of one worker.
 ///
-/// A packet of a known connection touches nothing else: no lock, no allocation. A packet that needs
-/// a decision comes back as [`NeedsControl`] and goes to [`Control::admit`](crate::Control::admit).
-/// A shard belongs to one thread at a time, and all packets of a connection, of both directions, go
-/// to the same shard; how they get there is the embedder's business.
+/// A packet of an existing connection needs nothing else: no lock and no allocation. A packet that
+/// needs a decision is returned as [`NeedsControl`], and must be passed to
+/// [`Control::admit`](crate::Control::admit). A shard belongs to one thread at a time, and all
+/// packets of a connection, in both directions, must be passed to the same shard by the embedding
+/// program.
 ///
 /// | | methods | called |
 /// |---|---|---|
@@ -77,9 +79,10 @@ pub struct Shard {
     generation: u32,
     /// The templates that connections were made from, by the connections' indices.
     templates: Sparse<Option<Arc<Template>>>,
-    /// Local addresses and ports of connections that are translated at both ends.
+    /// Local addresses and ports of full NAT connections.
     local_ports: LocalPorts,
-    /// Local ends that connections have bound and released, if the caller requested them.
+    /// Local addresses and ports that connections have bound and released, if the caller requested
+    /// them.
     local_changes: Option<VecDeque<LocalChange>>,
     /// Connections that have ended and are still found by the host's own answer to the packet that
     /// ended them.
@@ -99,16 +102,17 @@ pub struct Shard {
     pub(crate) replicas: Option<Box<Replicas>>,
 }
 
-/// A packet that the shard alone cannot decide on.
+/// A packet about which the shard alone cannot decide.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the packet is lost if `Control::admit` does not decide on it"]
 pub struct NeedsControl {
-    /// The connection that the packet replaces. It ends after the decision, not before: while the
-    /// scheduler runs, it still counts.
+    /// The connection that the packet replaces. It ends after the decision, so that it still counts
+    /// for the scheduler.
     pub(crate) replaced: Option<u32>,
     /// The shard's copies are out of date and must be read again.
     pub(crate) stale: bool,
-    /// From a server, of no connection; a persistence engine may open one.
+    /// Whether the packet is from a server and belongs to no connection; a persistence engine may
+    /// open one.
     pub(crate) outbound: bool,
 }
 
@@ -163,12 +167,12 @@ impl Shard {
         }
     }
 
-    /// Whether it is one of the director that `shared` is of.
+    /// Whether the shard belongs to the director of `shared`.
     pub(crate) fn is_of(&self, shared: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Decides on a packet of a known connection.
+    /// Decides on a packet of an existing connection.
     ///
     /// # Errors
     /// [`NeedsControl`] if the packet needs [`Control::admit`](crate::Control::admit), which then
@@ -182,8 +186,8 @@ impl Shard {
         self.handle_packet_ahead(meta, &Ahead::NONE, now)
     }
 
-    /// As [`handle_packet`](Self::handle_packet), of a packet for which [`ahead`](Self::ahead) and
-    /// [`aim`](Self::aim) have found out where to look. The verdict is the same.
+    /// As [`handle_packet`](Self::handle_packet), with the hint that [`ahead`](Self::ahead) and
+    /// [`aim`](Self::aim) have prepared for the packet. The verdict is the same.
     ///
     /// # Errors
     /// As [`handle_packet`](Self::handle_packet).
@@ -247,7 +251,7 @@ impl Shard {
         self.table.aim(ahead, load);
     }
 
-    /// Whether there is a connection between these two addresses, in either direction.
+    /// Whether a connection between these two addresses exists, in either direction.
     pub fn knows(&self, tuple: &Tuple) -> bool {
         let Tuple { protocol, src, dst } = *tuple;
         let request = Key {
@@ -258,7 +262,7 @@ impl Shard {
         self.find_reply(protocol, src, dst).is_some() || self.table.find_in(&request).is_some()
     }
 
-    /// Ends due connections, at most `budget` of them. `true` if there may be more.
+    /// Runs the timers of due connections, at most `budget` of them. `true` if more may be due.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
         self.reap();
         let mut left = budget;
@@ -286,12 +290,12 @@ impl Shard {
         self.table.len()
     }
 
-    /// Whether there are none.
+    /// Whether the shard has no connections.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Connections at most.
+    /// Maximum number of connections.
     pub fn capacity(&self) -> usize {
         self.table.capacity()
     }
@@ -302,12 +306,12 @@ impl Shard {
         self.table.get(index)
     }
 
-    /// Whether there is a connection `index`.
+    /// Whether connection `index` exists.
     pub(crate) fn has(&self, index: u32) -> bool {
         self.table.is_used(index)
     }
 
-    /// Whether connection `index` controls others.
+    /// Whether connection `index` controls other connections.
     pub(crate) fn has_controlled(&self, index: u32) -> bool {
         self.table.controlled(index) > 0
     }
@@ -332,7 +336,7 @@ impl Shard {
         self.table.populated_len()
     }
 
-    /// The connection in one of the [`places`](Self::places), if there is one.
+    /// The connection in one of the [`places`](Self::places), if the place is used.
     pub(crate) fn drawn(&self, place: usize) -> Option<u32> {
         let index = self.table.populated_slot(place)?;
         self.table.is_used(index).then_some(index)
@@ -343,7 +347,7 @@ impl Shard {
         self.table.restart(index, now);
     }
 
-    /// Sets the end of connection `index`, unless a packet arrives.
+    /// Lets connection `index` expire at `at`, unless a packet of it arrives before.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         self.table.restart_until(index, at);
     }
@@ -406,7 +410,8 @@ impl Shard {
         self.table.due_tick(limit, budget)
     }
 
-    /// Ends the connections that are due in the first such tick; whether there were any.
+    /// Runs the timers of the connections that are due in the first such tick; returns whether
+    /// there were any.
     pub(crate) fn expire_due(&mut self, limit: Instant, budget: &mut usize) -> bool {
         let due = self.table.take_due(limit, budget);
         let any = !due.is_empty();
@@ -454,12 +459,12 @@ impl Shard {
         self.hand.last = None;
     }
 
-    /// Its number among the director's.
+    /// The number of this shard among the director's shards.
     pub const fn number(&self) -> usize {
         self.number
     }
 
-    /// Whether its copies have this generation.
+    /// Whether the shard's copies have this generation.
     pub(crate) fn is_at(&self, generation: u32) -> bool {
         self.generation == generation && self.links.seen().is_some()
     }

@@ -1,6 +1,6 @@
-//! The short way of a packet that changes nothing of its connection but counts and the deadline:
-//! most packets there are. What could be otherwise goes the [long way](super::decide), which would
-//! do the same to a packet that passes here.
+//! The userspace fast path, for packets that change only the counters and the deadline of their
+//! connection: these are most packets. All other packets take the [slow path](super::decide), which
+//! has the same effect on a packet of the fast path.
 
 use core::net::{SocketAddr, SocketAddrV4};
 
@@ -69,9 +69,9 @@ impl Passed {
 }
 
 impl Shard {
-    /// Decides on a packet that cannot change its connection, by the userspace fast path; on
-    /// replies, if they pass through the host. `None` means that nothing has changed:
-    /// [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
+    /// Decides on a packet that cannot change its connection, by the userspace fast path. It
+    /// decides on replies only if they pass through the host. `None` means that nothing has
+    /// changed: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
     #[inline]
     pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         let Plain {

@@ -24,7 +24,7 @@ const REASONS: [(u32, Unpublished); 10] = [
     (flag::DYING, Unpublished::Ended),
 ];
 
-/// Each flag that keeps packets in userspace has its reason, and no other has one.
+/// Checks that each flag that prevents offloading has a reason, and that no other flag has one.
 const _: () = {
     let (mut all, mut number) = (0, 0);
     while number < REASONS.len() {
@@ -40,33 +40,35 @@ const _: () = {
 pub enum Unpublished {
     /// The connection has ended.
     Ended,
-    /// Its next packet may change its state.
+    /// The next packet may change the connection's state.
     NotEstablished,
-    /// Neither TCP nor UDP.
+    /// The protocol is neither TCP nor UDP.
     Protocol,
-    /// Its service is a persistent one of UDP, and no server has answered its client yet. That answer makes the template of the client last.
+    /// The service is persistent and of UDP, and no server has answered its client yet. The answer
+    /// protects the client's template.
     PersistentUdp,
-    /// A health check through its service opened it, and each reply is checked for its sender.
+    /// A through-VIP health check opened the connection, and the sender of each reply must be
+    /// checked.
     HealthCheck,
-    /// A helper inspects its payload.
+    /// A helper (FTP) inspects the connection's payload.
     Helped,
-    /// The connection is for one packet.
+    /// The connection ends with its first packet.
     OnePacket,
     /// The server went down, and the connection does not continue when the server returns.
     ServerDown,
     /// The time until its server's first answer is measured.
     Timed,
-    /// Its sequence numbers are adjusted.
+    /// The sequence numbers of the connection are adjusted.
     Adjusted,
-    /// Its client's port is not known yet, or is 0.
+    /// The client's port is unknown or 0.
     NoClientPort,
     /// The connection controls other entries.
     Controls,
     /// The entry is a persistence template.
     Template,
-    /// Its server has not answered yet.
+    /// The server has not answered yet.
     Unanswered,
-    /// The kernel fast path does not support its forwarding method.
+    /// The kernel fast path does not support the server's forwarding method.
     Method,
     /// The connection has lost its server.
     NoServer,
@@ -74,11 +76,11 @@ pub enum Unpublished {
     NoLocalPort,
     /// The connection is among the table's exceptions.
     Exception,
-    /// There is no service of its family.
+    /// No service of the connection's address family exists.
     Family,
-    /// A local address of full NAT is its client or its virtual address.
+    /// The client's address or the virtual address is also a local address of full NAT.
     LocalAddress,
-    /// A backup forwards nothing.
+    /// The director is only a backup, and forwards no packets.
     BackupOnly,
     /// The client of the connection is a server behind NAT.
     ClientIsServer,
@@ -90,26 +92,26 @@ impl fmt::Display for Unpublished {
             Self::Ended => "it has ended",
             Self::NotEstablished => "it is not established",
             Self::Protocol => "it is neither TCP nor UDP",
-            Self::PersistentUdp => "its service is a persistent one of UDP, and no server has answered its client yet",
+            Self::PersistentUdp => "its service is persistent and of UDP, and no server has answered its client yet",
             Self::HealthCheck => "a health check opened it",
-            Self::Helped => "a helper looks at it",
+            Self::Helped => "a helper inspects its packets",
             Self::OnePacket => "one-packet scheduling",
             Self::ServerDown => "its server went down",
-            Self::Timed => "its server has not answered yet, and that is measured",
+            Self::Timed => "its server has not answered yet, and the response time is measured",
             Self::Adjusted => "its sequence numbers are adjusted",
-            Self::NoClientPort => "its client has no port, or none that is known",
-            Self::Controls => "it controls others",
+            Self::NoClientPort => "its client's port is unknown or 0",
+            Self::Controls => "it controls other connections",
             Self::Template => "it is a persistence template",
             Self::Unanswered => "its server has not answered yet",
-            Self::Method => "its method is none of NAT, full NAT, direct routing and tunnels",
+            Self::Method => "its forwarding method is not NAT, full NAT, direct routing or a tunnel",
             Self::NoServer => "its server was removed",
             Self::NoLocalPort => "it has no local port",
             Self::Exception => {
-                "it is with the table's exceptions: others have the same addresses and ports, or its part of the table is full"
+                "the table stores it in the overflow: other connections have the same addresses and ports, or its part of the table is full"
             }
-            Self::Family => "no service is of its family",
-            Self::LocalAddress => "a local address of full NAT is its client or its virtual address",
-            Self::BackupOnly => "a backup forwards nothing (backup_only)",
+            Self::Family => "no service has its address family",
+            Self::LocalAddress => "a local address of full NAT is the address of its client or its virtual address",
+            Self::BackupOnly => "a backup forwards no packets (backup_only)",
             Self::ClientIsServer => "its client is a server behind NAT",
         })
     }
@@ -117,7 +119,7 @@ impl fmt::Display for Unpublished {
 
 impl core::error::Error for Unpublished {}
 
-/// Reason why the next packets may change the state of a connection, if there is one.
+/// The reason why the next packets may change the state of a connection; `None` if they cannot.
 #[inline]
 fn what_changes(entry: Entry<'_>) -> Option<Unpublished> {
     match entry.protocol() {
@@ -137,8 +139,8 @@ pub(super) fn is_still(entry: Entry<'_>) -> bool {
     what_changes(entry).is_none()
 }
 
-/// Reason why the packets of a connection need work that the kernel fast path cannot do, if there
-/// is one.
+/// Returns the reason why the packets of a connection need work that the kernel fast path cannot
+/// do, if there is one.
 #[inline]
 fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     let flags = entry.flags();
@@ -160,15 +162,15 @@ fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
 /// Whether a connection is due for offloading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadState {
-    /// No connection can be offloaded now.
+    /// Offloading is suspended: no connection can be offloaded now.
     NoEpoch,
     /// The connection is offloaded in this epoch.
     Published,
     /// The connection was offloaded in another epoch.
     Stale,
-    /// Its client has sent too few packets.
+    /// The client has sent too few packets.
     Early,
-    /// Its client has sent enough packets; the next check is at a multiple of that number.
+    /// The client has sent enough packets; the next check is at a multiple of that number.
     Between,
     /// The connection is due now.
     Due,
@@ -237,7 +239,7 @@ pub struct LocalEnd {
 pub enum LocalChange {
     /// A connection uses the local address and port.
     Bound(LocalEnd),
-    /// The connection has ended: another one may have the port, or the slot.
+    /// The connection has ended: another connection may use the port, or the slot.
     Released(LocalEnd),
 }
 
@@ -249,12 +251,13 @@ impl Shard {
         self.table.at_home()
     }
 
-    /// Whether an [`offer`](Self::offer) is worth trying. The connection has had this many packets
-    /// from its client, or a multiple of that, or was offloaded in another epoch. It is not
-    /// offloaded in this one, and nothing in the connection itself prevents it. 0 is no epoch.
+    /// Whether the caller should call [`offer`](Self::offer). This is so if the connection is not
+    /// offloaded in this epoch, nothing in the connection prevents it, and its client has sent
+    /// `packets` packets or a multiple of this number, or the connection was offloaded in another
+    /// epoch. 0 is no epoch.
     ///
-    /// Thus one that cannot be published for another reason is looked at now and then, not with
-    /// every packet.
+    /// So a connection that cannot be offloaded for another reason is examined periodically, and
+    /// not with every packet.
     #[inline]
     pub fn is_offload_due(&self, conn: ConnId, packets: u32, epoch: u16) -> bool {
         let entry = self.table.get(conn.0);
@@ -264,7 +267,8 @@ impl Shard {
             && what_else(entry).is_none()
     }
 
-    /// Progress of a connection to its offload, without the reasons against it.
+    /// Returns how far a connection is on its way to being offloaded, without the reasons against
+    /// it.
     pub fn offload_state(&self, conn: ConnId, packets: u32, epoch: u16) -> OffloadState {
         offload_state(self.table.get(conn.0), packets, epoch)
     }
@@ -318,8 +322,9 @@ impl Shard {
         })
     }
 
-    /// Reason why the next packets may change the state of a connection or of its template, if there
-    /// is one. An answer assures a template once; with direct routing and tunnels none passes here.
+    /// Returns the reason why the next packets may change the state of a connection or of its
+    /// template, if there is one. A reply assures a template only once; with direct routing and
+    /// tunnels, replies do not pass through this host.
     fn what_changes(&self, index: u32, entry: Entry<'_>) -> Option<Unpublished> {
         let reason = what_changes(entry)?;
         let template = self.templates.get(index).and_then(Option::as_ref);
@@ -355,7 +360,7 @@ impl Shard {
         Some(reason)
     }
 
-    /// Local end of connection `index` towards its server, if both ends are translated.
+    /// Local address and port of connection `index` towards its server, if it uses full NAT.
     pub(super) fn local_end(&self, index: u32) -> Option<LocalEnd> {
         let entry = self.table.get(index);
         Some(LocalEnd {
@@ -410,7 +415,7 @@ impl Shard {
         next
     }
 
-    /// Whether the shard's copies are out of date, and a sweep is due.
+    /// Whether the shard's copies of the settings are out of date, so that a sweep is due.
     pub fn is_behind(&self) -> bool {
         self.is_stale()
     }
@@ -523,7 +528,7 @@ mod tests {
         );
         assert!(
             !director.shard.is_offload_due(conn, 16, 0),
-            "there is no epoch"
+            "no epoch has begun"
         );
         director.shard.withdraw(conn);
         assert!(

@@ -24,10 +24,10 @@ impl Shard {
     }
 
     /// Sets whether a peer is subscribed to updates.
-    pub fn set_heard(&mut self, heard: bool) {
+    pub fn set_has_receiver(&mut self, has_receiver: bool) {
         if let Some(replicas) = &mut self.replicas {
-            replicas.heard = heard;
-            if !heard {
+            replicas.has_receiver = has_receiver;
+            if !has_receiver {
                 replicas.take();
             }
         }
@@ -42,18 +42,18 @@ impl Shard {
         }
     }
 
-    /// Whether there is something in [`take_changes`](Self::take_changes).
+    /// Whether [`take_changes`](Self::take_changes) would return changes.
     pub fn has_changes(&self) -> bool {
         self.replicas
             .as_ref()
-            .is_some_and(|replicas| replicas.has_said())
+            .is_some_and(|replicas| replicas.has_queued())
     }
 
     /// Bytes of the updates in [`take_changes`](Self::take_changes).
     pub fn changes_len(&self) -> usize {
         self.replicas
             .as_ref()
-            .map_or(0, |replicas| replicas.said_len())
+            .map_or(0, |replicas| replicas.queued_len())
     }
 
     /// Returns the outgoing updates, and whether some of them were lost.
@@ -77,9 +77,9 @@ impl Shard {
         borrowed.cloned().unwrap_or_default()
     }
 
-    /// Items about connections from slot `from` on, and the next slot, like
-    /// [`connections_piece`](Self::connections_piece). Connections that are worth replicating and
-    /// have no owner become owned.
+    /// Returns the items of the connections from slot `from` on, and the next slot, as
+    /// [`connections_piece`](Self::connections_piece) does. This director becomes the owner of
+    /// connections that should be replicated and have no owner.
     pub fn replicated_piece(
         &mut self,
         from: usize,
@@ -168,7 +168,7 @@ impl Shard {
         }
     }
 
-    /// Whether a connection is worth replicating: no connection that a flood opens.
+    /// Whether a connection should be replicated; connections that a flood opens should not.
     pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
@@ -196,7 +196,8 @@ impl Shard {
         self.say(index, kind, now);
     }
 
-    /// Ends the replication of a connection. The removal of an owned one is reported to the peers.
+    /// Stops the replication of a connection. If this director owned it, its removal is reported to
+    /// the peers.
     pub(crate) fn strike(&mut self, index: u32) {
         if self.table.get(index).has(flag::REPLICATED) {
             self.say(index, Kind::Ended, Instant::ZERO);
@@ -204,8 +205,8 @@ impl Shard {
         self.strike_quietly(index);
     }
 
-    /// Like [`strike`](Self::strike), without a report to the peers: the connection continues at
-    /// another director.
+    /// Does the same as [`strike`](Self::strike), without a report to the peers: the connection
+    /// continues at another director.
     pub(crate) fn strike_quietly(&mut self, index: u32) {
         let slot = self.table.get(index);
         let (identity, peer) = (identity(slot), peer_of(slot));
@@ -243,7 +244,7 @@ impl Shard {
         let Some(mut out) = self
             .replicas
             .as_mut()
-            .and_then(|replicas| replicas.begin_to_say())
+            .and_then(|replicas| replicas.take_buffer())
         else {
             return;
         };
@@ -255,7 +256,7 @@ impl Shard {
             write_template(template, left, &mut out);
         }
         if let Some(replicas) = &mut self.replicas {
-            replicas.has_been_said(out);
+            replicas.put_back(out);
         }
     }
 
@@ -312,11 +313,11 @@ pub(super) mod tests {
     use core::net::SocketAddr;
     use core::time::Duration;
 
-    use crate::replication::{Heard, TakenOver};
+    use crate::replication::{ItemResults, TakenOver};
     use crate::sync::bulk::{self, Differences, Pass, Ranges};
     use crate::*;
 
-    /// A director with its shard, which listens to another one as its peer 3.
+    /// A director with its shard, which receives from another director as its peer 3.
     pub(in crate::shard) struct Side {
         pub(in crate::shard) control: Control,
         pub(in crate::shard) shard: Shard,
@@ -347,7 +348,7 @@ pub(super) mod tests {
             Self::of(ServiceConfig::new(Family::V4, "rr"), keys, keeps_ties)
         }
 
-        /// With this service, and no server.
+        /// Creates a director with this service and no server.
         pub(in crate::shard) fn of(
             config: ServiceConfig,
             keys: [u64; 2],
@@ -358,7 +359,7 @@ pub(super) mod tests {
             control.add_service(service, config, None).unwrap();
             let mut shard = control.shard(0).unwrap();
             shard.keep_replicas(keys);
-            shard.set_heard(true);
+            shard.set_has_receiver(true);
             Self {
                 control,
                 shard,
@@ -397,17 +398,18 @@ pub(super) mod tests {
             let _ = self.packet(port, 0x10, now);
         }
 
-        pub(in crate::shard) fn hear(&mut self, bytes: &[u8], now: Instant) -> Heard {
-            let items = bulk::parse(bytes).expect("as a director says it");
+        pub(in crate::shard) fn apply_items(&mut self, bytes: &[u8], now: Instant) -> ItemResults {
+            let items = bulk::parse(bytes).expect("as a director sends it");
             let ties = self.keeps_ties;
-            self.control.hear(&mut self.shard, PEER, ties, items, now)
+            self.control
+                .apply_items(&mut self.shard, PEER, ties, items, now)
         }
 
-        /// Sends the changes here to the other director.
-        pub(in crate::shard) fn tell(&mut self, other: &mut Self, now: Instant) -> Heard {
+        /// Sends the changes of this director to the other director.
+        pub(in crate::shard) fn tell(&mut self, other: &mut Self, now: Instant) -> ItemResults {
             let (bytes, lost) = self.shard.take_changes();
             assert!(!lost);
-            other.hear(&bytes, now)
+            other.apply_items(&bytes, now)
         }
 
         pub(in crate::shard) fn pass(&mut self, pass: &Pass, now: Instant) -> Vec<u8> {
@@ -448,13 +450,13 @@ pub(super) mod tests {
         Instant::ZERO + Duration::from_secs(seconds)
     }
 
-    fn taken(count: u64) -> Heard {
-        Heard {
+    fn taken(count: u64) -> ItemResults {
+        ItemResults {
             taken: TakenOver {
                 taken: count,
                 ..TakenOver::default()
             },
-            ..Heard::default()
+            ..ItemResults::default()
         }
     }
 
@@ -464,7 +466,7 @@ pub(super) mod tests {
         for port in 1..=100 {
             let _ = one.packet(port, 0x02, at(1));
         }
-        assert!(!one.shard.has_changes(), "half-open ones");
+        assert!(!one.shard.has_changes(), "half-open connections");
         for port in 1..=50 {
             let _ = one.packet(port, 0x10, at(2));
         }
@@ -485,8 +487,8 @@ pub(super) mod tests {
         assert_eq!(one.tell(&mut two, at(3)), taken(1));
         assert_eq!(two.shard.len(), 50);
         one.shard.advance(at(30), usize::MAX);
-        let heard = one.tell(&mut two, at(30));
-        assert_eq!((heard.ended, two.shard.len()), (1, 49));
+        let results = one.tell(&mut two, at(30));
+        assert_eq!((results.ended, two.shard.len()), (1, 49));
         assert_eq!(two.missing(&one), 0);
     }
 
@@ -549,7 +551,7 @@ pub(super) mod tests {
         let _ = two.packet(7, 0x10, at(20));
         two.shard.take_changes();
         let all = two.pass(&Pass::All, at(21));
-        assert_eq!(one.hear(&all, at(21)), taken(1));
+        assert_eq!(one.apply_items(&all, at(21)), taken(1));
         assert_eq!(
             (
                 one.shard.replicated().count(),
@@ -585,7 +587,7 @@ pub(super) mod tests {
         two.shard.take_changes();
         let all = two.pass(&Pass::All, at(7));
         assert_eq!(bulk::count(&all), 200);
-        assert_eq!(one.hear(&all, at(7)), taken(200));
+        assert_eq!(one.apply_items(&all, at(7)), taken(200));
         assert_eq!(one.missing(&two), 0);
         // Replicas of hours ago end at the time at which they would have ended at the sender.
         assert!(one.shard.connections_from(0, at(7)).all(|connection| {
@@ -614,7 +616,7 @@ pub(super) mod tests {
         let unbound = Verdict::Drop(DropReason::Unbound);
         assert_eq!(two.packet(7, 0x10, at(2)), unbound);
         two.control.bind_unbound(&mut two.shard, &Side::tuple(7));
-        assert_eq!(two.packet(7, 0x10, at(2)), unbound, "there is none yet");
+        assert_eq!(two.packet(7, 0x10, at(2)), unbound, "no digest exists yet");
         two.add_servers(Forwarding::Tunnel);
         two.control.bind_unbound(&mut two.shard, &Side::tuple(7));
         assert!(matches!(two.packet(7, 0x10, at(3)), Verdict::Forward(_)));
@@ -631,7 +633,8 @@ pub(super) mod tests {
         let (all, _) = one.shard.take_changes();
         let mut items = bulk::parse(&all).unwrap();
         items.remove(17);
-        two.control.hear(&mut two.shard, PEER, false, items, at(1));
+        two.control
+            .apply_items(&mut two.shard, PEER, false, items, at(1));
         let differ = two.differ(&one);
         assert_eq!(
             (differ.replicated, differ.missing, differ.ranges.len()),
@@ -641,7 +644,7 @@ pub(super) mod tests {
         two.adopt(Some(&ranges), at(2));
         let again = one.pass(&Pass::Ranges(ranges), at(2));
         assert!(bulk::count(&again) < 10);
-        two.hear(&again, at(2));
+        two.apply_items(&again, at(2));
         // When both had the connection, the full syncs of both settle the owner.
         two.tell(&mut one, at(2));
         one.tell(&mut two, at(2));
@@ -666,8 +669,8 @@ pub(super) mod tests {
         one.shard.take_changes();
         two.shard.take_changes();
         let (first, second) = (one.pass(&Pass::All, at(3)), two.pass(&Pass::All, at(3)));
-        assert_eq!(two.hear(&first, at(3)), taken(1));
-        let kept = one.hear(&second, at(3));
+        assert_eq!(two.apply_items(&first, at(3)), taken(1));
+        let kept = one.apply_items(&second, at(3));
         assert_eq!((kept.kept, kept.taken.taken), (1, 0));
         assert_eq!(
             (
@@ -695,7 +698,7 @@ pub(super) mod tests {
         one.open(7, at(1));
         assert_eq!(one.shard.len(), 1);
         assert!(!one.shard.has_changes() && one.pass(&Pass::All, at(2)).is_empty());
-        assert_eq!(one.tell(&mut two, at(2)), Heard::default());
+        assert_eq!(one.tell(&mut two, at(2)), ItemResults::default());
         assert_eq!(two.missing(&one), 0);
     }
 
@@ -709,10 +712,14 @@ pub(super) mod tests {
         let _ = one.packet(4, 0x10, at(100));
         let again = one.pass(&Pass::Since(at(50)), at(110));
         assert_eq!(bulk::count(&again), 1);
-        two.hear(&again, at(110));
+        two.apply_items(&again, at(110));
         two.shard.advance(at(950), usize::MAX);
-        assert_eq!(two.shard.len(), 1, "its time goes on");
-        assert_eq!(two.missing(&one), 9, "these are told again if they live");
+        assert_eq!(two.shard.len(), 1, "its timer continues");
+        assert_eq!(
+            two.missing(&one),
+            9,
+            "these are sent again while the connections exist"
+        );
     }
 
     #[test]
@@ -723,7 +730,7 @@ pub(super) mod tests {
         let mut control = Control::new(Options::default());
         let mut shard = control.shard(0).unwrap();
         let items = bulk::parse(&all).unwrap();
-        let heard = control.hear(&mut shard, PEER, true, items, at(1));
-        assert_eq!((heard, shard.len()), (Heard::default(), 0));
+        let results = control.apply_items(&mut shard, PEER, true, items, at(1));
+        assert_eq!((results, shard.len()), (ItemResults::default(), 0));
     }
 }

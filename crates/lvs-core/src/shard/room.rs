@@ -18,11 +18,11 @@ use crate::{Instant, Protocol};
 use core::cmp::Reverse;
 use core::time::Duration;
 
-/// Windows that are looked at for one connection, at most.
+/// Maximum of windows that are searched for one connection.
 const WINDOWS: usize = 4;
 
-/// Packets that a connection has had from its client at most while it counts as unused: a
-/// handshake's.
+/// Number of packets that a client sends in a handshake. A connection with no more packets from its
+/// client counts as unused.
 const HANDSHAKE: u32 = 2;
 
 /// Longest time between the opening and the first use of a connection.
@@ -40,7 +40,8 @@ enum Worth {
     Idle,
 }
 
-/// The clock hand, and its evictions.
+/// The clock hand: the position of the search for connections to evict, and the number of
+/// evictions.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
     /// The next window.
@@ -51,7 +52,7 @@ pub(crate) struct Hand {
 }
 
 impl Shard {
-    /// Connections that were ended to make room for new ones.
+    /// Number of connections that were evicted to make room for new ones.
     pub const fn evictions(&self) -> Evictions {
         self.hand.taken
     }
@@ -79,13 +80,13 @@ impl Shard {
         let _ = self.destroy(index);
     }
 
-    /// Whether there is a free slot for a new connection, after the eviction of other ones
-    /// (`evicts`) or without.
+    /// Whether there is a free slot for a new connection; if `evicts`, other connections may be
+    /// evicted for it.
     pub(crate) fn has_room(&self, evicts: bool, now: Instant) -> bool {
         self.table.len() < self.table.capacity() || evicts && self.evictable(now).is_some()
     }
 
-    /// The connection that would be evicted for a new one.
+    /// The connection that would be evicted to make room for a new one.
     fn evictable(&self, now: Instant) -> Option<(Worth, u32)> {
         let mut found: Option<(Worth, Reverse<Duration>, u32)> = None;
         for window in scattered(self.hand.at, self.table.populated_len(), WINDOWS) {
@@ -108,7 +109,7 @@ impl Shard {
     }
 }
 
-/// The value of a connection; `None` if it is never evicted.
+/// Returns the value of a connection for the eviction; `None` if it is never evicted.
 fn worth(slot: Entry<'_>, now: Instant) -> Option<Worth> {
     let idle = slot.idle(now);
     let unused = slot.in_packets() <= HANDSHAKE && idle >= UNUSED_AFTER;

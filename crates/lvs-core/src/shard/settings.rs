@@ -1,4 +1,4 @@
-//! Settings of which each shard keeps a copy.
+//! Settings that are copied into each shard.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -15,27 +15,27 @@ pub(crate) struct Shared {
     pub(crate) generation: AtomicU32,
 }
 
-/// Settings of which each shard keeps a copy.
+/// Settings that are copied into each shard.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    /// There is an IPv4 service. Without one the kernel ignores all IPv4 packets, even those of
-    /// connections.
+    /// Whether an IPv4 service exists. Without one, the kernel ignores all IPv4 packets, even those
+    /// of connections.
     pub(crate) ipv4: bool,
-    /// Whether there is an IPv6 service.
+    /// Whether an IPv6 service exists.
     pub(crate) ipv6: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) sysctls: Sysctls,
-    /// The TCP tables that trust only the server are in force.
+    /// Whether the TCP state tables that trust only the server are in force.
     pub(crate) secure: bool,
     /// A backup daemon runs and `backup_only` is set: nothing is forwarded.
     pub(crate) backup_only: bool,
     /// The synchronisation master that runs.
     pub(crate) master: Option<crate::sync::Master>,
-    /// A full table ends connections for new ones.
+    /// Whether a full table evicts connections for new ones.
     pub(crate) evicts: bool,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
-    /// Virtual ports whose connections the helper for FTP inspects.
+    /// Virtual ports whose connections the FTP helper inspects.
     pub(crate) ftp_ports: Vec<u16>,
 }
 

@@ -1,4 +1,4 @@
-//! Sync messages about a shard's connections.
+//! Synchronisation messages about a shard's connections.
 
 use super::Shard;
 use crate::Instant;
@@ -29,14 +29,14 @@ impl Shard {
         self.sync.next_message()
     }
 
-    /// Whether a master runs.
+    /// Whether this director runs a master daemon.
     pub const fn has_master(&self) -> bool {
         self.settings.master.is_some()
     }
 
-    /// Sends the offloaded connections that need it, because their clients have sent packets that
-    /// the shard has not seen: those from slot `from` on, at most `budget` slots. Returns the next
-    /// slot.
+    /// Sends synchronisation messages about offloaded connections whose clients have sent packets
+    /// that the shard has not seen: those from slot `from` on, at most `budget` slots. Returns the
+    /// next slot.
     pub fn sync_offloaded_piece(
         &mut self,
         from: usize,
@@ -55,8 +55,8 @@ impl Shard {
         next
     }
 
-    /// Sends a connection, if one of the packets of its client since the last time needs it. The
-    /// kernel fast path may have forwarded some of them: several such packets are one.
+    /// Sends a connection, if one of its client's packets since the last call requires it. The
+    /// kernel fast path may have forwarded several of these packets; they cause one message.
     pub(super) fn sync_packets(&mut self, index: u32, now: Instant) {
         let entry = self.table.get(index);
         let (live, packets) = (entry.is_live(), entry.in_packets());
@@ -115,7 +115,7 @@ impl Shard {
         }
     }
 
-    /// A connection of one packet is not sent itself.
+    /// Sends the template of a one-packet connection; the connection itself is not sent.
     pub(crate) fn sync_once(&mut self, template: Option<&Template>, now: Instant) {
         if self.settings.master.is_some()
             && self.settings.sysctls.sync_version != 0
@@ -131,7 +131,7 @@ impl Shard {
         }
     }
 
-    /// Whether one of the controlling entries of a connection is a template.
+    /// Whether a controlling entry of a connection is a template.
     fn is_persistent(&self, index: u32) -> bool {
         let mut slot = self.table.get(index);
         loop {
@@ -168,7 +168,7 @@ mod tests {
 
     const VIRT: &str = "198.51.100.1:80";
 
-    /// A director with a master, and one connection through direct routing.
+    /// A director with a synchronisation master, and one connection through direct routing.
     fn master(protocol: Protocol) -> Director {
         let mut director = Director::new(Options {
             max_connections: 100,
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// As many packets pass in the kernel.
+    /// Lets the kernel fast path forward that many packets of the connection.
     fn pass(director: &Director, conn: ConnId, packets: u32) {
         for _ in 0..packets {
             director.shard.table.get(conn.0).count_packet();
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Entries of the messages so far: each has 36 bytes, behind a header of 8.
+    /// Counts the entries of the messages so far: an entry has 36 bytes, the header of a message 8.
     fn entries(director: &mut Director) -> usize {
         let later = Instant::from_secs(60);
         core::iter::from_fn(|| director.shard.take_sync_message(later))

@@ -16,7 +16,7 @@ pub(super) const WINDOW: Range<usize> = 14..16;
 /// Length of a header without options.
 pub(super) const HEADER_LEN: usize = 20;
 
-/// A field of 32 bits; `None` if it is cut short.
+/// Reads a field of 32 bits; `None` if it is cut short.
 pub(super) fn number(tcp: &[u8], field: Range<usize>) -> Option<u32> {
     Some(u32::from_be_bytes(tcp.get(field)?.try_into().ok()?))
 }
@@ -26,7 +26,7 @@ pub(super) fn data_offset(tcp: &[u8]) -> Option<usize> {
     Some(usize::from(tcp.get(DATA_OFFSET)? >> 4) * 4)
 }
 
-/// The options of a header, each with its kind and its data, up to a damaged one.
+/// The options of a TCP header, each with its kind and data, up to the first damaged one.
 pub(super) fn options(mut options: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     const END: u8 = 0;
     const NOTHING: u8 = 1;
@@ -52,7 +52,7 @@ mod tests {
     use alloc::vec::Vec;
 
     #[test]
-    fn options_are_read_up_to_damage() {
+    fn tcp_options_are_parsed_up_to_the_first_damaged_one() {
         let read = |bytes| options(bytes).collect::<Vec<_>>();
         assert_eq!(
             read(&[2, 4, 5, 180, 1, 3, 3, 7]),

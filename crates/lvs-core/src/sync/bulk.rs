@@ -23,17 +23,17 @@ use super::wire::{self, Entry};
 use crate::Protocol;
 use crate::conn::sip13;
 
-/// Directors that one listens to, at most.
+/// Maximum of peers from which a director receives connections.
 pub const PEERS_MAX: usize = 8;
 
-/// Parts of a digest.
+/// Number of ranges in a digest.
 pub const RANGES: usize = 1 << RANGE_BITS;
 const RANGE_BITS: u32 = 10;
 
 /// Length of a digest.
 pub const DIGEST_LEN: usize = RANGES * 12;
 
-/// Bytes of an item before its connection.
+/// Bytes of an item in front of its connection.
 const HEADER: usize = 8;
 
 /// Maximum of bytes in the outgoing buffer.
@@ -56,16 +56,16 @@ pub enum Kind {
 /// A connection or a template, and the kind of update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Whether the connection exists.
+    /// The kind of item: whether the connection exists or has ended.
     pub kind: Kind,
-    /// Time until its timer fires.
+    /// Time until the connection's timer fires.
     pub left: Duration,
     /// The connection.
     pub entry: Entry,
 }
 
 impl Item {
-    /// Appends it; nothing if an item cannot contain it.
+    /// Appends the item; appends nothing if the connection does not fit into an item.
     pub fn write(&self, out: &mut Vec<u8>) {
         let Some(len) = self.entry.len(1).and_then(|len| u16::try_from(len).ok()) else {
             return;
@@ -86,7 +86,8 @@ impl Item {
     }
 }
 
-/// Whether a connection between these has a place in an item: there is room for one family.
+/// Whether a connection between these addresses fits into an item: an item has addresses of one
+/// family.
 pub(crate) fn has_place(client: SocketAddr, virt: SocketAddr, server: SocketAddr) -> bool {
     [virt, server]
         .iter()
@@ -97,10 +98,10 @@ pub(crate) fn has_place(client: SocketAddr, virt: SocketAddr, server: SocketAddr
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Items, one behind the other.
+/// Parses consecutive items.
 ///
 /// # Errors
-/// If there is anything else among them.
+/// If the bytes contain anything else.
 pub fn parse(mut bytes: &[u8]) -> Result<Vec<Item>, Malformed> {
     let mut items = Vec::with_capacity(bytes.len() / 44);
     while !bytes.is_empty() {
@@ -147,7 +148,7 @@ pub fn count(mut bytes: &[u8]) -> u64 {
     count
 }
 
-/// Items in portions of at most `most` bytes, with at least one item each.
+/// Splits items into portions of at most `most` bytes, with at least one item each.
 pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     core::iter::from_fn(move || {
         let mut end = 0;
@@ -163,7 +164,7 @@ pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The sum of connections with the same first bits of their hashes.
+/// The sum of the hashes of connections whose hashes have the same first bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Range {
     sum: u64,
@@ -204,7 +205,8 @@ impl Digest {
         self.0.iter().map(|range| u64::from(range.count)).sum()
     }
 
-    /// Adds the connections of another digest with the same keys, none of which is in this one.
+    /// Adds the connections of another digest with the same keys. The two digests must have no
+    /// connection in common.
     pub fn merge(&mut self, other: &Self) {
         for (range, more) in self.0.iter_mut().zip(&other.0) {
             range.sum ^= more.sum;
@@ -256,10 +258,10 @@ impl Digest {
     }
 }
 
-/// Comparison of a director's digest with the replicas of another one.
+/// The result of comparing a peer's digest with the replicas of its connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// Connections that it owns.
+    /// Number of connections that the sender owns.
     pub replicated: u64,
     /// Least number of missing items.
     pub missing: u64,
@@ -278,7 +280,7 @@ pub enum Pass {
     All,
     /// Connections that received a packet since then.
     Since(crate::Instant),
-    /// Connections in these ranges.
+    /// A request for the connections in these ranges.
     Ranges(Ranges),
 }
 
@@ -348,7 +350,7 @@ pub(crate) struct Replicas {
     replicated: Digest,
     borrowed: [Option<Borrowed>; PEERS_MAX],
     /// A peer is subscribed to updates.
-    pub(crate) heard: bool,
+    pub(crate) has_receiver: bool,
     out: Vec<u8>,
     lost: bool,
 }
@@ -366,13 +368,13 @@ impl Replicas {
             keys,
             replicated: Digest::default(),
             borrowed: [const { None }; PEERS_MAX],
-            heard: false,
+            has_receiver: false,
             out: Vec::new(),
             lost: false,
         }
     }
 
-    /// Adds a connection to the owned ones, or removes it.
+    /// Adds a connection to the owned connections, or with `is` false removes it.
     pub(crate) fn tell(&mut self, identity: &Identity, is: bool) {
         let hash = identity.hash(self.keys);
         if is {
@@ -382,7 +384,7 @@ impl Replicas {
         }
     }
 
-    /// Whether an owned connection is in one of these ranges.
+    /// Whether a connection is owned and in one of these ranges.
     pub(crate) fn is_replicated_in(&self, ranges: &Ranges, identity: &Identity) -> bool {
         ranges.has(identity.hash(self.keys))
     }
@@ -405,7 +407,7 @@ impl Replicas {
         }
     }
 
-    /// A peer from which nothing is borrowed yet hashes with these keys.
+    /// Sets the keys with which a peer hashes. Nothing may be borrowed from the peer yet.
     pub(crate) fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
         if let Some(borrowed) = self.borrowed.get_mut(peer) {
             let digest = Digest::default();
@@ -413,10 +415,10 @@ impl Replicas {
         }
     }
 
-    /// Takes the outgoing buffer, to be extended and [returned](Self::has_been_said); `None` if no
+    /// Takes the outgoing buffer, to be extended and [returned](Self::put_back); `None` if no
     /// peer is subscribed, or if the buffer is full.
-    pub(crate) fn begin_to_say(&mut self) -> Option<Vec<u8>> {
-        if !self.heard {
+    pub(crate) fn take_buffer(&mut self) -> Option<Vec<u8>> {
+        if !self.has_receiver {
             return None;
         }
         if self.out.len() >= OUT_MAX {
@@ -427,15 +429,15 @@ impl Replicas {
     }
 
     /// Returns the outgoing buffer with the new updates.
-    pub(crate) fn has_been_said(&mut self, out: Vec<u8>) {
+    pub(crate) fn put_back(&mut self, out: Vec<u8>) {
         self.out = out;
     }
 
-    pub(crate) fn has_said(&self) -> bool {
+    pub(crate) fn has_queued(&self) -> bool {
         !self.out.is_empty()
     }
 
-    pub(crate) fn said_len(&self) -> usize {
+    pub(crate) fn queued_len(&self) -> usize {
         self.out.len()
     }
 
@@ -530,7 +532,7 @@ mod tests {
         assert_eq!(Digest::parse(&bytes[1..]), Err(Malformed));
     }
 
-    /// This does not depend on how each director divides the connections among its shards.
+    /// A director's digest does not depend on how its connections are divided among its shards.
     #[test]
     fn digests_of_shards_make_digest_of_director() {
         let mut whole = Replicas::new([1, 2]);
@@ -565,12 +567,12 @@ mod tests {
     #[test]
     fn outgoing_updates_are_bounded() {
         let mut replicas = Replicas::new([0, 0]);
-        assert!(replicas.begin_to_say().is_none(), "nobody listens");
-        replicas.heard = true;
+        assert!(replicas.take_buffer().is_none(), "nobody listens");
+        replicas.has_receiver = true;
         for _ in 0..(2 * OUT_MAX / 40) {
-            if let Some(mut out) = replicas.begin_to_say() {
+            if let Some(mut out) = replicas.take_buffer() {
                 out.extend([0; 40]);
-                replicas.has_been_said(out);
+                replicas.put_back(out);
             }
         }
         let (out, lost) = replicas.take();
@@ -580,7 +582,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn received_bytes_never_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
+        fn peer_message_of_any_bytes_does_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
             let mut bytes = bytes;
             if fix && bytes.len() > 44 {
                 let len = u16::try_from(bytes.len() - 8).unwrap().to_be_bytes();

@@ -45,7 +45,7 @@ pub struct Master {
     /// Ports that connections are spread over, a power of two:
     /// [`Control::start_master`](crate::Control::start_master) sets it from `sync_ports`.
     pub ports: u16,
-    /// Connections at which a message is full.
+    /// Number of connections in a full message.
     pub count_max: u32,
 }
 
@@ -62,8 +62,8 @@ impl Master {
         }
     }
 
-    /// The same, with messages limited to the largest number of connections that their count field
-    /// can express. The kernel counts modulo 256, so that its backups lose 256 connections of each
+    /// Returns the same settings, but messages have no more connections than their count field can
+    /// express. The kernel counts modulo 256, so that its backups lose 256 connections of each
     /// longer message.
     pub fn counted(self) -> Self {
         Self {
@@ -76,9 +76,9 @@ impl Master {
 /// A backup's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backup {
-    /// 0 accepts every message, another number only messages with the same one.
+    /// 0 accepts every message; another number accepts only messages with the same number.
     pub syncid: u8,
-    /// Longest message; longer ones are truncated, and then useless.
+    /// Longest message; a longer message is truncated, and then ignored.
     pub maxlen: u16,
 }
 
@@ -152,7 +152,7 @@ pub struct SyncDaemon {
 }
 
 impl SyncDaemon {
-    /// These settings with defaults for an interface of this MTU.
+    /// These settings, with defaults for missing values, for an interface with this MTU.
     #[must_use]
     pub fn completed(&self, mtu: u32) -> Self {
         let ipv6 = self.group.is_some_and(|group| group.is_ipv6());

@@ -13,7 +13,7 @@ use crate::conn::{NO_SLOT, State, Template};
 use crate::settings::Sysctls;
 use crate::{Instant, Protocol};
 
-/// A message that is not full is sent when it is this old.
+/// Age at which a message is sent even if it is not full.
 const SEND_AFTER: Duration = Duration::from_secs(2);
 
 pub(crate) const HZ: u32 = 250;
@@ -24,13 +24,13 @@ pub(crate) struct Queue {
     ports: Vec<PortQueue>,
 }
 
-/// Messages for one port, the last one still being filled.
+/// Messages for one port; the last one is still being filled.
 #[derive(Debug, Default)]
 struct PortQueue {
     buffer: Vec<u8>,
     count: u32,
     version: u32,
-    /// Length at which the buffer is full.
+    /// Length in bytes at which the buffer is full.
     room: usize,
     begun: Instant,
     full: VecDeque<Vec<u8>>,
@@ -73,13 +73,14 @@ impl Queue {
         }
     }
 
-    /// Messages that found no room.
+    /// Number of messages that were dropped because the queue was full.
     pub(crate) fn lost(&self) -> u64 {
         self.ports.iter().map(|queue| queue.lost).sum()
     }
 }
 
-/// A number that differs between connections, and stays the same for the life of a connection.
+/// Returns a number that differs between connections and stays the same for the life of a
+/// connection.
 fn spread(entry: &Entry) -> u16 {
     let last = match entry.client.ip() {
         IpAddr::V4(addr) => u32::from(addr),
@@ -167,7 +168,7 @@ pub(crate) struct Subject {
     pub(crate) persistent: bool,
 }
 
-/// Whether an entry is to be sent; then with its new `sync_end` (`ip_vs_sync_conn_needed`).
+/// Whether an entry is to be sent; if so, returns its new `sync_end` (`ip_vs_sync_conn_needed`).
 pub(crate) fn needed(
     subject: &Subject,
     packets: u32,
@@ -221,8 +222,8 @@ pub(crate) fn needed(
     Some(end)
 }
 
-/// The latest packet of a client, of those after `before` up to `packets`, whose number alone makes
-/// [`needed`] send the connection, if there is one.
+/// The number of the latest client packet, after `before` and up to `packets`, for which [`needed`]
+/// sends the connection because of the number alone.
 pub(crate) fn latest_due(before: u32, packets: u32, sysctls: &Sysctls) -> Option<u32> {
     let (threshold, period) = sysctls.sync_threshold;
     let passed = packets.wrapping_sub(before);

@@ -21,7 +21,7 @@ use crate::conn::sip13;
 use crate::control::ServiceKeyOrd;
 use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
-/// Services of which digests are sent, at most: the first by their keys.
+/// Maximum number of services whose digests are sent: the first ones by their keys.
 pub const SERVICES_MAX: usize = 1 << 16;
 /// Bytes of a service's key and digest.
 pub const SERVICE_LEN: usize = KEY_LEN + 16;
@@ -93,7 +93,8 @@ pub struct ServiceDigest {
 }
 
 impl ServiceDigest {
-    /// Whether two directors choose the same servers, and reach them by the same methods.
+    /// Whether two directors choose the same servers, and reach them with the same forwarding
+    /// methods.
     pub const fn is_like(&self, other: &Self) -> bool {
         let unknown = self.ways == 0 || other.ways == 0;
         self.choice == other.choice && (unknown || self.ways == other.ways)
@@ -104,7 +105,7 @@ impl ServiceDigest {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceDigests(BTreeMap<ServiceKeyOrd, ServiceDigest>);
 
-/// A service in which two directors differ.
+/// A service that differs between two directors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Differs {
     /// The service.
@@ -134,7 +135,7 @@ impl ServiceDigests {
         self.0.len()
     }
 
-    /// Whether there are no services.
+    /// Whether the digests contain no services.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -172,7 +173,7 @@ impl ServiceDigests {
         Ok(Self(all))
     }
 
-    /// The services in which another director differs from this one.
+    /// The services that differ at a peer.
     pub fn compare<'a>(&'a self, theirs: &'a Self) -> impl Iterator<Item = Differs> + 'a {
         let ours = self.0.iter().filter_map(|(key, digest)| {
             let other = theirs.0.get(key);
@@ -192,7 +193,7 @@ impl ServiceDigests {
     }
 }
 
-/// The part of a service's settings in [`ServiceDigest::choice`]; `slots` are those of the
+/// The service's settings as a part of [`ServiceDigest::choice`]. `slots` is the size of the
 /// scheduler's hash table.
 pub(crate) fn settings(key: &ServiceKey, config: &ServiceConfig, slots: u32, servers: u32) -> u64 {
     let mut hasher = SipHasher13::new_with_keys(KEYS[0], KEYS[1]);
@@ -224,8 +225,8 @@ fn address(addr: SocketAddr) -> [u64; 3] {
     ]
 }
 
-/// The digest of a server within [`ServiceDigest::choice`]; `place` is its position among the
-/// servers if the scheduler uses it, else 0.
+/// The server as a part of [`ServiceDigest::choice`]. `place` is its position among the servers if
+/// the scheduler uses the position, else 0.
 pub(crate) fn server(addr: SocketAddr, config: &ServerConfig, last_weight: i32, place: u64) -> u64 {
     let [a, b, c] = address(addr);
     let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
@@ -234,7 +235,7 @@ pub(crate) fn server(addr: SocketAddr, config: &ServerConfig, last_weight: i32, 
     sip13(KEYS, [a, b, c, weights, thresholds, place])
 }
 
-/// A server's part in [`ServiceDigest::ways`]; `None` if it is the director itself.
+/// The server as a part of [`ServiceDigest::ways`]; `None` if the server is the director itself.
 pub(crate) fn way(addr: SocketAddr, config: &ServerConfig) -> Option<u64> {
     let [a, b, c] = address(addr);
     let tunnel = match config.forwarding {
@@ -345,7 +346,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn received_digests_never_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+        fn digests_of_any_bytes_do_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
             if let Ok(digests) = ServiceDigests::parse(&bytes) {
                 let mut again = Vec::new();
                 digests.write(&mut again);

@@ -33,7 +33,7 @@ pub struct Entry {
     pub protocol: Protocol,
     /// Client; port 0 for a template.
     pub client: SocketAddr,
-    /// Virtual address and port; the mark for a template of one.
+    /// Virtual address and port; for the template of a firewall mark, the mark.
     pub virt: SocketAddr,
     /// Real server's address and port.
     pub server: SocketAddr,
@@ -54,7 +54,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Length in a message of `version`, without padding; `None` if it has no place in one.
+    /// Length in a message of `version`, without padding; `None` if this version cannot contain the
+    /// entry.
     pub(crate) fn len(&self, version: u32) -> Option<usize> {
         let sequences = self.flags & SEQ_MASK != 0;
         if version == 0 {
@@ -157,16 +158,16 @@ pub(crate) fn finish(version: u32, count: u32, message: &mut [u8]) {
 pub struct Entries {
     /// Connections and templates.
     pub entries: Vec<Entry>,
-    /// The rest of the message, or a connection in it, could not be understood.
+    /// Whether the rest of the message, or a connection in it, could not be parsed.
     pub damaged: bool,
 }
 
 /// Reasons to ignore a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// It is too short for a header, or its length field is wrong.
+    /// The message is too short for a header, or its length field is wrong.
     Malformed,
-    /// The master has another syncid.
+    /// The master has another syncid than the backup.
     OtherId,
 }
 
@@ -218,8 +219,8 @@ fn parse_v1(message: &[u8], count: u8) -> Entries {
     all
 }
 
-/// One connection of version 1; `Ok(None)` if only this entry is to be ignored. The error ends the
-/// message.
+/// Parses a connection of version 1; `Ok(None)` if only this entry must be ignored. An error ends
+/// the message.
 pub(super) fn parse_entry(bytes: &[u8], size: usize) -> Result<Option<Entry>, ()> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let long = |at: usize| u32::from(word(at)) << 16 | u32::from(word(at + 2));
@@ -341,7 +342,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn received_messages_never_panic(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
+        fn sync_message_of_any_bytes_does_not_panic(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
             if fix && bytes.len() >= 8 {
                 let size = u16::try_from(bytes.len()).unwrap().to_be_bytes();
                 bytes[2..4].copy_from_slice(&size);

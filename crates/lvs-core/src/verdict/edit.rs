@@ -8,13 +8,13 @@ use super::Shift;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Edit {
-    /// The change of its sequence number.
+    /// The change of the sequence numbers.
     pub shift: Shift,
     /// Text to be replaced.
     pub replacement: Option<Replacement>,
 }
 
-/// Text of a TCP segment that is replaced by another one.
+/// A part of a TCP segment's text, and the text that replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replacement {
     start: u16,
@@ -27,7 +27,8 @@ pub struct Replacement {
 const TEXT_MAX: usize = 23;
 
 impl Replacement {
-    /// No text yet instead of these bytes; `None` if they are further on than a segment is long.
+    /// Creates an edit that replaces these bytes by no text yet; `None` if they are further on than
+    /// a segment is long.
     pub(crate) fn of(place: &Range<usize>) -> Option<Self> {
         Some(Self {
             start: u16::try_from(place.start).ok()?,
@@ -52,7 +53,7 @@ impl Replacement {
         i32::from(self.len) + i32::from(self.start) - i32::from(self.end)
     }
 
-    /// The same edit, `by` bytes further on.
+    /// Returns the same edit, `by` bytes further on.
     pub(crate) fn moved(mut self, by: usize) -> Option<Self> {
         let by = u16::try_from(by).ok()?;
         self.start = self.start.checked_add(by)?;

@@ -27,13 +27,13 @@ impl ConnId {
     }
 }
 
-/// A real server's record (one server in one service); an index that stays the same for the life of
-/// the record.
+/// A real server's record (one server in one service): an index that stays the same as long as the
+/// record exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerId(pub(crate) u32);
 
 impl ServerId {
-    /// The record's index, for tables with the same index (such as next hops).
+    /// The record's index, for tables with the same index, such as next hops.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -45,7 +45,8 @@ impl ServerId {
 pub enum Verdict {
     /// Client to server: transmit it by the connection's forwarding method.
     Forward(Forward),
-    /// Server to client: translate if required, then route it like any packet in transit.
+    /// A packet from the server to the client: translate it if required, then route it like any
+    /// packet in transit.
     Reply(Reply),
     /// No packet of a service: pass it to the host's network stack (delivery or ordinary
     /// forwarding).
@@ -53,10 +54,10 @@ pub enum Verdict {
     /// Answer with ICMP destination (port) unreachable from the packet's own destination address,
     /// then drop it.
     Unreachable(DropReason),
-    /// Answer the TCP segment with a reset from its own destination (RFC 9293 section 3.10.7.1),
-    /// then drop it.
+    /// Answer the TCP segment with a reset whose source is the segment's destination (RFC 9293
+    /// section 3.10.7.1), then drop the segment.
     Reset(DropReason),
-    /// Discard it, and count the reason.
+    /// Discard the packet, and count the reason.
     Drop(DropReason),
 }
 
@@ -89,7 +90,7 @@ pub struct Forward {
 pub struct Reply {
     /// The connection.
     pub conn: ConnId,
-    /// The real server; `None` for a connection that is bound to none.
+    /// The real server; `None` if the connection has no server.
     pub server: Option<ServerId>,
     /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the
     /// packet unchanged, because the connection is not translated.
@@ -99,8 +100,9 @@ pub struct Reply {
     pub destination: Option<SocketAddr>,
     /// Change of the TCP segment by a helper.
     pub edit: Option<Edit>,
-    /// A health check through the service opened the connection ([`Control::pin`](crate::Control::pin)). Its replies count
-    /// only if they use the path of the replies to clients.
+    /// A health check through the service opened the connection
+    /// ([`Control::pin`](crate::Control::pin)). Its replies count only if they use the path of the
+    /// replies to clients.
     pub probe: bool,
 }
 
@@ -118,7 +120,7 @@ macro_rules! reasons {
             /// Every reason, in the order of their indices.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Its place in [`Self::ALL`], for arrays of counters.
+            /// Its index in [`Self::ALL`], for arrays of counters.
             #[inline]
             pub const fn index(self) -> usize {
                 self as usize
@@ -156,12 +158,11 @@ reasons! {
         NoServer => "no_server",
         /// The connection table is full.
         TableFull => "table_full",
-        /// The service has as many connections as its limit allows.
+        /// The service has reached its limit of connections.
         ServiceFull => "service_full",
-        /// The service has had as many new connections in a second as its limit allows.
+        /// The service has reached its limit of new connections per second.
         ServiceRate => "service_rate",
-        /// Its source has opened as many connections of the service in a second as the limit for
-        /// one source allows.
+        /// The source has reached the limit of new connections a second for one source.
         SourceRate => "source_rate",
         /// The service's filter, or the director's, denies the source.
         Filtered => "filtered",
@@ -171,9 +172,9 @@ reasons! {
         ShortHeader => "short_header",
         /// An ICMP error with a wrong checksum.
         IcmpChecksum => "icmp_checksum",
-        /// The defence `drop_packet` chose it.
+        /// The defence `drop_packet` selected the packet.
         DropPacket => "drop_packet",
-        /// The persistence engine found nothing to go by.
+        /// The persistence engine found no key in the packet.
         PersistenceEngine => "persistence_engine",
         /// Packet from a real server without a connection; the server receives an ICMP error
         /// (`nat_icmp_send`).
@@ -191,7 +192,7 @@ reasons! {
         /// Packet of an FTP control connection that acknowledges data that the other side has not
         /// sent.
         HelperSequence => "helper_sequence",
-        /// The embedding program's own hook dropped it.
+        /// The embedding program's own hook dropped the packet.
         Hook => "hook",
     }
 }
@@ -202,17 +203,17 @@ reasons! {
     AcceptReason {
         /// No service has this address, port or mark.
         NoService => "no_service",
-        /// No connection, and not a packet that may open one (TCP without SYN, RST).
+        /// The packet belongs to no connection and may not open one (TCP without SYN, RST).
         NotNew => "not_new",
         /// A protocol that is not balanced.
         Protocol => "protocol",
         /// The source port is 20, which is never scheduled.
         SourcePort20 => "source_port_20",
-        /// The port is FTP data, which the service captures only if it is persistent.
+        /// The port is FTP data, which the service accepts only if it is persistent.
         FtpData => "ftp_data",
-        /// An ICMP error about no connection.
+        /// An ICMP error that belongs to no connection.
         UnrelatedIcmp => "unrelated_icmp",
-        /// A reply of no connection, to be routed as it is.
+        /// A reply that belongs to no connection; it is routed unchanged.
         NoConnection => "no_connection",
         /// A backup daemon runs and `backup_only` is set.
         BackupOnly => "backup_only",

@@ -1,11 +1,11 @@
-//! Sequence numbers of a stream in which text of another length has been put
+//! Adjustment of sequence numbers in a stream in which text was replaced by text of another length
 //! (`nf_conntrack_seqadj`).
 
-/// How the numbers of one direction's bytes differ in front of the director and behind it: by
-/// `before` up to the place of the last replacement, by `after` from there on.
+/// The difference between the sequence numbers of one direction in front of the director and behind
+/// it: `before` up to the place of the last replacement, `after` from there on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shift {
-    /// The sequence number, as its sender counts, of the segment in which text was replaced last.
+    /// The original sequence number of the segment in which text was replaced last.
     place: u32,
     before: i32,
     after: i32,
@@ -25,12 +25,12 @@ impl Shift {
         self.after = self.after.wrapping_add(growth);
     }
 
-    /// Whether no number changes.
+    /// Whether no sequence number changes.
     pub(crate) const fn is_none(self) -> bool {
         self.before == 0 && self.after == 0
     }
 
-    /// The sequence number at the receiver for one of the sender.
+    /// The sequence number at the receiver for a sequence number of the sender.
     pub const fn sequence(self, sent: u32) -> u32 {
         sent.wrapping_add_signed(self.offset(sent))
     }
@@ -63,8 +63,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A stream of segments, some of which are replaced: the receiver gets its bytes without
-        /// gap or overlap, and its acknowledgements mean the same byte for the sender.
+        /// Some segments of a stream are replaced: the receiver gets the bytes without gap or
+        /// overlap, and its acknowledgements mean the same bytes for the sender.
         #[test]
         fn shifted_streams_stay_complete(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 1u32..100), 1..50)) {
             let mut shift = Shift::default();

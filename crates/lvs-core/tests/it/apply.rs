@@ -215,7 +215,7 @@ proptest! {
                     made.extend_from_slice(list);
                 }
                 Err(refused) => {
-                    prop_assert_eq!(&before, &picture(&whole), "a refused list has changed something");
+                    prop_assert_eq!(&before, &picture(&whole), "a refused list has changed the configuration");
                     // The changes before the refused one are possible, and the refused one fails
                     // for the same reason.
                     let mut other = control();
@@ -289,8 +289,8 @@ fn flush_removes_services_one_by_one() {
     assert_eq!(control.services().count(), 1);
 }
 
-/// The control half is locked for no more servers than there are changes, however many servers a
-/// service has.
+/// However many servers a service has, the control half is locked for no more servers than there
+/// are changes.
 #[test]
 fn deleted_service_is_cleaned_up_in_pieces() {
     let mut control = control();
@@ -317,7 +317,11 @@ fn deleted_service_is_cleaned_up_in_pieces() {
         changes.check(&control, &Permissive, 1).unwrap();
         let (mut before, mut pieces) = (100, 0);
         while changes.make(&mut control, Instant::ZERO, 16).is_none() {
-            assert_eq!(control.services().count(), 0, "packets find it no more");
+            assert_eq!(
+                control.services().count(),
+                0,
+                "packets no longer find the service"
+            );
             assert!(before - there() <= 16);
             (before, pieces) = (there(), pieces + 1);
         }

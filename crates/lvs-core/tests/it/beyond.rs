@@ -185,12 +185,15 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
         let now = Instant::from_secs(1);
         let (client, vip) = (addr(CLIENT), addr(VIP));
         establish(&mut director, client, method == Forwarding::Nat, now);
-        let said = send(&mut director, &tcp(client, vip, ACK), (1101, 745, 0), now);
-        let Verdict::Forward(forward) = said else {
-            panic!("{said:?}");
+        let decision = send(&mut director, &tcp(client, vip, ACK), (1101, 745, 0), now);
+        let Verdict::Forward(forward) = decision else {
+            panic!("{decision:?}");
         };
         let conn = forward.conn.expect("a connection");
-        director.shard.offer(conn).expect("it can be offloaded");
+        director
+            .shard
+            .offer(conn)
+            .expect("the connection can be offloaded");
         assert!(director.shard.publish(conn, 1, None));
         remove(&mut director, 1, now);
         let asked = drain(&mut director, now);
@@ -226,7 +229,7 @@ fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() 
     establish(&mut director, client, false, now);
     let ack = tcp(client, vip, ACK);
     let Verdict::Forward(forward) = send(&mut director, &ack, (1101, 745, 0), now) else {
-        panic!("it is forwarded");
+        panic!("the packet is forwarded");
     };
     let conn = forward.conn.expect("a connection");
     assert!(director.shard.publish(conn, 1, None));
@@ -290,19 +293,19 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
         director.handle_packet(&tcp(before, client, ACK), now),
         reset
     );
-    let said = director.handle_packet(&tcp(client, vip, RST), now);
-    let Verdict::Forward(forward) = said else {
-        panic!("no reset to the server: {said:?}");
+    let decision = director.handle_packet(&tcp(client, vip, RST), now);
+    let Verdict::Forward(forward) = decision else {
+        panic!("no reset to the server: {decision:?}");
     };
     assert_eq!(forward.target, before);
-    let said = director.handle_packet(&tcp(before, client, RST), now);
+    let decision = director.handle_packet(&tcp(before, client, RST), now);
     assert!(
-        matches!(said, Verdict::Reply(_)),
-        "no reset to the client: {said:?}"
+        matches!(decision, Verdict::Reply(_)),
+        "no reset to the client: {decision:?}"
     );
-    let said = director.handle_packet(&tcp(client, vip, SYN), now);
-    let Verdict::Forward(again) = said else {
-        panic!("a SYN begins anew: {said:?}");
+    let decision = director.handle_packet(&tcp(client, vip, SYN), now);
+    let Verdict::Forward(again) = decision else {
+        panic!("a SYN opens a new connection: {decision:?}");
     };
     assert!(again.new && again.target != before);
 }
@@ -320,21 +323,21 @@ fn untracked_connection_is_reset_by_its_next_packet() {
     remove(&mut director, 1, now);
     assert_eq!(drain(&mut director, now), []);
     assert_eq!(only(&director, now).expires.as_secs(), 900);
-    let said = director.handle_packet(&tcp(client, vip, ACK), now);
-    assert_eq!(said, Verdict::Reset(DropReason::ServerDown));
+    let decision = director.handle_packet(&tcp(client, vip, ACK), now);
+    assert_eq!(decision, Verdict::Reset(DropReason::ServerDown));
     assert_eq!(only(&director, now).expires.as_secs(), 10);
 }
 
 #[test]
-fn down_connection_ends_at_packet_before_walk() {
+fn connection_of_down_server_ends_at_its_next_packet() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
     let now = Instant::from_secs(1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
-    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
-    assert_eq!(said, Verdict::Reset(DropReason::ServerDown));
+    let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert_eq!(decision, Verdict::Reset(DropReason::ServerDown));
     assert_eq!(drain(&mut director, now).len(), 2, "once, not twice");
 }
 
@@ -378,7 +381,7 @@ fn resets_are_sent_in_bounded_portions() {
 }
 
 #[test]
-fn returned_server_receives_no_reset_connection() {
+fn connection_of_removed_server_is_reset_even_after_server_returns() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -387,8 +390,8 @@ fn returned_server_receives_no_reset_connection() {
     remove(&mut director, 1, now);
     let _ = drain(&mut director, now);
     add(&mut director, key, 1, 1, Forwarding::Nat, now).unwrap();
-    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
-    assert_eq!(said, Verdict::Reset(DropReason::ServerDown));
+    let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert_eq!(decision, Verdict::Reset(DropReason::ServerDown));
 }
 
 #[test]
@@ -405,8 +408,8 @@ fn weight_0_drains_without_resets() {
         .unwrap();
     director.advance(now);
     assert!(!director.shard.has_down());
-    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
-    assert!(matches!(said, Verdict::Forward(_)), "{said:?}");
+    let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert!(matches!(decision, Verdict::Forward(_)), "{decision:?}");
 }
 
 #[test]
@@ -424,25 +427,29 @@ fn server_down_policies_apply_to_datagrams() {
         let mut director = director(key, service("rr", down(policy)), Forwarding::Nat, 2);
         let now = Instant::from_secs(1);
         let Verdict::Forward(first) = director.handle_packet(&datagram, now) else {
-            panic!("a server is there");
+            panic!("a usable server exists");
         };
         assert_eq!(first.target, server(2));
         remove(&mut director, 2, now);
         assert_eq!(drain(&mut director, now), [], "datagrams have no resets");
-        let said = director.handle_packet(&datagram, now);
+        let decision = director.handle_packet(&datagram, now);
         let next = director.handle_packet(&datagram, now);
         let moved = |verdict| matches!(verdict, Verdict::Forward(f) if f.target == server(1));
         match policy {
             OnServerDown::Kernel => {
                 let dropped = Verdict::Drop(DropReason::ServerRemoved);
-                assert_eq!((said, next), (dropped, dropped));
+                assert_eq!((decision, next), (dropped, dropped));
                 assert_eq!(only(&director, now).expires.as_secs(), 300);
             }
-            OnServerDown::Reset => assert!(said == refused && moved(next), "{said:?} {next:?}"),
-            OnServerDown::Reschedule => assert!(moved(said) && moved(next), "{said:?} {next:?}"),
+            OnServerDown::Reset => {
+                assert!(decision == refused && moved(next), "{decision:?} {next:?}");
+            }
+            OnServerDown::Reschedule => {
+                assert!(moved(decision) && moved(next), "{decision:?} {next:?}");
+            }
             OnServerDown::Drop => {
                 let dropped = Verdict::Drop(DropReason::ServerDown);
-                assert_eq!((said, next), (dropped, dropped));
+                assert_eq!((decision, next), (dropped, dropped));
                 assert_eq!(only(&director, now).expires.as_secs(), 120);
                 let later = Instant::from_secs(122);
                 assert!(moved(director.handle_packet(&datagram, later)));
@@ -452,7 +459,7 @@ fn server_down_policies_apply_to_datagrams() {
 }
 
 #[test]
-fn immovable_tcp_is_reset_and_dropped_tcp_is_silent() {
+fn reset_and_drop_policies_apply_to_tcp_without_known_numbers() {
     let key = ServiceKey::tcp(addr(VIP));
     let now = Instant::from_secs(1);
     let ack = tcp(addr(CLIENT), addr(VIP), ACK);
@@ -462,13 +469,13 @@ fn immovable_tcp_is_reset_and_dropped_tcp_is_silent() {
         remove(&mut director, 1, now);
         assert_eq!(drain(&mut director, now).len(), resets);
         assert_eq!(only(&director, now).state, "CLOSE");
-        let said = director.handle_packet(&ack, now);
+        let decision = director.handle_packet(&ack, now);
         let reply = director.handle_packet(&tcp(server(1), addr(CLIENT), ACK), now);
         let expected = match policy {
             OnServerDown::Drop => Verdict::Drop(DropReason::ServerDown),
             _ => Verdict::Reset(DropReason::ServerDown),
         };
-        assert_eq!((said, reply), (expected, expected));
+        assert_eq!((decision, reply), (expected, expected));
     }
 }
 
@@ -488,7 +495,7 @@ fn server_down_setting_precedes_expire_nodest_conn() {
 }
 
 #[test]
-fn deleted_service_takes_its_servers_down() {
+fn deleted_service_closes_connections_like_down_servers() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -507,8 +514,8 @@ fn server_down_is_silent_by_default() {
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
     assert!(!director.shard.has_down());
-    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
-    assert_eq!(said, Verdict::Drop(DropReason::ServerRemoved));
+    let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert_eq!(decision, Verdict::Drop(DropReason::ServerRemoved));
     let reply = tcp(server(1), addr(CLIENT), ACK);
     assert!(matches!(
         director.handle_packet(&reply, now),
@@ -518,7 +525,7 @@ fn server_down_is_silent_by_default() {
 }
 
 #[test]
-fn explain_shows_fate_of_lost_connection() {
+fn explain_reports_outcome_of_connection_to_down_server() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -545,7 +552,7 @@ fn shares(director: &mut Director, count: u16, now: Instant) -> [u32; 3] {
         let Verdict::Forward(forward) =
             director.handle_packet(&packet(client, addr(VIP), Transport::Udp(b"")), now)
         else {
-            panic!("a server is there");
+            panic!("a usable server exists");
         };
         let std::net::IpAddr::V4(ip) = forward.target.ip() else {
             panic!("IPv4");
@@ -576,7 +583,7 @@ fn slow_start_raises_share_of_new_server_gradually() {
     assert_eq!(
         shares(&mut director, 200, at(1)),
         [100, 100, 0],
-        "the first ones begin in full"
+        "the first servers start with the full weight"
     );
     director.advance(at(100));
     add(&mut director, key, 3, 1, Forwarding::Nat, at(100)).unwrap();
@@ -635,7 +642,7 @@ fn slow_start_covers_undrained_server_and_survives_edit() {
     assert_eq!(
         edit(&mut director, 4, 44),
         Some(50),
-        "it goes on from where it was"
+        "the slow start continues from its present weight"
     );
     assert_eq!(
         shares(&mut director, 300, Instant::from_secs(44)),
@@ -734,7 +741,7 @@ fn ewma_measures_from_syn_to_syn_ack() {
     let open = |director: &mut Director, port: u16, at: Instant, answer: Option<Duration>| {
         let client = SocketAddr::from(([192, 0, 2, 1], port));
         let Verdict::Forward(forward) = director.handle_packet(&tcp(client, vip, SYN), at) else {
-            panic!("a server is there");
+            panic!("a usable server exists");
         };
         if let Some(answer) = answer {
             let _ = director.handle_packet(&tcp(forward.target, client, SYN | ACK), at + answer);
@@ -815,7 +822,7 @@ fn consecutive_failed_attempts_are_counted() {
     assert_eq!(count(&direct), 0);
 }
 
-/// Attempts and unanswered ones of the only server.
+/// Numbers of all attempts and of unanswered attempts of the only server.
 fn attempts(director: &Director) -> (u64, u64) {
     let service = director.control.services().next().unwrap();
     let id = service.servers()[0].id();
@@ -823,7 +830,7 @@ fn attempts(director: &Director) -> (u64, u64) {
     (total.opened, total.unanswered)
 }
 
-/// Sends SYNs of one client in these seconds; lets the connection expire.
+/// Sends SYNs of one client in these seconds, and lets the connection expire.
 fn syns_alone(method: Forwarding, seconds: &[u64]) -> (u64, u64) {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), method, 1);
@@ -906,8 +913,9 @@ fn has_suspect(director: &Director) -> bool {
     })
 }
 
-/// Three servers, and ten clients every two seconds: one sends a SYN, the server's `answer` to the client of this
-/// number arrives if there is one, and then the client's next packet. Returns whether a server became suspicious.
+/// Three servers, and ten clients every two seconds: each client sends a SYN, the server sends the
+/// `answer` to the client with this number, if it returns one, and then the client sends its next
+/// packet. Returns whether a server became suspicious.
 fn blames(
     method: Forwarding,
     answer: impl Fn(u16, SocketAddr) -> Option<u8>,
@@ -1045,7 +1053,10 @@ fn ewma_accepts_servers_behind_nat_only() {
         let mut other = director(key, service("rr", Extras::default()), method, 1);
         assert_eq!(other.control.edit_service(&key, ewma(), None), refused);
         let scheduler = &other.control.services().next().unwrap().config().scheduler;
-        assert_eq!(scheduler, "rr", "a refused operation has changed nothing");
+        assert_eq!(
+            scheduler, "rr",
+            "a refused operation leaves the state unchanged"
+        );
     }
 }
 

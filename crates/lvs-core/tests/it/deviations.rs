@@ -1,5 +1,5 @@
-//! Deviations from the kernel in the core. docs/decisions.md lists all deviations; the tests of the
-//! others are in the crates that they concern.
+//! Tests of the deviations from the kernel in the core. docs/decisions.md lists all deviations; the
+//! other deviations have their tests in the crates that they concern.
 
 use std::net::SocketAddr;
 
@@ -33,7 +33,7 @@ fn from_client(director: &mut Director, port: u16, flags: u8, now: Instant) -> V
 }
 
 #[test]
-fn listings_are_in_the_order_of_slots() {
+fn connection_listing_is_ordered_by_slot() {
     let mut director = director();
     let now = Instant::from_secs(1);
     let ports: Vec<u16> = (1001..1200).collect();
@@ -70,7 +70,7 @@ fn listings_are_in_the_order_of_slots() {
 }
 
 #[test]
-fn timers_fire_on_time() {
+fn timers_fire_at_their_deadline() {
     let mut director = director();
     let _ = from_client(&mut director, 10, TcpFlags::SYN, Instant::ZERO);
     let deadline = Instant::from_secs(60);
@@ -89,7 +89,7 @@ fn port_reuse_needs_no_second_syn_though_conntrack_is_on() {
     director.control.set_sysctl("conntrack", "1").unwrap();
     let now = Instant::from_secs(1);
     let Verdict::Forward(first) = from_client(&mut director, 10, TcpFlags::SYN, now) else {
-        panic!("a server is there");
+        panic!("a usable server exists");
     };
     let client = SocketAddr::from(([192, 0, 2, 7], 10));
     for flags in [TcpFlags::SYN | TcpFlags::ACK, FIN] {
@@ -103,9 +103,9 @@ fn port_reuse_needs_no_second_syn_though_conntrack_is_on() {
         .unwrap()
         .state;
     assert_eq!(state, "TIME_WAIT");
-    let said = from_client(&mut director, 10, TcpFlags::SYN, now);
-    let Verdict::Forward(again) = said else {
-        panic!("the SYN itself opens the connection: {said:?}");
+    let verdict = from_client(&mut director, 10, TcpFlags::SYN, now);
+    let Verdict::Forward(again) = verdict else {
+        panic!("the SYN itself opens the connection: {verdict:?}");
     };
     assert!(again.new && again.target != first.target);
 }

@@ -14,7 +14,7 @@ fn text(path: &str) -> String {
     fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The part of a page from a heading to the next one of the same or a higher rank.
+/// The part of a page from a heading to the next heading of the same or a higher level.
 fn section(path: &str, heading: &str) -> String {
     let page = text(path);
     let rank = heading.bytes().take_while(|&byte| byte == b'#').count();
@@ -113,9 +113,9 @@ fn every_call_is_documented() {
     }
 }
 
-/// The places that ARCHITECTURE sends a reader to are there.
+/// The files that ARCHITECTURE names exist.
 #[test]
-fn code_map_names_existing_files() {
+fn files_in_code_map_exist() {
     let map = section("ARCHITECTURE.md", "## Code map");
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut seen = 0;
@@ -223,8 +223,8 @@ fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
     }
 }
 
-/// Each deviation in docs/decisions.md names its test, each test that the list names exists, and the
-/// list has each test of the files `deviations.rs`.
+/// Each deviation in docs/decisions.md names its test, each test that the list names exists, and
+/// the list has each test of the files `deviations.rs`.
 #[test]
 fn every_deviation_has_its_test() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -314,7 +314,7 @@ fn every_limit_has_its_test() {
 /// becomes readable for all clients is added to this list as well.
 #[cfg(feature = "api")]
 #[test]
-fn calls_with_read_access_are_exactly_these() {
+fn documented_calls_with_read_access_are_complete() {
     use lvs_core::api::{Access, Call};
 
     let reads = Call::METHODS.iter().filter(|(_, a)| *a == Access::Read);
@@ -343,7 +343,7 @@ fn calls_with_read_access_are_exactly_these() {
     assert_eq!(Access::of_method("no.such.call"), Access::Write);
 }
 
-/// The pages below `docs/`, by their names.
+/// Returns the names of the pages below `docs/`.
 fn pages() -> Vec<String> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let entries = fs::read_dir(docs).expect("the directory of the pages");
@@ -371,7 +371,8 @@ fn links(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// The anchor that GitHub and mdBook give a heading: lower case, hyphens for spaces, no punctuation.
+/// The anchor that GitHub and mdBook give a heading: lower case, hyphens for spaces, no
+/// punctuation.
 fn anchors(page: &str) -> Vec<String> {
     let headings = page.lines().filter(|line| line.starts_with('#'));
     let words = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());

@@ -15,7 +15,7 @@ use crate::common::{VIP, addr, packet, server};
 const SYN: u8 = TcpFlags::SYN;
 const ACK: u8 = TcpFlags::ACK;
 
-/// Source `n` of as many as one likes.
+/// The source with number `n`; there are 2^32 of them.
 fn source(n: u32) -> SocketAddr {
     let [_, a, b, c] = n.to_be_bytes();
     SocketAddr::from(([10 + (n >> 24) as u8, a, b, c], 1024 + (n % 60_000) as u16))
@@ -76,7 +76,7 @@ impl Bed {
         self.director.handle_packet(&meta, self.now)
     }
 
-    /// The address that the packet is forwarded to; none if it is not.
+    /// Returns the address that the packet is forwarded to; `None` if it is not forwarded.
     fn opens(&mut self, src: SocketAddr, flags: u8) -> Option<SocketAddr> {
         match self.send(src, flags) {
             Verdict::Forward(forward) => Some(forward.target),
@@ -100,7 +100,7 @@ impl Bed {
 }
 
 #[test]
-fn syn_flood_of_full_table_evicts_flood_only() {
+fn syn_flood_of_full_table_evicts_only_flood_connections() {
     const SLOTS: u32 = 4096;
     for method in [Forwarding::Nat, Forwarding::Route] {
         let mut bed = Bed::tcp(SLOTS as usize, WhenFull::Evict, method, Extras::default());
@@ -312,14 +312,17 @@ fn full_template_table_refuses_next_template() {
     }
     let full = Verdict::Drop(DropReason::TableFull);
     assert_eq!(bed.send(source(704), SYN), full);
-    assert!(bed.opens(source(1), SYN).is_some(), "it has its template");
+    assert!(
+        bed.opens(source(1), SYN).is_some(),
+        "the client has its template"
+    );
     assert_eq!(bed.director.control.evicted_templates(), 0);
 }
 
-/// A flood leaves more templates with one deadline than one call removes: it removes 4,096, and the next call is due at
-/// once.
+/// A flood leaves more templates with the same deadline than one call removes (4,096); the next
+/// call is due at once.
 #[test]
-fn templates_that_end_together_end_in_portions() {
+fn expired_templates_are_removed_in_portions() {
     const ALL: usize = 10_000;
     let mut bed = persistent(1 << 14, WhenFull::Drop);
     for n in 0..ALL {

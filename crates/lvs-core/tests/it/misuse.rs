@@ -68,7 +68,7 @@ fn seen(control: &Control) -> String {
     )
 }
 
-/// Each of `refusals` must fail with its error and change nothing.
+/// Checks that each of `refusals` fails with its error and changes nothing.
 fn refused(control: &mut Control, refusals: Vec<(Error, Call<'_>)>) {
     for (number, (error, call)) in refusals.into_iter().enumerate() {
         let before = seen(control);
@@ -324,7 +324,7 @@ fn invalid_synchronisation_is_refused() {
 }
 
 #[test]
-fn full_tables_refuse_without_damage() {
+fn full_table_refuses_and_keeps_its_state() {
     for capacity in [0, 1, 2] {
         let mut director = small(capacity);
         let mut taken = 0;
@@ -366,7 +366,7 @@ fn full_tables_refuse_without_damage() {
 }
 
 #[test]
-fn clock_jumps_are_harmless() {
+fn clock_jump_in_either_direction_does_not_panic() {
     let mut director = small(16);
     let late = Instant::from_secs(1_000_000);
     let _ = director.handle_packet(&syn(CLIENT), late);
@@ -399,7 +399,7 @@ fn clock_jumps_are_harmless() {
 }
 
 #[test]
-fn shards_that_are_missing_or_foreign_are_harmless() {
+fn missing_or_foreign_shard_is_refused() {
     for shards in [0, 1, 3] {
         let control = Control::new(Options {
             shards,
@@ -484,7 +484,7 @@ fn stale_decision_is_repeated() {
 }
 
 #[test]
-fn pools_and_registries_refuse_misuse() {
+fn pool_and_registry_refuse_invalid_calls() {
     assert!(Registry::new().create("fastest").is_none());
     let mut registry = Registry::new();
     registry.remove("fastest");
@@ -590,7 +590,7 @@ proptest! {
     /// Packets that contradict themselves: two families, a protocol without its header, no address,
     /// any mark and hook.
     #[test]
-    fn damaged_packets_are_harmless(
+    fn damaged_packet_changes_no_connection(
         packets in prop::collection::vec(
             (socket(), socket(), transport(), prop::sample::select(vec![1u8, 6, 17, 50, 51, 58, 132, 255]), 0u8..3, 0u32..2, any::<u64>()),
             1..30,

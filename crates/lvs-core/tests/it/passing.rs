@@ -16,8 +16,8 @@ use lvs_core::{
 };
 use proptest::prelude::*;
 
-/// A service of each kind: its protocol, port, method, scheduler, flags, and whether its servers
-/// are missed.
+/// A kind of service: its protocol, port, method, scheduler and flags, and whether its servers are
+/// absent.
 type Kind = (Protocol, u16, Forwarding, &'static str, u32, bool);
 
 const KINDS: [Kind; 11] = {
@@ -225,7 +225,7 @@ impl Twin {
         self.director.handle_packet(meta, self.now)
     }
 
-    /// Makes a step, and returns its result and the state after it.
+    /// Performs an action, and returns its result and the state after it.
     fn act(&mut self, act: &Act) -> String {
         let control = &mut self.director.control;
         let done = match *act {
@@ -273,12 +273,12 @@ impl Twin {
                 if *present {
                     control
                         .delete_server(&key, addr, self.now)
-                        .expect("it is there");
+                        .expect("the entry exists");
                 } else {
                     let config = config(kind, 1);
                     control
                         .add_server(&key, addr, &config, self.now)
-                        .expect("it is not");
+                        .expect("the service does not exist");
                 }
                 *present = !*present;
                 String::new()
@@ -351,7 +351,7 @@ proptest! {
     }
 }
 
-/// The property is useful only if packets take the fast path.
+/// The comparison with the slow path is useful only if packets take the fast path.
 #[test]
 fn established_connection_uses_fast_path() {
     let client: SocketAddrV4 = "192.0.2.1:1000".parse().expect("an address");
@@ -371,7 +371,7 @@ fn established_connection_uses_fast_path() {
         };
         let request = |flags| meta(client.into(), virt(kind), flags, Hook::Local);
         let Verdict::Forward(forward) = twin.decide(&request(TcpFlags::SYN)) else {
-            panic!("it is refused")
+            panic!("the change is refused")
         };
         let answer = |flags| meta(forward.target, client.into(), flags, Hook::Transit);
         let answered = forward.method == Forwarding::Nat;

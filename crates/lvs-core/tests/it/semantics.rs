@@ -41,7 +41,8 @@ fn udp<'a>(src: &str, dst: &str, payload: &'a [u8]) -> PacketMeta<'a> {
     )
 }
 
-/// A director with one service and servers 10.0.0.1, 10.0.0.2, ... with the port of the service.
+/// Creates a director with one service and servers 10.0.0.1, 10.0.0.2, ... with the port of the
+/// service.
 fn director(key: ServiceKey, config: ServiceConfig, method: Forwarding, servers: u8) -> Director {
     let mut director = Director::new(Options {
         max_connections: 1 << 17,
@@ -286,7 +287,7 @@ fn marked_packets_without_servers_bypass_to_host() {
     let net = (addr("203.0.113.0:0").ip(), 24);
     director.control.set_local_addresses(vec![net]);
     assert_eq!(director.handle_packet(&packet(TcpFlags::SYN), now), refused);
-    let service = director.control.service(&key).expect("it is there");
+    let service = director.control.service(&key).expect("the entry exists");
     assert_eq!(service.refused(), 2);
     director.control.set_local_addresses(Vec::new());
     for (flags, new) in [(TcpFlags::SYN, true), (TcpFlags::ACK, false)] {
@@ -322,7 +323,7 @@ fn ipv6_without_servers_bypasses_to_host_itself() {
         ..udp("[2001:db8:14::7df2]:46017", "[2001:db8:5::2]:21", b"x")
     };
     let Verdict::Forward(forward) = director.handle_packet(&packet, Instant::ZERO) else {
-        panic!("to its own destination, where it is lost");
+        panic!("to its own destination, which drops it");
     };
     assert_eq!(forward.method, Forwarding::Bypass);
     assert_eq!(entries(&director, Instant::ZERO).len(), 1);
@@ -337,7 +338,7 @@ fn one_packet_connections_are_counted_and_removed() {
     let mut targets = Vec::new();
     for _ in 0..4 {
         let Verdict::Forward(forward) = director.handle_packet(&udp(CLIENT, VIP, b""), now) else {
-            panic!("a server is there");
+            panic!("a usable server exists");
         };
         assert_eq!(forward.conn, None);
         targets.push(forward.target.ip().to_string());
@@ -366,7 +367,7 @@ fn arrange_servers_sets_order_and_keeps_connections() {
     let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), now);
     let before = entries(&director, now);
     let order = |director: &Director| -> Vec<u8> {
-        let service = director.control.service(&key).expect("it is there");
+        let service = director.control.service(&key).expect("the entry exists");
         let last = |server: &std::sync::Arc<lvs_core::Server>| server.addr().to_string();
         let texts = service.servers().iter().map(last);
         texts.map(|text| text.as_bytes()[7] - b'0').collect()
@@ -416,8 +417,8 @@ fn drop_packet_spares_existing_connections() {
     }
 }
 
-/// The kernel visits one in 32 buckets of its hash table at random; here it is one in 32 slots,
-/// with the same states spared: the one difference in this matter.
+/// The kernel visits one in 32 buckets of its hash table at random; here it is one in 32 slots. The
+/// spared states are the same.
 #[test]
 fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
@@ -449,7 +450,7 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     director.control.set_sysctl("drop_entry", "3").unwrap();
     director.advance(Instant::from_secs(101));
     let (half, established) = half_open(&director, Instant::from_secs(101));
-    assert_eq!(half, 0, "they have expired");
+    assert_eq!(half, 0, "the templates have expired");
     assert!(
         (200..600).contains(&(16_000 - established)),
         "{established} are left"
@@ -460,9 +461,9 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     assert_eq!(counted as usize, established);
 }
 
-/// Compares with Linux 6.12: the connections left of 400 of one kind, some seconds after
-/// `drop_entry = 3`. They had been idle for 70 s, except those in SYN_RECV. Both choose at random,
-/// so the numbers are near, not equal.
+/// Compares with Linux 6.12: of 400 connections of one kind, the number that remain some seconds
+/// after `drop_entry = 3`. They had been idle for 70 s, except those in SYN_RECV. Both choose at
+/// random, so the numbers are close, not equal.
 #[test]
 fn drop_entry_keeps_as_many_connections_as_the_kernel() {
     const SYN: u8 = TcpFlags::SYN;
@@ -635,7 +636,7 @@ fn short_template_waits_for_its_refresh() {
         director.advance(later);
         director.take_sync_message(later).is_some()
     };
-    assert!(sent(300), "its time is longer than the period");
+    assert!(sent(300), "its timeout is longer than the period");
     assert!(!sent(3), "as recorded from Linux 6.12");
 }
 
@@ -731,7 +732,8 @@ fn sent(director: &mut Director, now: Instant) -> Vec<(u16, Vec<sync::wire::Entr
         .collect()
 }
 
-/// `ip_vs_sync_conn`: a connection's messages go to one port, and connections to all of them.
+/// `ip_vs_sync_conn`: all messages about a connection go to one port; the connections are spread
+/// over all ports.
 #[test]
 fn sync_messages_of_connection_use_one_port() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
@@ -789,7 +791,7 @@ fn sync_message_ends_at_its_entry_count() {
     assert_eq!(counts(master.counted()), [255, 45]);
 }
 
-/// A master that is stopped sends its queued entries, and no later ones.
+/// A stopped master sends its queued entries, and none that are queued later.
 #[test]
 fn stopped_master_sends_its_queue() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
@@ -985,7 +987,7 @@ fn million_connections_open_and_close() {
     director.advance(Instant::from_secs(70));
     assert!(
         (1..600_000).contains(&director.shard.len()),
-        "those of the first ten seconds are gone"
+        "the connections of the first ten seconds have expired"
     );
     director.advance(Instant::from_secs(81));
     assert!(director.shard.is_empty());
@@ -1006,7 +1008,7 @@ fn million_connections_open_and_close() {
 }
 
 #[test]
-fn clock_going_backwards_counts_as_stopped() {
+fn backward_clock_step_counts_as_stopped_clock() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
     let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), Instant::from_secs(100));
     let now = director.advance(Instant::from_secs(50));

@@ -71,8 +71,8 @@ fn work(control: &Mutex<Control>, shard: &mut Shard, worker: usize, now: Instant
     }
 }
 
-/// Workers that open connections at the same moment, while the weights change, lose and invent
-/// nothing.
+/// Workers that open connections at the same moment, while the weights change, lose no connection
+/// and count none twice.
 #[test]
 fn counters_and_counts_are_exact_across_workers() {
     let mut control = Control::new(Options {

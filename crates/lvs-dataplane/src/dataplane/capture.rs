@@ -21,7 +21,7 @@ pub(super) const QUEUE: usize = 4096;
 pub(super) struct Readers(Arc<AtomicUsize>);
 
 impl Readers {
-    /// Reserves a place for another reader; `None` if there are [`READERS_MAX`]. Dropping the place
+    /// Reserves a slot for another reader; `None` if there are [`READERS_MAX`]. Dropping the slot
     /// frees it.
     pub(super) fn take(&self) -> Option<ReaderPlace> {
         self.0
@@ -33,7 +33,7 @@ impl Readers {
     }
 }
 
-/// The place of one reader.
+/// The slot of one reader.
 #[derive(Debug)]
 pub(super) struct ReaderPlace(Readers);
 
@@ -156,7 +156,7 @@ fn takes(filter: &CaptureFilter, tuple: Option<Tuple>, dropped: bool) -> bool {
             .all(|port| src.port() == *port || dst.port() == *port)
 }
 
-/// Describes the decision about a packet, and returns whether the packet was dropped.
+/// Describes the decision on a packet, and returns whether the packet was dropped.
 pub(super) fn describe(verdict: &Verdict) -> (String, bool) {
     match verdict {
         Verdict::Forward(forward) => {
@@ -185,7 +185,7 @@ pub(super) fn describe(verdict: &Verdict) -> (String, bool) {
         }
         Verdict::Accept(reason) => (
             format!(
-                "left to this host ({}): {}",
+                "passed to this host ({}): {}",
                 reason.name(),
                 reason.describe()
             ),
@@ -290,7 +290,7 @@ mod tests {
             interface: "eth0",
             ethernet: true,
             frame: &[0; 65_000],
-            verdict: "left to this host",
+            verdict: "passed to this host",
             dropped: false,
         };
         for _ in 0..1000 {
@@ -300,7 +300,7 @@ mod tests {
         let bytes: usize = waiting.iter().map(|one| one.frame.len()).sum();
         assert!((1..=BYTES_MAX).contains(&bytes), "{bytes}");
         assert!(greedy.show(None, &packet));
-        let next = packets.recv().expect("there is room again");
+        let next = packets.recv().expect("the queue has room again");
         assert_eq!(next.lost, 1000 - waiting.len() as u64);
         // As many short ones as may.
         let short = Shown {
@@ -316,7 +316,7 @@ mod tests {
         );
         let lost = next.lost + 5;
         assert!(greedy.show(None, &short));
-        assert_eq!(packets.recv().expect("there is room again").lost, lost);
+        assert_eq!(packets.recv().expect("the queue has room again").lost, lost);
         // Nothing has matched one of them, and the other's channel still has its end.
         drop(reader);
         let readers = Readers::default();

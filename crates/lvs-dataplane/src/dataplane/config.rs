@@ -51,13 +51,14 @@ pub struct Config {
     /// Packets from the client after which a connection is offloaded; `None` for
     /// [16](crate::fast_path::OFFLOAD_AFTER).
     pub fast_path_after: Option<NonZeroU32>,
-    /// The state keeper: it keeps connections for a warm restart if there is no kernel fast path.
+    /// The state keeper, which stores connections for a warm restart if there is no kernel fast
+    /// path.
     pub warm_restart: Option<StateKeeper>,
     /// Packet workers, [`WORKERS_MAX`] at most; `None` for one. Each of several is pinned to a
     /// processor of its own, unless the process may use fewer.
     pub workers: Option<NonZeroUsize>,
-    /// Packet workers run in real time while they take less than half of a processor, if the host
-    /// permits it.
+    /// Whether packet workers run in real time while they use less than half of a processor, if the
+    /// host permits it.
     pub real_time: bool,
     /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
     pub interfaces: Vec<String>,
@@ -68,8 +69,8 @@ pub struct Config {
     /// Group whose members have read access, in addition to users with write access; `None` for all
     /// users.
     pub readers: Option<u32>,
-    /// Own every virtual address that the host does not have: answer ARP or neighbour discovery
-    /// for it and announce it.
+    /// Whether the dataplane owns every virtual address that the host does not have: it answers ARP
+    /// or neighbour discovery for it and announces it.
     pub own_vips: bool,
     /// Source addresses of full NAT towards servers. The dataplane answers ARP for an address that
     /// the host does not have.
@@ -80,13 +81,13 @@ pub struct Config {
     pub settings: Settings,
     /// The maximum number of connections; `None` for 2^20.
     pub max_connections: Option<usize>,
-    /// Connections of IPv6, or to servers of another family, for which the [kernel fast
+    /// Number of connections of IPv6, or to servers of another family, for which the [kernel fast
     /// path](Self::fast_path) takes memory at the start; `None` for a quarter of all. Without the
     /// kernel fast path, memory is taken when such connections open.
     pub max_ipv6: Option<usize>,
     /// Policy for a new connection if the table is full.
     pub when_full: WhenFull,
-    /// Sysctls to set before anything else, as name and value.
+    /// Sysctls that are set first, as name and value.
     pub sysctls: Vec<(String, String)>,
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and its name for
     /// errors.
@@ -106,7 +107,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The number of packet workers, if the rest of the configuration permits it.
+    /// Returns the number of packet workers, if the rest of the configuration permits it.
     pub(super) fn workers(&self) -> Result<NonZeroUsize, StartError> {
         let workers = self.workers.unwrap_or(NonZeroUsize::MIN);
         if workers.get() > WORKERS_MAX {
@@ -125,8 +126,8 @@ pub enum UseKernel {
     /// The kernel fast path is not used.
     #[default]
     Off,
-    /// The kernel fast path is used if it is available; otherwise the log has the reason, and
-    /// `lvsadm doctor` ignores it.
+    /// The kernel fast path is used if it is available; otherwise the log states the reason, and
+    /// `lvsadm doctor` reports nothing.
     Try,
     /// The kernel fast path is used if it is available; otherwise the log has the reason, and
     /// `lvsadm doctor` has the fix.
@@ -222,8 +223,7 @@ pub(super) fn check_interface_names(names: &[String]) -> Result<(), StartError> 
     for name in names {
         let error = if let Some((vlan, _)) = name.split_once('=') {
             format!(
-                "{name:?}: the dataplane does not create {vlan}: create the VLAN interface with `ip link add link TRUNK name {vlan} \
-                 type vlan id VLAN` and its addresses with `ip addr add`, and give --interface {vlan}"
+                "{name:?}: the dataplane does not create {vlan}: create the VLAN interface with `ip link add link TRUNK name {vlan} type vlan id VLAN` and its addresses with `ip addr add`, and use --interface {vlan}"
             )
         } else if is_interface_name(name) {
             continue;

@@ -13,8 +13,8 @@ use crate::fast_path::FastPath;
 use crate::host::view::{Published, View};
 use crate::lock::lock;
 
-/// Number of times that other threads let waiting packets lock the control half first, before they
-/// wait for it themselves.
+/// Number of times that a thread lets waiting packets lock the control half first, before it waits
+/// for the lock itself.
 const PATIENCE: usize = 1000;
 
 /// The kernel fast path, or the reason why the dataplane does not use it.
@@ -26,7 +26,8 @@ pub(super) struct Context {
     control: Mutex<Control>,
     /// Packet workers that wait for the lock of the control half.
     wanted: AtomicUsize,
-    /// Held during a change: changes are followed in the order in which they are made.
+    /// Locked during a change, so that changes are applied to the host in the order in which they
+    /// are made.
     changing: Mutex<()>,
     started: SystemInstant,
     stop: AtomicBool,
@@ -57,8 +58,9 @@ impl Context {
         Arc::new(Self::new(control, Err(FastPathInfo::default())))
     }
 
-    /// The director's control half. The lock is held for one short operation at a time, never while
-    /// waiting for anything. A packet that waits for it goes first.
+    /// Locks the director's control half. The lock is held for one short operation at a time, and
+    /// never while a thread waits. A packet worker that waits for the lock gets it before other
+    /// threads.
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         let mut patience = PATIENCE;
         while patience > 0 && self.wanted.load(Ordering::Acquire) > 0 {
@@ -104,7 +106,7 @@ impl Context {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Publishes a view. It wakes no thread.
+    /// Publishes a snapshot, without waking any thread.
     pub(super) fn publish(&self, view: Arc<View>) {
         let ways = view.ways;
         self.published.publish(view);

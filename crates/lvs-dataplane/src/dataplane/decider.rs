@@ -1,4 +1,4 @@
-//! The director, for the packet pipeline of one worker.
+//! Decides about the packets of one worker, with the director's tables.
 
 use std::net::SocketAddrV4;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use lvs_core::explain::Explanation;
 use lvs_core::fast_path::{Ahead, Passed, Plain};
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::offload::Offer;
-use lvs_core::replication::{Heard, TakenOver};
+use lvs_core::replication::{ItemResults, TakenOver};
 use lvs_core::sync::bulk::Item;
 use lvs_core::sync::wire::Entry;
 use lvs_core::{
@@ -30,14 +30,14 @@ const OFFLOADS_MAX: usize = 4096;
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     pub(super) tuple: Tuple,
-    /// Its mark; `None` if the rules for marks decide.
+    /// The packet's firewall mark; `None` if the rules for marks decide.
     pub(super) mark: Option<u32>,
-    /// The interface on which it arrives.
+    /// The interface on which the packet arrives.
     pub(super) interface: Option<String>,
 }
 
-/// The director for one packet worker: its own shard first, then the control half if the shard
-/// cannot decide.
+/// The part of the director that one packet worker uses: its own shard first, then the control half
+/// if the shard cannot decide.
 pub(super) struct Decider {
     context: Arc<Context>,
     pub(super) shard: Shard,
@@ -111,8 +111,8 @@ impl Decider {
         }
     }
 
-    /// Applies changes of the shared half to the shard, and ends the connections that must end by
-    /// its settings.
+    /// Applies changes of the shared settings to the shard, and ends the connections that the
+    /// changed settings end.
     pub(super) fn sweep(&mut self) {
         self.context.control_for_packet().sweep(&mut self.shard);
     }
@@ -125,7 +125,12 @@ impl Decider {
     }
 
     /// Applies replicated connections of a peer.
-    pub(super) fn hear(&mut self, peer: usize, keeps_ties: bool, items: Vec<Item>) -> Heard {
+    pub(super) fn apply_items(
+        &mut self,
+        peer: usize,
+        keeps_ties: bool,
+        items: Vec<Item>,
+    ) -> ItemResults {
         let now = self.context.now();
         // The table lines of all connections are prefetched first, without the lock.
         let mut aheads: Vec<Ahead> = items
@@ -140,7 +145,7 @@ impl Decider {
         }
         self.context
             .control_for_packet()
-            .hear(&mut self.shard, peer, keeps_ties, items, now)
+            .apply_items(&mut self.shard, peer, keeps_ties, items, now)
     }
 
     /// Addresses and ports of a connection's packets as they arrive, from the client and from the
@@ -172,8 +177,8 @@ impl Decider {
         Some(self.marks[taken].action)
     }
 
-    /// The number of the shard, the next piece of its connections, and where the one after that
-    /// begins.
+    /// Returns the number of the shard, the next piece of its connections, and the slot of the
+    /// piece after that.
     pub(super) fn connections(
         &self,
         starts: &[Option<usize>],
@@ -188,8 +193,8 @@ impl Decider {
         (number, piece, next)
     }
 
-    /// Explains the fate of a packet and changes nothing. `fast_path`: whether a connection, or a new
-    /// one (`None`), is offloaded.
+    /// Explains the fate of a packet and changes nothing. `fast_path` determines whether a
+    /// connection, or a new one (`None`), is offloaded.
     pub(super) fn explain(
         &self,
         question: &Question,
@@ -228,7 +233,7 @@ impl Decider {
         explanation
     }
 
-    /// The reason why a connection is not offloaded; `None` if it is.
+    /// Adds the reason why a connection is not offloaded; none if it is.
     fn with_dataplane(
         &self,
         tuple: &Tuple,
@@ -417,8 +422,8 @@ fn takes(rules: &[MarkRule], tuple: &Tuple) -> bool {
     false
 }
 
-/// The action of the rules for marks on a packet, and the rule. A rule with an interface matches only
-/// if `interface` is that one; without `interface`, the text names the rule.
+/// The action of the rules for marks on a packet, and the rule. A rule with an interface matches
+/// only if `interface` is that one; without `interface`, the text names the rule.
 fn marked_by(
     rules: &[MarkRule],
     tuple: &Tuple,
@@ -434,7 +439,7 @@ fn marked_by(
             && let Some(name) = &rule.interface
             && rule.matches(name, tuple, || to_service)
         {
-            passed.push_str(&format!("; rule {number} if it comes in on {name}"));
+            passed.push_str(&format!("; rule {number} if it arrives on {name}"));
         }
     }
     (None, passed.trim_start_matches("; ").to_owned())

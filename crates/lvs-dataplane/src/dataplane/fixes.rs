@@ -8,13 +8,12 @@ use lvs_packet::drop::FrameDrop;
 /// The fix for malformed packets: the director is right, the sender perhaps not.
 const MALFORMED: &str = "A few are noise of the network. Many: lvsadm capture dropped -w FILE shows their senders; check that host, \
                          its driver and the offloads of the network cards in between (ethtool -K IF tx off).";
-const ORDINARY: &str = "Nothing: this is as it should be.";
+const ORDINARY: &str = "Nothing: this is the expected behaviour.";
 
 pub(super) const fn of_drop(reason: DropReason) -> &'static str {
     match reason {
         DropReason::ServerRemoved => {
-            "Clients of a server that was deleted hang until they give up. Set its weight to 0 first (lvsadm drain), or have \
-             such connections end at once: lvsadm sysctl expire_nodest_conn=1."
+            "Connections to a deleted server stall until the clients close them. Set its weight to 0 first (lvsadm drain), or make such connections end at once: lvsadm sysctl expire_nodest_conn=1."
         }
         DropReason::NoServer => {
             "lvsadm -Ln: is there a server with a weight above 0 that has not reached its upper threshold? Add one (-a), or \
@@ -25,26 +24,23 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
              it with --when-full evict, and limit the service (lvsadm limit)."
         }
         DropReason::ServiceFull | DropReason::ServiceRate => {
-            "A limit of the service (limits in its TOML, lvsadm limit): raise it, or see where so many connections come from \
-             (lvsadm -Lnc)."
+            "A limit of the service (limits in its TOML, lvsadm limit): raise it, or see which clients open so many connections (lvsadm -Lnc)."
         }
         DropReason::SourceRate => {
-            "One source opens more connections than the service's limit for one allows (limits in its TOML, lvsadm limit). \
-             Behind an address translator many clients are one source: raise it if honest ones are meant."
+            "One source opens more connections than the service's limit for one source allows (limits in its TOML, lvsadm limit). Behind an address translator many clients are one source: if these are legitimate clients, raise the limit."
         }
         DropReason::Filtered => {
             "lvsadm filter list shows the filters; lvsadm explain SOURCE VIP:PORT names the filter of a source."
         }
         DropReason::ShortHeader | DropReason::IcmpChecksum => MALFORMED,
         DropReason::DropPacket => {
-            "This host was short of memory, or drop_packet is 3. More memory, or lvsadm sysctl drop_packet=0 amemthresh=N."
+            "This host was short of memory, or drop_packet is 3. Add memory, or use lvsadm sysctl drop_packet=0 amemthresh=N."
         }
         DropReason::PersistenceEngine => {
-            "The engine sip takes SIP over UDP with a Call-ID, and nothing else. Take other traffic by another service."
+            "The engine sip accepts only SIP over UDP with a Call-ID. Use another service for other traffic."
         }
         DropReason::StrayReply => {
-            "A server answers to a connection that ended here before it ended there: longer timeouts (lvsadm --set), or the \
-             clients' packets take another way than through this director."
+            "A server sends packets of a connection that has ended on the director: use longer timeouts (lvsadm --set), or find out whether the clients' packets bypass this director."
         }
         DropReason::Unbound => {
             "Configure the same services and servers here as on the director that sends its connections."
@@ -54,7 +50,7 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
         }
         DropReason::HelperChecksum => MALFORMED,
         DropReason::HelperSequence => {
-            "Connections that were open before the dataplane started, or an attacker guesses numbers. Clients that log in again succeed."
+            "The connections were open before the dataplane started, or an attacker guesses sequence numbers. Clients that log in again succeed."
         }
         DropReason::ServerDown => {
             "A server went down, and on_server_down of its service decides about its connections: its clients connect again."
@@ -62,8 +58,8 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
         DropReason::ForeignShard => {
             "An error of the program that embeds the dataplane: the shard is of another director."
         }
-        DropReason::MarkRule => "lvsadm mark list shows the rule and how many packets it took.",
-        DropReason::Hook => "Ask the program that embeds the dataplane.",
+        DropReason::MarkRule => "lvsadm mark list shows the rule and its number of packets.",
+        DropReason::Hook => "See the documentation of the program that embeds the dataplane.",
         _ => MALFORMED,
     }
 }
@@ -71,24 +67,22 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
 pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
     match reason {
         AcceptReason::NoService => {
-            "Ordinary for the host's own traffic. If a service should have taken it: lvsadm explain tcp SRC:PORT VIP:PORT."
+            "Ordinary for the host's own traffic. If a service should have accepted the packet: lvsadm explain tcp SRC:PORT VIP:PORT."
         }
         AcceptReason::NotNew => {
-            "After a restart of the dataplane, or when a connection was idle for longer than its timeout: the host resets it. \
-             If it is often the latter, longer timeouts (lvsadm --set)."
+            "The dataplane has restarted, or a connection was idle for longer than its timeout: the host resets it. If it is often the latter, use longer timeouts (lvsadm --set)."
         }
         AcceptReason::Protocol => {
-            "TCP, UDP, SCTP, AH and ESP are balanced; the host answers the rest."
+            "TCP, UDP, SCTP, AH and ESP are balanced; the host processes other protocols."
         }
         AcceptReason::SourcePort20 => {
             "Active FTP begins from port 20; have clients use passive mode, or another source port."
         }
         AcceptReason::FtpData => {
-            "Passive FTP takes a persistent service at port 21 (-p), or a service of a mark with both ports."
+            "Passive FTP needs a persistent service at port 21 (-p), or a service of a mark with both ports."
         }
         AcceptReason::NoConnection => {
-            "Ordinary for what servers begin by themselves. If clients see answers from a server's own address, the dataplane \
-             has restarted, or their requests do not come through here."
+            "Ordinary for connections that servers open themselves. If clients see replies from a server's own address, the dataplane has restarted, or their requests bypass the director."
         }
         AcceptReason::BackupOnly => {
             "The sysctl backup_only is set. To let this director forward: lvsadm --stop-daemon backup, or sysctl backup_only=0."
@@ -96,8 +90,8 @@ pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
         AcceptReason::Tunneled => {
             "The sysctl ignore_tunneled is set: lvsadm sysctl ignore_tunneled=0 balances tunnelled packets, too."
         }
-        AcceptReason::MarkRule => "lvsadm mark list shows the rule and how many packets it took.",
-        AcceptReason::Hook => "Ask the program that embeds the dataplane.",
+        AcceptReason::MarkRule => "lvsadm mark list shows the rule and its number of packets.",
+        AcceptReason::Hook => "See the documentation of the program that embeds the dataplane.",
         AcceptReason::UnrelatedIcmp | AcceptReason::LocalReply => ORDINARY,
         _ => ORDINARY,
     }
@@ -117,16 +111,13 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         | FrameDrop::ShortHeader
         | FrameDrop::BadAggregate => MALFORMED,
         FrameDrop::TinySegments => {
-            "A guest on a virtual link sends aggregates that no TCP makes: find it (lvsadm capture dropped -w FILE), and switch \
-             the segmentation offload of its device off (ethtool -K IF tso off gso off)."
+            "A virtual machine on a virtual link sends super-packets that no TCP sends: find it (lvsadm capture dropped -w FILE), and disable the segmentation offload of its device (ethtool -K IF tso off gso off)."
         }
         FrameDrop::WorkerBusy => {
-            "One packet worker gets more than it can do: lvsadm workers shows which. More workers do not help where it is one \
-             client's connections."
+            "One packet worker receives more packets than it can process: lvsadm workers shows which. More workers do not help if the packets belong to one client's connections."
         }
         FrameDrop::ReversePath => {
-            "A sender forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped \
-             -w FILE); --reverse-path loose asks for less."
+            "A sender forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped -w FILE); --reverse-path loose requires less."
         }
         FrameDrop::CheckPath => {
             "Make this director the default gateway of the server that lvsd status names, or use full NAT for it."
@@ -143,14 +134,14 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "A flood of fragments arrives, or packets are lost before the director. Let clients send smaller datagrams."
         }
         FrameDrop::TtlExceeded => {
-            "A traceroute, or a loop: look for a router that sends the virtual address, or the servers' answers, back here."
+            "A traceroute, or a loop: look for a router that sends packets to the virtual address, or the servers' replies, back to this director."
         }
         FrameDrop::TooBig => {
             "Its sender received an ICMP error (fragmentation needed); if connections hang, a filter discards it. Raise the MTU \
              towards the servers, or let them announce a smaller MSS: ip route change ... advmss N. lvsadm doctor names the path."
         }
         FrameDrop::MtuTooSmall => {
-            "Raise the MTU of the interface towards the server: a tunnel needs 68 bytes (IPv6: 1280) beside its headers."
+            "Raise the MTU of the interface towards the server: a tunnel needs 68 bytes (IPv6: 1280) in addition to its headers."
         }
         FrameDrop::NoRoute => {
             "ip route get ADDRESS of the client or server on this host; add the route."
@@ -180,7 +171,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         }
         FrameDrop::IpOptions | FrameDrop::SourceRoute => MALFORMED,
         FrameDrop::EchoOff | FrameDrop::EchoLimit => {
-            "Set by options of lvs-dataplane: --echo decides how often hosts may ping its virtual addresses."
+            "Set by options of lvs-dataplane: --echo limits how often hosts may ping its virtual addresses."
         }
         FrameDrop::Loop => {
             "A server has an address that this host routes to the dataplane: correct the server's address, or the route."
@@ -195,8 +186,8 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
     }
 }
 
-/// The fix for packets whose route leads over a device that the dataplane does not use, with the
-/// names of these devices; `None` for other reasons.
+/// Returns the fix for packets whose route leads over a device that the dataplane does not use,
+/// with the names of these devices; `None` for other reasons.
 pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
     let no_link_layer = reason == FrameDrop::NoLinkLayer.name();
     if !no_link_layer && reason != FrameDrop::UnusedInterface.name() {
@@ -224,56 +215,55 @@ pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
 /// Counters of frames that were not sent; each has a name, a meaning and a fix.
 pub(super) const NOT_SENT: [&str; 3] = [
     "not_sent",
-    "The interface refused it: its queue is full, it is down, or the frame is too long for it.",
+    "The interface refused the frame: its queue is full, it is down, or the frame is too long for it.",
     "ip -s link shows which interface drops; a longer queue (ip link set IF txqueuelen 10000), a faster link, or the same MTU \
      on both sides.",
 ];
 pub(super) const NOT_RECEIVED: [&str; 3] = [
     "not_received",
-    "The dataplane was too slow, and the kernel had no room left in the packet socket.",
-    "More CPU for lvs-dataplane (nothing else on its core, CPUQuota of its unit), and room for bursts: sysctl -w \
-     net.core.rmem_max=67108864 before it starts.",
+    "The dataplane was too slow, and the queue of the packet socket was full.",
+    "Provide more CPU for lvs-dataplane (no other program on its core, CPUQuota of its unit), and longer queues: sysctl -w net.core.rmem_max=67108864 before it starts.",
 ];
 pub(super) const ICMP_LIMITED: [&str; 3] = [
     "icmp_limited",
-    "ICMP errors that the director owed and did not send.",
+    "ICMP errors that the director would have sent, and did not because of its limit.",
     "A sender's packets are refused: lvsadm drops lists the reasons. More errors: --icmp-limit.",
 ];
 pub(super) const INCOMPLETE: [&str; 3] = [
     "incomplete",
-    "Fragments whose datagram did not become whole within 30 seconds, or contradicted itself.",
-    "Packets are lost on the way in, or one of several links brings only some fragments: have clients send smaller datagrams.",
+    "Fragments whose datagram was not complete within 30 seconds, or was inconsistent.",
+    "Packets are lost before the director, or one of several links delivers only some fragments: make clients send smaller datagrams.",
 ];
 pub(super) const VLAN: [&str; 3] = [
     "vlan",
-    "Of a VLAN that has no device here.",
-    "If services are in it: ip link add link NAME name NAME.VLAN type vlan id VLAN.",
+    "Frames of a VLAN without an interface on this host.",
+    "If services use this VLAN: ip link add link NAME name NAME.VLAN type vlan id VLAN.",
 ];
 const EVICTED: &str = "A flood, or a table that is too small for its clients: start lvs-dataplane with a larger --max-connections, \
                        and limit the service that is flooded (lvsadm limit).";
 pub(super) const EVICTED_HALF_OPEN: [&str; 3] = [
     "evicted_half_open",
-    "A half-open connection, or a single datagram's, that gave way to a new one when the table was full.",
+    "Half-open connections, and connections of a single datagram, that were evicted for new ones when the table was full.",
     EVICTED,
 ];
 pub(super) const EVICTED_ENDED: [&str; 3] = [
     "evicted_ended",
-    "A connection in TIME_WAIT or CLOSE that gave way to a new one when the table was full.",
+    "Connections in TIME_WAIT or CLOSE that were evicted for new ones when the table was full.",
     EVICTED,
 ];
 pub(super) const EVICTED_UNUSED: [&str; 3] = [
     "evicted_unused",
-    "A connection that gave way to a new one when the table was full, because nothing had passed but its handshake.",
+    "Connections that were evicted for new ones when the table was full, because only their handshake had passed.",
     EVICTED,
 ];
 pub(super) const EVICTED_IDLE: [&str; 3] = [
     "evicted_idle",
-    "A connection that gave way to a new one when the table was full, because it had been idle for a minute.",
+    "Connections that were evicted for new ones when the table was full, because they had been idle for a minute.",
     EVICTED,
 ];
 pub(super) const EVICTED_TEMPLATE: [&str; 3] = [
     "evicted_template",
-    "A persistence template without a connection that gave way to a new one when there were as many as may be: its clients may get another server.",
+    "Persistence templates without a connection that were evicted for new ones at the maximum number: their clients may be sent to another server.",
     EVICTED,
 ];
 pub(super) const NO_NEIGHBOUR: [&str; 3] = [
@@ -283,44 +273,44 @@ pub(super) const NO_NEIGHBOUR: [&str; 3] = [
 ];
 pub(super) const KEEPER_BUSY: [&str; 3] = [
     "keeper_busy",
-    "Requests of the packet path that the keeper of the host had no room for: neighbours to be resolved, connections of this host's own.",
-    "A host scans, or announces addresses, faster than the dataplane asks the kernel: lvsadm capture dropped -w FILE. It is asked again with the next packet.",
+    "Requests of the packet path that the queue of the host's keeper had no room for: neighbours to be resolved, connections of this host's own.",
+    "A host scans addresses, or announces them, faster than the dataplane can query the kernel: lvsadm capture dropped -w FILE. The request is repeated with the next packet.",
 ];
 
 /// Losses and refusals of synchronisation, in the order of
 /// [`SyncCounts::losses`](lvs_core::api::SyncCounts::losses).
 pub(super) const SYNC: [[&str; 2]; 8] = [
     [
-        "Messages about connections that were not sent, because as many waited to be sent as may.",
-        "The interface of the synchronisation master is too slow, or down: ip -s link. Else raise the sysctls sync_qlen_max and sync_sock_size, or send less (sync_refresh_period).",
+        "Synchronisation messages that were not sent, because the queue was full.",
+        "The interface of the synchronisation master is too slow, or down: ip -s link. Otherwise raise the sysctls sync_qlen_max and sync_sock_size, or send less (sync_refresh_period).",
     ],
     [
-        "Messages about connections that the interface did not take.",
-        "Is it up, and has it an address? ip addr show dev NAME, with the NAME from lvsadm -L --daemon.",
+        "Synchronisation messages that the interface refused.",
+        "Check that the interface is up and has an address: ip addr show dev NAME, with the NAME from lvsadm -L --daemon.",
     ],
     [
-        "Messages about connections that came faster than they were taken over.",
+        "Synchronisation messages that arrived faster than the packet workers took over their connections.",
         "Raise the sysctl sync_sock_size, which counts from the next start of the backup, or have the master send less (sync_refresh_period).",
     ],
     [
-        "Messages about connections that are longer than this backup takes.",
-        "Give the backup the --sync-maxlen of its master: lvsadm -L --daemon on both.",
+        "Synchronisation messages that are longer than the maximum of this backup.",
+        "Use the --sync-maxlen of the master for the backup, too: lvsadm -L --daemon on both.",
     ],
     [
-        "Messages about connections that are damaged, or that no IPVS sends.",
-        "See who sends to the group: tcpdump -ni NAME udp port 8848. Permit only directors: docs/synchronisation.md.",
+        "Synchronisation messages that are damaged, or that no IPVS sends.",
+        "Find the senders to the group: tcpdump -ni NAME udp port 8848. Permit only directors: docs/synchronisation.md.",
     ],
     [
         "Messages about connections of a master with another syncid.",
-        "None, if there are two clusters on this network. Else give both the same --syncid.",
+        "Nothing, if there are two clusters on this network. Otherwise configure the same --syncid on both.",
     ],
     [
         "Invalid connections in messages: with an unknown protocol, state or persistence engine.",
-        "See who sends to the group: tcpdump -ni NAME udp port 8848. Permit only directors: docs/synchronisation.md.",
+        "Find the senders to the group: tcpdump -ni NAME udp port 8848. Permit only directors: docs/synchronisation.md.",
     ],
     [
-        "Connections in messages for which the table had no room.",
-        "Start lvs-dataplane with the --max-connections of the other director.",
+        "Synchronised connections for which the table had no room.",
+        "Start lvs-dataplane with the same --max-connections as the other director.",
     ],
 ];
 
@@ -354,7 +344,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "up",
         [
             "up_unknown",
-            "Of no connection that the programs find: new ones, the host's own packets, connections with the same addresses and ports as others.",
+            "Packets without a connection that the programs can find: new connections, the host's own packets, connections with the same addresses and ports as others.",
             "Nothing: the dataplane decides on them.",
         ],
     ),
@@ -362,15 +352,15 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "up",
         [
             "up_unpublished",
-            "Of a connection that is too young, not one for the kernel, or not published again since the last change.",
-            "Where this is most of the traffic: connections are short, or something changes all the time (ip monitor shows whether it is this host).",
+            "Packets of a connection that is too new, not offloadable, or not offloaded again since the last change.",
+            "If this is most of the traffic: connections are short, or the configuration changes all the time (ip monitor shows whether the host's does).",
         ],
     ),
     (
         "up",
         [
             "up_unfit",
-            "Of a published connection, but it may change its state (SYN, FIN, RST), has no hop left, or does not fit the way out.",
+            "Packets of an offloaded connection that may change its state (SYN, FIN, RST), have no hop left, or exceed the MTU of their path.",
             "Nothing: the dataplane decides on them.",
         ],
     ),
@@ -378,7 +368,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "up",
         [
             "up_other",
-            "Neither TCP nor UDP, with options, in fragments, of a VLAN that has no interface here, damaged, or for other stations.",
+            "Packets that are neither TCP nor UDP, have options, are fragments, belong to a VLAN without an interface on this host, are damaged, or are for other hosts.",
             "Nothing: the dataplane decides on them.",
         ],
     ),
@@ -386,15 +376,15 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "drop",
         [
             "kernel_waiting",
-            "Packets of offloaded connections that only a dataplane can decide on, while none was running.",
-            "Their senders repeat them. See the service manager's log for the reason of the dataplane's end.",
+            "Packets of offloaded connections that arrived while no dataplane ran, and that only a dataplane can decide on.",
+            "Their senders repeat them. See the service manager's log for the reason why the dataplane exited.",
         ],
     ),
     (
         "drop",
         [
             "kernel_lost",
-            "Packets that were to be forwarded by the kernel fast path, which had no memory to change them.",
+            "Packets that the kernel fast path could not forward, because it had no memory to change them.",
             "The host is out of memory: free -m, dmesg.",
         ],
     ),

@@ -1,5 +1,5 @@
-//! The dataplane for its control socket, its keeper and an embedding program: the
-//! [context](super::context), the [threads](super::threads), and the parts that neither of them
+//! The dataplane's interface for its control socket, its keeper and an embedding program: the
+//! [context](super::context), the [threads](super::threads), and the parts that neither of these
 //! needs.
 
 use std::iter;
@@ -36,13 +36,14 @@ pub struct Handle {
     pub(super) captures: Readers,
     /// The peers, once replication has started.
     peers: OnceLock<Arc<Peers>>,
-    /// The lock of the control socket, once that answers. It shows that this process ends.
+    /// The lock of the control socket, once the socket is open. Marks that this process is
+    /// stopping.
     lock: OnceLock<Leaving>,
     /// The sandbox of the program, once the program has entered it.
     confinement: OnceLock<Confinement>,
     /// The recent part of the counters of packets by reason.
     pub(super) recent: Mutex<Recent>,
-    /// The end of the thread that takes samples of them, once it runs.
+    /// Stops the thread that takes samples of the counters, once it runs.
     sampler: OnceLock<Sender<()>>,
 }
 
@@ -76,7 +77,7 @@ impl Handle {
         Self::new(context, Arc::new(threads), Keeping::new(None))
     }
 
-    /// Requests all threads to end.
+    /// Requests all threads to stop.
     pub fn stop(&self) {
         if let Some(lock) = self.lock.get() {
             lock.mark();

@@ -7,9 +7,9 @@ use lvs_core::PacketMeta;
 /// The decision of a hook on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookAction {
-    /// Let the director decide.
+    /// The director decides about the packet.
     Continue,
-    /// Pass it to the host's network stack.
+    /// Pass the packet to the host's network stack.
     Host,
     /// Discard it.
     Drop,

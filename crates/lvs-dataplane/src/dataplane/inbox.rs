@@ -14,15 +14,15 @@ use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 use lvs_packet::pipeline::Whole;
 
-/// Maximum of frames that wait for one worker, from all other workers together.
+/// Maximum number of frames that wait for one worker, from all other workers together.
 pub(crate) const PARCELS_MAX: usize = 4096;
-/// Maximum of bytes that wait for one worker, from all other workers together.
+/// Maximum number of bytes that wait for one worker, from all other workers together.
 pub(crate) const BYTES_MAX: usize = 16 << 20;
 
 /// A packet for another worker, with the port that received it.
 #[derive(Debug)]
 pub(super) enum Parcel {
-    /// A frame as it was received.
+    /// An unprocessed frame.
     Frame(PortId, Frame),
     /// A datagram that was reassembled from fragments.
     Whole(PortId, Box<Whole>),
@@ -40,7 +40,7 @@ impl Parcel {
 /// The queues of one worker.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    /// One queue for each worker. The queue at the own index stays empty.
+    /// One queue for each sending worker. The queue at the worker's own index stays empty.
     from: Vec<Queue>,
     /// Some queue may contain a packet.
     waits: AtomicBool,
@@ -88,8 +88,8 @@ impl Inbox {
         (taken, taken > 0 && !self.waits.swap(true, Ordering::AcqRel))
     }
 
-    /// Moves about `most` waiting parcels into the empty `parcels`, in equal parts from all other
-    /// workers. Returns true if more parcels wait.
+    /// Moves up to about `most` waiting parcels into the empty `parcels`, in equal parts from all
+    /// other workers. Returns true if more parcels wait.
     pub(super) fn take(&self, parcels: &mut Vec<Parcel>, most: usize) -> bool {
         if !self.waits.load(Ordering::Relaxed) || !self.waits.swap(false, Ordering::AcqRel) {
             return false;
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(
             inbox.put(2, &mut parcels(7, 60)),
             (7, false),
-            "another worker's share is its own"
+            "another worker's share is unaffected"
         );
         let mut taken = Vec::new();
         assert!(!inbox.take(&mut taken, usize::MAX));
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(
             inbox.put(2, &mut parcels(long + 3, 65_536)),
             (long, true),
-            "bytes are bounded too"
+            "bytes are limited, too"
         );
     }
 
@@ -162,7 +162,11 @@ mod tests {
                 break;
             }
         }
-        assert_eq!(rounds, [105, 100, 100], "nobody waits for another's flood");
+        assert_eq!(
+            rounds,
+            [105, 100, 100],
+            "no worker waits because of another one's flood"
+        );
         assert_eq!(inbox.put(1, &mut parcels(1, 60)), (1, true), "woken again");
         inbox.take(&mut Vec::new(), 200);
         let share = BYTES_MAX / 2 / 65_536;

@@ -61,7 +61,7 @@ impl Wanted {
                     (FastPathError::Setting { why, .. }, UseKernel::Try) => (*why).to_owned(),
                     _ => error.to_string(),
                 };
-                info!("all packets are forwarded by the dataplane itself: {cause}");
+                info!("the dataplane itself forwards all packets: {cause}");
                 if xdp {
                     warn!(
                         "--xdp has no effect: it is a part of the kernel fast path, which is not used"
@@ -91,8 +91,8 @@ impl Wanted {
         let fast_path = FastPath::open_or_find(layout, steering, xdp, room)?;
         if self.wanted == UseKernel::Try && self.warm_restart.is_some() && !fast_path.outlives() {
             return Err(FastPathError::Setting {
-                why: "connections would end with the dataplane (--warm-restart): nothing can be pinned in /sys/fs/bpf, see the log",
-                fix: "mend that, or --fast-path auto",
+                why: "a kill of the dataplane would end its connections (--warm-restart): nothing can be pinned in /sys/fs/bpf, see the log",
+                fix: "repair that, or use --fast-path auto",
             });
         }
         let workers = 0..steering.workers().get();
@@ -105,8 +105,8 @@ impl Wanted {
     fn held_elsewhere(&self) -> Option<Against> {
         let held = self.warm_restart.as_ref().is_some_and(StateKeeper::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
-            why: "connections of the dataplane before this one are held without it (--warm-restart)",
-            fix: "stop the dataplane and start it again, or --fast-path auto, which ends them",
+            why: "the state keeper has the connections of the previous dataplane (--warm-restart), and cannot pass them to the kernel fast path",
+            fix: "stop the dataplane and start it again, or use --fast-path auto, which ends them",
         })
     }
 }
@@ -116,34 +116,36 @@ impl Wanted {
 pub(super) enum WithDataplane {
     #[error("the dataplane does not use the kernel fast path")]
     NotUsed,
-    #[error("something is being changed")]
+    #[error("the configuration is being changed")]
     Change,
     #[error("ignore_tunneled is set")]
     IgnoreTunneled,
-    #[error("no packet of it has arrived since the last change")]
+    #[error("no packet of the connection has arrived since the last change")]
     Stale,
-    #[error("no connection is, before its client has sent {of} packets")]
+    #[error("connections are offloaded after {of} packets from the client")]
     New { of: u32 },
-    #[error("its client has sent {sent} of the {of} packets after which it is")]
+    #[error(
+        "the client has sent {sent} of the {of} packets after which the connection is offloaded"
+    )]
     Early { sent: u32, of: u32 },
-    #[error("it is checked again after {of} more packets from its client at most")]
+    #[error("the connection is checked again after at most {of} more packets from its client")]
     Later { of: u32 },
     #[error(transparent)]
     Connection(#[from] Unpublished),
-    #[error("a rule for marks could drop its packets or leave them to this host")]
+    #[error("a rule for marks could drop its packets or pass them to this host")]
     Marks,
     #[error("a capture shows its packets")]
     Captured,
-    #[error("its server is beyond the 4,096th")]
+    #[error("the number of its server is higher than 4,096")]
     Number,
-    #[error("the kernel has no memory for local addresses so far")]
+    #[error("the kernel has not provided memory for local addresses yet")]
     Locals,
     #[error(transparent)]
     Way(#[from] NoWay),
 }
 
-/// The use of the kernel fast path, with XDP or without. XDP in the configuration implies the kernel
-/// fast path.
+/// The use of the kernel fast path, with XDP or without. XDP in the configuration implies the
+/// kernel fast path.
 fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     match wanted {
         UseKernel::Off if xdp => Err(StartError::XdpAlone),
@@ -152,13 +154,13 @@ fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     }
 }
 
-/// Removes the kernel fast path of a killed predecessor: it and this dataplane would forward the same
-/// packets.
+/// Removes the kernel fast path that a killed predecessor left: it and this dataplane would forward
+/// the same packets.
 fn end_what_is_left() {
     match FastPath::clean_up() {
         Ok(0) => {}
         Ok(_) => warn!(
-            "connections that the dataplane before this one forwarded by the kernel fast path have ended: this one does not"
+            "connections that the kernel fast path of the previous dataplane forwarded have ended: this dataplane does not use it"
         ),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => warn!(
             "{error}: packets would be forwarded twice: stop one of them, or give them different interfaces (--interface)"
@@ -174,21 +176,21 @@ pub(super) struct Against {
     fix: &'static str,
 }
 
-/// The obstacle in the settings, if there is one.
+/// The setting that prevents the kernel fast path; `None` if no setting does.
 pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Option<Against> {
     let (why, fix) = if hooked {
         (
-            "an embedding program looks at each packet",
+            "an embedding program inspects each packet",
             "start the dataplane without its hook",
         )
     } else if backend == Backend::Tun {
         (
-            "--backend tun has packets routed, not taken from interfaces",
+            "with --backend tun the host routes packets to the dataplane, and programs at interfaces do not receive them",
             "leave out --backend tun",
         )
     } else if settings.reverse_path != ReversePath::Off {
         (
-            "--reverse-path judges each packet by where it came in",
+            "--reverse-path needs the interface on which each packet arrived",
             "leave out --reverse-path",
         )
     } else {
@@ -211,13 +213,13 @@ mod tests {
     #[test]
     fn fast_path_excluded_by_setting_names_the_setting() {
         let settings = Settings::default();
-        let said = |hooked, backend| {
+        let reason = |hooked, backend| {
             let against = against(hooked, backend, &settings);
             against.map(|Against { fix, .. }| fix)
         };
-        assert_eq!(said(false, Backend::Auto), None);
-        assert!(said(true, Backend::Auto).is_some_and(|text| text.contains("hook")));
-        let tun = said(false, Backend::Tun);
+        assert_eq!(reason(false, Backend::Auto), None);
+        assert!(reason(true, Backend::Auto).is_some_and(|text| text.contains("hook")));
+        let tun = reason(false, Backend::Tun);
         assert!(tun.is_some_and(|text| text.contains("--backend tun")));
     }
 
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_slots_for_all_of_a_small_table_and_a_quarter_of_a_large_one() {
+    fn small_table_has_only_wide_slots_and_large_table_a_quarter() {
         let tables = [1, 1 << 20, 2_000_000, 10_000_000];
         assert_eq!(tables.map(wide), [1, 1 << 20, 1 << 20, 2_500_000]);
     }

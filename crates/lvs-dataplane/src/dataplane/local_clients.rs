@@ -9,13 +9,13 @@ use lvs_core::Shard;
 
 use lvs_packet::intercept::LocalClient;
 
-/// Connections that one pass examines.
+/// Number of connections that one pass examines.
 const PIECE: usize = 4096;
 /// Maximum of connections that one worker records. Programs of the host can open and close
 /// connections faster than a worker finds the closed ones.
 const CLIENTS_MAX: usize = 1 << 16;
 
-/// The connections whose answers one worker has asked the keeper to hide.
+/// The connections whose replies the keeper hides from the host on request of one worker.
 #[derive(Debug, Default)]
 pub(super) struct LocalClients {
     known: HashSet<LocalClient>,
@@ -74,13 +74,13 @@ mod tests {
     }
 
     #[test]
-    fn hidden_local_clients_are_bounded_and_ended_ones_make_room() {
+    fn hidden_local_clients_are_limited_and_ended_clients_free_places() {
         let mut clients = LocalClients::default();
         for n in 0..CLIENTS_MAX {
             assert!(clients.add(client(n)));
         }
         assert!(!clients.add(client(CLIENTS_MAX)));
-        assert!(clients.add(client(7)), "it is hidden already");
+        assert!(clients.add(client(7)), "the connection is already hidden");
         assert_eq!(
             (clients.known.len(), clients.order.len()),
             (CLIENTS_MAX, CLIENTS_MAX)

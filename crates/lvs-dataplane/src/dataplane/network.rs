@@ -13,7 +13,7 @@ use lvs_packet::wire::Mac;
 
 /// The cache entry of one address.
 struct Place {
-    /// Generation in which it was written.
+    /// Generation in which the entry was written.
     generation: Cell<u32>,
     /// The kind of the address: [`LOCAL`], [`VIP`], [`OWN`].
     is: Cell<u8>,
@@ -47,17 +47,17 @@ struct Region {
     generation: u32,
     local: bool,
     hop: Option<NextHop>,
-    /// Whether each address is its own next hop.
+    /// Whether each destination address is its own next hop.
     on_link: bool,
-    /// MAC address of the gateway, if there is one.
+    /// MAC address of the gateway; `None` if it is not resolved.
     mac: Option<Mac>,
     /// By the gateway.
     way: Option<Way>,
 }
 
-/// A cache of answers about addresses, with one place for all addresses of the same hash. An
-/// attacker can displace answers by choosing addresses. Each such packet then costs a search for
-/// its region, or without regions a search in the routing tables.
+/// A cache of routes by address, with one entry for all addresses with the same hash. An attacker
+/// can displace entries by choosing addresses. Each such packet then costs a search for its region,
+/// or without regions a search in the routing tables.
 struct Memo {
     places: Box<[Place]>,
     regions: RefCell<Vec<Option<Region>>>,
@@ -84,7 +84,7 @@ impl Memo {
         &self.places[(bits.wrapping_mul(0x9e37_79b1) >> (32 - Self::BITS)) as usize]
     }
 
-    /// Whether a place is this address' now.
+    /// Whether the entry is valid for this address.
     #[inline]
     fn has(&self, place: &Place, addr: IpAddr) -> bool {
         place.generation.get() == self.generation && place.addr.get() == addr
@@ -108,7 +108,7 @@ impl fmt::Debug for Memo {
     }
 }
 
-/// The latest view that a worker has taken.
+/// The latest snapshot that a worker uses.
 #[derive(Debug, Default)]
 pub(super) struct TakenView {
     view: Arc<View>,
@@ -132,7 +132,7 @@ impl TakenView {
         &self.view
     }
 
-    /// The facts about an address.
+    /// The cache entry of an address, which is filled if necessary.
     #[inline]
     fn way(&self, addr: IpAddr) -> &Place {
         let place = self.ways.place(addr);
@@ -142,7 +142,7 @@ impl TakenView {
         place
     }
 
-    /// Looks an address up.
+    /// Looks an address up, and fills its cache entry.
     fn find(&self, addr: IpAddr, place: &Place) {
         let tables = &self.view.tables;
         let region = self.region(addr);
@@ -182,9 +182,10 @@ impl TakenView {
         })
     }
 
-    /// The facts about an address behind a gateway whose cache place another address uses. Most look-ups
-    /// leave the place alone: with many clients, a write for each costs more than another look-up. One
-    /// look-up in some replaces the entry, so that few clients soon have their own.
+    /// The route of an address behind a gateway, if another address uses the cache entry. Most
+    /// look-ups do not replace the entry: with many clients, a write for each costs more than
+    /// another look-up. One look-up in 64 replaces it, so that few clients soon have their own
+    /// entries.
     #[inline]
     fn pass(&self, addr: IpAddr) -> Option<About> {
         const ONE_IN: u8 = 64;

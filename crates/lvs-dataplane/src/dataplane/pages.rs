@@ -1,4 +1,5 @@
-//! Large pages for the connection table of a packet worker, once it is so full that they cost little.
+//! Large pages for the connection table of a packet worker, once it is so full that they cost
+//! little.
 
 use std::thread;
 use std::time::Duration;
@@ -9,17 +10,17 @@ use tracing::debug;
 
 use lvs_sys::{TablePages, table_memory};
 
-/// Inverse of the share of a table's connections at which large pages are requested: by then nearly
-/// every small page has one of them.
+/// Large pages are requested when one connection slot in this many is used: by then nearly every
+/// small page contains a connection.
 const PART: usize = 16;
-/// The pause between two pages for other requests.
+/// The pause between two pages, in which other requests are handled.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Shard `number` of a director, and the pages of its connection table; on the heap, if there is no
-/// other memory.
+/// Creates shard `number` of a director, and the memory pages of its connection table; on the heap,
+/// if no other memory is available.
 ///
 /// # Errors
-/// If there is none there either.
+/// If the heap has no memory either.
 pub(super) fn shard(
     control: &Control,
     number: usize,
@@ -32,7 +33,7 @@ pub(super) fn shard(
     Ok(shard.map(|shard| (shard, pages)))
 }
 
-/// Whether it is time for a table's large pages.
+/// Whether a table should get large memory pages now.
 pub(super) fn is_time(shard: &Shard) -> bool {
     shard.len() > shard.capacity() / PART
 }

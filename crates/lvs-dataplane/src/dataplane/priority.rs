@@ -22,7 +22,7 @@ pub(super) const NICE: i32 = -10;
 /// The time slice of a packet worker without real-time scheduling. Slices of other programs are
 /// longer; a worker that wakes up need not wait for the end of such a slice.
 const SLICE: Duration = Duration::from_micros(100);
-/// The interval between two decisions about real-time scheduling.
+/// Interval between two decisions about real-time scheduling.
 const PERIOD: Duration = Duration::from_millis(100);
 /// A worker that uses more than 1/`MOST` of a processor is demoted from real-time scheduling.
 const MOST: u32 = 2;
@@ -42,7 +42,7 @@ pub(super) struct Priority {
     demoted: u64,
 }
 
-/// A thread whose scheduling is controlled.
+/// A thread whose scheduling class this module controls.
 pub(super) trait Thread: Send {
     /// The processor time that the thread has used.
     fn computed(&self) -> Duration;
@@ -124,12 +124,14 @@ impl Priority {
     }
 }
 
-/// Whether a worker that used `took` of the time `passed` keeps real-time scheduling.
+/// Whether a worker keeps or regains real-time scheduling, after it used `took` of the time
+/// `passed`.
 fn goes_on(real_time: bool, took: Duration, passed: Duration) -> bool {
     took * if real_time { MOST } else { CALM } < passed
 }
 
-/// If the process may not raise its share, it keeps the ordinary share, with shorter slices.
+/// Raises the thread's share of processor time. If the process may not do this, the thread keeps
+/// the default share, with shorter time slices.
 fn run_before_others() {
     if let Err(error) = run_in_slices(NICE, SLICE) {
         debug!("packet workers have no priority over other processes (sched_setattr: {error})");
@@ -140,7 +142,7 @@ fn run_before_others() {
     }
 }
 
-/// A thread whose processor time a test sets.
+/// A clock of a thread's processor time that a test sets.
 #[cfg(test)]
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pretended {
@@ -151,7 +153,7 @@ pub(super) struct Pretended {
 #[cfg(test)]
 impl Pretended {
     pub(super) fn compute(&self, time: Duration) {
-        let time = u64::try_from(time.as_nanos()).expect("not so long");
+        let time = u64::try_from(time.as_nanos()).expect("not over this duration");
         self.computed
             .fetch_add(time, std::sync::atomic::Ordering::Relaxed);
     }
@@ -229,7 +231,8 @@ mod tests {
 
     /// The scheduling policy of the calling thread from /proc: 1 is SCHED_FIFO.
     fn policy() -> String {
-        let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread has one");
+        let stat =
+            std::fs::read_to_string("/proc/thread-self/stat").expect("every thread has a name");
         let fields = stat.rsplit(')').next().unwrap_or_default();
         // The 41st of all, behind the two that end with the name.
         fields.split_whitespace().nth(38).unwrap_or("?").to_owned()

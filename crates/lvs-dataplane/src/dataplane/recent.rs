@@ -1,4 +1,5 @@
-//! The recent part of the counters of packets by reason: five minutes, and the time of the last change.
+//! The recent part of the counters of packets by reason: five minutes, and the time of the last
+//! change.
 //!
 //! A thread takes a sample every ten seconds. Its size depends on the number of reasons only.
 
@@ -9,11 +10,11 @@ use std::{io, thread};
 
 use lvs_core::api::ReasonCount;
 
-/// The time between two samples.
+/// Interval between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
 /// The recent time.
 const WINDOW: Duration = Duration::from_secs(300);
-/// Samples of the recent time and one before it.
+/// Number of samples of the recent time, including one at its start.
 const SAMPLES: usize = 31;
 
 /// Action and name of a reason.
@@ -24,7 +25,7 @@ type Name = (String, String);
 pub(super) struct Recent {
     /// The counts that were not 0, oldest first.
     samples: VecDeque<(Instant, BTreeMap<Name, u64>)>,
-    /// The time of the sample in which a counter last differed from the one before.
+    /// The time of the last sample in which a counter differed from the previous sample.
     changed: BTreeMap<Name, Instant>,
 }
 
@@ -45,7 +46,8 @@ impl Recent {
         self.samples.push_back((now, counts));
     }
 
-    /// Sets the recent part of these counts. Before the first five minutes are over, all of a count is recent.
+    /// Sets the recent part of these counts. During the first five minutes, the whole count is
+    /// recent.
     pub(super) fn apply(&self, reasons: &mut [ReasonCount], now: Instant) {
         let old = |(at, _): &&(Instant, _)| now.saturating_duration_since(*at) >= WINDOW;
         let before = self.samples.iter().rev().find(old);
@@ -70,7 +72,8 @@ fn name(reason: &ReasonCount) -> Name {
     (reason.action.clone(), reason.reason.clone())
 }
 
-/// Starts a thread that calls `sample` every ten seconds. The thread ends when the sender is dropped.
+/// Starts a thread that calls `sample` every ten seconds. The thread ends when the sender is
+/// dropped.
 pub(super) fn start(sample: impl Fn() + Send + 'static) -> io::Result<Sender<()>> {
     let (sender, receiver) = channel();
     let thread = thread::Builder::new().name("lvs-samples".to_owned());

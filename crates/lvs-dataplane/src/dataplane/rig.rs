@@ -25,11 +25,11 @@ use lvs_packet::settings::Settings;
 /// The only port: link 1 of the network.
 const PORT: PortId = PortId(1);
 
-/// Workers of one director. They process frames as the workers of a dataplane do, and neither receive
-/// nor send.
+/// Workers of one director without a network: they process frames as the workers of a dataplane do,
+/// and neither receive nor send.
 #[derive(Debug)]
 pub struct Rig {
-    /// The workers; each may be taken to a thread of its own.
+    /// The workers. A caller may move each one to a separate thread.
     pub workers: Vec<RigWorker>,
 }
 
@@ -47,11 +47,11 @@ impl fmt::Debug for RigWorker {
 }
 
 impl Rig {
-    /// As many workers as `control` has shards, in a network whose link 1 is `port`. `vips`:
-    /// addresses of services.
+    /// Creates as many workers as `control` has shards, in a network whose link 1 is `port`. `vips`
+    /// are addresses of services.
     ///
     /// # Errors
-    /// When the host gives no descriptors.
+    /// If the host has no free file descriptors.
     pub fn new(
         control: Control,
         network: NetState,
@@ -109,8 +109,8 @@ impl Rig {
 }
 
 impl RigWorker {
-    /// Processes a batch. Returns the number of frames that would have been sent. The frames are free
-    /// again.
+    /// Processes a batch. Returns the number of frames that would have been sent. The frames are
+    /// free again.
     pub fn process(&mut self, frames: &mut [Frame]) -> usize {
         self.worker.process(PORT, frames)
     }

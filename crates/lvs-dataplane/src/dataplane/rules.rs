@@ -6,8 +6,8 @@ use super::config::RulesError;
 use super::handle::Handle;
 use lvs_api::names::Names;
 
-/// Applies every line; the first bad one ends it, and the caller does not start. Comments (`#`) and
-/// empty lines are skipped, as `ipvsadm-restore` does.
+/// Applies all lines of a file. The first invalid line stops it, and the dataplane does not start.
+/// Comments (`#`) and empty lines are skipped, as in `ipvsadm-restore`.
 pub(super) fn apply(handle: &Handle, text: &str, file: &str) -> Result<(), RulesError> {
     let names = Names::system();
     for (number, line) in text.lines().enumerate() {
@@ -35,7 +35,7 @@ pub(super) fn apply(handle: &Handle, text: &str, file: &str) -> Result<(), Rules
         };
         let Some(call) = call else {
             return Err(fail(
-                "only commands that change something belong into a file of rules".into(),
+                "a file of rules can contain only commands that change the configuration".into(),
             ));
         };
         handle

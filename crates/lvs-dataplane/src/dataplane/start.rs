@@ -43,7 +43,7 @@ use lvs_sys::TablePages;
 #[derive(Debug)]
 pub struct Dataplane {
     handle: Arc<Handle>,
-    /// The packet workers, then the keeper.
+    /// The threads of the packet workers, then the keeper's.
     threads: Vec<JoinHandle<()>>,
     server: Option<server::Handle>,
 }
@@ -140,7 +140,7 @@ impl Dataplane {
         }
         match rules {
             Some(_) if self.handle.keeping.is_successor() => {
-                info!("--rules is not read: services are those of the dataplane before this one");
+                info!("--rules is ignored: the services of the previous dataplane were taken over");
                 Ok(())
             }
             Some((text, name)) => Ok(rules::apply(&self.handle, &text, &name)?),
@@ -148,8 +148,8 @@ impl Dataplane {
         }
     }
 
-    /// Starts the synchronisation daemons of a predecessor. A thread of its own starts the daemons
-    /// whose interface is down or missing, when it is there.
+    /// Starts the synchronisation daemons of a predecessor. A separate thread starts the daemons
+    /// whose interface is down or missing, as soon as the interface is up.
     fn start_daemons(&mut self, daemons: Vec<SyncDaemon>) -> Result<(), StartError> {
         let waiting = start_daemons(&self.handle, daemons);
         if waiting.is_empty() {
@@ -175,12 +175,12 @@ impl Dataplane {
     /// none.
     ///
     /// # Errors
-    /// The refusal that the client would get; then nothing has changed.
+    /// Returns the refusal that a client would get; then nothing has changed.
     pub fn apply(&self, changes: Vec<Call>) -> Result<Done, Failure> {
         self.handle.apply(changes, true)
     }
 
-    /// The address of its control socket.
+    /// Returns the address of the control socket.
     pub fn address(&self) -> Option<&Address> {
         self.server.as_ref().map(server::Handle::address)
     }
@@ -199,7 +199,7 @@ impl Dataplane {
         for thread in self.threads.drain(..) {
             let name = thread.thread().name().unwrap_or_default().to_owned();
             if thread.join().is_err() {
-                tracing::error!("the thread {name} has failed");
+                tracing::error!("the thread {name} has panicked");
             }
         }
         // The last messages of the packet workers are sent.
@@ -275,8 +275,8 @@ impl ConnTables {
         })
     }
 
-    /// The worker of each connection: `steering`, or that of a predecessor, whose connections are
-    /// in place.
+    /// The rule that assigns connections to workers: `steering`, or the predecessor's, because its
+    /// connections are stored by that rule.
     fn steering(&self, steering: Steering) -> Steering {
         match &self.kernel {
             Ok(fast_path) => fast_path.steering().clone(),
@@ -356,7 +356,8 @@ impl OnHost {
         })
     }
 
-    /// Takes over the connections of a predecessor. Returns its synchronisation daemons.
+    /// Takes over the connections of a predecessor. Returns the predecessor's synchronisation
+    /// daemons.
     fn take_over(&mut self) -> Vec<SyncDaemon> {
         let Some(state) = self.handle.keeping.state() else {
             return Vec::new();
@@ -443,7 +444,7 @@ struct Run {
     offload_after: u32,
 }
 
-/// The time between two attempts to start a daemon whose interface is missing.
+/// Interval between two attempts to start a daemon whose interface is missing.
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// Starts the synchronisation daemons of a predecessor. Returns the daemons whose interface is down
@@ -469,7 +470,7 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
 fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
     for daemon in &waiting {
         warn!(
-            "a synchronisation daemon of the dataplane before this one waits for {}",
+            "a synchronisation daemon of the previous dataplane waits for {}",
             daemon.interface
         );
     }
@@ -479,7 +480,7 @@ fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
     }
 }
 
-/// Opens the memory that a state keeper holds, and makes shards with tables in it.
+/// Opens the memory that a state keeper holds, and creates shards whose tables are in it.
 fn open_warm_restart(
     control: &Control,
     workers: NonZeroUsize,
@@ -491,8 +492,10 @@ fn open_warm_restart(
         let shards = successor::shards(control, &warm_restart, memories, left);
         Ok((Arc::new(warm_restart) as Arc<dyn WarmState>, shards))
     });
-    made.inspect_err(|error| warn!("no warm restart: connections end with this dataplane: {error}"))
-        .ok()
+    made.inspect_err(|error| {
+        warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
+    })
+    .ok()
 }
 
 /// The division of packets among several workers.
@@ -502,12 +505,12 @@ fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Stee
     Steering::new(workers, seed, !ftp_ports.is_empty())
 }
 
-/// A processor for each worker; none if there are fewer processors.
+/// Returns a processor for each worker; empty if there are fewer processors.
 fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
     let cpus = lvs_sys::permitted_cpus();
     if cpus.len() < workers.get() {
         info!(
-            "packet workers run on any processor: {workers} workers, and {} processors that this process may use",
+            "packet workers are not bound to processors: {workers} workers, and {} processors that this process may use",
             cpus.len()
         );
         return Vec::new();

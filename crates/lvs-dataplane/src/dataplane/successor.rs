@@ -26,8 +26,8 @@ use crate::lock::lock;
 use crate::warm_restart::Record;
 use lvs_packet::steer::Steering;
 
-/// Services and servers up to which each change is stored at once. With more, changes are stored
-/// within a second.
+/// Number of services and servers up to which each change is stored at once. With more, changes are
+/// stored within a second.
 const FEW: usize = 256;
 
 /// The state that is kept for a successor, and when it is stored.
@@ -38,7 +38,7 @@ pub(super) struct Keeping {
     unkept: AtomicBool,
     /// Held while state is stored.
     storing: Mutex<()>,
-    /// Time at which counters, and services if there are many, are stored again.
+    /// Time at which counters are stored again, and services, too, if there are many.
     rests_until: Mutex<Option<SystemInstant>>,
 }
 
@@ -63,7 +63,7 @@ impl Keeping {
     }
 
     /// Stores a change at once if there are few services and servers; otherwise
-    /// [`keep`](Self::keep) does.
+    /// [`keep`](Self::keep) stores it later.
     pub(super) fn has_changed(&self, context: &Context) {
         let Some(state) = &self.state else { return };
         if !is_small(&context.control()) {
@@ -189,14 +189,14 @@ fn snapshot(control: &Control) -> Snapshot {
 }
 
 impl Snapshot {
-    /// Stores it for a successor.
+    /// Stores the state for a successor.
     fn store(&self, state: &dyn WarmState) {
         state.set_services(&self.held);
         let text = serde_json::to_vec(&self.kept).map_err(io::Error::from);
         if let Err(error) = text.and_then(|text| state.save(&text)) {
             warn!(
                 code = "warm_restart_incomplete",
-                "services and servers cannot be kept for a warm restart: {error}: should this dataplane be killed, its connections end"
+                "services and servers cannot be stored for a warm restart: {error}: if this dataplane is killed, its connections end"
             );
         }
     }
@@ -207,7 +207,7 @@ fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
 
-/// Decodes a call of another version; `None` if this version does not have it.
+/// Decodes a stored call; `None` if it is from another version and this version does not have it.
 fn known(call: Value) -> Option<Call> {
     let known = serde_json::from_value(call);
     known
@@ -270,11 +270,11 @@ pub(super) fn restore(
 pub(super) enum Inheritance {
     /// In the memory of each shard.
     InPlace(Vec<Adoption>),
-    /// In these tables.
+    /// The connections are in these tables.
     Elsewhere(Vec<Memory>),
 }
 
-/// Shards, and connections that they are to take over.
+/// Shards, and the connections that they take over.
 pub(super) type Shards = (Vec<Shard>, Option<Inheritance>);
 
 /// The shards of a dataplane with tables in `memories`. `left`: tables of a predecessor in other
@@ -357,7 +357,7 @@ pub(super) fn take_over(
     state.has_taken_over();
     info!(
         connections = shards.iter().map(Shard::len).sum::<usize>(),
-        "took over what another dataplane has left, in {:?}",
+        "took over the state of a killed dataplane, in {:?}",
         started.elapsed()
     );
 }
@@ -408,7 +408,7 @@ mod tests {
         let mut before = Control::new(Options::default());
         for calls in calls.chunks(CHANGES_MAX) {
             let done = before.apply(calls, &host, Instant::ZERO);
-            done.expect("they are valid");
+            done.expect("the stored calls are valid");
         }
         snapshot(&before).store(&*state);
         let mut after = Control::new(Options::default());
@@ -421,7 +421,7 @@ mod tests {
 
     /// Only calls of a later version are skipped.
     #[test]
-    fn calls_of_another_version_are_left_out() -> serde_json::Result<()> {
+    fn stored_calls_of_another_version_are_skipped() -> serde_json::Result<()> {
         let text = r#"{"calls": [
             {"method": "timeouts.set", "params": {"tcp": 900, "tcp_fin": 120, "udp": 300}},
             {"method": "comes.later", "params": {}}

@@ -1,4 +1,5 @@
-//! The links between the threads of a dataplane: mailboxes, queues, and the set of workers that run.
+//! The links between the threads of a dataplane: mailboxes, queues, and the set of workers that
+//! run.
 
 use std::fmt;
 use std::io;
@@ -23,7 +24,7 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the keeper may take. The kernel may need a moment for a large change of nf_tables.
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The threads of a dataplane, as they reach one another. `W` is the packet worker.
+/// The threads of a dataplane and the queues between them. `W` is the packet worker.
 pub(super) struct Threads<W> {
     keeper: Mailbox<Keeper>,
     workers: Vec<WorkerLink<W>>,
@@ -39,8 +40,8 @@ pub(super) struct Threads<W> {
     ports: Mutex<Vec<Ports>>,
 }
 
-/// The shared end of a packet worker. No cache line that another thread writes is one that the
-/// worker reads for each packet.
+/// The shared part of a packet worker. No other thread writes to a cache line that the worker reads
+/// for each packet.
 #[repr(align(128))]
 pub(super) struct WorkerLink<W> {
     pub(super) mailbox: Mailbox<W>,
@@ -57,7 +58,7 @@ impl<W> fmt::Debug for Threads<W> {
 }
 
 impl<W> WorkerLink<W> {
-    /// The link of one of `workers` packet workers.
+    /// A link to one of `workers` packet workers.
     fn new(workers: usize) -> io::Result<Self> {
         Ok(Self {
             mailbox: Mailbox::new()?,
@@ -87,10 +88,10 @@ impl<W> Threads<W> {
 
     // --- the packet workers ----------------------------------------------------------------------
 
-    /// The link of a packet worker.
+    /// Returns the link of a packet worker.
     ///
     /// # Panics
-    /// If there is no such worker.
+    /// If no worker has this number.
     pub(super) fn worker(&self, number: usize) -> &WorkerLink<W> {
         &self.workers[number]
     }
@@ -133,13 +134,13 @@ impl<W> Threads<W> {
         self.working.load(Ordering::Acquire) == 0
     }
 
-    /// Keeps the ports of a packet worker that ends until the keeper has ended: packet sockets are
-    /// closed after everything that depends on them.
+    /// Stores the ports of a stopping packet worker until the keeper has stopped: packet sockets
+    /// are closed after everything that depends on them.
     pub(super) fn keep_ports(&self, ports: Ports) {
         lock(&self.ports).push(ports);
     }
 
-    /// Closes the ports that were kept.
+    /// Closes the stored ports.
     pub(super) fn drop_ports(&self) {
         for ports in lock(&self.ports).drain(..) {
             ports.close();
@@ -172,7 +173,7 @@ impl<W> Threads<W> {
         Ok(all)
     }
 
-    /// Waits until every packet worker uses the view of this generation, or a later one.
+    /// Waits until every packet worker uses the view with this generation or a later one.
     ///
     /// # Errors
     /// A worker does not answer.
@@ -239,12 +240,12 @@ fn does_not_answer(who: &str) -> Failure {
 /// it full is dropped and counted, and no packet waits for room.
 pub(super) struct Requests {
     queue: SyncSender<Request>,
-    /// Requests that found the queue full.
+    /// Number of requests that were refused because the queue was full.
     pub(super) refused: u64,
 }
 
 impl Requests {
-    /// A queue, and its end for the keeper.
+    /// A queue, and the receiver of its requests for the keeper.
     pub(super) fn new() -> (Self, Receiver<Request>) {
         let (queue, receiver) = sync_channel(REQUESTS_MAX);
         (Self { queue, refused: 0 }, receiver)

@@ -36,8 +36,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Records that the dataplane runs.
     fn is_alive(&self, _now: Instant) {}
 
-    /// Stores the counters of servers in these places. Returns the first place behind them, if there
-    /// are more.
+    /// Stores the counters of the servers in these slots. Returns the first slot after them, if
+    /// there are more.
     fn keep_portion(&self, places: Range<usize>, context: &Context) -> Option<usize>;
 
     /// Stores counters. The control half is locked for a portion of the servers at a time, because
@@ -69,7 +69,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
         None
     }
 
-    /// Marks the take-over as complete. The dataplane hides its packets from the host by now.
+    /// Marks the take-over as complete: this dataplane now hides the packets of services from the
+    /// host.
     fn has_taken_over(&self);
 
     /// The TUN device that stays for a successor.
@@ -77,8 +78,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
         Outliving::default()
     }
 
-    /// Stores the shield, or the TUN device, so that the host does not see packets until a successor
-    /// starts.
+    /// Stores the shield, or the TUN device, so that the host does not see packets until a
+    /// successor starts.
     fn keep_shield(&self, _keeper: &Keeper) {}
 
     /// Removes all state at an orderly end of the dataplane.
@@ -138,7 +139,7 @@ impl WarmState for FastPath {
     }
 }
 
-/// Memory that a state keeper holds.
+/// State in memory that a state keeper holds open.
 impl WarmState for WarmRestart {
     fn is_found(&self) -> bool {
         self.is_successor()
@@ -174,7 +175,7 @@ impl WarmState for WarmRestart {
 
     fn has_taken_over(&self) {
         if let Err(error) = self.has_taken_over() {
-            warn!("no warm restart: connections end with this dataplane: {error}");
+            warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
         }
     }
 
@@ -196,7 +197,7 @@ impl WarmState for WarmRestart {
             (None, None) => Ok(()),
         };
         if let Err(error) = held {
-            warn!("should this dataplane be killed, the host ends its connections: {error}");
+            warn!("if this dataplane is killed, the host resets its connections: {error}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The maps that programs and dataplane share.
+//! The BPF maps that the programs and the dataplane share.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathEr
     let all = (entries as usize).saturating_mul(workers.get());
     let all = u32::try_from(all).ok().filter(|&all| all as usize <= MOST);
     all.ok_or(FastPathError::Setting {
-        why: "it has no numbers for the connections of all packet workers",
+        why: "the table is too large for the numbers of all packet workers' connections",
         fix: "--max-connections 1000000000, or less",
     })
 }
@@ -98,7 +98,7 @@ impl Arrays {
         })
     }
 
-    /// Names and arrays, without the growing ones.
+    /// Names and arrays, without the arrays that grow.
     pub(super) fn all(&self) -> [(&'static str, &SharedArray); 13] {
         [
             ("lvs_about", &self.about),
@@ -148,9 +148,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regions_of_all_workers_have_numbers_or_are_refused() {
+    fn unnumberable_worker_regions_are_refused() {
         let of = |entries, workers| {
-            let workers = NonZeroUsize::new(workers).expect("there is one");
+            let workers = NonZeroUsize::new(workers).expect("at least one exists");
             entries_of_all(entries, workers).ok()
         };
         assert_eq!(of(154_203, 1), Some(154_203));

@@ -1,4 +1,5 @@
-//! The programs at the interfaces: as tcx links, or as filters (clsact) where the kernel has no tcx.
+//! The programs at the interfaces: as tcx links, or as filters (clsact) where the kernel has no
+//! tcx.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,14 +16,14 @@ use crate::netlink::Filters;
 use lvs_sys::attached::{self, Place};
 use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
 
-/// A program at an interface. It is detached when this value is dropped, and stays when the process
-/// is killed.
+/// An attached BPF program of an interface. It is detached when this value is dropped, and stays
+/// attached when the process is killed.
 #[derive(Debug)]
 pub struct Attached {
     kernel: Arc<FastPath>,
     ifindex: u32,
     _xdp: Option<AttachedXdp>,
-    /// Unless it is a filter.
+    /// The link that keeps the program attached; `None` if the program is a filter.
     _link: Option<ProgramLink>,
 }
 
@@ -40,8 +41,8 @@ impl Drop for Attached {
 }
 
 impl FastPath {
-    /// Puts the program at the ingress of an interface, whose packet socket has the filter; and with
-    /// `xdp` the one that is before there is a socket buffer.
+    /// Attaches the program to the ingress of an interface, whose packet socket has the filter.
+    /// With `xdp`, also attaches the program that runs before the kernel allocates a socket buffer.
     ///
     /// # Errors
     /// As [`Program::attach`].
@@ -78,8 +79,8 @@ impl FastPath {
         Ok(attached)
     }
 
-    /// Whether the program is the first one at the ingress of an interface: another one in front
-    /// could drop frames.
+    /// Whether the program is the first one at the ingress of an interface: an earlier one could
+    /// drop frames.
     pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {
         let Some(filters) = &self.filters else {
             let first = self.ingress.is_first_at(self.ingress_id, ifindex);
@@ -114,7 +115,7 @@ impl FastPath {
 
 /// The filters that attach programs if the kernel has no tcx. They are tried out.
 pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
-    /// There is a loopback in every network namespace.
+    /// Interface index of the loopback, which every network namespace has.
     const LOOPBACK: u32 = 1;
     let has_tcx = || match attached::ids(LOOPBACK, Place::Ingress) {
         Err(error) => error.raw_os_error() != Some(libc::EINVAL),
@@ -146,7 +147,8 @@ pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     Ok(Some(Mutex::new(filters)))
 }
 
-/// Whether the first place has filters of another kind, or for some protocols only.
+/// Whether the error means that the first place is occupied by filters of another kind, or for some
+/// protocols only.
 fn is_taken(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -13,17 +13,17 @@ use crate::lock::lock;
 #[derive(Debug)]
 pub(super) struct Epochs {
     pub(super) number: u16,
-    /// The number of [`Held`] values: while there is one, a change is in progress.
+    /// The number of [`Held`] values: while it is not 0, a change is in progress.
     pub(super) held: u32,
     /// All epoch numbers are used. All offloaded connections have to be removed before the numbers
     /// start again.
     pub(super) used_up: bool,
-    /// The workers that have removed their offloaded connections since then.
+    /// For each worker, whether it has removed its offloaded connections since the last change.
     withdrawn: Vec<bool>,
 }
 
 impl Epochs {
-    /// The first epoch, of so many workers.
+    /// Creates the first epoch, for this number of workers.
     pub(super) fn new(workers: NonZeroUsize) -> Self {
         Self {
             number: 1,
@@ -35,8 +35,9 @@ impl Epochs {
 }
 
 impl FastPath {
-    /// The current epoch; 0 for none. A worker that offloads a connection reads the epoch before it
-    /// reads the configuration, so that a change in between invalidates the offload.
+    /// Returns the current epoch; 0 if there is none. A worker that offloads a connection reads the
+    /// epoch before it reads the configuration, so that a change in between invalidates the
+    /// offload.
     #[inline]
     pub fn epoch(&self) -> u16 {
         u16::try_from(self.arrays.conf.words()[conf::EPOCH].load(Acquire)).unwrap_or(0)

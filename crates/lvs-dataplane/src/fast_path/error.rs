@@ -7,16 +7,13 @@ use lvs_core::api::FastPathInfo;
 /// The reason why the kernel fast path is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum FastPathError {
-    /// The kernel does not permit it.
+    /// The kernel does not permit the kernel fast path.
     #[error(
-        "the kernel fast path is not permitted: it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the first user namespace, that is, \
-         root outside of containers: {0}"
+        "the kernel fast path is not permitted: it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the initial user namespace, that is, root outside of containers: {0}"
     )]
     Permission(#[source] io::Error),
     /// The kernel lacks a feature.
-    #[error(
-        "cannot {step} for the kernel fast path (Linux 6.1 or newer has what it needs): {source}"
-    )]
+    #[error("cannot {step} for the kernel fast path (it needs Linux 6.1 or newer): {source}")]
     Kernel {
         /// The failed step.
         step: &'static str,
@@ -30,7 +27,7 @@ pub enum FastPathError {
     Old(#[source] io::Error),
     /// The connection table needs a large part of the free memory.
     #[error(
-        "its connection table takes {needs} MiB at once, and {free} MiB are free, of which it may use a quarter"
+        "its connection table needs {needs} MiB at once, and may use a quarter of the {free} MiB that are free"
     )]
     Memory {
         /// The size of the table in MiB.
@@ -40,11 +37,11 @@ pub enum FastPathError {
     },
     /// The maps cannot be kept for a successor.
     #[error(
-        "as filters (clsact), its programs stay when the dataplane is killed, and its successor would not find what they use: {0}"
+        "with filters (clsact), its programs stay when the dataplane is killed, and its successor could not find their maps: {0}"
     )]
     NoPins(#[source] io::Error),
     /// The kernel has no memory for the maps.
-    #[error("cannot {step} for the kernel fast path, which takes it at once: {source}")]
+    #[error("cannot {step} for the kernel fast path, which needs it at once: {source}")]
     NoMemory {
         /// The failed step.
         step: &'static str,
@@ -60,7 +57,7 @@ pub enum FastPathError {
         fix: &'static str,
     },
     /// The built-in BPF object is not valid.
-    #[error("the programs that are built in are damaged: `make bpf` makes them")]
+    #[error("the built-in BPF programs are damaged: run `make bpf`")]
     Object,
 }
 
@@ -79,7 +76,7 @@ impl From<FastPathError> for FastPathInfo {
             }
             FastPathError::Old(_) => "a newer kernel, or --fast-path off",
             FastPathError::Memory { .. } => {
-                "a smaller --max-connections or --max-ipv6 takes less; --fast-path on takes it all the same"
+                "use a smaller --max-connections or --max-ipv6, or --fast-path on, which ignores this limit"
             }
             FastPathError::NoPins(_) => "mount a BPF file system: mount -t bpf bpf /sys/fs/bpf",
             FastPathError::NoMemory { .. } => {
@@ -113,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_right_is_named_in_the_fix() {
+    fn missing_capability_is_named_in_the_fix() {
         let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).fix;
         assert!(advised(Errno::NOMEM).contains("--max-connections"));
         assert!(advised(Errno::PERM).contains("root"));

@@ -1,8 +1,9 @@
 //! Arrays that grow: the state for a successor uses memory in proportion to the number of services
 //! and servers.
 //!
-//! The kernel cannot make an array larger. A larger one is filled and takes over the name of the
-//! old one in one step, so that a successor finds one of the two, whole.
+//! The kernel cannot make an array larger. So a larger array is created and filled, and its name
+//! replaces that of the old one in one step. A successor finds either the old array or the new one,
+//! and never an incomplete one.
 
 use std::fs;
 use std::io;
@@ -21,12 +22,12 @@ pub(super) struct Growing {
     /// Words of an entry.
     entry: usize,
     array: Mutex<Arc<SharedArray>>,
-    /// Its name in the BPF file system, if it stays when this process is killed.
+    /// The array's name in the BPF file system, if the array must survive a kill of this process.
     pin: Option<PathBuf>,
 }
 
 impl Growing {
-    /// An array with so many entries at first, or the one of another dataplane.
+    /// A new array with this number of entries, or the existing one of another dataplane.
     pub(super) fn new(
         name: &'static str,
         entry: usize,
@@ -54,16 +55,16 @@ impl Growing {
         })
     }
 
-    /// The array as it is now.
+    /// The current array.
     pub(super) fn get(&self) -> Arc<SharedArray> {
         lock(&self.array).clone()
     }
 
-    /// The array, with room for `words`. A new one is filled by `fill`, which gets the words of the
-    /// old one and its own, before it replaces the old one.
+    /// The array, after it was enlarged for `words` if necessary. `fill` fills a new array before
+    /// it replaces the old one; it gets the words of the old and of the new array.
     ///
     /// # Errors
-    /// The kernel has no memory for it, or it cannot take over the name. The old one stays.
+    /// The kernel has no memory for it, or the name cannot be replaced. The old array stays.
     pub(super) fn with_room(
         &self,
         words: usize,
@@ -90,7 +91,7 @@ impl Growing {
         Ok(array.clone())
     }
 
-    /// Makes it as it was when it was made; `None` if it is in use.
+    /// Resets the array to its initial state; `None` if it is in use.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn zero(&mut self) -> Option<()> {
         let array = self.array.get_mut();
@@ -119,7 +120,7 @@ mod tests {
                 to.store(from.load(Relaxed), Relaxed);
             }
         };
-        let same = growing.with_room(4, copy).expect("there is room");
+        let same = growing.with_room(4, copy).expect("the space suffices");
         assert!(Arc::ptr_eq(&same, &growing.get()));
         let more = growing.with_room(5000, copy).expect("memory");
         assert!(more.words().len() >= 5000);

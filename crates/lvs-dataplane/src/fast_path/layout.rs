@@ -1,4 +1,4 @@
-//! Numbers that the dataplane and its programs share: the other half of `bpf/layout.h`.
+//! Numbers that the dataplane and its BPF programs share, as `bpf/layout.h` defines them.
 
 use lvs_core::memory::Layout;
 
@@ -29,10 +29,11 @@ pub(super) mod conf {
 /// are divided among them.
 pub(super) const HOST_WORDS: usize = 4;
 pub(super) const ABOUT_WORDS: usize = HOST_WORDS + Layout::HEADER_WORDS + conf::DIVISION_WORDS;
-/// Words of a virtual service, and the bit of one whose clients open data connections to other ports.
+/// Words of a virtual service, and the bit that marks a service whose clients open data connections
+/// to other ports.
 pub(super) const SERVICE_WORDS: usize = 3;
 pub(super) const SERVICE_DATA: u64 = 1 << 32;
-/// Rules for marks, with a range of ports each, and the words of one.
+/// Maximum number of rules for marks, with a range of ports each.
 pub(super) const RULES: u32 = 1024;
 pub(super) const RULE_WORDS: usize = 16;
 
@@ -44,17 +45,17 @@ pub(super) const SERVERS: u32 = 4_096;
 pub(super) const HOP_WORDS: usize = 4;
 /// Words of the tunnel path to a server.
 pub(super) const TUNNEL_WORDS: usize = 16;
-/// Words of a server's counters, on one processor: packets and bytes of requests, then of replies.
+/// Words in a server's counters on one processor: packets and bytes of requests, then of replies.
 pub(super) const COUNT_WORDS: usize = 4;
-/// Words of the counters of fates, on one processor.
+/// Words of the counters of fates, for one processor.
 pub(super) const SHARE_WORDS: usize = 16;
-/// Words of an interface and its link-layer address, and how many there are.
+/// Words of an interface and its link-layer address.
 pub(super) const MAC_WORDS: usize = 2;
 pub(super) const MAC_PLACES: u32 = 4096;
 /// Bytes of a decision that the filter passes to the ingress program.
 pub(super) const TOLD_BYTES: u32 = 760;
 
-/// Programs that continue another one (tail calls).
+/// Programs that continue a program by a tail call.
 pub(super) mod next {
     pub(crate) const ALONE: u32 = 0;
     pub(crate) const INGRESS: u32 = 1;
@@ -264,6 +265,6 @@ mod tests {
         for (name, number) in ours.chain(Layout::NUMBERS.iter().copied()) {
             assert_eq!(found.remove(name), Some(number), "{name}");
         }
-        assert!(found.is_empty(), "nobody here knows {found:?}");
+        assert!(found.is_empty(), "unknown layout {found:?}");
     }
 }

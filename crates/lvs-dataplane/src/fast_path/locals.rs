@@ -3,11 +3,11 @@
 //! A slot has no room for a local address and port, and no field of a reply leads to the slot. So
 //! there is a map next to the table: from the slot to the local address and port, and from the
 //! addresses and ports of a reply to the slot. The map takes memory, and is made when the first
-//! connection of full NAT opens. From then on it has all such connections, so that a successor has them,
-//! too. The programs find it in an array of one map.
+//! connection of full NAT opens. From then on it has all such connections, so that a successor has
+//! them, too. The programs find it in an array of one map.
 //!
-//! An entry of a connection that has ended does no harm: its slot is not offloaded, and the entry is
-//! removed before another connection uses the slot.
+//! An entry of a connection that has ended does no harm: its slot is not offloaded, and the entry
+//! is removed before another connection uses the slot.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ use lvs_sys::{MapPlace, SharedMap};
 const PLACE: &str = "lvs_locals";
 const ENDS: &str = "lvs_local_ends";
 
-/// [`Layout::WAYS`].
+/// Slots in one bucket of the map ([`Layout::WAYS`]).
 const WAYS: u32 = 8;
 const _: () = assert!(WAYS as usize == Layout::WAYS);
 
@@ -44,7 +44,8 @@ type Key = [u64; LOCAL_KEY_WORDS];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocalsAre {
     Ready,
-    /// The caller that gets this [creates](FastPath::make_locals) the map; no other caller gets it.
+    /// The map is needed. The caller that gets this value [creates](FastPath::make_locals) it; no
+    /// other caller gets this value.
     Wanted,
     Coming,
     Impossible,
@@ -57,15 +58,15 @@ pub(super) struct Locals {
     ends: OnceLock<Ends>,
     /// A thread is creating the map, or has created it.
     asked: AtomicBool,
-    /// It could not be made.
+    /// Whether creating the map has failed.
     failed: AtomicBool,
-    /// How many there may be: two for a connection.
+    /// Maximum number of entries: two for each connection.
     entries: u32,
     /// The slots of a worker's region.
     slots: Slots,
 }
 
-/// The slots of each worker's region: narrow ones, then wide ones, then those of the overflow.
+/// The slots of each worker's region: the narrow slots, then the wide ones, then the overflow.
 #[derive(Clone, Copy, Debug)]
 struct Slots {
     workers: u32,
@@ -90,8 +91,8 @@ impl Slots {
         one.saturating_mul(self.workers)
     }
 
-    /// The number by which the programs know a worker's slot, and 1 if it is a wide one. Those of
-    /// the overflow, which no program finds, have numbers behind the wide ones.
+    /// The number by which the programs address a worker's slot, and 1 if the slot is wide. Slots
+    /// of the overflow, which the programs never look up, have the numbers after the wide slots.
     fn number(self, worker: usize, slot: u32) -> (u64, u64) {
         let worker = worker as u64;
         let of_region = |slot: u32, slots: u32| u64::from(slot) + worker * u64::from(slots);
@@ -107,7 +108,7 @@ impl Slots {
 }
 
 impl Locals {
-    /// Without the map, which another dataplane may have left.
+    /// Creates the value without the map, which another dataplane may have left.
     pub(super) fn new(layout: &Layout, workers: NonZeroUsize, maps: Maps<'_>) -> io::Result<Self> {
         let slots = Slots::new(layout, workers);
         let place = match maps {
@@ -134,7 +135,7 @@ impl Locals {
         self.place.pin(&pins.path(PLACE))
     }
 
-    /// As it was when it was made.
+    /// Resets the map to its initial state.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn forget(&mut self) {
         self.place.clear();
@@ -143,7 +144,7 @@ impl Locals {
         self.failed = AtomicBool::new(false);
     }
 
-    /// Lets the programs find the map, and a successor.
+    /// Makes the map available to the programs and to a successor.
     fn put(&self, ends: Ends, pins: Option<&Pins>) -> io::Result<()> {
         if let Some(pins) = pins {
             let path = pins.path(ENDS);
@@ -159,7 +160,7 @@ impl Locals {
         Ends::new(ENDS, self.entries)
     }
 
-    /// By which requests find a connection in that slot of a worker's region.
+    /// Returns the key by which requests find a connection in this slot of a worker's region.
     fn request(&self, worker: usize, slot: u32) -> Key {
         let (slot, is_wide) = self.slots.number(worker, slot);
         [slot & 0xffff_ffff | is_wide << 32, 0, 0, 0, 0, 0]
@@ -185,14 +186,14 @@ impl Locals {
     }
 }
 
-/// By which replies find a connection.
+/// The key with which replies find a connection.
 fn reply(end: &LocalEnd) -> Key {
     let [a, b, c] = words(end.protocol, end.server);
     let [d, e, f] = words(end.protocol, end.local);
     [a, b, c, d, e, f]
 }
 
-/// One end, as programs read it from a packet.
+/// An address and port, in the form in which programs read them from a packet.
 fn words(protocol: Protocol, end: SocketAddr) -> [u64; 3] {
     let rest = u64::from(end.port().to_be()) << 32 | u64::from(protocol.0) << 48;
     match end.ip() {
@@ -217,7 +218,7 @@ fn halves(octets: [u8; 16]) -> [u64; 2] {
     })
 }
 
-/// The local end of an entry, of the family of `like`.
+/// The local address and port of an entry, in the family of `like`.
 fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
     let [port, rest @ ..] = [
         value[local::PORT],
@@ -243,7 +244,7 @@ fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
 }
 
 impl FastPath {
-    /// Whether local addresses and ports can be written for the BPF programs.
+    /// Returns whether local addresses and ports can be written for the BPF programs.
     #[inline]
     pub(crate) fn locals(&self) -> LocalsAre {
         let locals = &self.locals;
@@ -338,7 +339,7 @@ impl FastPath {
 pub(crate) struct LocalsLeft<'a> {
     kernel: &'a FastPath,
     ends: Ends,
-    /// Entries of the map whose connection has not been found yet.
+    /// Entries of the map for which no connection has been found yet.
     left: RefCell<HashMap<Key, [u64; LOCAL_WORDS]>>,
 }
 
@@ -397,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn local_ends_are_found_again() {
+    fn stored_local_address_is_found_again() {
         let Some(fast_path) = open() else { return };
         let wide = fast_path.locals.slots.narrow;
         let ends = [
@@ -412,11 +413,11 @@ mod tests {
         for end in &ends {
             assert!(fast_path.set_local(0, end));
         }
-        let map = fast_path.locals.ends.get().expect("it is made");
+        let map = fast_path.locals.ends.get().expect("it was created");
         for end in &ends {
             let value = map.get(&fast_path.locals.request(0, end.slot));
             assert_eq!(map.get(&reply(end)), value);
-            let value = value.expect("it is there");
+            let value = value.expect("the entry exists");
             assert_eq!(value[local::PORT] >> 32, 7);
             assert_eq!(end_of(&value, end.server), end.local);
             fast_path.forget_local(0, end);
@@ -426,16 +427,16 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_dataplane_are_taken_once_then_dropped() {
+    fn local_addresses_of_killed_dataplane_are_adopted_once_then_dropped() {
         let Some(fast_path) = open() else { return };
         let locals = &fast_path.locals;
         let ends = locals.make().expect("there is memory");
         let kept = end(7, "10.0.0.1:80", "10.0.0.2:31007");
         let gone = end(8, "10.0.0.1:80", "10.0.0.2:31008");
         for end in [&kept, &gone] {
-            locals.insert(&ends, 0, end).expect("there is room");
+            locals.insert(&ends, 0, end).expect("the space suffices");
         }
-        let left = ends.entries().expect("they can be read");
+        let left = ends.entries().expect("the entries can be read");
         assert_eq!(left.len(), 4);
         let left = LocalsLeft {
             kernel: &fast_path,
@@ -449,29 +450,32 @@ mod tests {
         assert_eq!(take(&kept), None);
         left.end();
         assert_eq!(fast_path.locals(), LocalsAre::Ready);
-        let map = locals.ends.get().expect("it is this dataplane's");
+        let map = locals
+            .ends
+            .get()
+            .expect("the entries belong to this dataplane");
         assert!(map.get(&locals.request(0, 7)).is_some() && map.get(&reply(&kept)).is_some());
         assert_eq!(map.entries().map_or(0, |all| all.len()), 2);
     }
 
     #[test]
-    fn local_ends_are_bounded() {
+    fn number_of_local_addresses_is_bounded() {
         let Some(fast_path) = open() else { return };
         fast_path.make_locals();
         let (entries, slots) = (fast_path.locals.entries, fast_path.locals.slots.in_place());
         assert!(entries >= slots && entries <= 2 * slots);
         let of_slot = |slot: u32| {
-            let port = 1024 + u16::try_from(slot).expect("these are few");
+            let port = 1024 + u16::try_from(slot).expect("the number of entries is small");
             end(slot, "10.0.0.1:80", &format!("10.0.0.2:{port}"))
         };
         let all = (0..slots).take_while(|&slot| fast_path.set_local(0, &of_slot(slot)));
-        let count = u32::try_from(all.count()).expect("these are few");
+        let count = u32::try_from(all.count()).expect("the number of entries is small");
         assert!(
             count <= entries / 2 && count >= entries / 2 - 1,
             "{count} of {entries}"
         );
         // An entry without room leaves no part of itself.
-        let map = fast_path.locals.ends.get().expect("it is made");
+        let map = fast_path.locals.ends.get().expect("it was created");
         assert_eq!(map.get(&fast_path.locals.request(0, count)), None);
         fast_path.forget_local(0, &of_slot(0));
         assert!(fast_path.set_local(0, &of_slot(count)));

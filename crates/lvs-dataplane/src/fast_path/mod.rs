@@ -79,12 +79,13 @@ use lvs_packet::steer::Steering;
 use lvs_packet::wire::Mac;
 use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 
-/// Packets from the client after which a connection is published: shorter ones stay with the
-/// dataplane, and a flood publishes nothing.
+/// Number of packets from the client after which a connection is offloaded. The dataplane forwards
+/// shorter connections itself, so a flood offloads nothing.
 pub const OFFLOAD_AFTER: NonZeroU32 = NonZeroU32::new(16).unwrap();
-/// A dataplane that runs for this time has proved that the inherited state does not crash it.
+/// A dataplane that has run for this time shows that the inherited state does not crash it.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
-/// How long a slot that was published is not used again: a program may be looking at it.
+/// Time for which the slot of an offloaded connection is not used again: a BPF program may still
+/// read it.
 const QUARANTINE: Duration = Duration::from_millis(200);
 /// The time without new next hops after their numbers have run out.
 const HOPS_REST: Duration = Duration::from_millis(200);
@@ -113,33 +114,35 @@ pub struct Shares {
     pub unknown: u64,
     /// Handed up: the connection is not published, or not since the last change.
     pub unpublished: u64,
-    /// Passed to userspace: it may change the connection, or does not fit the MTU of its path.
+    /// Passed to userspace, because the packet may change the connection or exceeds the MTU of its
+    /// path.
     pub unfit: u64,
-    /// Handed up: neither TCP nor UDP, or with options, fragments, tags of VLANs.
+    /// Passed to the userspace dataplane: neither TCP nor UDP, or with IP options, fragments or
+    /// VLAN tags.
     pub other: u64,
-    /// Dropped while there was no dataplane: their senders repeat them.
+    /// Dropped while no dataplane ran; their senders repeat them.
     pub waiting: u64,
     /// Dropped for lack of memory, or passed to a program that did not run.
     pub lost: u64,
-    /// Forwarded to either side before there was a socket buffer.
+    /// Forwarded in either direction by XDP, before the kernel allocated a socket buffer.
     pub xdp: u64,
 }
 
 #[derive(Debug, Default)]
 struct Hops {
     known: HashMap<WayOut, u16>,
-    /// They have run out, and rest until then.
+    /// All next hops are in use; none is requested until this time.
     rests_until: Instant,
 }
 
-/// The programs and the maps that they share with the dataplane.
+/// The BPF programs, and the maps that they share with the dataplane.
 pub struct FastPath {
     arrays: Arrays,
     filter: Program,
     /// The jump to the filter, for a socket that has no room for the filter.
     jump: Jump,
     ingress: Program,
-    /// The kernel's number of it.
+    /// The interface index of the ingress device in the kernel.
     ingress_id: u32,
     /// The program that forwards or holds frames without a dataplane.
     #[cfg(test)]
@@ -155,7 +158,7 @@ pub struct FastPath {
     ways: Mutex<()>,
     /// The counters of each record when they were last added.
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
-    /// Records beyond this have nothing counted.
+    /// Server records with a higher number have no counters.
     records: AtomicU32,
     /// The local addresses and ports of full NAT.
     locals: Locals,
@@ -163,17 +166,18 @@ pub struct FastPath {
     services: SharedSet<SERVICE_WORDS>,
     known_services: Mutex<HashSet<[u64; SERVICE_WORDS]>>,
     known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
-    /// Where the maps are kept for a successor.
+    /// The pins of the maps for a successor; `None` if the maps are not kept.
     pins: Option<Pins>,
     /// Excludes other dataplanes.
     claim: Option<File>,
-    /// The maps are from another dataplane.
+    /// Whether the maps were created by another dataplane.
     found: bool,
     /// When this was opened, by the machine's clock, in nanoseconds.
     opened: u64,
-    /// A take-over runs: the connections that the predecessor has offloaded stay in force.
+    /// Whether a take-over runs: the connections that the predecessor has offloaded remain in
+    /// force.
     taking_over: AtomicBool,
-    /// Interfaces whose ingress has the program.
+    /// Interfaces at whose ingress the program is attached.
     attached: Mutex<HashSet<u32>>,
     /// The filters that attach the program if the kernel has no tcx.
     filters: Option<Mutex<Filters>>,
@@ -184,7 +188,8 @@ pub struct FastPath {
 }
 
 impl Drop for FastPath {
-    /// An orderly end. State that was found and not taken over stays for another successor.
+    /// Removes the state at an orderly exit. State that was found and not taken over stays for
+    /// another successor.
     fn drop(&mut self) {
         if self.taking_over.load(Relaxed) {
             self.arrays.conf.words()[conf::TRIES].fetch_sub(1, Relaxed);
@@ -229,7 +234,7 @@ impl FastPath {
     /// Memory for the connection table of a worker.
     ///
     /// # Errors
-    /// There is no such worker.
+    /// If no worker has this number.
     pub fn memory(&self, worker: usize) -> Result<Memory, FastPathError> {
         let arrays = [
             self.arrays.narrow.clone(),
@@ -280,13 +285,13 @@ impl FastPath {
         self.set(conf::MARK, mark.into());
     }
 
-    /// Sets the slots in which the programs search a connection first
+    /// Sets the slots in which the programs look for a connection first
     /// ([`lvs_core::Shard::tries_homes`]).
     pub fn try_homes(&self, [narrow, wide]: [bool; 2]) {
         self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
     }
 
-    /// Sets the clock to which the connections' deadlines refer; it shows `now`.
+    /// Sets the clock of the connections' deadlines; its present time is `now`.
     pub fn set_clock(&self, now: Instant) {
         self.set(
             conf::BASE,
@@ -447,7 +452,7 @@ impl FastPath {
         }
     }
 
-    /// The fates of frames so far.
+    /// The fates of all frames since the start.
     pub fn shares(&self) -> Shares {
         let mut sums = [0_u64; SHARE_WORDS];
         for words in self.arrays.shares.words().chunks_exact(SHARE_WORDS) {
@@ -468,18 +473,18 @@ impl FastPath {
 
     // --- whether the programs are run ------------------------------------------------------------
 
-    /// Whether the program at an interface did not handle a frame that was meant for it. From then
-    /// on it gets no more frames.
+    /// Whether the program at an interface failed to handle a frame for which it was responsible.
+    /// If so, it is no longer used.
     pub(crate) fn has_missed(&self) -> bool {
         self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
     }
 
-    /// Lets the programs at the interfaces handle frames again.
+    /// Lets the programs at the interfaces handle frames again after an error.
     pub(crate) fn forgive(&self) {
         self.set(conf::MISSED, 0);
     }
 
-    /// Nothing is forwarded for this reason, about which that can be done; or it is again.
+    /// Stores why nothing is forwarded, and the fix; `None` if packets are forwarded again.
     pub(crate) fn stands_aside(&self, why: Option<(String, String)>) {
         *lock(&self.aside) = why;
     }
@@ -513,7 +518,7 @@ mod tests {
 
     /// With a table for each of `workers`.
     pub(super) fn open_for(workers: usize) -> Option<Arc<FastPath>> {
-        let workers = NonZeroUsize::new(workers).expect("there is one");
+        let workers = NonZeroUsize::new(workers).expect("at least one exists");
         let steering = Steering::new(workers, 7, false);
         match FastPath::open_with_regions(Layout::new(1000, 7), &steering) {
             Ok(fast_path) => Some(Arc::new(fast_path)),
@@ -526,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_out_that_run_out_rest_before_they_mean_something_else() {
+    fn exhausted_next_hops_are_reused_after_a_pause() {
         let Some(fast_path) = open() else { return };
         let way = |n: u32| WayOut {
             ifindex: 1,
@@ -542,15 +547,19 @@ mod tests {
         assert_eq!(fast_path.hop(way(7), now), Some(7));
         let epoch = fast_path.epoch();
         assert_eq!(fast_path.hop(way(1 << 20), now), None);
-        assert_ne!(fast_path.epoch(), epoch, "nobody uses them any more");
+        assert_ne!(
+            fast_path.epoch(),
+            epoch,
+            "the next hops are not used any more"
+        );
         assert_eq!(fast_path.hop(way(7), now), None);
         assert_eq!(fast_path.hop(way(7), now + HOPS_REST), Some(1));
     }
 
     #[test]
-    fn bpf_object_has_all_programs_and_nonsense_has_none() {
+    fn bpf_object_contains_all_programs_and_invalid_object_is_refused() {
         for section in ["socket", "tc", "xdp"] {
-            let code = object::code(OBJECT, section).expect("it is there");
+            let code = object::code(OBJECT, section).expect("the entry exists");
             assert!(code.instructions.len() > 100 && !code.maps.is_empty());
         }
         assert!(object::code(OBJECT, "maps").is_none());

@@ -3,11 +3,11 @@
 
 use lvs_sys::Instruction;
 
-/// A program, and where the numbers of maps belong into it.
+/// A BPF program, and the instructions into which the numbers of maps must be written.
 #[derive(Debug)]
 pub(super) struct Code {
     pub(super) instructions: Vec<Instruction>,
-    /// Places of instructions, and the maps that they load.
+    /// Positions of instructions, and the maps that they load.
     pub(super) maps: Vec<(usize, String)>,
 }
 
@@ -75,7 +75,7 @@ fn sections(object: &[u8]) -> Option<(Vec<Section<'_>>, usize)> {
     Some((sections, names))
 }
 
-/// The program of section `name`; `None` if the object has none, or is damaged.
+/// Returns the program of section `name`; `None` if the object has no such section, or is damaged.
 pub(super) fn code(object: &[u8], name: &str) -> Option<Code> {
     let (sections, names) = sections(object)?;
     let names = sections.get(names)?.bytes;
@@ -115,8 +115,8 @@ pub(super) fn code(object: &[u8], name: &str) -> Option<Code> {
 }
 
 impl Code {
-    /// The instructions with the descriptors of the maps; `None` if `map` has no descriptor for one
-    /// of them.
+    /// Returns the instructions with the descriptors of the maps; `None` if `map` has no descriptor
+    /// for one of them.
     pub(super) fn linked(mut self, map: impl Fn(&str) -> Option<i32>) -> Option<Vec<Instruction>> {
         for (place, name) in &self.maps {
             let instruction = self.instructions.get_mut(*place)?;

@@ -40,8 +40,8 @@ const SERVICES: u32 = 1 << 17;
 const TRIES_MOST: u64 = 5;
 
 impl FastPath {
-    /// Makes the maps and loads the programs for a connection table of this layout. The clock of the
-    /// dataplane shows `now`.
+    /// Creates the maps and loads the programs for a connection table of this layout. `now` is the
+    /// current time of the dataplane's clock.
     ///
     /// # Errors
     /// [`FastPathError`]; then nothing is left in the kernel.
@@ -83,7 +83,7 @@ impl FastPath {
             Ok(pins) => pins,
             Err(error) => {
                 info!(
-                    "no warm restart: connections end with this dataplane: no BPF file system: {error}"
+                    "no warm restart: if this dataplane is killed, its connections end: no BPF file system: {error}"
                 );
                 return alone(error);
             }
@@ -97,7 +97,7 @@ impl FastPath {
                 });
             }
             Err(error) => {
-                warn!("no warm restart: connections end with this dataplane: {error}");
+                warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
                 return alone(error);
             }
         };
@@ -114,7 +114,7 @@ impl FastPath {
                     return Ok(this);
                 }
                 Err(why) => {
-                    warn!("connections of the dataplane before this one have ended: {why}");
+                    warn!("connections of the previous dataplane have ended: {why}");
                     pins.empty();
                 }
             }
@@ -137,7 +137,7 @@ impl FastPath {
     /// number.
     ///
     /// # Errors
-    /// If another dataplane uses it, or it cannot be looked at.
+    /// If a running dataplane uses the pins, or they cannot be read.
     pub fn clean_up() -> io::Result<usize> {
         let pins = Pins::if_mounted()?;
         if !pins.are_there() {
@@ -174,14 +174,14 @@ impl FastPath {
         })
     }
 
-    /// Resets everything for another director. That is faster than to open it again.
+    /// Resets all maps for another director. This is faster than to open the fast path again.
     ///
     /// # Panics
-    /// If there is still a table in its memory.
+    /// If a table still uses its memory.
     #[cfg(any(test, feature = "testing"))]
     pub fn forget(&mut self) {
         let done = self.arrays.zero();
-        done.expect("the director before is gone");
+        done.expect("the previous director was dropped");
         self.hops = Mutex::default();
         self.locals.forget();
         lock(&self.taken).fill([0; COUNT_WORDS]);
@@ -230,7 +230,9 @@ impl FastPath {
             early,
         } = programs;
         let jump = Jump::to(&filter).map_err(step("load a program"))?;
-        let ingress_id = ingress.id().map_err(step("ask for a program's number"))?;
+        let ingress_id = ingress
+            .id()
+            .map_err(step("query the number of a program"))?;
         let (pins, found) = match maps {
             Maps::New => (None, false),
             Maps::Pinned(pins) => (Some(pins), false),
@@ -419,7 +421,7 @@ impl Programs {
             (next::HELD, &held),
         ] {
             let put = maps.next.put(number, program);
-            put.map_err(step("let programs find each other"))?;
+            put.map_err(step("set the programs for tail calls"))?;
         }
         let early = maps.scratch.is_some();
         let early = early.then(|| load("xdp", ProgramKind::Xdp, "lvs_xdp"));
@@ -493,7 +495,8 @@ fn division_to_words(steering: &Steering) -> [u64; conf::DIVISION_WORDS] {
     ]
 }
 
-/// The division that a predecessor has described; `None` if there is no such number of workers.
+/// Returns the division of connections that a predecessor has described; `None` if its number of
+/// workers is invalid.
 fn division_of_words(words: [u64; conf::DIVISION_WORDS]) -> Option<Steering> {
     let [workers, by_address, steer @ ..] = words;
     let workers = usize::try_from(workers).ok().and_then(NonZeroUsize::new)?;
@@ -545,12 +548,10 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let (about, description) = about.split_at(HOST_WORDS);
     let own = pins::about(processors());
     if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
-        return Err(
-            "it was in a network namespace that is gone, whose number this one has".to_owned(),
-        );
+        return Err("it was in a removed network namespace, whose number this one has".to_owned());
     }
     if about != own {
-        return Err("it was another version, or the machine has other processors".to_owned());
+        return Err("it was another version, or the number of processors has changed".to_owned());
     }
     let (description, division) = description.split_at(Layout::HEADER_WORDS);
     let description = description.try_into().map_err(|_| "a map is too short")?;
@@ -569,7 +570,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let conf = words("lvs_conf", conf::WORDS)?;
     if conf[conf::TRIES] >= TRIES_MOST {
         return Err(format!(
-            "{TRIES_MOST} dataplanes ended soon after they had taken over its state"
+            "{TRIES_MOST} dataplanes exited soon after they had taken over its state"
         ));
     }
     if pins::is_over(&conf) {
@@ -579,7 +580,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     Ok((left, divided))
 }
 
-/// Processors that this machine may have.
+/// Returns the number of processors that this machine can have.
 fn processors() -> u32 {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let last = text.trim().rsplit([',', '-']).next();
@@ -593,7 +594,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pins_of_another_namespace_or_without_services_are_not_taken_over() {
+    fn pins_of_another_namespace_or_without_services_are_ignored() {
         // Where BPF is not permitted, there is nothing to see.
         if open().is_none() {
             return;
@@ -616,7 +617,7 @@ mod tests {
             first.save(&text).expect("memory");
             let left = (layout, steering.clone());
             assert_eq!(found_by(layout, &other), Ok(left), "{len}");
-            assert_eq!(pins.saved().expect("it is there"), Some(text));
+            assert_eq!(pins.saved().expect("the state was saved"), Some(text));
             assert_eq!(first.saved().map(|text| text.len()), Some(len));
         }
         for other in [
@@ -628,11 +629,13 @@ mod tests {
         }
         let why = found_by(Layout::new(2000, 7), &steering).expect_err("another size");
         assert!(why.contains("--max-connections"), "{why}");
-        let names = fs::read_dir(pins.path("")).expect("it is there").count();
+        let names = fs::read_dir(pins.path(""))
+            .expect("the file exists")
+            .count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
         let gone = found_by(layout, &steering).expect_err("another namespace");
-        assert!(gone.contains("namespace that is gone"), "{gone}");
+        assert!(gone.contains("removed network namespace"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
         let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);
         let second = second.expect("it is permitted");
@@ -640,11 +643,15 @@ mod tests {
         // The next successor finds an array that a successor has enlarged.
         second.save(&vec![b'y'; 50 << 20]).expect("memory");
         assert_eq!(
-            pins.saved().expect("it is there").map(|text| text.len()),
+            pins.saved()
+                .expect("the state was saved")
+                .map(|text| text.len()),
             Some(50 << 20)
         );
         assert_eq!(
-            fs::read_dir(pins.path("")).expect("it is there").count(),
+            fs::read_dir(pins.path(""))
+                .expect("the file exists")
+                .count(),
             names
         );
         drop(second);

@@ -1,11 +1,12 @@
 //! The maps and links that outlive the dataplane, pinned in a BPF file system: a directory for each
 //! network namespace.
 //!
-//! The directory is named by the namespace's inode, which the kernel gives to another namespace when
-//! this one is gone. The maps say which one they are of, by its cookie, which is never used again.
+//! The directory is named by the namespace's inode, which the kernel gives to another namespace
+//! when this one is gone. The maps contain the cookie of their namespace, which is never used
+//! again.
 //!
-//! A killed dataplane leaves them, and its connections continue. Its successor opens them. A dataplane
-//! that ends in an orderly way removes them.
+//! A killed dataplane leaves them, and its connections continue. Its successor opens them. A
+//! dataplane that exits in an orderly way removes them.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
@@ -25,7 +26,7 @@ use lvs_sys::{Program, ProgramLink, SharedArray, netns};
 /// The origin of the maps of a dataplane.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Maps<'a> {
-    /// New maps, which end with the dataplane.
+    /// New maps, which are removed when the dataplane ends.
     New,
     /// New maps, which stay for a successor if the dataplane is killed.
     Pinned(&'a Pins),
@@ -45,7 +46,7 @@ pub(super) const ANOTHER: &str =
     "another dataplane of this network namespace uses the kernel fast path";
 /// Time limit for other dataplanes to finish a claim or a sweep of a directory.
 const TURN: Duration = Duration::from_secs(1);
-/// Pause between two attempts.
+/// Pause between two attempts to lock the directory.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Attempts to lock a directory that other dataplanes remove.
 const ATTEMPTS: usize = 100;
@@ -57,7 +58,7 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// The directory of this thread's network namespace, whether it exists or not.
+    /// Returns the directory of this thread's network namespace, whether it exists or not.
     ///
     /// # Errors
     /// If there is no BPF file system, and none can be mounted.
@@ -66,7 +67,7 @@ impl Pins {
         Self::if_mounted()
     }
 
-    /// As [`here`](Self::here), without mounting a BPF file system.
+    /// As [`here`](Self::here), but does not mount a BPF file system.
     ///
     /// # Errors
     /// If the network namespace cannot be determined.
@@ -141,10 +142,10 @@ impl Pins {
         Some(all)
     }
 
-    /// Locks the directory; `None` if it was taken away meanwhile.
+    /// Locks the directory; `None` if another process has removed it meanwhile.
     ///
     /// # Errors
-    /// If there is another dataplane, or the directory is not this user's alone.
+    /// If another dataplane uses it, or other users have access to the directory.
     fn lock(&self) -> io::Result<Option<File>> {
         let there = |meta: io::Result<Metadata>| match meta {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -195,7 +196,7 @@ impl Pins {
         self.path(&format!("{XDP_LINK}{ifindex}"))
     }
 
-    /// Interfaces whose ingress has a link.
+    /// Interfaces with a pinned link at their ingress.
     pub(super) fn links(&self) -> Vec<u32> {
         self.numbers(LINK)
     }
@@ -220,7 +221,7 @@ impl Pins {
             .collect()
     }
 
-    /// Whether there are pins of another dataplane.
+    /// Whether another dataplane has left pins.
     pub(super) fn are_there(&self) -> bool {
         !self.names().is_empty()
     }
@@ -232,7 +233,7 @@ impl Pins {
         had
     }
 
-    /// The same, but for the directory.
+    /// Removes the same, but keeps the directory.
     pub(super) fn empty(&self) -> usize {
         let mut names = self.names();
         names.sort_by_key(|name| !(name.starts_with(LINK) || name.starts_with(XDP_LINK)));
@@ -315,7 +316,7 @@ pub(super) fn attach(
     let link = program.attach(ifindex)?;
     if let Err(error) = link.pin(path) {
         warn!(
-            "no warm restart: connections end with this dataplane: {}: {error}",
+            "no warm restart: if this dataplane is killed, its connections end: {}: {error}",
             path.display()
         );
     }
@@ -338,11 +339,11 @@ mod tests {
     fn directory_is_claimed_by_one_dataplane_at_a_time() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
-        let claim = pins.claim().expect("nobody has it");
-        let error = pins.claim().expect_err("it is claimed");
+        let claim = pins.claim().expect("the directory is not locked");
+        let error = pins.claim().expect_err("the directory is locked");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(claim);
-        pins.claim().expect("nobody has it");
+        pins.claim().expect("the directory is not locked");
     }
 
     /// A sweep locks all other directories for a moment.
@@ -350,7 +351,7 @@ mod tests {
     fn sweep_does_not_block_a_claim() {
         let root = tempfile::tempdir().expect("a directory");
         let (one, other) = (pins(root.path(), "1"), pins(root.path(), "2"));
-        let _claim = one.claim().expect("nobody has it");
+        let _claim = one.claim().expect("the directory is not locked");
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -372,7 +373,7 @@ mod tests {
         let claim = || {
             for _ in 0..500 {
                 let Ok(claim) = pins.claim() else { continue };
-                let there = fs::metadata(&pins.directory).expect("it is there");
+                let there = fs::metadata(&pins.directory).expect("the file exists");
                 assert_eq!(there.ino(), claim.metadata().expect("open").ino());
                 pins.remove();
             }
@@ -387,7 +388,7 @@ mod tests {
     fn sweep_creates_no_directory() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
-        assert!(pins.lock().expect("nothing is wrong").is_none());
+        assert!(pins.lock().expect("no error occurs").is_none());
         assert!(!pins.directory.exists());
     }
 }

@@ -9,7 +9,7 @@ use super::error::FastPathError;
 /// The size of the maps next to the connection table: services, settings, servers, next hops.
 const BESIDE: u64 = 16 << 20;
 
-/// How much memory the maps may take.
+/// The memory that the maps may use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Room {
     /// Free memory in bytes; `None` for no limit.
@@ -71,8 +71,8 @@ const FIRST: Files = Files {
     cache: ["total_active_file", "total_inactive_file"],
 };
 
-/// Bytes that the control groups in this text of `/proc/self/cgroup`, or their parents, may still
-/// allocate; `None` if none has a limit.
+/// Returns the bytes that the control groups in this text of `/proc/self/cgroup`, or their parents,
+/// may still allocate; `None` if no group has a limit.
 fn free_in_groups(root: &Path, text: &str) -> Option<u64> {
     let free = text.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);

@@ -23,12 +23,12 @@ const FTP: u16 = 21;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HeldServices {
     services: HashSet<Key>,
-    /// In their order, one for each range of ports.
+    /// The rules in their order, one for each range of ports.
     rules: Vec<Rule>,
 }
 
 impl HeldServices {
-    /// The services of `control` at this moment.
+    /// Returns the services of `control` at this moment.
     pub(crate) fn of(control: &Control) -> Self {
         let mut services = HashSet::new();
         let mut marks = HashSet::new();
@@ -95,7 +95,7 @@ impl FastPath {
         if missing > 0 {
             warn!(
                 code = "held_incomplete",
-                "there is no room for {missing} services and rules for marks in the kernel: should this dataplane be killed, the host resets new connections to them"
+                "{missing} services and rules for marks exceed the limit in the kernel: if this dataplane is killed, the host resets new connections to them"
             );
         }
     }
@@ -166,7 +166,7 @@ fn rule_words(
     rules.collect()
 }
 
-/// An address, as programs read it.
+/// Converts an address to the words that BPF programs read.
 fn addr_words(addr: IpAddr) -> [u64; 2] {
     let mut bytes = [0; 16];
     match addr {
@@ -195,7 +195,7 @@ fn halves(bytes: [u8; 16]) -> [u64; 2] {
     [half(0), half(8)]
 }
 
-/// The key by which programs find a service; port 0 stands for all ports.
+/// Returns the key by which BPF programs find a service; port 0 means all ports.
 fn service_key(protocol: Protocol, at: SocketAddr) -> Key {
     let [first, second] = addr_words(at.ip());
     let port = u64::from(at.port().to_be());
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn program_without_dataplane_follows_as_many_rules_as_there_is_room_for() {
+    fn program_without_dataplane_applies_rules_up_to_its_limit() {
         let Some(fast_path) = open() else { return };
         let texts: Vec<String> = (0..RULES + 5)
             .map(|n| format!("--destination 10.0.{}.{} --mark 7", n / 256, n % 256))

@@ -1,5 +1,6 @@
-//! Warm restart of the kernel fast path: offloaded connections continue for a while after the dataplane
-//! is killed, and a successor takes them over with their counters, the services and the settings.
+//! Warm restart of the kernel fast path: offloaded connections continue for a while after the
+//! dataplane is killed, and a successor takes them over with their counters, the services and the
+//! settings.
 
 use std::fs;
 use std::io;
@@ -22,7 +23,7 @@ use lvs_sys::SharedArray;
 const SETTLED: Duration = Duration::from_millis(2);
 
 impl FastPath {
-    /// Whether the connections are from another dataplane.
+    /// Whether another dataplane has opened the connections.
     pub(crate) const fn is_successor(&self) -> bool {
         self.found
     }
@@ -123,7 +124,7 @@ impl FastPath {
         (end < all).then_some(end)
     }
 
-    /// Removes all state, because the dataplane ends in an orderly way.
+    /// Removes all state, because the dataplane exits in an orderly way.
     pub(crate) fn leave_nothing(&self) {
         if let Some(pins) = &self.pins {
             self.sweep_filters();

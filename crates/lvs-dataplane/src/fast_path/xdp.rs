@@ -43,7 +43,7 @@ pub(super) struct Xdp {
     memory: XdpMemory,
     /// Interfaces that have the program.
     interfaces: Mutex<HashSet<u32>>,
-    /// Interfaces that take frames.
+    /// Interfaces that accept redirected frames.
     takers: Mutex<HashSet<u32>>,
 }
 
@@ -64,8 +64,8 @@ impl Xdp {
         }
     }
 
-    /// Reserves the place of an interface in the array of addresses; fails if another interface has
-    /// the same place.
+    /// Reserves the interface's entry in the array of MAC addresses; fails if another interface
+    /// uses the same entry.
     fn take_up(&self, ifindex: u32) -> io::Result<()> {
         let mut interfaces = lock(&self.interfaces);
         let place = ifindex % MAC_PLACES;
@@ -78,7 +78,7 @@ impl Xdp {
         Ok(())
     }
 
-    /// Frames to this address concern the host, on that interface; without one, none do.
+    /// Sets the MAC address of an interface: frames to it are processed. `None`: no frame is.
     fn know(&self, ifindex: u32, addr: Option<Mac>) {
         if !lock(&self.interfaces).contains(&ifindex) {
             return;
@@ -94,8 +94,8 @@ impl Xdp {
     }
 }
 
-/// The program at an interface. It is detached when this value is dropped, and stays when the
-/// process is killed.
+/// The XDP program of an interface. It is detached when this value is dropped, and stays attached
+/// when the process is killed.
 #[derive(Debug)]
 pub(super) struct AttachedXdp {
     kernel: Arc<FastPath>,
@@ -153,7 +153,7 @@ impl FastPath {
     /// Sets an interface that accepts frames, and its address, for tests.
     ///
     /// # Errors
-    /// If there is such a one already.
+    /// If the interface is already set.
     #[cfg(any(test, feature = "testing"))]
     pub fn try_interface(&self, ifindex: u32, mac: Mac) -> io::Result<()> {
         if let Some(xdp) = &self.xdp {
@@ -170,7 +170,8 @@ impl FastPath {
         xdp.is_some_and(|xdp| lock(&xdp.takers).contains(&ifindex))
     }
 
-    /// Sets the interfaces that accept frames without a socket buffer. Others would drop them.
+    /// Sets the interfaces that accept frames without a socket buffer. Other interfaces would drop
+    /// them.
     pub(crate) fn set_takers(&self, takers: HashSet<u32>) {
         let Some(xdp) = &self.xdp else { return };
         let hops = lock(&self.hops);
@@ -187,11 +188,10 @@ fn explained(error: io::Error) -> io::Error {
     let why = match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => "its driver has no native XDP",
         Some(libc::EBUSY | libc::EEXIST) => {
-            "it has an XDP program already (`ip link` shows it), or its driver has no room for one"
+            "it already has an XDP program (`ip link` shows it), or its driver has no resources for one"
         }
         Some(libc::EINVAL | libc::ERANGE) => {
-            "its driver refuses an XDP program with the settings that the interface has (`dmesg` tells more: MTU, large receive offload, \
-             queues)"
+            "its driver refuses an XDP program with the present settings of the interface (see `dmesg`: MTU, large receive offload, queues)"
         }
         _ => return error,
     };

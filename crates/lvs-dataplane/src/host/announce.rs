@@ -53,8 +53,8 @@ pub(super) struct Routes<'a> {
 }
 
 impl Routes<'_> {
-    /// Whether the route to `addr` uses the device, by the kernel's reports. If the host has the
-    /// address itself, its local table has another route.
+    /// Whether the kernel's route to `addr` uses the device. If the host itself has the address,
+    /// its local table contains another route.
     fn has(&self, addr: IpAddr) -> bool {
         let hit = self.state.lookup(addr);
         self.state.is_local(addr) || hit.is_none_or(|hit| hit.oif == self.device)
@@ -154,8 +154,8 @@ impl Announced {
 
     /// Logs once that updates are missing.
     fn complain(&mut self, limit: Standing, ago: Duration) {
-        let said = self.limit.replace(limit);
-        if said.unwrap_or(Standing::Announced) == limit {
+        let previous = self.limit.replace(limit);
+        if previous.unwrap_or(Standing::Announced) == limit {
             return;
         }
         let ago = ago.as_secs();
@@ -171,7 +171,7 @@ impl Announced {
         }
     }
 
-    /// Withdraws all routes: the dataplane ends.
+    /// Withdraws all routes, because the dataplane stops.
     pub(super) fn withdraw_all(&mut self, routes: &mut Routes<'_>) {
         for (addr, mut vip) in std::mem::take(&mut self.all) {
             routes.set(addr, &mut vip, Standing::Withdrawn);

@@ -30,18 +30,20 @@ pub(super) enum Interception {
         /// The program that reinjects frames into the host on an interface.
         turn: Option<TurnBack>,
     },
-    /// The host routes them through a device, in both directions.
+    /// The host routes the packets through a TUN or veth device, in both directions.
     Routed {
         steering: Steering,
-        /// Addresses of services that are the host's own: their packets never get here.
+        /// Addresses of services that the host itself has: their packets are not routed through the
+        /// device.
         kept: BTreeSet<IpAddr>,
-        /// The device, if a state keeper shall keep it.
+        /// The device, if a state keeper is to store its descriptor.
         device: Option<OwnedFd>,
     },
 }
 
 impl Interception {
-    /// Intercepts no packets yet. Returns the device that leads to the host as well.
+    /// Opens the interception without intercepting packets yet. Returns the device that leads to
+    /// the host as well.
     pub(super) fn open(
         backend: Backend,
         warm_restart: Outliving,
@@ -104,7 +106,7 @@ impl Interception {
         }
     }
 
-    /// Whether the host routes everything.
+    /// Whether the host routes the packets through a device.
     pub(super) const fn is_routed(&self) -> bool {
         matches!(self, Self::Routed { .. })
     }
@@ -118,8 +120,8 @@ impl Interception {
         }
     }
 
-    /// Whether frames can be reinjected on the interface that received them: another program may
-    /// have detached the reinjecting program, or attached one before it.
+    /// Whether frames can be reinjected on the interface that received them; not if another program
+    /// has detached the reinjecting program, or was attached before it.
     pub(super) fn gives_back(&self, ifindex: u32) -> bool {
         // If the kernel does not answer, assume that the program is attached.
         self.turn_back()
@@ -155,8 +157,7 @@ impl Interception {
         let now: BTreeSet<IpAddr> = vips.filter(|&addr| state.is_local(addr)).collect();
         for addr in now.difference(kept) {
             warn!(
-                "{addr} is an address of this host now: what is sent to it no longer gets to the director. Take it from the \
-                 host (ip addr del)"
+                "{addr} is an address of this host now: packets to it no longer reach the director. Remove it from the host (ip addr del)"
             );
         }
         *kept = now;
@@ -241,7 +242,7 @@ fn shield_failure(error: &ShieldError) -> String {
 }
 
 fn steering_failure(error: &SteeringError) -> String {
-    format!("not all of its packets are led to the director yet, which is tried again: {error}")
+    format!("not all of its packets are routed to the director yet, which is tried again: {error}")
 }
 
 /// Loads the program that reinjects frames, with a mark that no other program uses; logs a failure.
@@ -249,7 +250,7 @@ fn open_way_back() -> Option<TurnBack> {
     let turn = mark().and_then(TurnBack::load);
     turn.map_err(|error| {
         warn!(
-            "fragments and errors that are reinjected into the host arrive on {}, not on their interface ({error}): rules of the host that name an interface should name that one too. Reinjection on the same interface requires Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF outside of containers with users of their own",
+            "fragments and errors that are reinjected into the host arrive on {}, not on their interface ({error}): add it to the host's rules that match an interface. Reinjection on the same interface requires Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF in the initial user namespace",
             HostDevice::NAME
         );
     })

@@ -40,15 +40,16 @@ use lvs_packet::steer::Plan;
 use lvs_packet::wire::Mac;
 use lvs_sys::Poller;
 
-/// Pause between two rounds of housekeeping.
+/// Interval between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Time without a change after which the keeper checks everything.
 const QUIET: Duration = Duration::from_secs(1);
 /// Period of the complete checks while removed servers may still have connections.
 const REMOVED_PERIOD: Duration = Duration::from_secs(10);
-/// Pause between two log lines about the same fault.
+/// Shortest interval between two log lines about the same fault.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
-/// Requests of one packet worker that are served in one round; it is as many as can wait.
+/// Maximum of requests of one packet worker that are served in one round; it equals the length of
+/// the queue.
 pub(crate) const REQUESTS_MAX: usize = 1024;
 
 /// The keeper of the host.
@@ -88,10 +89,10 @@ pub(crate) struct Keeper {
     next_housekeeping: Instant,
     /// Number of frames that have missed the programs of the kernel fast path.
     pub(super) missed: u32,
-    /// While this is held, the kernel fast path forwards no packet.
+    /// While this is set, the kernel fast path forwards no packet.
     pub(super) aside: Option<Held>,
-    /// The time of the next log line about a full connection table, and the number of refused
-    /// packets since the last one.
+    /// The time of the next log line about a full connection table, and the number of packets
+    /// refused since the last line.
     full: (Instant, u64),
 }
 
@@ -124,18 +125,19 @@ pub(super) struct Next {
 }
 
 impl Keeper {
-    /// The socket whose end removes the shield, if there is one.
+    /// The socket of the shield; the kernel removes the shield when the socket is closed.
     pub(crate) fn shield(&self) -> Option<BorrowedFd<'_>> {
         self.interception.shield()
     }
 
-    /// The descriptor whose end removes the TUN device, if the host routes packets through it and a
-    /// state keeper stores it.
+    /// The descriptor of the TUN device, if the host routes packets through it and a state keeper
+    /// stores it. The kernel removes the device when the descriptor is closed.
     pub(crate) fn routed_device(&self) -> Option<BorrowedFd<'_>> {
         self.interception.device()
     }
 
-    /// Attaches to the host, in this thread's network namespace. Nothing is kept from it yet.
+    /// Attaches to the host, in this thread's network namespace. No packets are hidden from the
+    /// host yet.
     pub(crate) fn new(
         dataplane: Arc<dyn DataplaneSide>,
         mut setup: Setup,
@@ -318,7 +320,7 @@ impl Keeper {
         self.set_own(&HashSet::new());
     }
 
-    /// Publishes a view if anything differs from the last one.
+    /// Publishes a view if it differs from the previous one.
     pub(crate) fn publish(&mut self) {
         self.divide();
         let next = &mut self.next;
@@ -368,7 +370,8 @@ impl Keeper {
         }
     }
 
-    /// Calls `answer` when the snapshot with all changes so far is published, with its generation.
+    /// Calls `answer` with the generation of the snapshot as soon as the snapshot with all changes
+    /// so far is published.
     pub(crate) fn when_published(&mut self, answer: impl FnOnce(u64) + Send + 'static) {
         self.next.answers.push(Box::new(answer));
     }
@@ -527,7 +530,7 @@ impl Keeper {
         }
     }
 
-    /// Runs due timers of the control half; returns the time of the next one.
+    /// Runs the due timers of the control half; returns the time of the next one.
     fn advance_control(&self, now: Instant) -> Option<Instant> {
         let memory = free_memory();
         if let Some(fast_path) = &self.setup.fast_path {
@@ -577,8 +580,7 @@ impl Keeper {
         let (now, (again, refused)) = (self.dataplane.now(), self.full);
         if again <= now {
             warn!(
-                "the table of connections is full: {refused} packets that would have opened one were dropped. It holds \
-                 {capacity}; --max-connections raises that",
+                "the connection table is full: {refused} packets that would have opened a connection were dropped. Its size is {capacity}; raise --max-connections",
             );
             self.full = (now + COMPLAINT_PERIOD, 0);
         }
@@ -586,7 +588,7 @@ impl Keeper {
 
     /// The connections of servers that went down have ended.
     pub(crate) fn down_has_ended(&mut self, resets: usize) {
-        info!("ended the connections of servers that went down; {resets} TCP resets sent");
+        info!("closed the connections of servers that went down; {resets} TCP resets sent");
     }
 
     /// The addresses that are announced by routes, and access to the routes.
@@ -621,7 +623,8 @@ impl Keeper {
         self.announced.report(self.dataplane.now())
     }
 
-    /// The virtual addresses that the dataplane answers for, without the local addresses of full NAT.
+    /// The virtual addresses that the dataplane answers for, without the local addresses of full
+    /// NAT.
     pub(crate) fn answered_vips(&self) -> Vec<IpAddr> {
         let local: HashSet<IpAddr> = self.local_addresses().collect();
         let own = self.intercept.own_vips.iter().copied();

@@ -231,9 +231,7 @@ impl Keeper {
                 info!("packets are reinjected into the host on {name} again");
             } else {
                 warn!(
-                    "the BPF program lvs_back is gone from the egress of {name}, or another one is before it (`bpftool net show dev \
-                     {name}`): packets are reinjected into the host on {} instead, and rules of the host that name an \
-                     interface should name that one too. Restart the dataplane where the program shall be back",
+                    "the BPF program lvs_back is not attached to the egress of {name} any more, or another one is before it (`bpftool net show dev {name}`): packets are reinjected into the host on {} instead; add it to the host's rules that match an interface. Restart the dataplane to attach the program again",
                     HostDevice::NAME
                 );
             }
@@ -269,9 +267,9 @@ impl Keeper {
                     "lvs_ingress is not the first BPF program at the ingress of {names} any more"
                 );
                 let fix = format!(
-                    "see with `{show}` which program is in front of it, or whether it is detached; attach the other program behind it, and the dataplane continues automatically, or restart the dataplane if lvs_ingress is detached; --fast-path off avoids the conflict"
+                    "see with `{show}` which program is before it, or whether it is detached; attach the other program after it, and the dataplane continues automatically, or restart the dataplane if lvs_ingress is detached; --fast-path off avoids the conflict"
                 );
-                warn!("all packets are forwarded by the dataplane itself: {reason}. To do: {fix}");
+                warn!("the dataplane itself forwards all packets: {reason}. To do: {fix}");
                 fast_path.stands_aside(Some((reason, fix)));
                 self.aside = Some(fast_path.hold());
             }
@@ -286,7 +284,7 @@ impl Keeper {
                 let reason =
                     "frames get lost before they reach lvs_ingress, the BPF program at the ingress";
                 let fix = "`bpftool net` lists the other programs; start the dataplane with --fast-path off";
-                warn!("all packets are forwarded by the dataplane itself: {reason}. To do: {fix}");
+                warn!("the dataplane itself forwards all packets: {reason}. To do: {fix}");
                 fast_path.stands_aside(Some((reason.to_owned(), fix.to_owned())));
                 self.aside = Some(fast_path.hold());
             }
@@ -394,7 +392,7 @@ impl Keeper {
         );
     }
 
-    /// Renames an interface; the rest of its state stays. Its port gets the name with the other
+    /// Renames an interface; its other state is unchanged. Its port gets the name with the other
     /// properties.
     fn rename(&mut self, old: &str, name: &str) {
         info!("{old} is called {name} now");

@@ -11,7 +11,7 @@ use lvs_core::Instant;
 use lvs_packet::mld::Query;
 use lvs_packet::net::PortId;
 
-/// The shortest time between two answers to the same query.
+/// Shortest interval between two answers to the same query.
 const AGAIN: Duration = Duration::from_secs(1);
 /// The longest delay of an answer; queries may allow up to 140 minutes.
 const LATEST: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Records a query, to be answered within its response time. `random` selects the moment.
+    /// Records a query, to be answered at a moment within its response time that `random` selects.
     pub(super) fn ask(&mut self, port: PortId, query: Query, now: Instant, random: u64) {
         let within = Duration::from_millis(query.within_ms.into()).min(LATEST);
         let nanos = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);

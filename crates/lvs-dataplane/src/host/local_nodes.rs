@@ -38,7 +38,8 @@ pub(crate) fn ephemeral_ports() -> (u16, u16) {
     }
 }
 
-/// The longer part of a range outside of `low` to `high`; the whole range if no part is outside.
+/// The part of a range below `low` or above `high`, whichever is longer; the whole range if both
+/// are empty.
 fn free_ports(all: LocalAddress, low: u16, high: u16) -> LocalAddress {
     let below = low.saturating_sub(all.first);
     let above = all.last.saturating_sub(high);
@@ -85,7 +86,7 @@ impl LocalNodes {
                 }
                 Err(error) => {
                     warn!(
-                        "clients get no answers of servers on this host: cannot add {entry}: {error}"
+                        "clients get no replies of servers on this host: cannot add {entry}: {error}"
                     );
                 }
             }
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_of_the_hosts_own_programs_are_left_to_them() {
+    fn full_nat_range_excludes_ephemeral_ports_of_the_host() {
         let all = LocalAddress::new([10, 0, 0, 1].into());
         for (low, high, first, last) in [
             (32_768, 60_999, 1024, 32_767),

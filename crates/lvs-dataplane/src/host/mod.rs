@@ -47,27 +47,27 @@ pub enum Backend {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// A packet socket.
+    /// A packet socket could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The device that leads to the host.
+    /// The TUN device that leads to the host failed.
     #[error(transparent)]
     Tun(#[from] TunError),
-    /// The kernel's tables.
+    /// The kernel's tables could not be read.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The shield.
+    /// The shield could not be set.
     #[error(transparent)]
     Shield(#[from] ShieldError),
-    /// The host's rules and routes.
+    /// The host's policy rules or routes could not be changed.
     #[error(transparent)]
     Steering(#[from] SteeringError),
-    /// A socket for requests to the kernel's tables.
+    /// A socket for requests to the kernel's tables could not be opened.
     #[error("cannot open a socket for rules and routes: {0}")]
     Requests(#[source] std::io::Error),
     /// A configured interface is not Ethernet.
     #[error(
-        "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
+        "{0} is not an Ethernet interface: leave it out; only the host receives packets of such interfaces"
     )]
     NotEthernet(String),
     /// The dataplane does not use the interface of `--xdp`.
@@ -87,8 +87,8 @@ pub(crate) fn is_interface_name(name: &str) -> bool {
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_wrong)
 }
 
-/// The rest of the dataplane, for the keeper. No method blocks for long, and the keeper may wait for
-/// each of them: only callers of a change wait for the keeper.
+/// The rest of the dataplane, for the keeper. No method blocks for long, and the keeper may wait
+/// for each of them: only callers of a change wait for the keeper.
 pub(crate) trait DataplaneSide: Send + Sync {
     /// The director's control half. The lock is held for one short operation at a time.
     fn control(&self) -> MutexGuard<'_, Control>;
@@ -96,13 +96,13 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// The dataplane's clock.
     fn now(&self) -> Instant;
 
-    /// Whether the dataplane is to end, and the packet workers have.
+    /// Whether the dataplane is to end and all packet workers have ended.
     fn has_ended(&self) -> bool;
 
     /// Publishes a view for the packet workers.
     fn publish(&self, view: Arc<View>);
 
-    /// The generation that all packet workers have taken.
+    /// The generation that all packet workers use.
     fn taken(&self) -> u64;
 
     /// Number of packet workers.
@@ -130,6 +130,6 @@ pub(crate) trait DataplaneSide: Send + Sync {
 pub(crate) struct NeighbourNews {
     pub(crate) port: PortId,
     pub(crate) addr: IpAddr,
-    /// Whether it does not answer; otherwise its link-layer address is in the view.
+    /// Whether the neighbour does not answer; otherwise its link-layer address is in the view.
     pub(crate) failed: bool,
 }

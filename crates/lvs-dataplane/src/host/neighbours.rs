@@ -1,5 +1,6 @@
-//! Neighbours. The kernel resolves and confirms them on request, because it does not receive the
-//! frames that the dataplane sends, so that its neighbour entries would become stale.
+//! Resolves neighbours: the kernel does not receive the frames that the dataplane sends, so its
+//! neighbour entries would become stale. So the dataplane requests the kernel to resolve and
+//! confirm them.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -15,9 +16,10 @@ use lvs_packet::net::PortId;
 
 /// The interval at which the kernel resolves a server's next hop again.
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
-/// The shortest time between two confirmations of one neighbour.
+/// Shortest interval between two confirmations of one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
-/// Maximum of gateways that are kept fresh, and the most routes that are searched for them.
+/// Maximum number of gateways whose neighbour entries are kept fresh, and of routes that are
+/// searched for gateways.
 const GATEWAYS_MAX: usize = 64;
 const ROUTES_MAX: usize = 4096;
 /// Silent next hops that are reported at most.

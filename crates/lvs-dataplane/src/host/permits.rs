@@ -9,9 +9,7 @@ use crate::netlink::NetState;
 pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Failure> {
     let refused = match need {
         Need::Server(Forwarding::Route | Forwarding::Local) => {
-            "direct routing puts another link-layer address on a frame, and this dataplane has no frames but the packets that \
-             its host routes through a TUN device (--backend tun): use NAT (-m) or a tunnel (-i), or give the dataplane \
-             CAP_NET_RAW and --backend af_packet"
+            "direct routing changes the link-layer address of a frame, and this dataplane has only the packets that its host routes through a TUN device (--backend tun): use NAT (-m) or a tunnel (-i), or give the dataplane CAP_NET_RAW and --backend af_packet"
                 .to_owned()
         }
         Need::Service(ServiceKey::Address { addr, .. }) if state.is_local(addr.ip()) => {
@@ -21,17 +19,14 @@ pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Fa
                 .find(|link| state.addresses(link.index).any(|a| a.ip == addr));
             let name = owner.map_or("this host", |link| link.name.as_str());
             format!(
-                "{addr} is an address of {name}, and what is addressed to the host itself is not routed through a TUN \
-                 device (--backend tun): `ip addr del {addr} dev {name}`, and start the dataplane with --own-vips, or have \
-                 the address routed here"
+                "{addr} is an address of {name}, and packets to the host itself are not routed through a TUN device (--backend tun): `ip addr del {addr} dev {name}`, and start the dataplane with --own-vips, or route the address to this host"
             )
         }
         Need::Local(addr) if state.is_local(*addr) => format!(
-            "{addr} is an address of this host, and what is addressed to the host itself is not routed through a TUN device \
-             (--backend tun): give one that the host does not have, which the dataplane then answers for"
+            "{addr} is an address of this host, and packets to the host itself are not routed through a TUN device (--backend tun): use one that the host does not have, for which the dataplane then answers"
         ),
         Need::Mark(rule) if rule.interface.is_some() => {
-            "a packet that is routed through a TUN device (--backend tun) has lost the name of its interface: leave --interface out"
+            "packets that are routed through a TUN device (--backend tun) have no incoming interface: leave --interface out"
                 .to_owned()
         }
         _ => return Ok(()),

@@ -1,8 +1,8 @@
 //! Regions of addresses with the same route.
 //!
 //! The route of an address applies to all addresses between the nearest two boundaries of prefixes
-//! around it. So one search gives a packet worker the route of a whole region: there are few
-//! regions, even with many clients.
+//! around it. So one search finds the route of a whole region. There are few regions, even with
+//! many clients.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// The regions of these tables.
+    /// Computes the regions of these routing tables.
     pub(crate) fn of(state: &NetState) -> Self {
         Self {
             v4: starts(state.prefixes(true), 32).map(|starts| {
@@ -32,13 +32,14 @@ impl Regions {
         }
     }
 
-    /// Number of regions of both families.
+    /// Number of regions of both address families.
     pub(crate) fn len(&self) -> usize {
         let v4 = self.v4.as_deref().map_or(0, <[u32]>::len);
         v4 + self.v6.as_deref().map_or(0, <[u128]>::len)
     }
 
-    /// The number of an address' region, below [`len`](Self::len); `None` if its family has none.
+    /// Returns the number of the region of an address, below [`len`](Self::len); `None` if its
+    /// family has no regions.
     #[inline]
     pub(crate) fn find(&self, addr: IpAddr) -> Option<usize> {
         match addr {
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_cut_the_addresses_into_regions() {
+    fn prefixes_divide_the_addresses_into_regions() {
         let some = [
             "0.0.0.0/0",
             "10.0.0.0/8",
@@ -120,7 +121,7 @@ mod tests {
         );
         let host = |n: u32| Prefix::new(IpAddr::from(n.to_be_bytes()), 32);
         assert_eq!(starts((0..4097).filter_map(host), 32), None);
-        let most = starts((0..4096).filter_map(host), 32).expect("as many as may be");
+        let most = starts((0..4096).filter_map(host), 32).expect("the maximum of regions");
         assert_eq!(most.len(), 4097);
     }
 }

@@ -7,12 +7,12 @@ use super::Backend;
 use crate::fast_path::FastPath;
 use lvs_packet::steer::Steering;
 
-/// The TUN device that a warm restart keeps.
+/// The TUN device that stays for a warm restart.
 #[derive(Debug, Default)]
 pub(crate) struct Outliving {
-    /// The device of this dataplane stays after a kill.
+    /// Whether the device of this dataplane stays after the process is killed.
     pub(crate) wanted: bool,
-    /// This dataplane is a successor.
+    /// Whether this dataplane is a successor that uses the predecessor's device.
     pub(crate) goes_on: bool,
     /// The device of the predecessor.
     pub(crate) device: Option<OwnedFd>,
@@ -30,14 +30,14 @@ pub(crate) struct Setup {
     pub(crate) fast_path: Option<Arc<FastPath>>,
     /// The interfaces that get the XDP program.
     pub(crate) xdp: Vec<String>,
-    /// The division of packets among several workers; `None` for one worker.
+    /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
-    /// The TUN device that a warm restart keeps.
+    /// The TUN device that stays for a warm restart.
     pub(crate) warm_restart: Outliving,
 }
 
 impl Setup {
-    /// Whether the configuration names an interface.
+    /// Whether the configuration names this interface.
     pub(super) fn names(&self, interface: &str) -> bool {
         self.interfaces.iter().any(|name| name == interface)
     }

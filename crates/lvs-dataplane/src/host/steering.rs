@@ -51,7 +51,7 @@ const PASSED: u32 = 65;
 /// The ports that a rule can name (`fib_rule_port_range_valid`).
 pub(crate) const RULE_PORTS: (u16, u16) = (1, u16::MAX - 1);
 
-/// If a family has more addresses than this, adjacent addresses share a route.
+/// Number of addresses of a family above which adjacent addresses share a route.
 const SINGLE_ROUTES: usize = 1024;
 
 /// An error with the rules and routes.
@@ -64,8 +64,7 @@ pub enum SteeringError {
     Permission,
     /// The kernel has no policy routing.
     #[error(
-        "the kernel has no policy routing ({source}), by which real servers' answers are led to the director: it needs \
-         CONFIG_IP_MULTIPLE_TABLES, for IPv6 CONFIG_IPV6_MULTIPLE_TABLES"
+        "the kernel has no policy routing ({source}), with which the replies of real servers are routed to the director: it needs CONFIG_IP_MULTIPLE_TABLES, for IPv6 CONFIG_IPV6_MULTIPLE_TABLES"
     )]
     Unsupported {
         /// The error of the kernel.
@@ -73,8 +72,7 @@ pub enum SteeringError {
     },
     /// The host forwards no packets.
     #[error(
-        "this host forwards no packets, and the TUN backend gets only what is forwarded to its device: \
-         `sysctl -w net.ipv4.ip_forward=1`, for IPv6 `sysctl -w net.ipv6.conf.all.forwarding=1`"
+        "this host forwards no packets, and the TUN backend receives only forwarded packets: `sysctl -w net.ipv4.ip_forward=1`, for IPv6 `sysctl -w net.ipv6.conf.all.forwarding=1`"
     )]
     NotForwarding,
     /// Another error of a system call.
@@ -116,7 +114,7 @@ pub struct Steering {
     switched_on: BTreeSet<PathBuf>,
     /// Some of the entries may have been deleted by other programs or together with an interface.
     stale: bool,
-    /// The last warning about the host's forwarding settings, so that it is logged once.
+    /// The last logged warning about the host's forwarding settings; it is not logged again.
     complaint: String,
 }
 
@@ -144,7 +142,7 @@ impl Steering {
         this.read()?;
         if !this.present.is_empty() && !goes_on {
             info!(
-                "taking down {} rules and proxy neighbours of a dataplane that was killed",
+                "removing {} rules and proxy neighbours of a killed dataplane",
                 this.present.len()
             );
             this.apply(&BTreeSet::new())?;
@@ -174,7 +172,7 @@ impl Steering {
         self.read()
     }
 
-    /// Refuses a host that forwards nothing at all on the interfaces in use.
+    /// Refuses a host that forwards no packets on the interfaces in use.
     ///
     /// # Errors
     /// [`SteeringError::NotForwarding`].
@@ -232,7 +230,7 @@ impl Steering {
     }
 
     /// Replaces the entries by `wanted`. It adds the missing entries before it deletes the others,
-    /// so that no packet loses its route in between.
+    /// so that every packet has a route in between.
     fn apply(&mut self, wanted: &BTreeSet<Entry>) -> Result<(), SteeringError> {
         let added = self.add(wanted);
         failed(added.or(self.delete_others(wanted)))
@@ -389,7 +387,7 @@ impl Steering {
         }
     }
 
-    /// Warns once about interfaces and families that the host does not forward.
+    /// Logs one warning for each interface and address family that the host does not forward.
     fn complain(&mut self, wanted: &BTreeSet<Entry>) {
         let uses = |ipv6: bool| {
             let mut entries = wanted.iter();
@@ -406,7 +404,7 @@ impl Steering {
             if !deaf.is_empty() {
                 let _ = write!(
                     complaint,
-                    "IPv4 packets that come in on {} are not forwarded to the director: `sysctl -w net.ipv4.ip_forward=1`",
+                    "IPv4 packets that arrive on {} are not forwarded to the director: `sysctl -w net.ipv4.ip_forward=1`",
                     deaf.join(", ")
                 );
             }
@@ -522,7 +520,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_addresses_share_routes() {
+    fn many_adjacent_addresses_share_a_route() {
         let all: BTreeSet<IpAddr> = (0..2048_u32)
             .map(|n| IpAddr::V4(Ipv4Addr::from_bits(0xc000_0200 + n)))
             .collect();

@@ -19,8 +19,8 @@ use super::view::View;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
 
-/// With fewer services and servers than this, each change examines the whole configuration: it
-/// takes less than a millisecond.
+/// With fewer services and servers than this, the keeper examines the whole configuration after
+/// each change, which takes less than a millisecond.
 const FEW: usize = 100;
 /// Servers that are read while the control half is locked: some ten microseconds.
 const PIECE: usize = 256;
@@ -28,18 +28,18 @@ const PIECE: usize = 256;
 /// A change in the control half.
 #[derive(Clone, Debug)]
 pub(crate) enum Update {
-    /// Services and servers were added, edited or removed. These are the added and edited ones.
+    /// Services and servers were added, edited or removed. Contains the added and edited ones.
     Services(Vec<Touched>),
     /// Sysctls, timeouts or synchronisation daemons.
     Settings,
-    /// The whole configuration.
+    /// The whole configuration must be read.
     All,
 }
 
 /// A service or a server that was added or edited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Touched {
-    /// A service, whether it is persistent, and whether a program owns it.
+    /// A service; whether it is persistent, and whether a program owns it.
     Service(ServiceKey, bool, bool),
     Server(ServiceKey, SocketAddr, Forwarding),
 }
@@ -116,7 +116,8 @@ impl Keeper {
         }
     }
 
-    /// The local addresses of full NAT: the configured ones, and those that connections still use.
+    /// The local addresses of full NAT: the configured ones, and the removed ones that connections
+    /// still use.
     pub(super) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         let wanted = self.pool.addresses.iter().copied();
         wanted.chain(self.pool_in_use.iter().copied())
@@ -148,7 +149,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Applies the whole configuration: interception, own addresses, neighbours.
+    /// Applies the whole configuration: interception, own addresses and neighbours.
     fn update_all(&mut self) -> Result<(), String> {
         self.take_settings();
         let Wanted {

@@ -1,8 +1,8 @@
 //! The snapshot of the host that the keeper publishes for the packet workers. It is immutable and
 //! has a number.
 //!
-//! A worker takes the latest between two batches: it compares one atomic number, and takes a lock
-//! for as long as it takes to copy a pointer when that has grown. Views share what did not change
+//! A worker switches to the latest snapshot between two batches: it compares one atomic number, and
+//! if the number has increased, it takes a lock to copy a pointer. Views share the unchanged parts
 //! ([`SharedMap`](lvs_packet::shared_map::SharedMap)).
 
 use std::collections::HashMap;
@@ -29,11 +29,12 @@ use lvs_packet::wire::Mac;
 /// The host's interfaces, addresses and routes for the packet path.
 #[derive(Debug, Default)]
 pub(crate) struct View {
-    /// Greater than that of every view before it.
+    /// Number of the view; it increases with every view.
     pub(crate) generation: u64,
-    /// Generation of routes: differs from the last view's if packets may take another route.
+    /// Generation of routes. It differs from the previous snapshot's if packets may use another
+    /// route.
     pub(crate) ways: u64,
-    /// Shared with the last view if nothing of it has changed.
+    /// Shared with the previous view if the tables have not changed.
     pub(crate) tables: Arc<Tables>,
     /// The traffic that is hidden from the host.
     pub(crate) intercept: Arc<Intercept>,
@@ -45,7 +46,7 @@ pub(crate) struct View {
     pub(crate) ignore_tunneled: bool,
     /// Grows when a shard has to be swept: the control half has changed.
     pub(crate) config: u64,
-    /// The division of packets among several workers; `None` for one worker.
+    /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
     /// The ephemeral ports of the host, read at the first use.
     pub(crate) ephemeral: OnceLock<(u16, u16)>,
@@ -59,14 +60,15 @@ impl View {
     }
 }
 
-/// A port as it is now.
+/// The present state of a port.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownPort {
     pub(crate) ifindex: u32,
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
     pub(crate) running: bool,
-    /// Whether packets that arrive there were inside packets that IPVS does not balance.
+    /// Whether packets that arrive on this interface were encapsulated in packets that IPVS does
+    /// not balance.
     pub(crate) decapsulates: bool,
 }
 
@@ -163,7 +165,7 @@ impl Tables {
         self.virtual_addresses = self.vips.iter().copied().collect();
     }
 
-    /// Adds one to [`vips`](Self::vips).
+    /// Adds an address to [`vips`](Self::vips).
     pub(crate) fn add_vip(&mut self, addr: IpAddr) {
         self.vips.insert(addr);
         self.virtual_addresses.add(addr);
@@ -196,7 +198,7 @@ impl Tables {
         self.hop = Some(port);
     }
 
-    /// Whether the host routes everything.
+    /// Whether the host routes the services' packets through a device.
     pub(crate) const fn is_routed(&self) -> bool {
         self.hop.is_some()
     }
@@ -230,7 +232,7 @@ impl Tables {
 
     pub(crate) fn name(&self, port: PortId) -> &str {
         self.port(port)
-            .map_or("a port that is gone", |port| &port.name)
+            .map_or("a port that was removed", |port| &port.name)
     }
 
     /// The regions of addresses with the same route.
@@ -243,14 +245,14 @@ impl Tables {
         self.virtual_addresses.may_have(addr) && self.vips.contains(&addr)
     }
 
-    /// Whether it is one that the dataplane answers for.
+    /// Whether the dataplane answers ARP and neighbour discovery for the address.
     pub(crate) fn is_own(&self, addr: IpAddr) -> bool {
         self.answered.may_have(addr) && self.own.contains(&addr)
     }
 
-    /// Whether a packet from another host cannot have this source. Most sources are excluded at no
-    /// cost. With the TUN backend, the host has checked the source already, and the host's own
-    /// packets arrive by the same device.
+    /// Whether a packet from another host cannot have this source. For most sources, the answer
+    /// needs no search. With the TUN backend, the host has already checked the source, and the
+    /// host's own packets arrive by the same device.
     #[inline]
     pub(crate) fn may_be_forged(&self, src: IpAddr) -> bool {
         self.hop.is_none() && (self.own_addresses.may_have(src) || self.answered.may_have(src))
@@ -265,9 +267,9 @@ impl Tables {
         Some(self.route_of_region(dst)?.0)
     }
 
-    /// The route to `dst`, and whether it leads over a gateway, which may be `dst` itself. All
-    /// addresses of a [region](Self::regions) have the same route; without a gateway, each address
-    /// is its own next hop.
+    /// Returns the route to `dst`, and whether it leads over a gateway, which may be `dst` itself.
+    /// All addresses of a [region](Self::regions) have the same route; without a gateway, each
+    /// address is its own next hop.
     pub(crate) fn route_of_region(&self, dst: IpAddr) -> Option<(NextHop, bool)> {
         let hit = self.state.lookup(dst)?;
         if hit.kind != RouteKind::Unicast {
@@ -291,7 +293,7 @@ impl Tables {
 }
 
 impl Tables {
-    /// The reason why there is no route to `dst`.
+    /// Returns the reason why there is no route to `dst`.
     pub(crate) fn why_no_route(&self, dst: IpAddr) -> NoRoute {
         let Some(hit) = self.state.lookup(dst) else {
             return NoRoute::Missing;
@@ -306,8 +308,8 @@ impl Tables {
         }
     }
 
-    /// The devices of routes that the dataplane does not use: those without a link layer, or the
-    /// others.
+    /// The outgoing devices of routes that the dataplane does not use: with `link_layer` false
+    /// those without a link layer, else all others.
     pub(crate) fn unused_devices(&self, link_layer: bool) -> Vec<&str> {
         let links = self.state.routed_links();
         let links = links.filter_map(|ifindex| self.state.link(ifindex));
@@ -325,13 +327,13 @@ impl Tables {
 /// Reasons for a missing route to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoute {
-    /// There is no route.
+    /// The host has no route to the address.
     Missing,
-    /// The route is one that refuses packets.
+    /// The route refuses packets (`unreachable`, `prohibit`, `blackhole`).
     Refuses,
     /// The route leads over this device, which has no link layer.
     NoLinkLayer(String),
-    /// The route leads over this interface, which the dataplane does not use.
+    /// The route uses this interface, which the dataplane does not use.
     Unused(String),
 }
 
@@ -349,17 +351,17 @@ impl NoRoute {
 impl fmt::Display for NoRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing => f.write_str("this host has no route there: add one"),
-            Self::Refuses => f.write_str(
-                "the route there is a blackhole, unreachable or prohibit route: delete it",
-            ),
+            Self::Missing => f.write_str("this host has no route to it: add one"),
+            Self::Refuses => {
+                f.write_str("its route is a blackhole, unreachable or prohibit route: delete it")
+            }
             Self::NoLinkLayer(device) => write!(
                 f,
-                "the route there leads over {device}, which has no link layer: use --backend tun"
+                "its route uses {device}, which has no link layer: use --backend tun"
             ),
             Self::Unused(device) => write!(
                 f,
-                "the route there leads over {device}, which the dataplane does not use: add --interface {device}"
+                "its route uses {device}, which the dataplane does not use: add --interface {device}"
             ),
         }
     }

@@ -23,9 +23,9 @@ use lvs_packet::wire::Mac;
 use lvs_packet::{arp, ndp};
 use lvs_sys::PacketSocket;
 
-/// The times between the announcements of an own address, last one first. They are repeated because
-/// an announcement can be lost, and because an answer of another director to a neighbour can arrive
-/// after it.
+/// The times between the announcements of an own address, the last one first. Announcements are
+/// repeated because an announcement can be lost, and because an answer of another director to a
+/// neighbour can arrive after it.
 const GAPS: [Duration; 3] = [
     Duration::from_secs(1),
     Duration::from_millis(800),
@@ -33,8 +33,8 @@ const GAPS: [Duration; 3] = [
 ];
 /// The number of probes for other hosts with a service's address.
 const PROBES: u8 = 2;
-/// The time between two rounds of probes for other hosts that have such an address later, and the addresses of a
-/// round.
+/// The time between two rounds of probes for other hosts that have such an address later, and the
+/// addresses of a round.
 const WATCH_PERIOD: Duration = Duration::from_secs(10);
 const WATCHED: usize = 64;
 /// The number of announcements of an address after another host has announced it, and the shortest
@@ -42,16 +42,16 @@ const WATCHED: usize = 64;
 /// the network (RFC 5227 section 2.4, DEFEND_INTERVAL).
 const DEFENCES: usize = 2;
 const DEFEND_PERIOD: Duration = Duration::from_secs(10);
-/// The shortest time between two log lines about the same conflict.
+/// Shortest interval between two log lines about the same conflict.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 
-/// The time between two probes for the other host of a conflict, and the number of probes without an answer after
-/// which the conflict is over.
+/// The time between two probes for the other host of a conflict, and the number of probes without
+/// an answer after which the conflict is over.
 const CONFLICT_PROBE_PERIOD: Duration = Duration::from_secs(15);
 const CONFLICT_PROBES: u8 = 2;
 
-/// The time in which this director has to release an address that another one has announced. In a
-/// planned handover, the new director announces the address first.
+/// The time in which this director has to release an address that another director has announced.
+/// In a planned handover, the new director announces the address first.
 const HANDOVER: Duration = Duration::from_secs(3);
 
 /// An announcement of the address by another host, which may be the beginning of a handover.
@@ -59,7 +59,7 @@ const HANDOVER: Duration = Duration::from_secs(3);
 struct Claim {
     mac: Mac,
     port: PortId,
-    /// The time at which it becomes a conflict.
+    /// Time at which the claim becomes a conflict.
     due: Instant,
 }
 
@@ -95,7 +95,7 @@ impl Burst {
         }
     }
 
-    /// Schedules all announcements again. `last` is the time of the last one.
+    /// Schedules all announcements again. `last` is the time of the previous one.
     fn renew(&mut self, last: Instant) {
         *self = Self {
             left: GAPS.len() + 1,
@@ -103,7 +103,7 @@ impl Burst {
         };
     }
 
-    /// Whether an announcement is due; if so, it counts as sent.
+    /// Whether an announcement is due. If so, it is counted as sent.
     fn take(&mut self, now: Instant) -> bool {
         if self.left == 0 || now < self.next {
             return false;
@@ -126,17 +126,17 @@ pub(super) struct Vips {
     /// Interfaces on which all own addresses are announced again, and the time of the last
     /// announcement there.
     again: HashMap<PortId, (Burst, Instant)>,
-    /// Time at which the next announcement may be due.
+    /// Earliest time at which the next announcement can be due.
     next_announcement: Option<Instant>,
     /// The remaining probes for other hosts with the services' addresses.
     probing: BTreeMap<IpAddr, u8>,
-    /// The last address of the round of probes before.
+    /// The last address that the previous round of probes covered.
     watched: Option<IpAddr>,
     /// The time of the next round.
     next_watch: Instant,
     /// Addresses of services that another host has, too.
     conflicts: HashMap<IpAddr, KnownConflict>,
-    /// Announcements by other hosts that are not conflicts yet.
+    /// Announcements by other hosts that do not count as conflicts yet.
     claims: HashMap<IpAddr, Claim>,
     /// The time of the last defence of each own address.
     defended: HashMap<IpAddr, Instant>,
@@ -230,7 +230,7 @@ impl Vips {
         if let Err(error) = socket.set_group(port.ifindex, group.0, member)
             && member
         {
-            warn!("{}: {addr} may not be found there: {error}", port.name);
+            warn!("{}: hosts may not find {addr} there: {error}", port.name);
         }
     }
 
@@ -262,8 +262,7 @@ impl Vips {
         }
     }
 
-    /// Reports an unclaimed address, as [`report_unclaimed`](Self::report_unclaimed), for one
-    /// additional address.
+    /// As [`report_unclaimed`](Self::report_unclaimed), for an additional address.
     pub(super) fn report_also_unclaimed(
         &mut self,
         addr: IpAddr,
@@ -285,8 +284,7 @@ impl Vips {
         }
         if !before.contains(&addr) {
             info!(
-                "{addr} is neither on this host nor the dataplane's own: packets for it have to be routed here \
-                 (--own-vips answers ARP for it)"
+                "{addr} is neither on this host nor owned by the dataplane: packets to it must be routed to this host (--own-vips answers ARP for it)"
             );
         }
         self.unclaimed.insert(addr);
@@ -307,8 +305,9 @@ impl Vips {
         self.send_on_all(&probes, &[], tables);
     }
 
-    /// Schedules one probe for each of the next addresses of this director, if the next round is due: a host that has
-    /// such an address later may never announce it, and answers requests of clients.
+    /// Schedules one probe for each of the next addresses of this director, if the next round is
+    /// due. The probes find a host that adds such an address later without an announcement, and
+    /// then answers requests of clients.
     fn watch(&mut self, tables: &Tables, now: Instant) {
         if now < self.next_watch {
             return;
@@ -326,7 +325,8 @@ impl Vips {
         }
     }
 
-    /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not answered.
+    /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not
+    /// answered.
     fn probe_conflicts(&mut self, now: Instant) {
         self.conflicts.retain(|addr, conflict| {
             if now < conflict.probed + CONFLICT_PROBE_PERIOD {
@@ -450,8 +450,8 @@ impl Vips {
         }
     }
 
-    /// The time of the next answer, of the next announcement, or at which the next announcement of
-    /// another host becomes a conflict.
+    /// Returns the time of the next answer, of the next announcement, or at which another host's
+    /// next announcement becomes a conflict.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let claims = self.claims.values().map(|claim| claim.due);
         let next = [self.answers.next(), self.next_announcement, claims.min()];
@@ -578,9 +578,7 @@ impl Vips {
         };
         self.conflicts.insert(addr, conflict);
         error!(
-            "{mac} on {} answers for {addr} too, an address of this director's services: clients reach one or the other. \
-             Take the address from that host; if it is a real server that needs it (direct routing, tunnels), put it on \
-             lo there{}",
+            "{mac} on {} answers for {addr} too, an address of this director's services: each client reaches one of the two. Remove the address from that host; if it is a real server that needs it (direct routing, tunnels), add it to its lo{}",
             tables.name(port),
             // A host does not answer neighbour discovery for addresses on its loopback interface.
             if addr.is_ipv4() {
@@ -679,7 +677,11 @@ mod tests {
         assert!(probed(9).is_empty());
         assert_eq!(probed(10).len(), WATCHED);
         assert!(probed(19).is_empty());
-        assert_eq!(probed(20), [addr(WATCHED)], "the last one is not here");
+        assert_eq!(
+            probed(20),
+            [addr(WATCHED)],
+            "the last address is not announced here"
+        );
         assert_eq!(probed(30).first(), Some(&addr(0)));
     }
 

@@ -1,5 +1,5 @@
-//! Configured interfaces that the host does not have yet, or that cannot be used: the keeper waits
-//! for them and uses them as soon as it can.
+//! Configured interfaces that do not exist on the host yet, or cannot be used: the keeper waits for
+//! them and uses them as soon as it can.
 
 use std::collections::BTreeMap;
 
@@ -94,7 +94,7 @@ impl Waits {
         })
     }
 
-    /// Replaces the conditions, and logs those that are new.
+    /// Replaces the conditions, and logs the new ones.
     fn take(&mut self, now: BTreeMap<String, Waiting>) {
         for (name, waiting) in &now {
             if self.known.get(name) != Some(waiting) {
@@ -129,6 +129,6 @@ fn unusable(name: &str, error: &str) -> Waiting {
     waiting(
         "interface_unusable",
         format!("the interface {name} cannot be used: {error}"),
-        "the dataplane tries it again every second; end what the error names",
+        "the dataplane tries again every second; correct the problem that the error names",
     )
 }

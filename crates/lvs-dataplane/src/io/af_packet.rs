@@ -34,7 +34,7 @@ use lvs_packet::frame::{Frame, MAX_FRAME};
 use lvs_packet::wire::{Mac, vlan};
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
 
-/// Longest time that one call of `send` may wait in all for a full queue.
+/// Longest total time that one call of `send` may wait for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
 
 /// Counters of the backend since it was opened.
@@ -60,7 +60,7 @@ pub struct AfPacket {
     _ingress: Option<Attached>,
     interface: String,
     ifindex: u32,
-    /// The main socket: it receives all frames that [`Firsts`] does not, and sends.
+    /// The main socket: it sends, and receives all frames that [`Firsts`] does not receive.
     inlet: Inlet,
     firsts: Option<Box<Firsts>>,
     receiver: Receiver,
@@ -127,13 +127,13 @@ impl AfPacket {
         self.inlet.lost() + firsts + self.receiver.cut
     }
 
-    /// To be called now and then between two calls of `recv`: gives up a ring that stands still,
-    /// and receives by system calls from then on. `true` if it did.
+    /// Call this periodically between two calls of `recv`. It closes a ring that is stuck, and from
+    /// then on receives by system calls. Returns `true` if it closed the ring.
     ///
-    /// The kernel keeps the slot of a frame for which it has no virtio header, and loses whatever
-    /// comes after it: a datagram of a guest's that its host is to fragment
+    /// The kernel keeps the slot of a frame for which it has no virtio header, and loses all later
+    /// frames. One datagram of a virtual machine that its host must fragment
     /// (`VIRTIO_NET_HDR_GSO_UDP`) suffices (Linux 6.18, `tpacket_rcv()`). The queue of a socket
-    /// loses that frame alone.
+    /// loses only that frame.
     pub fn keep(&mut self) -> bool {
         let Some(ring) = &self.inlet.ring else {
             return false;
@@ -154,9 +154,7 @@ impl AfPacket {
             Ok(()) => {
                 tracing::warn!(
                     interface = self.interface,
-                    "the kernel's ring for received frames stands still since a frame came that it has no header for, as a guest's \
-                     UDP aggregate (virtio's guest_ufo and host_ufo): frames are received by system calls from now on, which is \
-                     slower, until the dataplane is restarted"
+                    "the kernel's ring for received frames is stuck since a frame without a virtio header arrived, such as a virtual machine's UDP super-packet (virtio's guest_ufo and host_ufo): frames are received by system calls from now on, which is slower, until the dataplane is restarted"
                 );
                 true
             }
@@ -164,8 +162,7 @@ impl AfPacket {
                 if ring.is_none() {
                     tracing::error!(
                         interface = self.interface,
-                        "nothing is received any more, the kernel's ring stands still and cannot be given up ({error}): \
-                         restart the dataplane"
+                        "no frames are received any more: the kernel's ring is stuck and cannot be closed ({error}): restart the dataplane"
                     );
                 }
                 // Some slots are still in use: the next call tries again.
@@ -324,7 +321,7 @@ impl Firsts {
         self.end - self.next
     }
 
-    /// Moves waiting frames to `frames`, up to its room. Returns their number.
+    /// Moves waiting frames to `frames` until it is full. Returns their number.
     fn hand_over(&mut self, frames: &mut [Frame]) -> usize {
         let waiting = &mut self.room[self.next..self.end];
         let count = waiting.len().min(frames.len());
@@ -335,13 +332,13 @@ impl Firsts {
 }
 
 /// The caller's frames after those that receive data. Buffers and vacant frames are exchanged with
-/// them. So two interfaces that share a batch, one with frames of a ring and one with frames of a
-/// socket queue, do not allocate a buffer for each frame that the other one has replaced.
+/// them. So two interfaces can share a batch without allocating buffers, if one receives into a
+/// ring and the other into the queue of a socket.
 struct Rest<'a> {
     frames: &'a mut [Frame],
-    /// From here on no frame is vacant.
+    /// Index from which on no frame is vacant.
     vacant: usize,
-    /// From here on no frame is a buffer.
+    /// Index from which on no frame is a buffer.
     full: usize,
 }
 
@@ -381,7 +378,7 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// The result of one reading of a ring.
+/// The frames that one read of a ring yielded.
 struct Taken {
     /// The number of frames.
     count: usize,
@@ -413,8 +410,8 @@ impl Receiver {
         }
     }
 
-    /// Receives from a socket's queue. Returns how many frames arrived, and how many of them are
-    /// complete.
+    /// Receives from a socket's queue. Returns the number of arrived frames, and the number of
+    /// complete ones.
     fn take_messages(&mut self, inlet: &Inlet, frames: &mut [Frame]) -> io::Result<(usize, usize)> {
         let buffers = frames.iter_mut().map(Frame::receive_buffer);
         let count = self.messages.receive(inlet.socket.as_fd(), buffers)?;
@@ -544,7 +541,7 @@ impl Receiver {
     }
 }
 
-/// A frame that stays in its slot of the ring.
+/// Creates a frame that stays in its slot of the ring.
 fn lent(found: RingFrame) -> Option<Frame> {
     let offload = vnet::decode(found.header()?);
     let place = found.start..found.start.checked_add(found.captured)?;

@@ -40,7 +40,7 @@ impl Batch {
         }
     }
 
-    /// Keeps the first `len` frames.
+    /// Keeps the first `len` frames, and removes the others.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.lent.truncate(len);
         self.filled = self.filled.min(len);
@@ -60,8 +60,8 @@ impl Batch {
         Ok(self.filled)
     }
 
-    /// Returns lent frames to their backend. Frames that the packet path keeps return when they are
-    /// sent.
+    /// Returns lent frames to their backend. Frames that the packet path stores are returned when
+    /// they are sent.
     pub fn clear(&mut self) {
         self.lent.clear();
         self.filled = 0;

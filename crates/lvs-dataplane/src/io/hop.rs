@@ -40,8 +40,8 @@ impl HopDevice {
     /// The default name.
     pub const NAME: &'static str = "lvs-tun0";
 
-    /// Creates the device, or continues with the device that another dataplane has `left`, and
-    /// brings it up.
+    /// Creates the device, or reuses the device that another dataplane has `left`, and brings it
+    /// up.
     ///
     /// # Errors
     /// See [`TunError`].
@@ -85,15 +85,16 @@ impl HopDevice {
         given_back(&mut self.host, frames)
     }
 
-    /// A sender for the device, for another worker.
+    /// Returns a sender for the device, for another worker.
     ///
     /// # Errors
-    /// If there is no descriptor left.
+    /// If the process has no free file descriptor.
     pub fn sender(&self) -> Result<HopSender, TunError> {
         Ok(HopSender(self.host.sender()?))
     }
 
-    /// Packets for which there was no room in the device's queues since it was created.
+    /// Number of packets that were dropped since the device was created because its queues were
+    /// full.
     pub fn drops(&self) -> u64 {
         let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
         transmit_drops(&text, self.name()).unwrap_or(0)

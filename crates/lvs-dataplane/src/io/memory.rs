@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_pass_with_their_offload() {
+    fn frame_through_memory_port_keeps_its_offload_request() {
         let mut io = MemoryIo::new();
         let mut frame = Frame::from_bytes(b"abc");
         frame.offload.verified = true;

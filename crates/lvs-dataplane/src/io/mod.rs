@@ -52,8 +52,8 @@ pub trait PacketIo: Send {
 pub struct Capabilities {
     /// The backend's name: `af_packet`.
     pub name: &'static str,
-    /// Frames begin with an Ethernet header.
+    /// Whether frames begin with an Ethernet header.
     pub ethernet: bool,
-    /// Unfinished checksums and aggregates may be sent as they are.
+    /// Whether the port sends unfinished checksums and aggregates as they are.
     pub offload: bool,
 }

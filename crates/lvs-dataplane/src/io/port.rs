@@ -13,8 +13,8 @@ use super::{Capabilities, PacketIo};
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 
-/// One attachment to a network. The packet path uses all backends through this type: one match a
-/// batch, no indirect call a frame.
+/// One attachment to a network. The packet path uses all backends through this type: one match for
+/// each batch, and no indirect call for each frame.
 #[derive(Debug)]
 pub enum Port {
     /// A packet socket on an Ethernet interface.
@@ -32,8 +32,8 @@ pub enum Port {
 }
 
 impl Port {
-    /// Receives up to [`BATCH`](super::BATCH) frames of each queue and returns how many came; 0 if none is
-    /// waiting.
+    /// Receives up to [`BATCH`](super::BATCH) frames of each queue and returns how many came; 0 if
+    /// none is waiting.
     ///
     /// # Errors
     /// As [`PacketIo::recv`].
@@ -60,9 +60,10 @@ impl Port {
         }
     }
 
-    /// Reinjects packets unchanged; returns how many were refused. An interface reinjects frames as
-    /// it receives them
-    /// ([`PortInfo::gives_back`](lvs_packet::net::PortInfo::gives_back)), a device packets.
+    /// Reinjects packets unchanged; returns the number of refused ones. An Ethernet interface
+    /// reinjects frames as it receives them
+    /// ([`PortInfo::gives_back`](lvs_packet::net::PortInfo::gives_back)), a TUN device reinjects
+    /// packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match self {
             Self::AfPacket(io) => io.give_back(frames),
@@ -74,10 +75,11 @@ impl Port {
         }
     }
 
-    /// A sender for the same device, for another worker; `None` if the port is not a device.
+    /// Returns a sender for the same device, for another worker; `None` if the port is no TUN
+    /// device.
     ///
     /// # Errors
-    /// If there is no descriptor left.
+    /// If the process has no free file descriptor.
     pub fn sender(&self) -> Option<Result<Self, TunError>> {
         match self {
             Self::Host(io) => Some(io.sender().map(Self::HostSender)),
@@ -118,7 +120,7 @@ impl Port {
         }
     }
 
-    /// Maintains the backend. Call it from time to time, while none of its frames is in use.
+    /// Maintains the backend. Call it periodically, while none of its frames is in use.
     pub fn keep(&mut self) {
         if let Self::AfPacket(io) = self {
             io.keep();
@@ -176,8 +178,8 @@ impl Ports {
         self.all[port.index()] = Some(io);
     }
 
-    /// Closes all of them at the same time: for each packet socket the kernel waits several times
-    /// until no processor is inside it, which takes long on a busy host.
+    /// Closes all ports at the same time: for each packet socket, the kernel waits several times
+    /// until no processor uses it, which takes long on a busy host.
     pub(crate) fn close(self) {
         thread::scope(|scope| {
             for port in self.all.into_iter().flatten() {

@@ -16,7 +16,7 @@ use lvs_sys::{TunDevice, TunOptions};
 /// The reason why a TUN device cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TunError {
-    /// The kernel has no TUN driver, or this container does not show it.
+    /// The kernel has no TUN driver, or this container has no `/dev/net/tun`.
     #[error("/dev/net/tun is missing: load the module tun, or add the device to the container")]
     NoDriver,
     /// The process has no permission to open `/dev/net/tun`.
@@ -32,10 +32,9 @@ pub enum TunError {
         /// The device.
         name: String,
     },
-    /// A device of this name exists already.
+    /// A device of this name already exists.
     #[error(
-        "the device {name} exists already: another dataplane runs in this network namespace, or one that was killed has left it \
-         (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
+        "the device {name} already exists: another dataplane runs in this network namespace, or a killed one has left it (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
     )]
     Exists {
         /// The device.
@@ -79,15 +78,15 @@ impl Tun {
         Self::open(name, TunDevice::create(name, options))
     }
 
-    /// The device of this name, of a descriptor that another process has opened.
+    /// Returns the device of this name, whose descriptor another process has opened.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If the device no longer exists.
     pub fn of(name: &str, descriptor: OwnedFd) -> Result<Self, TunError> {
         Self::open(name, Ok(TunDevice::of(descriptor)))
     }
 
-    /// Opens one more queue of the device, if it was created with several.
+    /// Opens another queue of the device, if it was created with several queues.
     ///
     /// # Errors
     /// See [`TunError`].
@@ -127,10 +126,10 @@ impl Tun {
         })
     }
 
-    /// The same queue, for another thread to send on.
+    /// Returns the same queue, for another thread to send on.
     ///
     /// # Errors
-    /// If there is no descriptor left.
+    /// If the process has no free file descriptor.
     pub(super) fn another(&self) -> Result<Self, TunError> {
         let device = self.device.another();
         Ok(Self {
@@ -248,8 +247,8 @@ impl HostDevice {
         let conf = PathBuf::from("/proc/sys/net/ipv4/conf");
         write_setting(&conf.join(name).join("rp_filter"), 0)
             .map_err(fail("switch off rp_filter"))?;
-        let rp_filter = RpFilter::clear(&conf, name)
-            .map_err(fail("move net.ipv4.conf.all.rp_filter out of the way"))?;
+        let rp_filter =
+            RpFilter::clear(&conf, name).map_err(fail("replace net.ipv4.conf.all.rp_filter"))?;
         // No link-local address and no router solicitations. A host without IPv6 has nothing to
         // set.
         let conf6 = Path::new("/proc/sys/net/ipv6/conf").join(name);
@@ -267,10 +266,10 @@ impl HostDevice {
         })
     }
 
-    /// A sender for the device, for another thread.
+    /// Returns a sender for the device, for another thread.
     ///
     /// # Errors
-    /// If there is no descriptor left.
+    /// If the process has no free file descriptor.
     pub fn sender(&self) -> Result<HostSender, TunError> {
         Ok(HostSender(self.tun.another()?))
     }
@@ -337,7 +336,8 @@ pub(super) fn failed(name: &str, step: &'static str) -> impl FnOnce(io::Error) -
     move |source| TunError::Os { name, step, source }
 }
 
-/// Settings that were moved out of `all.rp_filter`, in the order in which they are put back.
+/// Settings that were moved from `all.rp_filter` to the interfaces, in the order in which they are
+/// restored.
 #[derive(Debug, Default)]
 struct RpFilter {
     moved: Vec<Moved>,
@@ -388,8 +388,7 @@ impl RpFilter {
         write_setting(&all, 0)?;
         tracing::warn!(
             was = strictest,
-            "net.ipv4.conf.all.rp_filter is 0 while the dataplane runs; every interface keeps the filter that it had, \
-             by a setting of its own"
+            "net.ipv4.conf.all.rp_filter is 0 while the dataplane runs; every interface keeps its filter by its own setting"
         );
         Ok(this)
     }
@@ -422,9 +421,9 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
 /// The fix for a read-only `/proc/sys` in a container.
 const WRITABLE: &str = "run the container with `--security-opt unmask=/proc/sys` (podman), or `--security-opt systempaths=unconfined` (docker)";
 
-/// Writes a setting, even if it has the value already: a written setting no longer follows
-/// `default` (devinet_copy_dflt_conf()). In a container, `/proc/sys` may be read-only with the
-/// right value; that is accepted.
+/// Writes a setting, even if it already has the value: a written setting no longer follows
+/// `default` (devinet_copy_dflt_conf()). If `/proc/sys` is read-only, as in a container, the right
+/// value is accepted.
 pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),

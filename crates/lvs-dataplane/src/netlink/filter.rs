@@ -19,7 +19,7 @@ const EGRESS: u32 = 0xffff_fff3;
 const PREFERENCE: u32 = 1;
 /// "LVS", a handle that no other program uses by accident.
 const OURS: u32 = 0x004c_5653;
-/// The name of the filter in the output of `tc`. The longer one marks a filter whose queueing
+/// The name of the filter in the output of `tc`. A longer name marks a filter whose queueing
 /// discipline the dataplane has created.
 const NAME: &str = "lvs_ingress";
 const NAME_WITH_QDISC: &str = "lvs_ingress+clsact";
@@ -51,7 +51,7 @@ struct Filter {
     handle: u32,
     preference: u32,
     name: String,
-    /// The kernel's number of its program; 0 for none.
+    /// The kernel's number of the filter's program; 0 if it has none.
     program: u32,
 }
 
@@ -101,7 +101,7 @@ impl Filters {
     /// filter of an earlier dataplane in one step, so that no frame is missed.
     ///
     /// # Errors
-    /// If there is no such interface, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
+    /// If the interface does not exist, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
     /// `CONFIG_NET_CLS_BPF`), or another program has filters of another kind at the first
     /// preference.
     pub(crate) fn put(&mut self, ifindex: u32, program: i32) -> io::Result<()> {
@@ -130,7 +130,7 @@ impl Filters {
     /// and no other filter uses it. Returns whether there was a filter.
     ///
     /// # Errors
-    /// If the kernel does not answer.
+    /// If the kernel refuses the request or does not answer.
     pub(crate) fn take_away(&mut self, ifindex: u32) -> io::Result<bool> {
         let there = self.at(ifindex, INGRESS)?;
         let Some(ours) = there.iter().find(|filter| filter.is_ours()) else {
@@ -151,7 +151,7 @@ impl Filters {
     }
 
     /// The kernel's number of the program that is the first filter at the ingress of an interface;
-    /// 0 if the first one is something else.
+    /// 0 if the first filter is not a BPF program.
     ///
     /// # Errors
     /// If the kernel does not answer.
@@ -182,7 +182,8 @@ impl Filters {
         Ok(interfaces)
     }
 
-    /// The filters at a side of an interface, in the order in which they run.
+    /// Returns the filters at one side (ingress or egress) of an interface, in the order in which
+    /// they run.
     fn at(&mut self, ifindex: u32, side: u32) -> io::Result<Vec<Filter>> {
         let mut filters = Vec::new();
         let header = header(ifindex, 0, side, 0);

@@ -6,12 +6,12 @@
 /// Length of `nlmsghdr`.
 pub(crate) const HEADER: usize = 16;
 
-/// Builds messages, one behind the other, in one buffer.
+/// Builds messages, one after the other, in one buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     buf: Vec<u8>,
     message: usize,
-    /// Messages begun so far, and the sequence number of the last.
+    /// Number of messages, and sequence number of the last one.
     pub(crate) seq: u32,
 }
 
@@ -37,7 +37,7 @@ impl Builder {
         self.pad();
     }
 
-    /// Ends the message that was begun last.
+    /// Completes the current message.
     pub(crate) fn end(&mut self) {
         let len = u32::try_from(self.buf.len() - self.message).unwrap_or(u32::MAX);
         self.buf[self.message..self.message + 4].copy_from_slice(&len.to_ne_bytes());
@@ -71,7 +71,7 @@ impl Builder {
         self.attr(kind, &value.to_be_bytes());
     }
 
-    /// An attribute that holds attributes, which `fill` adds.
+    /// Adds an attribute that contains attributes, which `fill` adds.
     pub(crate) fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
         const NLA_F_NESTED: u16 = 0x8000;
         let start = self.buf.len();
@@ -149,7 +149,7 @@ pub(crate) fn messages(mut buf: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// The attributes in a buffer: their kinds without flags, and their values.
+/// Returns the attributes in a buffer: their kinds without flags, and their values.
 pub(crate) fn attributes(mut buf: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     const NLA_TYPE_MASK: u16 = 0x3fff;
     std::iter::from_fn(move || {
@@ -205,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_without_panic(bytes: Vec<u8>) {
+        fn netlink_message_of_any_bytes_does_not_panic(bytes: Vec<u8>) {
             for message in messages(&bytes) {
                 let _ = message.error();
                 let _ = attributes(message.payload).count();

@@ -45,7 +45,7 @@ pub enum NetlinkError {
 fn hint(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EPERM) => " (run as root, or give the program CAP_NET_ADMIN)",
-        Some(libc::EEXIST) => " (the host has one already)",
+        Some(libc::EEXIST) => " (the host already has one)",
         _ => "",
     }
 }
@@ -57,8 +57,8 @@ const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 /// Receive buffer for events: enough for a table of tens of thousands of routes at once.
 const EVENT_BUFFER: i32 = 8 << 20;
 
-/// Messages that are read in one call of [`Netlink::poll_events`] at most, so that a storm of
-/// events does not keep a worker from its packets.
+/// Maximum of messages that one call of [`Netlink::poll_events`] reads, so that a flood of events
+/// does not delay packets.
 const EVENTS_MAX: usize = 256;
 
 /// The two sockets: one for requests, one for events.
@@ -68,7 +68,7 @@ pub struct Netlink {
     events: Socket,
     buf: Vec<u8>,
     rules_seen: bool,
-    /// A reading failed; the next call of [`Netlink::poll_events`] repeats it.
+    /// A read failed; the next call of [`Netlink::poll_events`] repeats it.
     stale: bool,
 }
 
@@ -254,11 +254,11 @@ impl Netlink {
             })
     }
 
-    /// Routes `ip` alone to an interface, in the table `main`. The route goes when the interface
-    /// goes.
+    /// Adds a host route for `ip` to an interface, in the table `main`. The kernel removes it with
+    /// the interface.
     ///
     /// # Errors
-    /// If the kernel refuses; it does when there is such a route already.
+    /// If the kernel refuses, for instance because the route exists.
     pub fn add_host_route(&mut self, ip: IpAddr, ifindex: u32) -> Result<(), NetlinkError> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
         self.host_route(libc::RTM_NEWROUTE, flags, ip, ifindex, libc::RTPROT_STATIC)
@@ -268,7 +268,7 @@ impl Netlink {
             })
     }
 
-    /// Ends [`Self::add_host_route`]. A route that is gone already is no error.
+    /// Reverts [`Self::add_host_route`]. A missing route is no error.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -287,7 +287,7 @@ impl Netlink {
     /// `replaces`: replaces an existing route in one step.
     ///
     /// # Errors
-    /// If the kernel refuses; also if there is such a route, and none is to be replaced.
+    /// If the kernel refuses, or if the route exists and `replaces` is false.
     pub fn announce_route(
         &mut self,
         ip: IpAddr,
@@ -366,8 +366,8 @@ impl Netlink {
     }
 }
 
-/// Warns about a policy rule that is neither a default rule of the kernel nor one of the dataplane;
-/// returns whether it warned.
+/// Logs a warning about a policy rule that is neither a default rule of the kernel nor a rule of
+/// the dataplane; returns whether it did.
 fn warn_of_rule(message: &Message<'_>) -> bool {
     if policy::is_own_rule(message) {
         return false;

@@ -43,7 +43,8 @@ pub(crate) struct PolicyRule {
     /// The source address of the packet.
     pub(crate) from: Option<IpAddr>,
     pub(crate) protocol: Option<u8>,
-    /// Its source ports, first and last, above 0 and below 65535. Fragments have none.
+    /// The rule's source ports, first and last, above 0 and below 65535. Fragments have no ports
+    /// and do not match.
     pub(crate) ports: Option<(u16, u16)>,
     pub(crate) action: Action,
 }
@@ -53,7 +54,7 @@ pub(crate) struct PolicyRule {
 pub(crate) enum Action {
     /// Looks up a table, and continues with the next rule if the table has no route.
     Lookup(u32),
-    /// Continues with the rule of this priority.
+    /// Continue with the rule of this priority.
     Goto(u32),
     /// Continues with the next rule.
     Nothing,
@@ -287,7 +288,7 @@ impl Proxy {
         header
     }
 
-    /// Reads a proxy neighbour, and whether it has our protocol number.
+    /// Parses a proxy neighbour; true if it has the dataplane's protocol number.
     fn parse(message: &Message<'_>) -> Option<(Self, bool)> {
         let payload = message.payload;
         if message.kind != libc::RTM_NEWNEIGH || payload.get(10)? & libc::NTF_PROXY == 0 {
@@ -307,7 +308,7 @@ impl Proxy {
     }
 }
 
-/// Length of a prefix that is one host.
+/// Length of the prefix that matches one address.
 pub(crate) const fn host_bits(addr: IpAddr) -> u8 {
     match addr {
         IpAddr::V4(_) => 32,
@@ -323,7 +324,7 @@ fn unspecified(family: u8) -> Option<IpAddr> {
     }
 }
 
-/// Whether a message of the kernel reports the deletion of one of our entries.
+/// Whether a kernel message reports the deletion of an entry of this program.
 pub(super) fn is_deletion(message: &Message<'_>) -> bool {
     let of = |kind| Message { kind, ..*message };
     match message.kind {
@@ -334,7 +335,7 @@ pub(super) fn is_deletion(message: &Message<'_>) -> bool {
     }
 }
 
-/// Whether a message of the kernel concerns a rule with our protocol number.
+/// Whether a kernel message concerns a rule with the protocol number of this program.
 pub(super) fn is_own_rule(message: &Message<'_>) -> bool {
     PolicyRule::parse(message).is_some()
 }
@@ -405,7 +406,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_message_is_read_without_panic(kind in 16_u16..40, payload: Vec<u8>) {
+        fn policy_rule_of_any_bytes_does_not_panic(kind in 16_u16..40, payload: Vec<u8>) {
             let message = Message { kind, flags: 0, seq: 0, payload: &payload };
             let _ = (PolicyRule::parse(&message), PolicyRoute::parse(&message), Proxy::parse(&message));
         }

@@ -20,7 +20,7 @@ impl Requests {
         Self::of(NETLINK_ROUTE)
     }
 
-    /// As [`open`](Self::open), for another part of the kernel (`NETLINK_*`).
+    /// Opens a socket like [`open`](Self::open), for another part of the kernel (`NETLINK_*`).
     pub(super) fn of(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
@@ -117,7 +117,7 @@ impl Requests {
     }
 }
 
-/// Receives one datagram whole; a signal does not end the wait.
+/// Receives one complete datagram; repeats the call if a signal interrupts it.
 fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {
     loop {
         match socket.recv(buf, libc::MSG_TRUNC) {
@@ -133,7 +133,7 @@ fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {
     }
 }
 
-/// The kernel's refusal as an error, with its own words if it gave any.
+/// The kernel's refusal as an error, with the kernel's message if it sent one.
 pub(crate) fn refusal((errno, words): (i32, Option<String>)) -> io::Error {
     let err = io::Error::from_raw_os_error(errno);
     if let Some(words) = words {

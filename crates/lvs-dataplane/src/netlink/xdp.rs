@@ -1,4 +1,5 @@
-//! Which interfaces can send frames that have no socket buffer (family `netdev` of generic netlink).
+//! Which interfaces can send frames that have no socket buffer (family `netdev` of generic
+//! netlink).
 
 use std::collections::HashSet;
 use std::io;
@@ -8,7 +9,7 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 use super::message::{attributes, u32_at};
 use super::requests::Requests;
 
-/// `GENL_ID_CTRL` and its command.
+/// The netlink family `GENL_ID_CTRL` and its command.
 const CONTROL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
@@ -48,11 +49,11 @@ impl XdpFeatures {
         Ok(Self { requests, family })
     }
 
-    /// Interfaces of this network namespace that can send frames from XDP. Other interfaces drop
-    /// such frames.
+    /// Returns the interfaces of this network namespace that can send frames from XDP. Other
+    /// interfaces drop such frames.
     ///
     /// # Errors
-    /// If the kernel does not answer.
+    /// If the kernel refuses the request or does not answer.
     pub(crate) fn takers(&mut self) -> io::Result<HashSet<u32>> {
         let mut takers = HashSet::new();
         let header = [NETDEV_CMD_DEV_GET, 1, 0, 0];

@@ -18,9 +18,9 @@ use lvs_sys::Poller;
 
 /// The interval at which the interface is checked.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Maximum of datagrams of one socket before the next socket is read.
+/// Number of datagrams that are read from one socket before the next socket is read.
 const DATAGRAMS_PER_TURN: usize = 32;
-/// Connections that a packet worker takes over at once: some ten microseconds.
+/// Number of connections that a packet worker takes over at once, in some ten microseconds.
 const PORTION: usize = 32;
 /// Portions that wait for packet workers.
 const PORTIONS_MAX: usize = 2;
@@ -62,7 +62,7 @@ pub(super) fn run(
 #[derive(Debug)]
 struct Reader {
     syncid: u8,
-    /// A byte longer than messages may be.
+    /// The receive buffer, one byte longer than a message may be.
     buffer: Vec<u8>,
     counts: Arc<Counts>,
     limiter: Arc<Limiter>,
@@ -170,13 +170,13 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Counts the result for the portion, or for a part of it.
+    /// Counts the result of the portion, or of a part of it.
     pub(crate) fn done(self, done: TakenOver) {
         self.counts.took_over(done);
     }
 }
 
-/// A portion's place in a [`Limiter`].
+/// A portion's slot in a [`Limiter`].
 #[derive(Debug)]
 struct Place(Arc<Limiter>);
 
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use lvs_sys::EventFd;
 
-    /// A director that keeps portions until the test releases them.
+    /// A director that stores portions until the test releases them.
     #[derive(Default)]
     struct Slow {
         portions: Mutex<Vec<(usize, Ticket)>>,
@@ -212,13 +212,13 @@ mod tests {
         }
 
         fn take_over(&self, entries: Vec<Entry>, ticket: Ticket) {
-            let mut portions = self.portions.lock().expect("nobody panics");
+            let mut portions = self.portions.lock().expect("no thread has panicked");
             portions.push((entries.len(), ticket));
         }
     }
 
     #[test]
-    fn portions_wait_for_one_another() {
+    fn second_portion_waits_for_the_first() {
         let reader = Reader {
             syncid: 0,
             buffer: vec![0; 1473],
@@ -230,8 +230,8 @@ mod tests {
             wake: EventFd::new().expect("a descriptor"),
         };
         let slow = Slow::default();
-        let take = || slow.portions.lock().expect("nobody panics").pop();
-        let waiting = || slow.portions.lock().expect("nobody panics").len();
+        let take = || slow.portions.lock().expect("no thread has panicked").pop();
+        let waiting = || slow.portions.lock().expect("no thread has panicked").len();
         std::thread::scope(|scope| {
             let entries = (0..200).map(entry).collect();
             let sender = scope.spawn(|| reader.deliver(entries, &slow, &stop));
@@ -260,9 +260,9 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Reading, from the datagram to the portions.
+        /// Datagrams of any bytes are parsed and divided into portions.
         #[test]
-        fn backup_accepts_any_datagram(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..1473), fix: bool, syncid: u8) {
+        fn sync_datagram_of_any_bytes_does_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..1473), fix: bool, syncid: u8) {
             let mut reader = Reader {
                 syncid,
                 buffer: vec![0; 1473],
@@ -271,7 +271,7 @@ mod tests {
             };
             reader.buffer[..bytes.len()].copy_from_slice(&bytes);
             if fix && bytes.len() >= 8 {
-                let size = u16::try_from(bytes.len()).expect("it is short").to_be_bytes();
+                let size = u16::try_from(bytes.len()).expect("the key is too short").to_be_bytes();
                 reader.buffer[2..4].copy_from_slice(&size);
                 reader.buffer[0] = 0;
                 reader.buffer[5..8].copy_from_slice(&[1, 0, 0]);

@@ -10,7 +10,7 @@ use lvs_core::replication::TakenOver;
 pub(crate) struct Counts {
     pub(super) sent: AtomicU64,
     pub(super) sent_bytes: AtomicU64,
-    /// Messages dropped because their queue was full.
+    /// Number of messages dropped because their queue was full.
     pub(crate) queue_full: AtomicU64,
     /// Messages that the interface refused.
     pub(super) not_sent: AtomicU64,

@@ -15,8 +15,8 @@ use lvs_sys::{Poller, wait_writable};
 
 /// Period of checks of the interface, and of messages that no packet worker sends.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long one message may wait for room in the socket before it is looked whether the master is
-/// to stop.
+/// Longest wait of one message for room in the socket. Then the master checks whether it is to
+/// stop.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Time limit for a stopping master to send its remaining messages.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
@@ -65,9 +65,9 @@ pub(super) fn run(
 /// The manner of sending messages.
 struct Manner<'a> {
     stop: &'a Stop,
-    /// The last one was sent.
+    /// Whether the last message was sent.
     well: bool,
-    /// Time at which a stopping master discards its remaining messages.
+    /// Time at which a stopping master discards its unsent messages.
     last: Option<Instant>,
 }
 
@@ -145,12 +145,12 @@ mod tests {
             last: None,
         };
         assert_eq!(manner.patience(), PATIENCE);
-        assert_eq!(manner.last, None, "it goes on");
+        assert_eq!(manner.last, None, "it continues");
         stop.ask();
         assert!(manner.patience() <= PATIENCE);
         let last = manner.last.expect("it ends");
         manner.patience();
-        assert_eq!(manner.last, Some(last), "one second for all");
+        assert_eq!(manner.last, Some(last), "one second for all messages");
         manner.last = Some(Instant::now());
         assert_eq!(manner.patience(), Duration::ZERO);
     }

@@ -40,11 +40,11 @@ use lvs_sys::EventFd;
 
 /// The director, as the daemons' threads need it.
 pub(crate) trait Director: Send + Sync {
-    /// Due messages that do not come from a packet worker.
+    /// Due messages of the control half.
     fn messages(&self) -> Vec<Message>;
 
-    /// Passes connections to the packet workers that own them. The ticket is kept until they are
-    /// taken over.
+    /// Passes connections to the packet workers that own them. The ticket is dropped when the
+    /// workers have taken them over.
     fn take_over(&self, entries: Vec<Entry>, ticket: Ticket);
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Daemons {
     pub(crate) counts: Arc<Counts>,
 }
 
-/// A daemon with its thread.
+/// A running synchronisation daemon with its thread.
 #[derive(Debug)]
 struct Running {
     daemon: SyncDaemon,
@@ -84,7 +84,7 @@ impl Stop {
 }
 
 /// A daemon whose sockets and thread are ready, and whose thread waits for the start. Dropping it
-/// ends the daemon without any effect.
+/// ends the thread, and no message is sent.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     running: Running,
@@ -107,11 +107,11 @@ impl Daemons {
         let _ = self.director.set(director);
     }
 
-    /// Opens the sockets of a daemon and makes its thread, which waits. `ports` is `sync_ports` as
-    /// it is when the first daemon starts; `sock_size` is `sync_sock_size`.
+    /// Opens the sockets of a daemon and creates its thread, which waits. `ports` is the value of
+    /// `sync_ports` when the first daemon starts; `sock_size` is `sync_sock_size`.
     ///
     /// # Errors
-    /// As the kernel would refuse to start it.
+    /// If the kernel would refuse to start the daemon.
     pub(crate) fn prepare(
         &self,
         daemon: &SyncDaemon,
@@ -122,7 +122,7 @@ impl Daemons {
         let director = director.ok_or_else(|| {
             Failure::new(
                 FailureCode::Internal,
-                "the dataplane does not run yet, or ends",
+                "the dataplane does not run yet, or is stopping",
             )
         })?;
         let sockets = Sockets::open(daemon, ports, sock_size)?;
@@ -170,8 +170,8 @@ impl Daemons {
         })
     }
 
-    /// Starts the prepared daemons and stops the running ones that are not `wanted`. It returns
-    /// after the threads of stopped daemons have ended.
+    /// Starts the prepared daemons, and stops the running daemons that are not in `wanted`. It
+    /// returns after the threads of stopped daemons have ended.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = lock(&self.running);
         // A daemon that is stopped and started again may have other ports and buffers.
@@ -207,7 +207,7 @@ fn end(all: Vec<Running>) {
     for running in all {
         if running.thread.join().is_err() {
             tracing::error!(
-                "the thread lvs-sync-{} has failed",
+                "the thread lvs-sync-{} has panicked",
                 role(running.daemon.role)
             );
         }

@@ -11,8 +11,8 @@ use lvs_sys::EventFd;
 
 /// Maximum of bytes of waiting messages, even if `sync_qlen_max` permits more messages.
 const BYTES_MAX: usize = 64 << 20;
-/// The master stops taking messages at this many bytes; the last message may exceed it. Taken
-/// messages wait too, if the interface accepts no more.
+/// Number of bytes at which the master stops fetching messages; the last message may exceed it.
+/// Fetched messages wait too, if the interface accepts no more.
 const PORTION: usize = 256 << 10;
 
 /// Messages that wait to be sent. A full outbox drops messages instead of delaying a packet worker.
@@ -40,7 +40,7 @@ impl Outbox {
         lock(&self.queued)
     }
 
-    /// Adds a message, unless `max` wait already; `false` if there is no room.
+    /// Adds a message, unless `max` messages wait already; `false` if it was not added.
     pub(crate) fn push(&self, message: Message, max: usize) -> bool {
         let first = {
             let mut queued = self.queued();
@@ -103,11 +103,11 @@ mod tests {
         let taken = outbox.take().len();
         assert_eq!(taken, PORTION / (64 << 10));
         assert_eq!(push().count(), taken);
-        assert!(outbox.wake().take(), "there is more");
+        assert!(outbox.wake().take(), "more messages wait");
         let portions = std::iter::from_fn(|| Some(outbox.take().len()).filter(|&count| count > 0));
         assert_eq!(portions.sum::<usize>(), 1024);
-        assert!(!outbox.wake().take(), "nothing is left");
-        assert!(outbox.push(message(1), 1), "there is room again");
+        assert!(!outbox.wake().take(), "no message remains");
+        assert!(outbox.push(message(1), 1), "the queue has room again");
         assert!(outbox.wake().take());
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Sockets {
     open: Vec<UdpSocket>,
     /// The number of datagrams that each socket had lost at the last check.
     lost: Vec<u32>,
-    /// The interface does not exist at present.
+    /// Whether the interface does not exist at present.
     away: bool,
 }
 
@@ -39,7 +39,7 @@ impl Sockets {
             return Err(Failure::new(
                 FailureCode::Invalid,
                 format!(
-                    "port {} and those behind it are not {} (sync_ports): choose a lower port",
+                    "port {} and the following ones are not {} (sync_ports): choose a lower port",
                     port(daemon),
                     ports
                 ),
@@ -109,7 +109,7 @@ impl Sockets {
         }
     }
 
-    /// The open sockets; none while the interface does not exist.
+    /// Iterates over the open sockets; none while the interface does not exist.
     pub(super) fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
         self.open.iter()
     }
@@ -122,7 +122,7 @@ impl Sockets {
         Some((number, self.open.get(usize::from(number))?))
     }
 
-    /// Sends a message to its port.
+    /// Sends a message to the port of its synchronisation thread.
     pub(super) fn send(&self, message: &sync::Message) -> io::Result<()> {
         let away = || io::Error::from(io::ErrorKind::NotConnected);
         let (number, socket) = self.of(message).ok_or_else(away)?;

@@ -8,10 +8,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use lvs_core::stats::Counts;
 use lvs_core::{Control, ServiceKey};
 
-/// Counters of a server, apart from new connections.
+/// Number of counters of a server, without new connections.
 const COUNTED: usize = 4;
-/// Words that are kept for a server: its counters, and the part of them that the BPF programs have
-/// counted.
+/// Words that are stored for a server: its counters, and the part of them that the BPF programs
+/// have counted.
 pub(crate) const KEPT_WORDS: usize = 1 + 2 * COUNTED;
 
 /// The index of a server's counters.
@@ -32,7 +32,7 @@ pub(crate) const fn text_words(bytes: usize) -> usize {
 pub(crate) struct Area<'a> {
     /// [`KEPT_WORDS`] for each record.
     pub(crate) counts: &'a [AtomicU64],
-    /// One word, and two halves for the text.
+    /// One word that selects the valid half, and two halves for the text.
     pub(crate) text: &'a [AtomicU64],
 }
 
@@ -130,7 +130,7 @@ impl Area<'_> {
         true
     }
 
-    /// The text that was kept.
+    /// The stored text.
     pub(crate) fn saved(&self) -> Option<Vec<u8>> {
         let (first, halves) = (self.text[0].load(Acquire), &self.text[1..]);
         let half = halves.len() / 2;
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn area_keeps_saved_text_or_the_earlier_one() {
+    fn failed_save_keeps_the_previous_text() {
         let words = text_words(32);
         let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let area = Area {
@@ -161,12 +161,7 @@ mod tests {
             text: &words,
         };
         assert_eq!(area.saved(), None);
-        for text in [
-            &b"one"[..],
-            b"another one",
-            b"",
-            b"as long as there is room",
-        ] {
+        for text in [&b"one"[..], b"another one", b"", b"while the area has room"] {
             let kept = area.save(text);
             assert!(kept);
             assert_eq!(area.saved().unwrap_or_default(), text);

@@ -34,11 +34,11 @@ pub use self::state_keeper::{StateKeeper, hold};
 use crate::lock::lock;
 use lvs_sys::SharedArray;
 
-/// Time that connections are kept for the next dataplane.
+/// Time for which connections are kept while no dataplane runs.
 pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);
 /// Maximum of servers whose counters are stored. Only the written pages use memory.
 const RECORDS: usize = 1 << 20;
-/// Bytes for services and settings, twice: more than enough for a million servers.
+/// Bytes for services and settings, which are stored twice: enough for more than a million servers.
 const TEXT: usize = 1 << 29;
 /// The message if the memory has connections, but no complete services and servers.
 pub(crate) const INCOMPLETE: &str =
@@ -59,15 +59,15 @@ mod head {
     pub(super) const ALIVE: usize = 3;
     /// The number of tables; 0 means one.
     pub(super) const TABLES: usize = 4;
-    /// The number of servers whose counters are stored.
+    /// Index of the number of servers whose counters are stored.
     pub(super) const RECORDS: usize = 5;
     /// The description of each table.
     pub(super) const TABLE: usize = 8;
     pub(super) const WORDS: usize = TABLE + super::Layout::HEADER_WORDS;
 }
 
-/// The parts of memory with `tables` connection tables: for each its offset in bytes, aligned to a
-/// page, and its length in words.
+/// Returns the parts of the memory with `tables` connection tables: for each its offset in bytes,
+/// aligned to a page, and its length in words.
 fn parts(layout: &Layout, tables: usize) -> (Vec<(u64, usize)>, u64) {
     const PAGE: u64 = 4096;
     let table = [
@@ -164,7 +164,7 @@ impl Mapped {
     }
 }
 
-/// The memory and its state keeper.
+/// The shared memory of a dataplane, and the state keeper that holds it.
 #[derive(Debug)]
 pub struct WarmRestart {
     mapped: Mapped,
@@ -188,7 +188,7 @@ impl WarmRestart {
         if state_keeper.is_used() {
             match found(&state_keeper) {
                 Ok(mapped) => left = Some(mapped),
-                Err(why) => warn!("connections of the dataplane before this one have ended: {why}"),
+                Err(why) => warn!("connections of the previous dataplane have ended: {why}"),
             }
         }
         // Unreadable memory stays locked until the state keeper has the new memory.
@@ -253,8 +253,8 @@ impl WarmRestart {
         self.mapped.memories()
     }
 
-    /// The tables of the earlier dataplane whose connections have to move into
-    /// [`memories`](Self::memories); `None` if they are there already.
+    /// The tables of the earlier dataplane whose connections must move into
+    /// [`memories`](Self::memories); `None` if they already are there.
     ///
     /// # Errors
     /// None at present.
@@ -288,7 +288,7 @@ impl WarmRestart {
         match self.area().save(text) {
             true => Ok(()),
             false => Err(io::Error::other(format!(
-                "they take {} MiB, and there is room for {}",
+                "they need {} MiB, and the limit is {}",
                 text.len() >> 20,
                 TEXT >> 20
             ))),
@@ -309,7 +309,7 @@ impl WarmRestart {
         (end < all).then_some(end)
     }
 
-    /// Sets the clock to which the connections' deadlines refer; it shows `now`.
+    /// Sets the clock of the connections' deadlines; its present time is `now`.
     pub(crate) fn set_clock(&self, now: Instant) {
         set_clock(&self.mapped, now);
     }
@@ -325,8 +325,8 @@ impl WarmRestart {
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
-    /// Ends the state keeper at an orderly end of the dataplane, so that the next one starts
-    /// without state.
+    /// Stops the state keeper at an orderly exit of the dataplane, so that the next dataplane
+    /// starts without state.
     pub(crate) fn end(&self) {
         self.mapped.set(head::ALIVE, 0);
         self.state_keeper.end();
@@ -353,7 +353,8 @@ fn is_alive(mapped: &Mapped, now: Instant) {
     mapped.set(head::ALIVE, (now + WITHOUT_DATAPLANE).as_nanos());
 }
 
-/// Whether a successor may still take over the state of a dataplane with these words.
+/// Whether a successor may still take over the state of a dataplane with this base time and this
+/// time of the last sign of life.
 fn is_worth_waiting(base: u64, alive: u64) -> bool {
     lvs_sys::monotonic().wrapping_sub(base) < alive
 }

@@ -1,9 +1,9 @@
-//! The state keeper: a process that keeps file descriptors for the next dataplane when the current
+//! The state keeper: a process that stores file descriptors for the next dataplane when the current
 //! one is killed.
 //!
-//! It listens on an abstract Unix socket. The kernel frees this name when the process ends, and
-//! each network namespace has its own names, so there is one state keeper for each dataplane. It
-//! serves only processes of its own user.
+//! It listens on an abstract Unix socket. The kernel frees this name when the process exits, and
+//! each network namespace has separate names, so there is one state keeper for each dataplane. It
+//! accepts only processes of its own user.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -40,28 +40,28 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest time that the state keeper waits for the request of one client, while other clients
 /// wait.
 const HASTE: Duration = Duration::from_millis(200);
-/// The interval at which a state keeper checks whether a dataplane can still use its descriptors.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval at which a state keeper checks whether a dataplane can still use its descriptors.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest time that a state keeper runs without memory from a dataplane.
 const EMPTY: Duration = Duration::from_secs(60);
-/// Maximum of shields: the shield of a killed dataplane and those of its successors.
+/// Maximum of stored shields: the shield of a killed dataplane and those of its successors.
 const SHIELDS: usize = 4;
 
 /// The requests to a state keeper, one byte each.
 mod ask {
-    /// Requests the memory; the answer contains its descriptor if there is one.
+    /// Requests the memory; the answer contains the descriptor, if one is stored.
     pub(super) const GIVE: u8 = b'?';
-    /// Passes the memory.
+    /// Passes the shared memory to the state keeper.
     pub(super) const MEMORY: u8 = b'm';
-    /// Passes a shield, to be kept in addition to the earlier ones.
+    /// Passes a shield, which is stored in addition to the earlier ones.
     pub(super) const SHIELD: u8 = b's';
-    /// Closes all shields but the last one, and the device.
+    /// Closes all shields but the last, and the device.
     pub(super) const LAST: u8 = b'l';
     /// Passes the device into which the host routes packets, and closes all shields.
     pub(super) const DEVICE: u8 = b'd';
-    /// Requests the device; the answer contains its descriptor if there is one.
+    /// Requests the device; the answer contains the descriptor, if one is stored.
     pub(super) const GIVE_DEVICE: u8 = b'D';
-    /// Ends the state keeper: no dataplane will request its descriptors.
+    /// Stops the state keeper: no dataplane will request its descriptors.
     pub(super) const END: u8 = b'e';
 }
 
@@ -83,11 +83,12 @@ fn refused(what: impl Into<String>) -> io::Error {
 }
 
 impl StateKeeper {
-    /// Connects to the state keeper for the dataplane of this name, and starts one if there is
-    /// none. To be called while the process may still start programs.
+    /// Connects to the state keeper for the dataplane of this name, and starts a state keeper if
+    /// there is none. To be called while the process may still start programs.
     ///
     /// # Errors
-    /// If none can be started, if it belongs to another user, or if another dataplane uses it.
+    /// If no state keeper can be started, if it belongs to another user, or if another dataplane
+    /// uses it.
     pub fn of(name: &str) -> io::Result<Self> {
         let name = format!("lvs-state:{name}").into_bytes();
         let mut child = None;
@@ -109,8 +110,8 @@ impl StateKeeper {
         })
     }
 
-    /// Replaces the memory by a new one, which the state keeper does not have yet, and returns the
-    /// old one.
+    /// Replaces the memory by a new one, which is not passed to the state keeper yet, and returns
+    /// the old one.
     pub(super) fn take_other_memory(&mut self) -> io::Result<File> {
         let own = memory_file()?;
         Ok(mem::replace(&mut self.memory, locked(own.as_fd())?))
@@ -169,8 +170,8 @@ impl StateKeeper {
         call(&self.name, ask::GIVE_DEVICE, None).ok().flatten()
     }
 
-    /// Ends the state keeper at an orderly end of the dataplane, so that the next one starts
-    /// without state.
+    /// Stops the state keeper at an orderly exit of the dataplane, so that the next dataplane
+    /// starts without state.
     pub(crate) fn end(&self) {
         // The memory keeps its length: the kernel would kill a process that touched a removed page.
         let _ = call(&self.name, ask::END, None);
@@ -187,7 +188,7 @@ impl StateKeeper {
     /// Removes the state that a dataplane of this name has left; `false` if there is none.
     ///
     /// # Errors
-    /// If it belongs to another user, or a dataplane uses it.
+    /// If the state belongs to another user, or a dataplane uses it.
     pub fn clean_up(name: &str) -> io::Result<bool> {
         let abstract_name = format!("lvs-state:{name}").into_bytes();
         match connect(&abstract_name).map(drop) {
@@ -211,11 +212,11 @@ fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
 fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
     let memory = opened(shared)?;
     flock(&memory, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| refused("another dataplane has the state keeper of this name"))?;
+        .map_err(|_| refused("another dataplane uses the state keeper of this name"))?;
     Ok(memory)
 }
 
-/// An empty memory file, whose length is not fixed yet.
+/// An empty memory file, whose length can still change.
 fn memory_file() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     Ok(memfd_create("lvs-table", flags)?)
@@ -245,7 +246,7 @@ fn start(name: &[u8]) -> io::Result<Child> {
     let started = Instant::now();
     while connect(name).is_err() {
         if let Some(status) = child.try_wait()? {
-            return Err(refused(format!("the state keeper has ended: {status}")));
+            return Err(refused(format!("the state keeper has exited: {status}")));
         }
         if started.elapsed() > START {
             let _ = child.kill();
@@ -282,9 +283,9 @@ fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Optio
     }
 }
 
-/// Whether a state keeper accepted the connection and closed it without an answer. Either it is
-/// ending and its name will be free soon, or it did not receive the request in time on a busy
-/// machine.
+/// Whether the error means that a state keeper accepted the connection and closed it without an
+/// answer. Either the state keeper is ending and its name will be free soon, or it did not receive
+/// the request in time on a busy machine.
 fn is_hung_up(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
@@ -341,7 +342,7 @@ struct Held {
 }
 
 impl Held {
-    /// Handles a request; `None` if the state keeper shall end.
+    /// Handles a request; `None` if the request is to end the state keeper.
     fn answer(&mut self, what: u8, with: Option<OwnedFd>) -> Option<(u8, Option<BorrowedFd<'_>>)> {
         const REFUSED: u8 = b'-';
         match (what, with) {
@@ -387,8 +388,8 @@ impl Held {
     }
 }
 
-/// The whole program of a state keeper: keeps the descriptors of the dataplane of this name until
-/// no dataplane can use them any more.
+/// The program of a state keeper: stores the descriptors of the dataplane of this name until no
+/// dataplane can use them any more.
 ///
 /// # Errors
 /// If the name is in use, or the kernel refuses a descriptor.
@@ -415,11 +416,11 @@ pub fn hold(name: &str) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 poller.clear();
                 poller.add(listener.as_fd());
-                poller.wait(Some(LOOK))?;
+                poller.wait(Some(CHECK_INTERVAL))?;
             }
-            Err(_) => thread::sleep(LOOK),
+            Err(_) => thread::sleep(CHECK_INTERVAL),
         }
-        if looked.elapsed() > LOOK {
+        if looked.elapsed() > CHECK_INTERVAL {
             looked = Instant::now();
             if !held.is_worth_waiting() && started.elapsed() > EMPTY {
                 return Ok(());
@@ -428,7 +429,8 @@ pub fn hold(name: &str) -> io::Result<()> {
     }
 }
 
-/// Answers one request; `false` if the state keeper shall end. The request to end is answered last.
+/// Answers one request; `false` if the state keeper must stop. The request to stop is answered
+/// last.
 fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HASTE))?;
@@ -509,7 +511,7 @@ mod tests {
         Ok(())
     }
 
-    /// A dataplane does not use memory that it cannot read.
+    /// A dataplane does not use memory with invalid content.
     #[test]
     fn successor_with_unreadable_memory_starts_without_state() -> io::Result<()> {
         let (name, running) = state_keeper("else");
@@ -544,7 +546,7 @@ mod tests {
         running.join().expect("it ends")
     }
 
-    /// A dataplane that starts while the state keeper of its predecessor ends gets a new state
+    /// A dataplane that starts while the state keeper of its predecessor exits gets a new state
     /// keeper.
     #[test]
     fn closed_connection_to_state_keeper_is_opened_again() -> io::Result<()> {
@@ -569,7 +571,7 @@ mod tests {
         while call(&name, ask::END, None).is_err() {
             thread::sleep(Duration::from_millis(1));
         }
-        let after = connect(&name).expect_err("its name is free");
+        let after = connect(&name).expect_err("the name of the state keeper is free");
         assert_eq!(after.kind(), io::ErrorKind::ConnectionRefused, "{after}");
         running.join().expect("it ends")
     }

@@ -1,4 +1,4 @@
-//! The program with a standard error that accepts nothing: it continues to run, and ends on a
+//! Tests of the program when nothing reads its standard error: it continues to run, and ends on a
 //! signal.
 //!
 //! `lvs-testbed/tests/e2e/doors.rs` tests the packets meanwhile.
@@ -14,7 +14,7 @@ use lvs_api::{Address, Client};
 use lvs_core::api::{Call, Info};
 use serde::de::IgnoredAny;
 
-/// Long enough for a machine that does much else.
+/// Time limit that suffices on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Dataplane {
@@ -54,7 +54,7 @@ impl Dataplane {
         }
     }
 
-    /// Sends some requests, then the signal to stop; the program ends normally.
+    /// Sends some requests, then the signal to stop; checks that the program ends normally.
     fn works_and_ends(mut self) {
         let mut client = self.client();
         for _ in 0..100 {
@@ -66,7 +66,7 @@ impl Dataplane {
             if let Some(status) = self.process.try_wait().expect("a child") {
                 break status;
             }
-            assert!(Instant::now() < deadline, "it does not end");
+            assert!(Instant::now() < deadline, "it does not stop");
             thread::sleep(Duration::from_millis(10));
         };
         assert!(status.success(), "{status}");
@@ -82,7 +82,7 @@ impl Drop for Dataplane {
 }
 
 #[test]
-fn dataplane_with_full_log_disk_works_and_ends() {
+fn dataplane_with_full_log_disk_works_and_exits() {
     let full = OpenOptions::new()
         .write(true)
         .open("/dev/full")
@@ -91,7 +91,7 @@ fn dataplane_with_full_log_disk_works_and_ends() {
 }
 
 #[test]
-fn dataplane_works_after_log_reader_has_ended() {
+fn dataplane_works_after_log_reader_has_exited() {
     let mut dataplane = Dataplane::start("head", Stdio::piped(), &[]);
     let mut reader = BufReader::new(dataplane.process.stderr.take().expect("a pipe"));
     let mut line = String::new();
@@ -105,16 +105,16 @@ fn dataplane_works_after_log_reader_has_ended() {
 fn dataplane_works_with_log_reader_that_never_reads() {
     let (from, to) = std::io::pipe().expect("a pipe");
     let mut filler = to.try_clone().expect("a copy");
-    rustix::io::ioctl_fionbio(&filler, true).expect("it need not block");
+    rustix::io::ioctl_fionbio(&filler, true).expect("the pipe can be non-blocking");
     while std::io::Write::write(&mut filler, &[b'\n'; 4096]).is_ok() {}
-    rustix::io::ioctl_fionbio(&filler, false).expect("it may block");
+    rustix::io::ioctl_fionbio(&filler, false).expect("the pipe can be blocking");
     drop(filler);
     Dataplane::start("pipe", to, &[]).works_and_ends();
     drop(from);
 }
 
 #[test]
-fn dataplane_logs_its_end() {
+fn dataplane_logs_its_exit() {
     let (mut from, to) = std::io::pipe().expect("a pipe");
     Dataplane::start("end", to, &[("LVS_STARTED_BY", "lvsd")]).works_and_ends();
     let mut text = String::new();
@@ -140,5 +140,5 @@ fn journal_is_recognised_by_inode_in_environment() {
         let ready = text.lines().find(|line| line.contains(" ready at "));
         assert!(ready.is_some_and(|line| line.starts_with(prefix)), "{text}");
     }
-    fs::remove_file(&path).expect("it is ours");
+    fs::remove_file(&path).expect("this test owns the file");
 }

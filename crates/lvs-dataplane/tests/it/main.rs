@@ -1,4 +1,4 @@
-//! The integration tests that need no rights, in one executable.
+//! The integration tests that need no privileges, in one executable.
 
 mod log;
 mod options;

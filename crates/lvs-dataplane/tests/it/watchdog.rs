@@ -1,5 +1,5 @@
-//! The program under a service manager with a watchdog: the program resets the watchdog while its
-//! threads answer, and not when one hangs.
+//! Tests of the program under a service manager with a watchdog: the program resets the watchdog
+//! while its threads answer, and not when a thread hangs.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
@@ -36,7 +36,7 @@ fn watchdog_is_fed_while_dataplane_answers() {
         assert_eq!(next(&manager).as_deref(), Some("WATCHDOG=1"));
     }
     let pid = Pid::from_child(&dataplane);
-    kill_process(pid, Signal::STOP).expect("it is ours");
+    kill_process(pid, Signal::STOP).expect("the process is a child of this test");
     // A stopped process sends nothing: all messages of before are in the socket.
     let status = format!("/proc/{}/status", dataplane.id());
     while !std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tT")) {
@@ -45,10 +45,10 @@ fn watchdog_is_fed_while_dataplane_answers() {
     manager.set_nonblocking(true).expect("a socket");
     while next(&manager).is_some() {}
     manager.set_nonblocking(false).expect("a socket");
-    kill_process(pid, Signal::CONT).expect("it is ours");
+    kill_process(pid, Signal::CONT).expect("the process is a child of this test");
     manager.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     assert_eq!(next(&manager).as_deref(), Some("WATCHDOG=1"));
-    kill_process(pid, Signal::TERM).expect("it is ours");
+    kill_process(pid, Signal::TERM).expect("the process is a child of this test");
     assert!(dataplane.wait().expect("a child").success());
-    std::fs::remove_dir_all(&dir).expect("it is ours");
+    std::fs::remove_dir_all(&dir).expect("this test owns the file");
 }

@@ -33,15 +33,12 @@ fn open_without_ring(name: &str) -> AfPacket {
 fn open_two_queues(name: &str) -> AfPacket {
     let packets =
         AfPacket::open_with(lvs_sys::if_index(name).unwrap(), name, None, None, false).unwrap();
-    assert!(
-        packets.has_two_queues(),
-        "Linux since 6.0 has what that takes"
-    );
+    assert!(packets.has_two_queues(), "Linux 6.0 or newer supports this");
     packets
 }
 
-/// A wire between the interfaces `a` and `b` of a host: every frame that arrives on one leaves on
-/// the other.
+/// A cable between the interfaces `a` and `b` of a host: every frame that arrives on one interface
+/// leaves on the other.
 struct Wire {
     stop: Arc<AtomicBool>,
     longest: Arc<AtomicUsize>,
@@ -92,8 +89,8 @@ impl Wire {
     }
 }
 
-/// Two hosts with addresses 10.0.0.1 and 10.0.0.2, and between them one without addresses, whose
-/// interfaces are `wa` and `wb`.
+/// Two hosts with the addresses 10.0.0.1 and 10.0.0.2, and between them a host without addresses,
+/// whose interfaces are `wa` and `wb`.
 fn hosts() -> (Host, Host, Host) {
     let (left, middle, right) = (Host::new(), Host::new(), Host::new());
     left.veth("wl", &middle, "wa");
@@ -104,17 +101,17 @@ fn hosts() -> (Host, Host, Host) {
 }
 
 #[test]
-fn aggregates_pass_whole_and_arrive_right() {
+fn super_packets_are_forwarded_whole_with_right_checksums() {
     aggregates_pass(open);
 }
 
 #[test]
-fn aggregates_pass_whole_and_arrive_right_without_a_ring() {
+fn super_packets_without_ring_are_forwarded_whole_with_right_checksums() {
     aggregates_pass(open_without_ring);
 }
 
 #[test]
-fn aggregates_pass_whole_and_arrive_right_by_two_queues() {
+fn super_packets_by_two_queues_are_forwarded_whole_with_right_checksums() {
     aggregates_pass(open_two_queues);
 }
 
@@ -166,7 +163,7 @@ fn aggregates_pass(open: fn(&str) -> AfPacket) {
             b.counters(),
             a.drops()
         );
-        assert!(longest > 60_000, "no aggregate was seen: {longest}");
+        assert!(longest > 60_000, "no super-packet was received: {longest}");
     }
 }
 
@@ -227,7 +224,7 @@ fn numbered(number: u32, len: usize) -> Frame {
     Frame::from_bytes(&bytes)
 }
 
-/// The number of such a frame, if it is one, and whether it is as it was made.
+/// The number in a test frame, and whether the frame is unchanged; `None` for other frames.
 fn number_of(frame: &Frame) -> Option<(u32, bool)> {
     let bytes = frame.bytes();
     let number = u32::from_be_bytes(bytes.get(14..18)?.try_into().unwrap());
@@ -254,7 +251,7 @@ fn frames_of_all_lengths_arrive_in_order_without_loss() {
         let (mut sent, mut expected) = (0, 0);
         let end = Instant::now() + Duration::from_secs(600);
         while expected < ALL {
-            assert!(Instant::now() < end, "{expected} of {ALL} frames came");
+            assert!(Instant::now() < end, "{expected} of {ALL} frames arrived");
             let mut some: Vec<_> = (sent..ALL.min(sent + 64))
                 .map(|number| {
                     // Those just as long as a slot takes are among them.
@@ -308,14 +305,14 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
             if !found.is_empty() {
                 return found;
             }
-            assert!(Instant::now() < end, "nothing comes");
+            assert!(Instant::now() < end, "no frame arrives");
         }
     };
     let mut kept = frames();
     send(0..64);
     let first = next(&mut receiver, &mut kept[..32]);
     assert_eq!(first[0].0, 0);
-    assert!(kept[0].slot().is_some(), "it is in the ring");
+    assert!(kept[0].slot().is_some(), "the frame is in the ring");
     // More than the ring has slots, while some of the first are still lent.
     const FLOOD: u32 = 20_000;
     send(64..FLOOD);
@@ -331,10 +328,10 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
         }
     }
     let lost = receiver.drops();
-    assert!(lost > 5000, "{came} came, {lost} were lost");
+    assert!(lost > 5000, "{came} arrived, {lost} were lost");
     // The host sends frames of its own, too.
     let still: Vec<_> = kept[..32].iter().filter_map(number_of).collect();
-    assert_eq!(still, first, "nobody wrote into them");
+    assert_eq!(still, first, "the lent frames are unchanged");
     drop(kept);
     while receiver.recv(&mut batch).unwrap() > 0 {}
     drop(batch);
@@ -364,7 +361,7 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
 
 /// Frames that are longer than a slot of the ring wait in the socket's buffer.
 #[test]
-fn long_frames_wait_as_far_as_the_socket_has_room_and_the_others_are_counted() {
+fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() {
     let (left, middle, _right) = hosts();
     left.ip("link set wl mtu 9000");
     middle.ip("link set wa mtu 9000");
@@ -432,7 +429,8 @@ fn segment(number: u32, v6: bool, flags: u8, data: usize) -> Frame {
     Frame::from_bytes(&bytes)
 }
 
-/// The number and the flags of such a segment.
+/// Returns the sequence number and the flags of a segment that the test sent; `None` for other
+/// frames.
 fn number_of_segment(frame: &Frame) -> Option<(u32, u8)> {
     let bytes = frame.bytes();
     let at = match bytes.get(12..15)? {
@@ -452,7 +450,7 @@ const ACK: u8 = 16;
 const FIN: u8 = 1;
 
 #[test]
-fn interfaces_that_share_a_batch_make_no_buffers_for_one_another() {
+fn interfaces_that_share_a_batch_allocate_no_buffers() {
     const MARK: [u8; 8] = *b"the same";
     let (left, middle, right) = hosts();
     left.ip("link set wl mtu 9000");
@@ -490,7 +488,10 @@ fn interfaces_that_share_a_batch_make_no_buffers_for_one_another() {
             }
         }
     }
-    assert_eq!(unmarked, 0, "buffers were made though there were enough");
+    assert_eq!(
+        unmarked, 0,
+        "buffers were allocated although enough existed"
+    );
 }
 
 #[test]
@@ -576,7 +577,7 @@ fn syn_is_received_after_all_earlier_packets() {
             let Some((number, flags)) = number_of_segment(frame) else {
                 continue;
             };
-            assert!(number < 50_000, "the host's own came in");
+            assert!(number < 50_000, "a frame of this host was received");
             let last = if flags == SYN {
                 &mut last_syn
             } else {
@@ -647,7 +648,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
             }
             assert!(
                 Instant::now() < end,
-                "nothing comes, {} were lost",
+                "no frame arrives, {} were lost",
                 receiver.drops()
             );
             if count == 0 {
@@ -741,7 +742,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
         match packets.recv(&mut frames()) {
             Err(err) if err.kind() == ErrorKind::NotFound => break,
             Err(err) => assert_eq!(err.kind(), ErrorKind::NetworkDown),
-            Ok(_) => assert!(Instant::now() < end, "the interface is gone"),
+            Ok(_) => assert!(Instant::now() < end, "the interface was removed"),
         }
     }
     assert_eq!(packets.send(&mut one), 1);

@@ -1,5 +1,5 @@
-//! Aggregates of datagrams in front of the program at an interface's ingress: those that it
-//! forwards, whole, and those that it leaves to the dataplane.
+//! GSO super-packets of datagrams at the program of an interface's ingress: those that it forwards
+//! as a whole, and those that it passes to the dataplane.
 
 use lvs_core::{
     Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
@@ -56,7 +56,8 @@ fn frame(data: usize) -> Vec<u8> {
     frame
 }
 
-/// A connection that is forwarded by the kernel fast path by this method; `None` if BPF is not permitted.
+/// A connection that is forwarded by the kernel fast path by this method; `None` if BPF is not
+/// permitted.
 fn published(method: Forwarding) -> Option<(FastPath, Director)> {
     let options = Options {
         max_connections: 1000,
@@ -72,7 +73,7 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
         opened = Some(kernel);
         memory
     });
-    let kernel = match opened.expect("it was asked for") {
+    let kernel = match opened.expect("the capture was requested") {
         Ok(kernel) => kernel,
         Err(error @ FastPathError::Permission(_)) => {
             assert!(!lvs_sys::is_root_of_all(), "{error}");
@@ -98,10 +99,13 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
         28,
     );
     let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) else {
-        panic!("it is forwarded");
+        panic!("the packet is forwarded");
     };
     let conn = forward.conn.expect("a connection");
-    let offer = director.shard.offer(conn).expect("it can be published");
+    let offer = director
+        .shard
+        .offer(conn)
+        .expect("the connection can be offloaded");
     let way = WayOut {
         ifindex: LOOPBACK,
         mtu: MTU,
@@ -124,15 +128,15 @@ fn super_packets_of_datagrams_are_forwarded_whole() {
         let sent = frame(data);
         assert_eq!(sum_of_udp(&sent[14..]), 0xffff);
         let done = kernel.ingress().test_run(LOOPBACK, &sent, segment, false);
-        let (verdict, out) = done.expect("the kernel tries it out");
+        let (verdict, out) = done.expect("the kernel runs the program");
         if verdict != REDIRECTED {
-            assert_eq!(out, sent, "what is left is not changed");
+            assert_eq!(out, sent, "packets that are passed on are unchanged");
             return None;
         }
         Some(out)
     };
     for (data, segment) in [(100, 0), (2800, 1400), (2600, 600)] {
-        let out = run(data, segment).expect("it is forwarded");
+        let out = run(data, segment).expect("the packet is forwarded");
         let packet = &out[14..];
         assert_eq!(packet.len(), 28 + data);
         assert_eq!(&out[..12], [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);

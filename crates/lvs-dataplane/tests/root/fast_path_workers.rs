@@ -28,7 +28,7 @@ fn addr(text: &str) -> SocketAddr {
     text.parse().expect("an address")
 }
 
-/// A client that each bit of an address and a port makes another one.
+/// Returns a client's address and port. Each bit of `n` changes one bit of them.
 fn client(n: u16, of: [&str; 2]) -> SocketAddr {
     let [high, low] = n.wrapping_mul(0x9e37).to_be_bytes();
     let ip = match addr(of[0]) {
@@ -97,10 +97,10 @@ fn offload(
         Err(pending) => control.admit(shard, &packet, pending, now),
     };
     let Verdict::Forward(forward) = verdict else {
-        panic!("it is forwarded");
+        panic!("the packet is forwarded");
     };
     let conn = forward.conn.expect("a connection");
-    let offer = shard.offer(conn).expect("it can be offloaded");
+    let offer = shard.offer(conn).expect("the connection can be offloaded");
     let way = WayOut {
         ifindex: LOOPBACK,
         mtu: 1500,
@@ -139,7 +139,7 @@ fn opened(steering: &Steering) -> Option<(FastPath, Control, Vec<Shard>)> {
         added.expect("a server");
     }
     let shard = |n| control.shard_in(n, kernel.memory(n).expect("maps"));
-    let shards = (0..WORKERS).map(|n| shard(n).expect("there is one"));
+    let shards = (0..WORKERS).map(|n| shard(n).expect("at least one exists"));
     let shards = shards.collect();
     Some((kernel, control, shards))
 }
@@ -149,12 +149,12 @@ fn forwarded(kernel: &FastPath, src: SocketAddr, dst: SocketAddr) -> bool {
     let done = kernel
         .ingress()
         .test_run(LOOPBACK, &frame(src, dst), 0, false);
-    done.expect("the kernel tries it out").0 == REDIRECTED
+    done.expect("the kernel runs the program").0 == REDIRECTED
 }
 
 #[test]
 fn programs_find_connection_in_region_of_its_worker_alone() {
-    let workers = NonZeroUsize::new(WORKERS).expect("there are some");
+    let workers = NonZeroUsize::new(WORKERS).expect("entries exist");
     for by_address in [false, true] {
         let steering = Steering::new(workers, 77, by_address);
         let Some((kernel, mut control, mut shards)) = opened(&steering) else {

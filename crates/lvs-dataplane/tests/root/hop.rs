@@ -43,7 +43,7 @@ fn received(io: &mut impl PacketIo) -> Vec<(u16, u8)> {
 }
 
 #[test]
-fn queues_share_the_flows_and_lost_hops_are_given_back() {
+fn queues_divide_the_flows_and_removed_next_hops_are_reused() {
     let host = Host::new();
     host.ip("link add name br0 type bridge");
     host.sh("ip addr add 10.0.0.1/24 dev br0; ip link set br0 up");
@@ -96,7 +96,7 @@ fn spec(vip: &str, server: &str, port: u16) -> Intercept {
 /// A host between two links, with a device to steer to.
 struct Router {
     host: Host,
-    /// Held, so that its links stay up.
+    /// Stored so that the hosts' links stay up.
     _others: [Host; 2],
     device: HopDevice,
     links: BTreeMap<u32, String>,
@@ -159,7 +159,7 @@ impl Router {
 }
 
 #[test]
-fn packets_find_the_device_once() {
+fn packet_from_the_tun_device_is_not_routed_back() {
     let router = Router::new();
     let steering = router.with(None, |steering| {
         steering.check_forwarding().unwrap();
@@ -215,7 +215,7 @@ fn packets_find_the_device_once() {
 }
 
 #[test]
-fn foreign_entries_stay_and_lost_entries_return() {
+fn entries_of_other_programs_stay_and_removed_entries_are_restored() {
     let router = Router::new();
     router
         .host
@@ -257,7 +257,7 @@ fn foreign_entries_stay_and_lost_entries_return() {
     std::mem::forget(steering);
     let steering = router.with(None, |_| {});
     assert_eq!(router.host.sh("ip rule; ip neigh show proxy"), before);
-    assert_eq!(proxy_ndp(), "1\n", "nobody knows what it was before");
+    assert_eq!(proxy_ndp(), "1\n", "the previous value is unknown");
     let steering = router.with(Some(steering), move |steering| {
         steering.update(&both).unwrap();
     });

@@ -11,7 +11,7 @@ fn addr(s: &str) -> IpAddr {
     s.parse().unwrap()
 }
 
-/// Applies events until `done` holds.
+/// Processes events until `done` returns true.
 fn follow(
     netlink: &mut Netlink,
     state: &mut NetState,
@@ -22,7 +22,7 @@ fn follow(
     while !done(state, &all) {
         assert!(
             Instant::now() < end,
-            "the kernel's events do not tell it: {all:?}"
+            "the kernel's events do not report it: {all:?}"
         );
         let mut poller = Poller::new();
         poller.add(netlink.fd());
@@ -38,7 +38,7 @@ fn follow(
 }
 
 #[test]
-fn links_addresses_and_routes_are_followed() {
+fn state_follows_links_addresses_and_routes() {
     let (host, other) = (Host::new(), Host::new());
     host.veth("e0", &other, "o0");
     host.sh("ip addr add 10.0.0.1/24 dev e0; ip addr add 10.0.0.3/24 dev e0; ip addr add fd00::1/64 dev e0");
@@ -179,7 +179,7 @@ fn neighbours_are_resolved_by_the_kernel() {
 }
 
 #[test]
-fn lost_events_are_read_again() {
+fn state_is_read_again_after_lost_events() {
     let host = Host::new();
     let (mut netlink, mut state) = host.run(|| Netlink::open().unwrap());
     // Far more than the socket's buffer holds.
@@ -195,7 +195,7 @@ fn lost_events_are_read_again() {
 }
 
 #[test]
-fn routes_to_own_addresses() {
+fn host_route_is_added_once_and_removed() {
     let host = Host::new();
     host.sh("ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up");
     let (mut netlink, mut state) = host.run(|| Netlink::open().unwrap());
@@ -205,7 +205,7 @@ fn routes_to_own_addresses() {
         netlink.add_host_route(vip, link).unwrap();
         let twice = netlink.add_host_route(vip, link).unwrap_err();
         assert!(
-            twice.to_string().contains("the host has one already"),
+            twice.to_string().contains("the host already has one"),
             "{twice}"
         );
         follow(&mut netlink, &mut state, |state, _| {

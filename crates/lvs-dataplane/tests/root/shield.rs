@@ -95,7 +95,7 @@ fn echo(host: &Host, at: &str) {
     });
 }
 
-/// Checks whether an echo of this size is answered.
+/// Checks whether an echo request of this size is answered.
 fn assert_echo(host: &Host, to: &str, size: usize, wanted: bool) {
     let address: SocketAddr = to.parse().unwrap();
     let echoed = host.run(move || {
@@ -111,7 +111,7 @@ fn assert_echo(host: &Host, to: &str, size: usize, wanted: bool) {
     assert_eq!(echoed, wanted, "{size} bytes to {to}");
 }
 
-/// Whether a packet socket sees a frame that `wanted` accepts within `limit`.
+/// Whether a packet socket receives a frame that `wanted` accepts within `limit`.
 fn saw(packets: &mut AfPacket, limit: Duration, wanted: impl Fn(&[u8]) -> bool) -> bool {
     let mut frames: Vec<_> = (0..BATCH).map(|_| Frame::new()).collect();
     let mut poller = lvs_sys::Poller::new();
@@ -201,7 +201,7 @@ fn services_are_hidden_from_host_and_received_by_packet_socket() {
     send("10.1.0.2:9");
     let end = Instant::now() + PATIENCE;
     while errors() == before {
-        assert!(Instant::now() < end, "the host gets errors again");
+        assert!(Instant::now() < end, "the host receives ICMP errors again");
     }
 }
 
@@ -318,7 +318,7 @@ fn connection_of_the_host_is_hidden_until_it_ends() {
 }
 
 #[test]
-fn all_packets_to_own_vip_are_hidden_except_frames_of_other_stations() {
+fn all_packets_to_own_vip_are_hidden_except_frames_of_other_hosts() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
@@ -386,7 +386,7 @@ fn all_packets_to_own_vip_are_hidden_except_frames_of_other_stations() {
 }
 
 #[test]
-fn shield_update_sends_difference_all_or_nothing() {
+fn shield_update_sends_difference_in_one_transaction() {
     let host = Host::new();
     let mut shield = host.run(|| Shield::open(None).unwrap());
     let mut spec = Intercept::default();
@@ -429,7 +429,7 @@ fn shield_update_sends_difference_all_or_nothing() {
     let mut ours = Vec::new();
     loop {
         let mut line = String::new();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "it has ended");
+        assert!(lines.read_line(&mut line).unwrap() > 0, "it has stopped");
         if line.contains("y { 2 }") {
             break;
         }
@@ -558,7 +558,7 @@ fn reinjected_frame_is_received_by_the_host() {
 /// The process that the next test kills; not a test itself.
 #[test]
 #[ignore = "by hand: another test starts it"]
-fn owner_to_be_killed() {
+fn killed_owner_helper_process() {
     let mut shield = Shield::open(None).unwrap();
     shield.add_interface("lo").unwrap();
     println!("ready");
@@ -575,7 +575,7 @@ fn killed_owner_leaves_no_table() {
                 "--ignored",
                 "--exact",
                 "--nocapture",
-                "shield::owner_to_be_killed",
+                "shield::killed_owner_helper_process",
             ])
             .stdout(Stdio::piped())
             .spawn()
@@ -592,7 +592,8 @@ fn killed_owner_leaves_no_table() {
     });
 }
 
-/// A frame from the client to the director, `tag` behind its addresses, with this IPv4 packet.
+/// Returns a frame from the client to the director with this IPv4 packet; `tag` follows the
+/// Ethernet addresses.
 fn frame_to_director(net: &Net, tag: &[u8], ip: &[u8]) -> Frame {
     let mac = |host: &Host, device: &str| -> Vec<u8> {
         let text = host.sh(&format!("ip -o link show {device}"));
@@ -646,7 +647,7 @@ fn frame_with_priority_tag_stays_hidden() {
 }
 
 /// IPVS drops packets to a service's address that end within their transport header, whatever
-/// protocols the services have. The host would answer with an ICMP error about the protocol.
+/// protocols the services have. The host would answer them with an ICMP error about the protocol.
 #[test]
 fn packets_with_incomplete_transport_header_are_hidden() {
     const SCTP: u8 = Protocol::SCTP.0;

@@ -1,4 +1,4 @@
-//! Cutting a datagram into fragments, one at a time.
+//! Cuts a datagram into fragments, one at a time.
 
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, Offload};
@@ -9,7 +9,7 @@ use crate::wire::{be16, ipv4, ipv6, put16, put32};
 pub struct Cutter<'a> {
     headers: &'a [u8],
     data: &'a [u8],
-    /// Sizes to keep, if they fit; else the pieces are even.
+    /// Sizes to use, if they fit the MTU; otherwise the fragments have equal sizes.
     sizes: Option<std::slice::Iter<'a, usize>>,
     /// Bytes behind the headers that a fragment has room for.
     room: usize,
@@ -22,9 +22,10 @@ pub struct Cutter<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Version {
     V4 {
-        /// Offset of the datagram itself, which may be a fragment.
+        /// Offset of the datagram, which itself may be a fragment.
         first: usize,
-        /// Whether it is not the last fragment of another fragment.
+        /// Whether more fragments follow the datagram: it is itself a fragment, and not the last
+        /// one.
         more: bool,
         df: bool,
     },
@@ -37,7 +38,7 @@ enum Version {
     },
 }
 
-/// One fragment that is to be written.
+/// A fragment that is to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     headers: &'a [u8],
@@ -118,7 +119,7 @@ impl<'a> Cutter<'a> {
         self.map(|piece| {
             let mut frame = Frame::with_capacity(piece.len());
             let fits = piece.write(&mut frame);
-            debug_assert!(fits, "the frame is made for it");
+            debug_assert!(fits, "the frame has room for the fragment");
             frame
         })
     }
@@ -132,7 +133,7 @@ fn split(ip: &[u8], headers: usize, room: usize) -> Result<(&[u8], &[u8]), Frame
     ip.split_at_checked(headers).ok_or(FrameDrop::MtuTooSmall)
 }
 
-/// `sizes`, if fragments of these sizes can carry `len` bytes.
+/// Returns `sizes`, if fragments of these sizes can carry `len` bytes.
 fn kept(sizes: Option<&[usize]>, len: usize, room: usize) -> Option<std::slice::Iter<'_, usize>> {
     let sizes = sizes?;
     let fit = sizes.iter().sum::<usize>() == len
@@ -179,7 +180,7 @@ impl Piece<'_> {
         self.headers.len() + extra + self.data.len()
     }
 
-    /// Whether it carries nothing.
+    /// Whether the fragment has no payload.
     pub const fn is_empty(&self) -> bool {
         self.data.is_empty()
     }
@@ -233,8 +234,8 @@ impl Piece<'_> {
     }
 }
 
-/// Later fragments carry only the options whose "copied" bit is set; all other options become
-/// padding (`ip_options_fragment`).
+/// Replaces by padding all options but those whose "copied" bit is set, as in all fragments after
+/// the first (`ip_options_fragment`).
 fn blank_options(options: &mut [u8]) {
     const END: u8 = 0;
     const NOP: u8 = 1;

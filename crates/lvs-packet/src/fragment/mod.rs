@@ -18,17 +18,17 @@ pub struct History {
     pub longest: usize,
     /// Length of the headers that each fragment had; of IPv6, those before the fragment header.
     pub headers: usize,
-    /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`).
-    /// IPv4 only.
+    /// The longest fragment must not be fragmented, so the reassembled packet must not be, either
+    /// (`IPSKB_FRAG_PMTU`). IPv4 only.
     pub df: bool,
     /// Protocol of the content according to the fragments; of IPv6, it may be an extension header.
     pub protocol: Protocol,
 }
 
 impl History {
-    /// The fragments after the first `len` bytes of the datagram were moved into one piece, because
-    /// a write needs that (`skb_ensure_writable`): bytes that the first fragment lacks come from
-    /// the next ones.
+    /// The fragments after the first `len` bytes of the datagram were moved into one buffer,
+    /// because a change of the packet requires it (`skb_ensure_writable`): bytes that the first
+    /// fragment lacks come from the next ones.
     pub fn with_first(&self, len: usize) -> Self {
         let mut history = self.clone();
         let Some((first, rest)) = history.sizes.split_first_mut() else {
@@ -78,7 +78,7 @@ mod tests {
         PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
             .udp(1, 2)
             .write(&mut ip, &data)
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         put16(&mut ip, 4, 77);
         put16(&mut ip, 6, 0);
         ipv4::finish_header(&mut ip);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     fn cut(ip: &[u8], mtu: usize) -> Vec<Frame> {
-        let cut = Cutter::v4(ip, mtu, None, false).expect("mtu is enough");
+        let cut = Cutter::v4(ip, mtu, None, false).expect("the MTU is large enough");
         cut.frames().collect()
     }
 
@@ -109,7 +109,7 @@ mod tests {
             PacketBuilder::ipv6([1; 16], [2; 16], 64)
                 .udp(1, 2)
                 .write(&mut ip, &data)
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
             if options {
                 // Hop-by-hop options with a router alert.
                 ip.splice(40..40, [17, 0, 5, 2, 0, 0, 1, 0]);
@@ -117,7 +117,7 @@ mod tests {
                 ipv6::finish_len(&mut ip);
             }
             let mtu = if atomic { 20_000 } else { mtu };
-            let mut pieces: Vec<Frame> = Cutter::v6(&ip, mtu, None, 99).expect("mtu is enough").frames().collect();
+            let mut pieces: Vec<Frame> = Cutter::v6(&ip, mtu, None, 99).expect("the MTU is large enough").frames().collect();
             for p in &pieces {
                 prop_assert!(p.len() <= mtu);
                 prop_assert!(etherparse::SlicedPacket::from_ip(p.bytes()).is_ok());
@@ -142,8 +142,8 @@ mod tests {
             prop_assert_eq!(again.count(), n);
         }
 
-        /// The kernel discards a first fragment that ends before the header of its protocol does
-        /// (RFC 8200 section 4.5).
+        /// The kernel discards a first fragment that does not contain the complete header of its
+        /// protocol (RFC 8200 section 4.5).
         #[test]
         fn ipv6_first_fragment_has_complete_headers(tcp: bool, options: bool, len in 8usize..60) {
             let len = len & !7;
@@ -222,14 +222,14 @@ mod tests {
     /// RFC 8200 section 4.5: nothing of a datagram with overlapping fragments is delivered,
     /// whatever arrives later.
     #[test]
-    fn overlapping_fragments_of_ipv6_are_never_put_together() {
+    fn overlapping_ipv6_fragments_are_not_reassembled() {
         let mut ip = Vec::new();
         PacketBuilder::ipv6([1; 16], [2; 16], 64)
             .udp(1, 2)
             .write(&mut ip, &[9; 3000])
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         let cut = |mtu: usize| {
-            let cut = Cutter::v6(&ip, mtu, None, 7).expect("mtu is enough");
+            let cut = Cutter::v6(&ip, mtu, None, 7).expect("the MTU is large enough");
             cut.frames().collect::<Vec<_>>()
         };
         let (honest, other) = (cut(1280), cut(600));
@@ -292,14 +292,14 @@ mod tests {
         assert_eq!(all.len(), PIECES);
         let r = Reassembler::default();
         for (n, piece) in (1..).zip(&all) {
-            let got = push(&r, piece, Instant::ZERO).expect("there is room");
+            let got = push(&r, piece, Instant::ZERO).expect("the space suffices");
             assert_eq!(got.is_some(), n == PIECES);
         }
         assert_eq!((r.memory(), r.expired()), (0, 0));
 
         let all = pieces(PIECES + 1);
         for piece in &all[..PIECES] {
-            let got = push(&r, piece, Instant::ZERO).expect("there is room");
+            let got = push(&r, piece, Instant::ZERO).expect("the space suffices");
             assert!(got.is_none());
         }
         assert_eq!(r.waiting(), PIECES);

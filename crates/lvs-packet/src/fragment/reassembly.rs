@@ -20,23 +20,23 @@ use crate::wire::{ipv4, ipv6, put16};
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of unfinished datagrams at most, of all workers together (`net.ipv4.ipfrag_high_thresh`).
 pub const MEMORY_MAX: usize = 4 << 20;
-/// Fragments of one datagram at most; 64 KiB in pieces of 68 bytes are fewer.
+/// Maximum number of fragments of one datagram. 64 KiB in fragments of 68 bytes are fewer.
 const PIECES_MAX: usize = 1024;
-/// Memory of a stored fragment besides its bytes: its own allocation, its place among the others,
-/// and the frame that it becomes on the way out with its headers (of IPv6, a fragment header each).
-/// 4 MiB are 15,887 fragments of 8 bytes.
+/// Memory of a stored fragment besides its bytes: its allocation, its entry in the list, and the
+/// headers of the frame in which it is sent later (with IPv6, also a fragment header). 4 MiB are
+/// 15,887 fragments of 8 bytes.
 const PIECE_COST: usize = 256;
-/// Memory of a datagram before its first fragment: its place in the table, and room for pieces.
+/// Memory of a datagram without fragments: its entry in the table, and its list of fragments.
 const QUEUE_COST: usize = 320;
 /// Parts of the table with a lock each, so that workers seldom wait for each other.
 const SHARDS: usize = 16;
 
-/// A datagram that was put together.
+/// A reassembled datagram.
 #[derive(Debug)]
 pub struct Assembled {
     /// The datagram: a bare IP packet.
     pub frame: Frame,
-    /// Its fragmentation on arrival.
+    /// How the datagram was fragmented on arrival.
     pub history: History,
 }
 
@@ -47,7 +47,8 @@ struct Key {
     id: u32,
     /// IPv4 only.
     protocol: u8,
-    /// IPv4 datagrams to this host are reassembled separately from forwarded ones.
+    /// Whether it is an IPv4 datagram to this host; these are reassembled separately from forwarded
+    /// ones.
     local: bool,
 }
 
@@ -135,7 +136,7 @@ struct Queue {
     header: Option<(Vec<u8>, Protocol)>,
     /// End of the datagram's payload, once the last fragment has arrived.
     end: Option<usize>,
-    /// Payload bytes that are here.
+    /// Payload bytes that have arrived.
     have: usize,
     cost: usize,
     longest: usize,
@@ -144,9 +145,9 @@ struct Queue {
     ecn: u8,
 }
 
-/// The contradiction between a fragment and the others of its datagram.
+/// The conflict of a fragment with the other fragments of its datagram.
 enum Misfit {
-    /// Discard this fragment alone.
+    /// Discard only this fragment.
     Fragment,
     /// Discard the whole datagram.
     Datagram,
@@ -167,9 +168,9 @@ impl Queue {
         }
     }
 
-    /// The place of a fragment among the others. A repetition is dropped alone, an overlap drops
-    /// the whole datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to
-    /// IPv4 as well).
+    /// Returns the place of a fragment among the others. A repeated fragment is dropped alone; an
+    /// overlap drops the whole datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the
+    /// kernel applies to IPv4 as well).
     fn place(&self, part: &Part<'_>) -> Result<usize, Misfit> {
         let reach = self.pieces.last().map_or(0, Piece::end);
         let contradicts = match self.end {
@@ -295,12 +296,12 @@ impl Default for Reassembler {
 }
 
 impl Reassembler {
-    /// Takes in the fragment `ip`, which `packet` describes; the datagram, when this was its last
-    /// missing piece.
+    /// Stores the fragment `ip`, which `packet` describes. Returns the datagram if no fragment is
+    /// missing any more.
     ///
     /// # Errors
-    /// [`FrameDrop::BadFragment`]: the fragment is discarded, and the whole datagram with it if it overlaps another
-    /// fragment. [`FrameDrop::FragmentMemory`]: too many datagrams wait.
+    /// [`FrameDrop::BadFragment`]: the fragment is discarded, and the whole datagram with it if it
+    /// overlaps another fragment. [`FrameDrop::FragmentMemory`]: too many datagrams are incomplete.
     /// [`FrameDrop::TinyFragment`]: a first fragment of IPv6 without all headers.
     pub fn push(
         &self,
@@ -412,7 +413,7 @@ impl Reassembler {
         self.shards.iter().map(of_shard).sum()
     }
 
-    /// Bytes that the waiting fragments are taken to cost.
+    /// Returns the assumed memory use of the waiting fragments, in bytes.
     pub fn memory(&self) -> usize {
         self.memory.load(Ordering::Relaxed)
     }

@@ -40,7 +40,7 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    /// Adds an endpoint; whether it is new.
+    /// Adds an endpoint; returns whether it is new.
     pub fn insert(&mut self, endpoint: Endpoint) -> bool {
         let new = self.all.insert(endpoint);
         if new {
@@ -50,7 +50,7 @@ impl Endpoints {
         new
     }
 
-    /// Removes an endpoint; returns whether it was there.
+    /// Removes an endpoint; returns whether it existed.
     pub fn remove(&mut self, endpoint: &Endpoint) -> bool {
         let there = self.all.remove(endpoint);
         if there {
@@ -60,7 +60,7 @@ impl Endpoints {
         there
     }
 
-    /// Whether this endpoint is in it.
+    /// Whether the set contains this endpoint.
     #[inline]
     pub fn contains(&self, endpoint: &Endpoint) -> bool {
         self.all.contains(endpoint)
@@ -72,12 +72,12 @@ impl Endpoints {
         self.addresses.contains_key(&addr)
     }
 
-    /// Whether an endpoint has an address of the same version of IP as this one.
+    /// Whether the set contains an endpoint of the same IP version as this address.
     pub fn has_family(&self, of: IpAddr) -> bool {
         self.families[usize::from(of.is_ipv6())] > 0
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub const fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -87,7 +87,7 @@ impl Endpoints {
         self.all.iter()
     }
 
-    /// Their addresses, each once, in no order.
+    /// Returns the addresses of the endpoints, each once, in no order.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.addresses.keys().copied()
     }
@@ -102,7 +102,7 @@ fn decrement<K: Clone + Eq + Hash>(counts: &mut SharedMap<K, usize>, key: K) {
 }
 
 impl PartialEq for Endpoints {
-    /// The rest follows from the endpoints.
+    /// Compares the endpoints; the other fields are derived from them.
     fn eq(&self, other: &Self) -> bool {
         self.all == other.all
     }

@@ -58,7 +58,7 @@ fn answers(
     endpoints.into_iter()
 }
 
-/// The endpoint of a service, if it is one of an address.
+/// The endpoint of a service; `None` for a service with a mark.
 fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
     match key {
         ServiceKey::Address { protocol, addr } => Some(Endpoint::new(protocol, addr)),
@@ -98,7 +98,7 @@ const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
 /// ISAKMP's port (RFC 2408 section 2.5.1).
 const ISAKMP: u16 = 500;
 
-/// An endpoint, and its related one: IPsec for ISAKMP.
+/// An endpoint, and the endpoints that belong to it: IPsec for ISAKMP.
 fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
     let followers = IPSEC.map(|protocol| Endpoint {
@@ -116,8 +116,8 @@ const MARKED_MAX: usize = 1 << 16;
 /// Protocols of a firewall mark without a protocol.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
-/// Whether a fragment may be one of ICMP: a fragment of IPv6 names the next header, which may be an
-/// extension header.
+/// Whether a fragment may belong to an ICMP message: an IPv6 fragment names the next header, which
+/// may be an extension header.
 fn may_be_icmp(packet: &Packet) -> bool {
     packet.is_icmp() || packet.is_ipv6() && ipv6::EXTENSIONS.contains(&packet.protocol.0)
 }
@@ -130,22 +130,22 @@ pub struct Intercept {
     /// is truncated or behind AH. It also includes packets that servers without translation send
     /// from there, except to the host itself: a host with the address would treat them as forged.
     pub services: Endpoints,
-    /// Virtual addresses that the dataplane answers for itself: everything to them is intercepted.
+    /// Virtual addresses for which the dataplane answers: all packets to them are intercepted.
     pub own_vips: HashSet<IpAddr>,
     /// Of these, the addresses without answers to ARP and NDP: routers have a route to them.
     pub quiet_vips: HashSet<IpAddr>,
-    /// Real servers whose answers the director translates: packets that they send from these ports,
-    /// except to the host itself. Their fragments are intercepted with them, and ICMP errors about
-    /// packets to them, from any sender. So is every transit fragment of ICMP, because only the
-    /// reassembled error shows the packet that it is about.
+    /// Real servers whose replies the director translates: packets from these addresses and ports
+    /// are intercepted, except those to the host itself. Their fragments are intercepted, too, and
+    /// ICMP errors of any sender about packets to the servers. Every forwarded ICMP fragment is
+    /// intercepted, because only the reassembled error shows the packet that it is about.
     pub nat_servers: Endpoints,
     /// Addresses of the host that replace clients towards servers (full NAT). Packets from these
     /// servers to them are intercepted, although they are addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
-    /// Servers on this host, whose answers the host routes into the dataplane. The dataplane does
-    /// not intercept them: other packets of these servers leave unchanged.
+    /// Servers on this host, whose replies the host routes into the dataplane. The dataplane does
+    /// not intercept them: other packets of these servers are sent unchanged.
     pub local_nodes: Endpoints,
-    /// Connections from this host to services: their servers' answers are intercepted although they
+    /// Connections from this host to services: the servers' replies are intercepted although they
     /// are addressed to the host. They are added and removed one by one.
     pub local_clients: SharedSet<LocalClient>,
     /// All transit ICMP is intercepted: an error about any packet may open a connection
@@ -227,7 +227,7 @@ impl Intercept {
         self.nat_servers.extend(endpoints.flat_map(with_followers));
     }
 
-    /// Lets a server that is this host itself answer through the director.
+    /// Makes the host route the replies of a server on this host through the director.
     pub fn add_local_node(&mut self, key: ServiceKey, server: SocketAddr, helped: &[u16]) {
         self.local_nodes.extend(answers(key, server, helped));
     }
@@ -243,8 +243,8 @@ impl Intercept {
 
     /// Intercepts the packets of rules for marks: their ports, and of a rule without ports every
     /// port. Two kinds of rule intercept every port besides: one with more ports than there is room
-    /// for, and, for TCP, one with a port of FTP's helper (`helped`), which expects data connections
-    /// to any port. Packets to the other ports are reinjected.
+    /// for, and, for TCP, one with a port of FTP's helper (`helped`), which expects data
+    /// connections to any port. Packets to the other ports are reinjected.
     pub fn add_marked<'a>(
         &mut self,
         rules: impl IntoIterator<Item = &'a MarkRule>,
@@ -302,7 +302,7 @@ impl Intercept {
         })
     }
 
-    /// Whether a packet of this host is from a server on it.
+    /// Whether a packet was sent by this host itself, from a real server on it.
     pub fn is_of_local_node(&self, packet: &Packet) -> bool {
         let from = |port| Endpoint {
             address: packet.src,
@@ -322,13 +322,13 @@ impl Intercept {
         self.services.addresses().collect()
     }
 
-    /// Whether some service has this address.
+    /// Whether any service has this address.
     pub fn is_vip(&self, addr: IpAddr) -> bool {
         self.services.has_address(addr)
     }
 
-    /// Whether ICMP of the same version of IP as `of` is intercepted where it passes through in
-    /// fragments.
+    /// Whether fragments of ICMP messages that pass through are intercepted, for the IP version of
+    /// `of`.
     pub fn takes_icmp_fragments(&self, of: IpAddr) -> bool {
         self.every_icmp || self.nat_servers.has_family(of)
     }
@@ -414,7 +414,7 @@ mod tests {
 
     use super::*;
 
-    /// The host answers on the other ports itself, also while a dead dataplane's shield is held.
+    /// The host itself answers on the other ports, also while the shield of a dead dataplane stays.
     #[test]
     fn rule_for_many_ports_intercepts_no_other_port() {
         let rule = |words: &[&str]| MarkRule::parse(words).expect("a rule");

@@ -17,8 +17,8 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::{self, Refused};
 use crate::wire::{ipv4, ipv6};
 
-/// The length of a packet, or of its longest segment, that exceeds `mtu` and must not be
-/// fragmented; `None` if it fits.
+/// Returns the length of a packet, or of its longest segment, that exceeds `mtu` and must not be
+/// fragmented; `None` if the packet fits.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
     let packet = &job.packet;
     // A packet that came in fragments of IPv6 fits as it fitted before.
@@ -38,7 +38,7 @@ fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, Fr
 }
 
 impl Pipeline {
-    /// Sends an ICMP error about a packet that does not fit `mtu` and must not be fragmented
+    /// Sends an ICMP error about a packet that does not fit into `mtu` and must not be fragmented
     /// (`ensure_mtu_is_adequate`). `way`: the server of the packet, and whether it is behind a
     /// tunnel.
     pub(super) fn too_big<N: Net>(
@@ -116,7 +116,7 @@ impl Pipeline {
         }
     }
 
-    /// Fills in the options of an answer: a recorded route gets the address of the outgoing
+    /// Fills in the IP options of a reply: a recorded route gets the address of the outgoing
     /// interface, a time stamp that of the incoming one.
     pub(super) fn fill_options_of_reply<N: Net>(
         &self,

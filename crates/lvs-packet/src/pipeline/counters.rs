@@ -1,4 +1,4 @@
-//! Fates of frames, and their counters.
+//! The fates of frames, and the counters of fates.
 
 use std::ops::AddAssign;
 
@@ -15,17 +15,17 @@ pub enum Fate {
     Left,
     /// Reinjected into the host through its TUN device.
     GivenBack,
-    /// Answered here: ARP, NDP, echo and resets for addresses that the dataplane owns.
+    /// Answered by the dataplane: ARP, NDP, echo and resets for addresses that the dataplane owns.
     Answered,
-    /// A stored fragment; its datagram gets its own fate.
+    /// Stored as a fragment; the reassembled datagram gets its own fate.
     Fragment,
-    /// Handed over to the worker that it belongs to.
+    /// Passed to the worker to which it belongs.
     HandedOver,
     /// Discarded.
     Dropped(FrameDrop),
 }
 
-/// A field of [`Counters`]: one number, or one for each reason.
+/// A field of [`Counters`]: a number, or an array with a number for each reason.
 trait Count {
     const ZERO: Self;
 
@@ -50,7 +50,7 @@ impl<const N: usize> Count for [u64; N] {
     }
 }
 
-/// Declares the counters once, so that no sum can miss one.
+/// Declares the counters once, so that a sum always includes all of them.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $kind:ty,)+) => {
         /// Counters of the fates of all frames. `received + reassembled + taken` equals the sum of
@@ -80,7 +80,7 @@ macro_rules! counters {
 counters! {
     /// Received frames.
     received: u64,
-    /// Datagrams put together from fragments.
+    /// Datagrams that were reassembled from fragments.
     reassembled: u64,
     /// Frames and datagrams received from other workers.
     taken: u64,
@@ -88,7 +88,7 @@ counters! {
     sent: u64,
     /// Frames with fate [`Fate::Held`].
     held: u64,
-    /// Frames of these that were sent later.
+    /// Number of waiting frames that were sent later.
     released: u64,
     /// Frames with fate [`Fate::Left`].
     left: u64,
@@ -102,13 +102,13 @@ counters! {
     handed_over: u64,
     /// Frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
     dropped: [u64; FrameDrop::ALL.len()],
-    /// Frames of VLANs without a device here, among those passed to the host.
+    /// Number of VLAN frames without a device here, among those passed to the host.
     tagged: u64,
-    /// ICMP errors made here.
+    /// ICMP errors that the dataplane has sent.
     icmp_sent: u64,
-    /// TCP resets made here.
+    /// TCP resets that the dataplane has sent.
     resets_sent: u64,
-    /// Sent frames, segments and fragments counted one by one.
+    /// Sent frames; segments and fragments are counted individually.
     emitted: u64,
     /// Frames that were copied because the backend's frame had too little room in front.
     copied: u64,

@@ -29,24 +29,24 @@ pub(super) struct Arrival {
 pub(super) struct Job<'a> {
     pub(super) packet: Packet,
     pub(super) hook: Hook,
-    /// Whether the host itself sent it, through its TUN device.
+    /// Whether the host itself sent the packet, through its TUN device.
     pub(super) from_host: bool,
-    /// Whether it is addressed to the host.
+    /// Whether the datagram is addressed to the host.
     pub(super) to_host: bool,
     /// Destination of the packet inside, if it is an ICMP error to be related.
     pub(super) inner: Option<(Protocol, SocketAddr)>,
-    /// The interface of its arrival, if any.
+    /// The interface on which the datagram arrived, if any.
     pub(super) arrival: Option<Arrival>,
-    /// Its fragmentation, if it arrived in fragments.
+    /// The sizes of its fragments, if it arrived in fragments.
     pub(super) history: Option<&'a History>,
     /// Fields that a router must write, by its IPv4 options.
     pub(super) options: WantedOptions,
-    /// The next hop if it passes unchanged, after the look-up.
+    /// The next hop if the packet is forwarded unchanged, after the look-up.
     pub(super) hop: Option<NextHop>,
 }
 
 impl Job<'_> {
-    /// A packet that is not part of a larger one, without a history.
+    /// A job for a packet that is not part of a larger one, and was not fragmented.
     pub(super) fn new(packet: Packet, hook: Hook, from_host: bool, to_host: bool) -> Self {
         Self {
             packet,
@@ -98,7 +98,7 @@ impl Pipeline {
         job.from_host || cx.env.intercept.covers(&packet, inner, job.to_host)
     }
 
-    /// A whole datagram.
+    /// Handles a complete datagram.
     pub(super) fn datagram<N: Net, D: Decide>(
         &mut self,
         frame: &mut Frame,
@@ -188,7 +188,8 @@ impl Pipeline {
         }
     }
 
-    /// Checks of a router before netfilter's FORWARD hook, if the host does not make them.
+    /// Performs a router's checks before netfilter's FORWARD hook, if the host does not perform
+    /// them.
     pub(super) fn transit_checks<N: Net>(
         &mut self,
         frame: &Frame,

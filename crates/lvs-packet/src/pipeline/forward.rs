@@ -1,4 +1,5 @@
-//! Client to server: translate, encapsulate, or change nothing but the link header.
+//! Packets from client to server: translated, encapsulated, or unchanged except for the link
+//! header.
 
 use std::net::SocketAddr;
 
@@ -73,7 +74,7 @@ impl Pipeline {
         }
     }
 
-    /// Translates a request if its method does, and sends it to a server that has a route.
+    /// Translates a request if its method requires it, and sends it to a server that has a route.
     fn forward_by<N: Net>(
         &mut self,
         hop: &NextHop,

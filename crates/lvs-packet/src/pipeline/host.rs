@@ -1,4 +1,4 @@
-//! Packets of the host: passed to it, reinjected, or answered in its place.
+//! Packets of the host: passed to it, reinjected, or answered for it.
 
 use lvs_core::{Protocol, TcpFlags};
 
@@ -16,7 +16,7 @@ use crate::settings::Echo;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 use crate::wire::{Mac, ipv6, tcp, udp};
 
-/// The path of a packet back to the host.
+/// How a packet returns to the host.
 #[derive(Clone, Copy)]
 enum Back {
     /// The TUN device.
@@ -76,9 +76,9 @@ impl Pipeline {
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }
 
-    /// Gives a packet to the host that the host should have seen: by the interface that it came in
-    /// by where that is possible, so that the host's filters meet it as they would have, or
-    /// else through the TUN device.
+    /// Passes an intercepted packet to the host, which should have received it. If possible, the
+    /// packet is reinjected on the interface on which it arrived, so that it passes the host's
+    /// filters; otherwise it is sent through the TUN device.
     pub(super) fn give_back_as_it_came<N: Net>(
         &mut self,
         frame: &mut Frame,

@@ -179,7 +179,7 @@ impl Pipeline {
         }
     }
 
-    /// A fragment, and the datagram if it was its last one.
+    /// Handles a fragment, and the datagram if no fragment is missing any more.
     fn fragment<N: Net, D: Decide>(
         &mut self,
         frame: &mut Frame,
@@ -238,9 +238,9 @@ impl Pipeline {
 }
 
 impl Pipeline {
-    /// Handles a first fragment of IPv6 that ends within its headers. It does not wait for others
-    /// (`nf_ct_frag6_gather`): alone it can belong to an existing connection, but it opens no
-    /// connection and is not translated.
+    /// Handles a first fragment of IPv6 that ends within its headers. It is not reassembled
+    /// (`nf_ct_frag6_gather`): it can belong to an existing connection, but it opens no connection
+    /// and is not translated.
     fn tiny_fragment<N: Net, D: Decide>(
         &mut self,
         frame: &mut Frame,
@@ -269,7 +269,7 @@ fn unreadable<N: Net>(frame: &Frame, from_host: bool, reason: FrameDrop, cx: &Cx
     }
 }
 
-/// Stores the length of a super-packet whose sender has omitted it.
+/// Writes the length of a super-packet into its IP header, if its sender has omitted it.
 fn finish_length(ip: &mut [u8]) {
     if is_ipv6(ip) {
         if be16(ip, ipv6::field::PAYLOAD_LEN) == 0 {

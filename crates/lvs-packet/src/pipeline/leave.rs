@@ -15,23 +15,23 @@ use crate::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 /// The number and size of the pieces of an outgoing packet.
 #[derive(Clone, Copy)]
 pub(super) enum Pieces<'a> {
-    /// In one frame, or cut evenly if it does not fit and permits it.
+    /// In one frame. If it does not fit and may be fragmented, it is cut into equal fragments.
     Whole,
-    /// In one frame, or cut evenly in spite of "don't fragment": a relayed ICMP error.
+    /// Send in one frame, or cut evenly in spite of "don't fragment": a relayed ICMP error.
     Relayed,
-    /// It arrived in fragments: cut evenly, and never longer than the longest of them. The same for
-    /// a tunnel packet around it.
+    /// It arrived in fragments: it is cut into equal fragments, which are not longer than the
+    /// longest of those. A tunnel packet around it is cut in the same way.
     Even(&'a History),
-    /// It arrived in fragments and passes through, or is IPv6: cut at the same places, if that
-    /// fits.
+    /// It arrived in fragments and is forwarded unchanged, or is IPv6: it is cut at the same
+    /// offsets, if these fragments fit.
     Along(&'a History),
-    /// It is a tunnel packet around IPv6 that arrived in fragments: cut at the same places, behind
-    /// the given number of tunnel bytes, if it does not fit.
+    /// It is a tunnel packet around an IPv6 packet that arrived in fragments: if it does not fit,
+    /// it is cut at the same offsets, after the given number of tunnel bytes.
     Around(&'a History, usize),
 }
 
 impl Job<'_> {
-    /// The pieces of a packet for a server, if it arrived in such pieces.
+    /// Returns the fragment sizes of a packet for a server, if it arrived in fragments.
     pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
         match history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),
@@ -50,7 +50,7 @@ struct Link<'a> {
 }
 
 impl Pipeline {
-    /// Sends a finished packet by `hop`, cut as it has to be.
+    /// Sends a finished packet by `hop`, fragmented if necessary.
     #[inline]
     pub(super) fn leave<N: Net>(
         &mut self,
@@ -228,7 +228,8 @@ impl Pipeline {
         fate
     }
 
-    /// Puts the link header on and queues the frame, or lets it wait for its neighbour.
+    /// Adds the link header and queues the frame, or lets the frame wait until its neighbour is
+    /// resolved.
     #[inline]
     fn emit<N: Net>(&mut self, frame: &mut Frame, link: Link<'_>, cx: &mut Cx<'_, N>) -> Fate {
         let Link { hop, info } = link;

@@ -40,7 +40,7 @@ impl Pipeline {
         self.answer(port, &arp::reply(&message, info.mac), cx)
     }
 
-    /// Answers neighbour solicitations for own addresses, and reports claims of other hosts to a
+    /// Answers neighbour solicitations for own addresses, and reports other hosts that claim a
     /// service's address. `None`: the packet is something else.
     pub(super) fn neighbour_discovery<N: Net>(
         &mut self,
@@ -80,7 +80,7 @@ impl Pipeline {
         Some(self.answer(port, &answer, cx))
     }
 
-    /// Sends a whole frame made here.
+    /// Sends a complete frame that the dataplane has made.
     fn answer<N: Net>(&mut self, port: PortId, answer: &[u8], cx: &mut Cx<'_, N>) -> Fate {
         // Not in the frame that asked: an answer may be longer.
         let mut frame = cx.out.spare(answer.len());

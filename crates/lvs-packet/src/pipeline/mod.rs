@@ -73,16 +73,16 @@ pub trait Decide {
         0
     }
 
-    /// The place in the table where the decision about a datagram between these two will search;
-    /// `None` if it is unknown or the prefetch is not worth it.
+    /// A hint for the table slots that the decision about a datagram between these addresses will
+    /// read; `None` if it is unknown or the prefetch has no benefit.
     fn ahead(&self, _protocol: Protocol, _src: SocketAddrV4, _dst: SocketAddrV4) -> Option<Ahead> {
         None
     }
 
-    /// Reads this place, and prepares the prefetch of the next one.
+    /// Reads the hinted slot, and prepares the prefetch of the next one.
     fn aim(&self, _ahead: &mut Ahead) {}
 
-    /// As [`packet`](Self::packet), for a packet with a look-up hint.
+    /// Decides like [`packet`](Self::packet), on a packet with a look-up hint.
     fn packet_ahead(&mut self, meta: &PacketMeta<'_>, _ahead: &Ahead, now: Instant) -> Verdict {
         self.packet(meta, now)
     }
@@ -151,32 +151,34 @@ impl<'a, N> Env<'a, N> {
     }
 }
 
-/// Frames that are built before they are sent, except for the pieces of one more frame.
+/// Maximum of frames that are built before they are sent, apart from the fragments and segments of
+/// one more frame.
 const PORTION: usize = 1024;
 
-/// Fields that all steps of one packet share.
+/// Values that all steps of the processing of one packet share.
 struct Cx<'a, N> {
     env: &'a Env<'a, N>,
     now: Instant,
     out: &'a mut Output,
-    /// The facts about the present frame.
+    /// The hint for the look-up of the present frame.
     ahead: Option<Ahead>,
 }
 
 /// The packet path of one worker. The state of the whole director is in its [`Common`].
 #[derive(Debug)]
 pub struct Pipeline {
-    /// The fates of the frames so far.
+    /// Counters of the fates of frames so far.
     pub counters: Counters,
-    /// Packets that wait for their neighbours.
+    /// Packets that wait until a neighbour is resolved.
     pub held: Held,
     /// The limiter of new connections in a flood.
     pub syn_limiter: SynLimiter,
-    /// Which of several workers it belongs to; `None` if all packets are its own.
+    /// The worker's number and the rule that divides packets among several workers; `None` for one
+    /// worker.
     pub share: Option<Share>,
     common: Arc<Common>,
     tunnels: KnownPaths,
-    /// The ICMP error that answered the present packet.
+    /// The ICMP error that answered the current packet.
     own_error: Option<OwnError>,
 }
 
@@ -224,9 +226,9 @@ impl Pipeline {
         }
     }
 
-    /// As [`process`](Self::process), but stops once there is a portion to send, so that frames
-    /// which become many (fragments, segments) are never all there at a time. Returns how many
-    /// were processed, at least one of any.
+    /// As [`process`](Self::process), but stops as soon as a portion can be sent, so that a frame
+    /// that becomes many (fragments, segments) does not need memory for all of them at a time.
+    /// Returns the number of processed frames: at least one, if there are any.
     pub fn process_some<N: Net, D: Decide>(
         &mut self,
         port: PortId,

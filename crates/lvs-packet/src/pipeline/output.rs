@@ -10,7 +10,7 @@ use crate::mld;
 use crate::net::PortId;
 use crate::wire::Mac;
 
-/// A request to the caller, before it sends the frames.
+/// A request that the caller handles before it sends the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Request a neighbour's link-layer address from the kernel, and report it by
@@ -44,7 +44,7 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// The bytes of memory that it uses.
+    /// Returns the number of bytes of memory that the datagram uses.
     pub fn size(&self) -> usize {
         self.frame.capacity()
     }
@@ -54,7 +54,7 @@ impl Whole {
 #[derive(Debug, Default)]
 pub struct Output {
     ports: Vec<Vec<Frame>>,
-    /// Frames by the port of their arrival.
+    /// The frames, by the port on which they arrived.
     back: Vec<Vec<Frame>>,
     /// To be applied before the frames are sent.
     pub requests: Vec<Request>,
@@ -128,8 +128,8 @@ impl Output {
         }
     }
 
-    /// An empty frame for a packet of the director itself, with room for `len` bytes. A newly
-    /// allocated one has not much more.
+    /// An empty frame for a packet of the director, with room for `len` bytes. A newly allocated
+    /// frame has little more room.
     pub(super) fn spare(&mut self, len: usize) -> Frame {
         if len > SMALL {
             self.large
@@ -182,7 +182,7 @@ fn queue_of(queues: &mut Vec<Vec<Frame>>, port: PortId) -> &mut Vec<Frame> {
     &mut queues[index]
 }
 
-/// Frames of each kind that are kept for reuse at most.
+/// Maximum number of frames of each kind that are kept for reuse.
 const POOL_MAX: usize = 512;
 /// The usual length of a frame that is made here: a packet of 1500 bytes in a tunnel.
 const SMALL: usize = 1920;

@@ -16,7 +16,7 @@ use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 /// host's own packets pass IPVS in `LOCAL_OUT`.
 #[derive(Debug)]
 pub(super) enum OwnError {
-    /// It was sent: the director counts it for its connection.
+    /// The packet was sent, and contains an ICMP error that the director counts for its connection.
     Sent(IcmpError),
     /// It is addressed to a virtual address, because a reply of a server could not be forwarded.
     /// The director relays it to that server.
@@ -24,7 +24,7 @@ pub(super) enum OwnError {
 }
 
 impl Pipeline {
-    /// Sends an answer of the dataplane; it counts as [`Fate::Answered`] unless it cannot be sent.
+    /// Sends an answer of the dataplane. It counts as [`Fate::Answered`] unless it cannot be sent.
     pub(super) fn send_own<N: Net>(&mut self, frame: &mut Frame, cx: &mut Cx<'_, N>) -> Fate {
         frame.offload = Offload::default();
         let packet = match parse::ip(frame.bytes(), false) {
@@ -53,7 +53,7 @@ impl Pipeline {
         }
     }
 
-    /// Makes an ICMP error about the packet in `frame` and sends it to its source.
+    /// Makes an ICMP error about the packet in `frame`, and sends it to the packet's source.
     pub(super) fn icmp_error<N: Net>(
         &mut self,
         kind: ErrorKind,

@@ -66,7 +66,7 @@ impl Pipeline {
         Some(self.send_request(port, frame, to.local, &passed, cx))
     }
 
-    /// Sends it as it is, but for its addresses.
+    /// Sends the packet with changed addresses and no other change.
     #[inline]
     fn send_on<N: Net>(
         &mut self,
@@ -108,7 +108,7 @@ impl Pipeline {
         Fate::Sent
     }
 
-    /// Sends a request as the slow path does.
+    /// Sends a request of a client, as the slow path does.
     #[cold]
     fn send_request<N: Net>(
         &mut self,
@@ -157,7 +157,7 @@ fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
     finishable.then_some(packet)
 }
 
-/// Whether a packet can be sent there unchanged.
+/// Whether a packet can be sent on this path unchanged.
 #[inline]
 fn takes<N: Net>(way: &Way, frame: &Frame, packet: &Plain, net: &N) -> bool {
     packet.len <= way.mtu

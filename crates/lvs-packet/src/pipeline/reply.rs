@@ -1,4 +1,4 @@
-//! Server to client: translated back, or unchanged.
+//! Packets from server to client: translated back, or unchanged.
 
 use std::net::SocketAddr;
 
@@ -167,7 +167,7 @@ fn rewrite_reply(
 }
 
 impl Job<'_> {
-    /// The packet as it is after `edit`.
+    /// The description of the packet after `edit`.
     fn edited(&self, frame: &Frame, edit: &Edit) -> Self {
         let mut job = *self;
         if edit.replacement.is_some() {
@@ -179,7 +179,8 @@ impl Job<'_> {
     }
 }
 
-/// Translates one end of a packet, or of an ICMP error and the packet inside it.
+/// Translates the source or destination of a packet, or of an ICMP error and of the packet inside
+/// it.
 #[inline]
 pub(super) fn rewrite(
     frame: &mut Frame,

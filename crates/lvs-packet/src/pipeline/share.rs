@@ -1,4 +1,4 @@
-//! Packets that belong to another worker: handed over, and taken.
+//! Packets that belong to another worker: passed to it, and received by it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ use crate::parse::{self, Packet};
 use crate::steer::Steering;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, be16, ethernet, vlan};
 
-/// The worker that a pipeline belongs to, of several.
+/// The part of the connections that belongs to the worker of a pipeline, if there are several
+/// workers.
 #[derive(Clone, Debug)]
 pub struct Share {
     /// The worker's number.
@@ -24,7 +25,7 @@ pub struct Share {
 }
 
 impl Pipeline {
-    /// The worker of a received frame, if it is another one.
+    /// The worker to which a received frame belongs, if it is not this one.
     pub fn home_of<N: Net>(
         &self,
         info: &PortInfo,
@@ -67,8 +68,8 @@ impl Pipeline {
         (home != share.number).then_some(home)
     }
 
-    /// Counts packets that were passed to other workers: `frames` frames without another counter,
-    /// and `lost` packets, of all kinds, for which there was no room.
+    /// Counts packets that were passed to other workers: `frames` frames that no other counter
+    /// includes, and `lost` packets, of all kinds, for which the queue had no room.
     pub const fn count_handed_over(&mut self, frames: usize, lost: usize) {
         let (frames, lost) = (frames as u64, lost as u64);
         self.counters.received += frames;
@@ -77,7 +78,7 @@ impl Pipeline {
         self.counters.dropped[FrameDrop::WorkerBusy.index()] += lost;
     }
 
-    /// Counts frames that this worker has taken over from the workers that received them.
+    /// Counts frames that this worker has received from other workers.
     pub const fn count_taken(&mut self, frames: usize) {
         self.counters.received -= frames as u64;
         self.counters.taken += frames as u64;

@@ -129,8 +129,8 @@ impl Pipeline {
         fate
     }
 
-    /// Encapsulates a packet and sends it. Whether it may be fragmented has been decided by the
-    /// inner packet.
+    /// Encapsulates a packet and sends it. The inner packet has already determined whether it may
+    /// be fragmented.
     fn tunnelled<N: Net>(
         &mut self,
         frame: &mut Frame,

@@ -11,7 +11,7 @@ use crate::frame::Frame;
 use crate::parse::PLAIN;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, be16, ethernet, ipv4, udp};
 
-/// Frames whose memory is loaded before the first of them is decided.
+/// Number of frames whose memory is loaded before the first of them is handled.
 pub(super) const AHEAD: usize = 64;
 
 /// Look-up hints of the frames of a batch.

@@ -112,7 +112,7 @@ mod tests {
             .options_raw(options)
             .expect("at most 40 bytes")
             .write(&mut ip, &[])
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         (ip, if six { 40 } else { 20 })
     }
 

@@ -12,7 +12,7 @@ use crate::segment::{self, Cut};
 use crate::wire::checksum::{self, Delta, Sum};
 use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, sctp, tcp, udp};
 
-/// The translated end of a packet.
+/// The address and port of a packet that is translated: source or destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Source: replies.
@@ -21,8 +21,8 @@ pub enum End {
     Destination,
 }
 
-/// Length of the transport header that translation changes, and where its checksum is; `None` if it
-/// changes none.
+/// Returns the length of the transport header that translation changes, and the offset of its
+/// checksum; `None` if it changes none.
 #[inline]
 pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
     match protocol {
@@ -33,12 +33,12 @@ pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
     }
 }
 
-/// Translates one end of the packet in `frame`, which `packet` describes, to `to`. Changes nothing
-/// if it fails.
+/// Translates the source or destination of the packet in `frame`, which `packet` describes, to
+/// `to`. Changes nothing if it fails.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if the transport header is cut short, [`FrameDrop::Unsupported`] if
-/// `to` is of another IP version, [`FrameDrop::BadOffload`] if an unfinished checksum lies outside
+/// [`FrameDrop::ShortHeader`] if the transport header is truncated, [`FrameDrop::Unsupported`] if
+/// `to` has another IP version, [`FrameDrop::BadOffload`] if an unfinished checksum is outside of
 /// the frame.
 #[inline]
 pub fn translate(
@@ -94,11 +94,12 @@ pub fn translate(
     Ok(())
 }
 
-/// As [`translate`], of TCP or UDP over IPv4 in `ip`, without options, whose transport header is
-/// whole. `unfinished`: the transport checksum is that of the pseudo-header alone.
+/// Does the same as [`translate`] for TCP or UDP over IPv4 in `ip`, without options and with a
+/// complete transport header. `unfinished`: the transport checksum covers only the pseudo-header so
+/// far.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if it is not.
+/// [`FrameDrop::ShortHeader`] if the transport header is incomplete.
 #[inline]
 pub fn translate_plain(
     ip: &mut [u8],
@@ -171,7 +172,7 @@ impl Change {
     }
 }
 
-/// Where the port of an end is in a transport header: the same in TCP, UDP and SCTP.
+/// Returns the offset of an end's port in a transport header: the same in TCP, UDP and SCTP.
 const fn port(end: End) -> usize {
     match end {
         End::Source => udp::field::SOURCE.start,
@@ -183,7 +184,7 @@ const fn nonzero(sum: u16) -> u16 {
     if sum == 0 { 0xffff } else { sum }
 }
 
-/// Computes the checksum of a whole UDP datagram.
+/// Computes the checksum of a complete UDP datagram.
 fn finish_udp(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + udp::field::CHECKSUM.start, 0);
     let datagram = &ip[l4..];
@@ -194,13 +195,13 @@ fn finish_udp(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + udp::field::CHECKSUM.start, nonzero(sum));
 }
 
-/// Translates an ICMP error: `outer` end of the message itself to the address of `to`, and the
-/// other end of the packet inside to `to`, so that its sender recognises it. The checksum inside
-/// the inner transport header is left as it is.
+/// Translates an ICMP error: the `outer` address of the message itself to the address of `to`, and
+/// the opposite address and port of the packet inside to `to`, so that its sender recognises it.
+/// The checksum inside the inner transport header is unchanged.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if the inner header is cut short (which the parser has ruled out),
-/// [`FrameDrop::Unsupported`] if `to` is of another IP version.
+/// [`FrameDrop::ShortHeader`] if the inner header is truncated (the parser excludes this),
+/// [`FrameDrop::Unsupported`] if `to` has another IP version.
 pub fn translate_icmp(
     ip: &mut [u8],
     l4: usize,
@@ -285,7 +286,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn check(ip: &[u8]) {
-        let sliced = SlicedPacket::from_ip(ip).expect("it is a packet");
+        let sliced = SlicedPacket::from_ip(ip).expect("the bytes are a valid packet");
         if let Some(etherparse::NetSlice::Ipv4(net)) = &sliced.net {
             let header = net.header().to_header();
             assert_eq!(header.calc_header_checksum(), header.header_checksum);
@@ -343,7 +344,7 @@ mod tests {
             PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
                 .tcp(1000, 80, 7, 9)
                 .write(&mut inside, b"odd")
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
             let mut ip = Vec::new();
             let builder = match six {
                 true => PacketBuilder::ipv6([1; 16], [2; 16], 64),
@@ -352,7 +353,7 @@ mod tests {
             builder
                 .udp(40_000, 4789)
                 .write(&mut ip, &inside)
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
             let l4 = if six { 40 } else { 20 };
             let inner = l4 + 8 + INNER;
             let tcp = inner + 20;
@@ -382,7 +383,7 @@ mod tests {
         }
     }
 
-    /// The device that the sender meant cuts it behind the translation.
+    /// The sender's device was to segment the super-packet; this happens after the translation.
     #[test]
     fn aggregate_inside_tunnel_gets_right_checksums_when_it_is_cut() {
         for (absent, end) in [(true, End::Destination), (false, End::Source)] {
@@ -391,12 +392,12 @@ mod tests {
             PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
                 .tcp(1000, 80, 7, 9)
                 .write(&mut inside, &[7; 3500])
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
             let mut ip = Vec::new();
             PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], 64)
                 .udp(40_000, 4789)
                 .write(&mut ip, &inside)
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
             if absent {
                 put16(&mut ip, 20 + 6, 0);
             }
@@ -441,9 +442,9 @@ mod tests {
             };
             let to: IpAddr = if six { to.into() } else { shorten(to).into() };
             if udp {
-                builder.udp(sport, dport).write(&mut ip, &payload).expect("a vector takes all");
+                builder.udp(sport, dport).write(&mut ip, &payload).expect("writing to a vector succeeds");
             } else {
-                builder.tcp(sport, dport, 7, 9).ack(3).write(&mut ip, &payload).expect("a vector takes all");
+                builder.tcp(sport, dport, 7, 9).ack(3).write(&mut ip, &payload).expect("writing to a vector succeeds");
             }
             let l4 = if six { 40 } else { 20 };
             let field = l4 + if udp { 6 } else { 16 };
@@ -478,13 +479,13 @@ mod tests {
         fn translated_error_has_right_checksum_and_addresses(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
             // The server complains about a packet of the client's that was translated to it.
             let mut inner = Vec::new();
-            PacketBuilder::ipv6(client, server, 63).udp(1000, 8053).write(&mut inner, &vec![9; len]).expect("a vector takes all");
+            PacketBuilder::ipv6(client, server, 63).udp(1000, 8053).write(&mut inner, &vec![9; len]).expect("writing to a vector succeeds");
             inner.truncate(inner.len() - cut.min(len));
             let mut ip = Vec::new();
             let kind = etherparse::Icmpv6Type::DestinationUnreachable(etherparse::icmpv6::DestUnreachableCode::Port);
-            PacketBuilder::ipv6(server, client, 64).icmpv6(kind).write(&mut ip, &inner).expect("a vector takes all");
+            PacketBuilder::ipv6(server, client, 64).icmpv6(kind).write(&mut ip, &inner).expect("writing to a vector succeeds");
             translate_icmp(&mut ip, 40, End::Source, SocketAddr::new(vip.into(), port), true).expect("whole headers");
-            let sliced = SlicedPacket::from_ip(&ip).expect("it is a packet");
+            let sliced = SlicedPacket::from_ip(&ip).expect("the bytes are a valid packet");
             let Some(TransportSlice::Icmpv6(message)) = sliced.transport else { panic!("not ICMPv6") };
             prop_assert!(message.is_checksum_valid(vip, client));
             prop_assert_eq!(ip_dst(message.payload()), IpAddr::from(vip));

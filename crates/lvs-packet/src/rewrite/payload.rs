@@ -11,7 +11,7 @@ use crate::parse::Packet;
 use crate::wire::checksum::{Delta, Sum};
 use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp};
 
-/// Places in a TCP header.
+/// Positions of fields in a TCP header.
 const SEQUENCE: usize = tcp::field::SEQUENCE.start;
 const ACKNOWLEDGEMENT: usize = tcp::field::ACKNOWLEDGEMENT.start;
 const CHECKSUM: usize = tcp::field::CHECKSUM.start;
@@ -22,11 +22,11 @@ const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_SACK: u8 = 5;
 
-/// Changes a server's segment, which `packet` describes. A segment with a wrong checksum must not
-/// come here.
+/// Changes a server's segment, which `packet` describes. The segment's checksum must be right.
 ///
 /// # Errors
-/// [`FrameDrop::NoRoom`] if it became longer than a packet can be. Then nothing has changed.
+/// [`FrameDrop::NoRoom`] if the segment would be longer than the longest packet. Then nothing has
+/// changed.
 pub fn edit(frame: &mut Frame, packet: &Packet, edit: &Edit) -> Result<(), FrameDrop> {
     let l4 = packet.l4;
     if let Some(replacement) = &edit.replacement {
@@ -117,7 +117,7 @@ fn store(ip: &mut [u8], l4: usize, at: usize, number: u32, delta: &mut Delta) {
     put32(ip, l4 + at, number);
 }
 
-/// Whether the TCP checksum's field holds the pseudo-header's sum alone.
+/// Whether the field of the TCP checksum contains only the sum of the pseudo-header.
 fn is_unfinished(frame: &Frame, l4: usize) -> bool {
     frame.offload.checksum.is_some_and(|partial| {
         usize::from(partial.start) == l4 && usize::from(partial.offset) == CHECKSUM

@@ -42,7 +42,7 @@ pub mod gre {
     pub const FLAGS: Field = 0..2;
     /// EtherType of the inner packet.
     pub const PROTOCOL: Field = 2..4;
-    /// Checksum, if the flags announce one.
+    /// Checksum, if the flags indicate one.
     pub const CHECKSUM: Field = 4..6;
 }
 
@@ -65,7 +65,7 @@ pub struct Outer {
     pub source_port: u16,
     /// IPv4: identification, where `df` is clear.
     pub id: u16,
-    /// IPv4: "don't fragment", the inner one if path MTU discovery is on.
+    /// IPv4: "don't fragment"; a copy of the inner packet's flag if path MTU discovery is on.
     pub df: bool,
 }
 
@@ -84,9 +84,9 @@ pub struct Template {
 }
 
 impl Template {
-    /// For inner packets of IPv6 or of IPv4; `keeps_df` if they decide about "don't fragment"
-    /// (`pmtu_disc`). `None` if the outer headers have a checksum over the packet, or the addresses
-    /// are not of one version of IP.
+    /// Creates the outer headers for inner packets of IPv6 or of IPv4; `keeps_df` if they decide
+    /// about "don't fragment" (`pmtu_disc`). `None` if the outer headers have a checksum over the
+    /// packet, or the addresses have different IP versions.
     pub fn new(
         src: IpAddr,
         dst: IpAddr,
@@ -131,18 +131,18 @@ impl Template {
         self.tunnel
     }
 
-    /// Whether the outer IP header is one of IPv6.
+    /// Whether the outer IP header is an IPv6 header.
     pub const fn is_v6(&self) -> bool {
         self.v6
     }
 
-    /// Whether the outer header forbids fragmentation where the inner one does.
+    /// Whether the outer header forbids fragmentation if the inner one does.
     pub const fn keeps_df(&self) -> bool {
         self.df
     }
 }
 
-/// Whether a packet of this protocol may be one that the director has encapsulated.
+/// Whether a packet of this protocol may be a tunnel packet of the director.
 pub const fn is_outer(protocol: Protocol) -> bool {
     matches!(protocol.0, IPV4 | IPV6 | GRE | UDP)
 }
@@ -172,7 +172,8 @@ pub fn inner_mtu(tunnel: Tunnel, server: IpAddr, route: usize, learned: usize) -
     (mtu >= least).then_some(mtu)
 }
 
-/// The source port for the flow of a packet (`udp_flow_src_port`): the same for all its packets.
+/// Returns the source port for the flow of a packet (`udp_flow_src_port`): the same for all its
+/// packets.
 pub fn source_port(packet: &Packet) -> u16 {
     let (sport, dport) = packet.ports.unwrap_or_default();
     let mut hash = u32::from(packet.protocol.0) ^ (u32::from(sport) << 16 | u32::from(dport));
@@ -267,7 +268,7 @@ struct OuterIpv4 {
 }
 
 impl OuterIpv4 {
-    /// Puts it in front, with an identification or with "don't fragment".
+    /// Inserts the header before the packet, with an identification or with "don't fragment".
     fn push(&self, frame: &mut Frame, id: Option<u16>) -> Result<(), FrameDrop> {
         use ipv4::field;
         let len = u16::try_from(frame.len() + ipv4::HEADER_LEN);
@@ -380,7 +381,7 @@ mod tests {
             } else {
                 PacketBuilder::ipv4([1; 4], [2; 4], ttl)
             };
-            builder.udp(1, 2).write(&mut ip, &vec![9; len]).expect("a vector takes all");
+            builder.udp(1, 2).write(&mut ip, &vec![9; len]).expect("writing to a vector succeeds");
             if six {
                 put16(&mut ip, 0, 0x6000 | u16::from(class) << 4);
             } else {
@@ -402,7 +403,7 @@ mod tests {
             prop_assert_eq!(&bytes[headers..], &ip[..]);
 
             let want_class = if class & 3 == 3 { class & !1 } else { class };
-            let sliced = SlicedPacket::from_ip(bytes).expect("it is a packet");
+            let sliced = SlicedPacket::from_ip(bytes).expect("the bytes are a valid packet");
             let protocol = match sliced.net.as_ref().expect("an IP header") {
                 NetSlice::Ipv4(net) => {
                     let header = net.header().to_header();

@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A one's complement sum in the making.
+/// An incomplete one's complement sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
@@ -15,11 +15,11 @@ impl Sum {
     /// An empty sum.
     pub const ZERO: Self = Self(0);
 
-    /// Adds `bytes`, as if a zero followed an odd one.
+    /// Adds `bytes` to the sum; a zero byte completes an odd number of bytes.
     ///
     /// The sum is taken over native words and turned once: one's complement addition does not
-    /// depend on the byte order (RFC 1071 section 2 B), and 2^16 is 1 modulo 2^16-1, so words
-    /// may be wider than 16 bits.
+    /// depend on the byte order (RFC 1071 section 2 B), and 2^16 is 1 modulo 2^16-1, so words may
+    /// be wider than 16 bits.
     #[inline]
     #[must_use]
     pub fn bytes(self, bytes: &[u8]) -> Self {
@@ -160,8 +160,8 @@ const CRC32C: [u32; 256] = {
     table
 };
 
-/// The checksum of an SCTP packet, as its field stores it (little-endian), with the field itself
-/// taken as zero.
+/// The checksum of an SCTP packet, in the byte order of its field (little-endian); the field itself
+/// counts as zero.
 pub fn sctp(packet: &[u8]) -> [u8; 4] {
     let mut crc = u32::MAX;
     for (at, byte) in packet.iter().enumerate() {
@@ -177,7 +177,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn example_of_rfc_1071() {
+    fn checksum_of_rfc_1071_example_is_right() {
         let sum = Sum::ZERO.bytes(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
         assert_eq!(sum.fold(), 0xddf2);
     }

@@ -88,7 +88,7 @@ pub fn echo_reply(frame: &mut Frame, l4: usize, id: u16) {
 /// Empties `frame` and writes an IPv4 header without options for a payload of `len` bytes.
 #[expect(
     clippy::too_many_arguments,
-    reason = "they are the fields of the header"
+    reason = "the bytes are the fields of the header"
 )]
 pub(crate) fn header(
     frame: &mut Frame,

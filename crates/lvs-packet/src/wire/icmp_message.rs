@@ -31,7 +31,7 @@ pub enum ErrorKind {
     ProtocolUnreachable,
     /// 3/3.
     PortUnreachable,
-    /// 3/4 with the MTU that the packet does not fit (RFC 1191).
+    /// Type 3, code 4, with the MTU that the packet exceeds (RFC 1191).
     FragmentationNeeded(u16),
     /// 11/0.
     TtlExceeded,
@@ -43,7 +43,7 @@ pub enum ErrorKind {
         kind: u8,
         /// Its code.
         code: u8,
-        /// Its second word.
+        /// The second word of the ICMP header.
         rest: [u8; 4],
     },
 }

@@ -34,8 +34,8 @@ fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
     }
 }
 
-/// Writes the error about `offending` (an IPv6 packet) into `frame`, from `src`, with as much of it
-/// as fits the least MTU.
+/// Writes the error about `offending` (an IPv6 packet) into `frame`, from `src`, with as much of
+/// the packet as fits into the minimum MTU.
 pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv6Addr) -> bool {
     let quoted = &offending[..offending
         .len()
@@ -87,7 +87,7 @@ pub fn finish_checksum(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + icmp::field::CHECKSUM.start, sum);
 }
 
-/// The checksum over the ICMPv6 message at `l4`: 0 if the one that is in it is right.
+/// The checksum over the ICMPv6 message at `l4`: 0 if the checksum in the message is right.
 pub fn sum(ip: &[u8], l4: usize) -> u16 {
     let message = ip.get(l4..).unwrap_or_default();
     let (src, dst) = (IpAddr::V6(ipv6::src(ip)), IpAddr::V6(ipv6::dst(ip)));
@@ -122,7 +122,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn check(ip: &[u8]) -> Icmpv6Type {
-        let sliced = SlicedPacket::from_ip(ip).expect("it is a packet");
+        let sliced = SlicedPacket::from_ip(ip).expect("the bytes are a valid packet");
         let Some(TransportSlice::Icmpv6(message)) = sliced.transport else {
             panic!("not ICMPv6");
         };
@@ -132,16 +132,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn errors_and_echoes_agree_with_the_twin(a: [u8; 16], b: [u8; 16], len in 0usize..3000) {
+        fn icmpv6_errors_and_echoes_agree_with_etherparse(a: [u8; 16], b: [u8; 16], len in 0usize..3000) {
             let mut ip = Vec::new();
-            PacketBuilder::ipv6(a, b, 64).udp(1, 2).write(&mut ip, &vec![7; len]).expect("a vector takes all");
+            PacketBuilder::ipv6(a, b, 64).udp(1, 2).write(&mut ip, &vec![7; len]).expect("writing to a vector succeeds");
             let mut frame = Frame::new();
             prop_assert!(error(&mut frame, ErrorKind::FragmentationNeeded(1400), &ip, b.into()));
             prop_assert!(frame.len() <= ipv6::MTU_MIN);
             prop_assert_eq!(check(frame.bytes()), Icmpv6Type::PacketTooBig { mtu: 1400 });
 
             let mut ip = Vec::new();
-            PacketBuilder::ipv6(a, b, 64).icmpv6_echo_request(5, 6).write(&mut ip, &vec![7; len]).expect("a vector takes all");
+            PacketBuilder::ipv6(a, b, 64).icmpv6_echo_request(5, 6).write(&mut ip, &vec![7; len]).expect("writing to a vector succeeds");
             let mut frame = Frame::from_bytes(&ip);
             echo_reply(&mut frame, ipv6::HEADER_LEN);
             prop_assert_eq!((ipv6::src(frame.bytes()), ipv6::dst(frame.bytes())), (b.into(), a.into()));

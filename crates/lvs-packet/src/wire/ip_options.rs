@@ -20,10 +20,10 @@ const STRICT_SOURCE_ROUTE: u8 = 137;
 const ROUTER_ALERT: u8 = 148;
 const SECURITY_LABEL: u8 = 134;
 
-/// Routers that found no room for their time stamp are counted up to this.
+/// Maximum of the counter of routers that had no room for their time stamp.
 const OVERFLOW_MAX: u8 = 15;
 
-/// Reasons for a host to refuse a packet with these options.
+/// The reasons for which a host refuses a packet with these IP options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The options are invalid; the offset of the byte at fault in the IP header.
@@ -43,8 +43,8 @@ pub struct WantedOptions {
     overflow: Option<usize>,
 }
 
-/// Checks the options of the IPv4 packet at the start of `ip`, whose header is whole. `own`:
-/// whether an address is one of this router's, which time stamps can ask for by name.
+/// Checks the options of the IPv4 packet at the start of `ip`, whose header is complete. `own`
+/// returns whether an address belongs to this router: time stamp options can name addresses.
 ///
 /// # Errors
 /// See [`Refused`].
@@ -134,8 +134,8 @@ pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<WantedOptions, 
     Ok(wanted)
 }
 
-/// The byte of a CIPSO option (FIPS 188) that makes no sense, if one does: its tags must fill it
-/// (`cipso_v4_validate`).
+/// The position of the first invalid byte of a CIPSO option (FIPS 188), if there is one: its tags
+/// must fill the option (`cipso_v4_validate`).
 fn security_label(option: &[u8]) -> Option<usize> {
     const HEADER_LEN: usize = 6;
     if option.len() < HEADER_LEN + 2 {
@@ -158,7 +158,7 @@ fn security_label(option: &[u8]) -> Option<usize> {
 }
 
 impl WantedOptions {
-    /// Whether no option requires work.
+    /// Whether no option requires any work.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
@@ -225,7 +225,7 @@ mod tests {
     /// Recorded from the kernel, requests and answers of a service by NAT with each of these
     /// options.
     #[test]
-    fn router_fills_in_options() {
+    fn router_fills_in_ip_options() {
         for (before, after) in [
             (
                 &[7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0][..],
@@ -257,7 +257,7 @@ mod tests {
     /// Options for which the kernel answers with "parameter problem", by recordings, and options
     /// that it drops silently.
     #[test]
-    fn host_refuses_invalid_options() {
+    fn host_refuses_invalid_ip_options() {
         for (options, octet) in [
             (&[7, 40, 4, 0][..], 20),
             (&[7, 1, 4, 0], 20),

@@ -1,5 +1,5 @@
-//! Editors of an IPv4 header in place. The packet begins with its IP header, which has been
-//! checked.
+//! Functions that change an IPv4 header in place. The packet begins with its IP header, which has
+//! been checked.
 
 use std::net::Ipv4Addr;
 
@@ -84,8 +84,8 @@ pub fn decrement_ttl(ip: &mut [u8]) {
     adjust(ip, Delta::NONE.word(old, new));
 }
 
-/// Increments the TTL, to undo the decrement of one hop, and adjusts the header checksum; 255
-/// stays.
+/// Increments the TTL, to undo the decrement of one hop, and adjusts the header checksum; a TTL of
+/// 255 remains.
 #[inline]
 pub fn increment_ttl(ip: &mut [u8]) {
     let old = be16(ip, field::TTL);
@@ -147,7 +147,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_editor_leaves_a_right_checksum(a: [u8; 4], b: [u8; 4], c: [u8; 4], d: [u8; 4], ttl in 1u8.., id: u16, len in 0u16..60_000) {
+        fn every_ipv4_header_change_keeps_checksum_right(a: [u8; 4], b: [u8; 4], c: [u8; 4], d: [u8; 4], ttl in 1u8.., id: u16, len in 0u16..60_000) {
             let mut header = Ipv4Header::new(len, ttl, etherparse::IpNumber::UDP, a, b).expect("the length fits");
             header.header_checksum = header.calc_header_checksum();
             let mut ip = header.to_bytes().to_vec();
@@ -159,7 +159,7 @@ mod tests {
             set_id(&mut ip, id);
             set_total_len(&mut ip, len);
             set_flags(&mut ip, MF | 185);
-            let (after, _) = Ipv4Header::from_slice(&ip).expect("it is a header");
+            let (after, _) = Ipv4Header::from_slice(&ip).expect("the bytes are a valid header");
             prop_assert_eq!(after.calc_header_checksum(), after.header_checksum);
             prop_assert_eq!((after.source, after.destination, after.time_to_live), (c, d, ttl - 1));
             prop_assert_eq!(after.fragment_offset.value(), 185);

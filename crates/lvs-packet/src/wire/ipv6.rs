@@ -29,7 +29,7 @@ pub mod field {
 pub mod fragment_field {
     use crate::wire::Field;
 
-    /// The header behind it.
+    /// The type of the header behind this one.
     pub const NEXT_HEADER: usize = 0;
     /// Offset and "more fragments".
     pub const OFFSET: Field = 2..4;
@@ -53,7 +53,7 @@ const ROUTING: u8 = 43;
 const AUTHENTICATION: u8 = 51;
 const NO_NEXT: u8 = 59;
 const DESTINATION: u8 = 60;
-/// Headers that may come before the protocol of a datagram, but for that of a fragment.
+/// Headers that may precede the protocol of a datagram, apart from the fragment header.
 pub const EXTENSIONS: [u8; 4] = [HOP_BY_HOP, ROUTING, DESTINATION, AUTHENTICATION];
 /// Extension headers that are walked at most. Each has 8 bytes at least; no sender uses more than a
 /// handful.
@@ -121,7 +121,7 @@ pub fn decrement_hop_limit(ip: &mut [u8]) {
     }
 }
 
-/// Increments the hop limit, to undo the decrement of one hop; 255 stays.
+/// Increments the hop limit, to undo the decrement of one hop; a hop limit of 255 remains.
 #[inline]
 pub fn increment_hop_limit(ip: &mut [u8]) {
     if let Some(hops) = ip.get_mut(field::HOP_LIMIT) {
@@ -170,18 +170,19 @@ pub struct FragmentHeader {
     pub more: bool,
 }
 
-/// The end of a chain of extension headers.
+/// The result of a walk over a chain of extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The protocol behind them. In a later fragment: the protocol in its fragment header.
+    /// The protocol behind the extension headers. In a later fragment: the protocol in its fragment
+    /// header.
     pub protocol: u8,
     /// Start of the payload of that protocol.
     pub l4: usize,
     /// Position of the byte that names this protocol.
     pub named_at: usize,
-    /// The first fragment header, and the place of the byte that announces it.
+    /// The first fragment header, and the offset of the byte that names it as the next header.
     pub fragment: Option<(FragmentHeader, usize)>,
-    /// Whether there is a header of AH among them.
+    /// Whether one of the headers is an AH header.
     pub authenticated: bool,
 }
 
@@ -259,8 +260,8 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     named_at
 }
 
-/// Whether the packet, or its first fragment, has as much of the protocol behind its extension
-/// headers as a first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
+/// Whether the packet, or its first fragment, contains as much of the protocol header behind its
+/// extension headers as a first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
 pub fn has_upper_header(ip: &[u8]) -> bool {
     const TCP: u8 = 6;
     const UDP: u8 = 17;
@@ -370,7 +371,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ipv6_parser_stays_within_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), next in prop::sample::select(vec![0u8, 43, 44, 51, 60, 6])) {
+        fn ipv6_parser_of_any_bytes_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), next in prop::sample::select(vec![0u8, 43, 44, 51, 60, 6])) {
             let ip = header(next, &bytes);
             if let Some(chain) = walk(&ip) {
                 prop_assert!(chain.l4 <= ip.len() && chain.named_at < ip.len());
@@ -380,14 +381,14 @@ mod tests {
         }
 
         #[test]
-        fn editors_agree_with_the_twin(a: [u8; 16], b: [u8; 16], c: [u8; 16], d: [u8; 16], hops in 1u8..) {
+        fn ipv6_header_changes_agree_with_etherparse(a: [u8; 16], b: [u8; 16], c: [u8; 16], d: [u8; 16], hops in 1u8..) {
             let mut ip = Vec::new();
-            PacketBuilder::ipv6(a, b, hops).udp(1, 2).write(&mut ip, &[1, 2, 3]).expect("a vector takes all");
+            PacketBuilder::ipv6(a, b, hops).udp(1, 2).write(&mut ip, &[1, 2, 3]).expect("writing to a vector succeeds");
             set_src(&mut ip, c.into());
             set_dst(&mut ip, d.into());
             decrement_hop_limit(&mut ip);
             finish_len(&mut ip);
-            let (headers, _) = IpHeaders::from_slice(&ip).expect("it is a header");
+            let (headers, _) = IpHeaders::from_slice(&ip).expect("the bytes are a valid header");
             let (after, _) = headers.ipv6().expect("IPv6");
             prop_assert_eq!((after.source, after.destination, after.hop_limit, after.payload_length), (c, d, hops - 1, 11));
         }

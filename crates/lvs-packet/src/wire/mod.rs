@@ -26,7 +26,7 @@ impl Mac {
     /// All stations.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// Whether it is a group address (broadcast included).
+    /// Whether the address is a group address (broadcast included).
     #[inline]
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 == 1
@@ -69,7 +69,7 @@ pub const ETHERTYPE_ARP: u16 = 0x0806;
 
 /// Where a number is in a header: the offset of its first byte, or the range of a field.
 pub trait Place {
-    /// The offset of its first byte.
+    /// Returns the offset of the first byte.
     fn offset(self) -> usize;
 }
 
@@ -90,7 +90,7 @@ impl Place for Field {
 /// The bytes of a header that are a field of it.
 pub type Field = Range<usize>;
 
-/// The big-endian number of 16 bits at `place`; 0 if it is outside.
+/// Reads the big-endian number of 16 bits at `place`; 0 if it is outside of `bytes`.
 #[inline]
 pub fn be16(bytes: &[u8], place: impl Place) -> u16 {
     let at = place.offset();
@@ -100,7 +100,7 @@ pub fn be16(bytes: &[u8], place: impl Place) -> u16 {
     }
 }
 
-/// The big-endian number of 32 bits at `place`; 0 if it is outside.
+/// Reads the big-endian number of 32 bits at `place`; 0 if it is outside of `bytes`.
 #[inline]
 pub fn be32(bytes: &[u8], place: impl Place) -> u32 {
     let at = place.offset();
@@ -110,7 +110,7 @@ pub fn be32(bytes: &[u8], place: impl Place) -> u32 {
     }
 }
 
-/// Stores a number in network order at `place`; does nothing if it is outside.
+/// Writes a number in network byte order at `place`; does nothing if `place` is outside of `bytes`.
 #[inline]
 pub fn put16(bytes: &mut [u8], place: impl Place, value: u16) {
     let at = place.offset();
@@ -119,7 +119,7 @@ pub fn put16(bytes: &mut [u8], place: impl Place, value: u16) {
     }
 }
 
-/// Stores a number in network order at `place`; does nothing if it is outside.
+/// Writes a number in network byte order at `place`; does nothing if `place` is outside of `bytes`.
 #[inline]
 pub fn put32(bytes: &mut [u8], place: impl Place, value: u32) {
     let at = place.offset();
@@ -128,7 +128,7 @@ pub fn put32(bytes: &mut [u8], place: impl Place, value: u32) {
     }
 }
 
-/// Whether an IP packet is one of IPv6.
+/// Whether an IP packet is an IPv6 packet.
 #[inline]
 pub fn is_ipv6(ip: &[u8]) -> bool {
     ip.first().is_some_and(|b| b >> 4 == 6)
@@ -164,7 +164,7 @@ pub fn decrement_ttl(ip: &mut [u8]) {
     }
 }
 
-/// Increments the TTL or hop limit of an IP packet, to undo the decrement of one hop; 255 stays.
+/// Increments the TTL or hop limit of an IP packet, to undo the decrement of one hop; 255 remains.
 #[inline]
 pub fn increment_ttl(ip: &mut [u8]) {
     if is_ipv6(ip) {

@@ -10,7 +10,7 @@ pub mod field {
     pub const DESTINATION: Field = 2..4;
     /// Verification tag.
     pub const TAG: Field = 4..8;
-    /// CRC32c of the whole packet.
+    /// CRC32c over the whole packet.
     pub const CHECKSUM: Field = 8..12;
 }
 

@@ -31,12 +31,12 @@ pub mod field {
     pub const URGENT: Field = 18..20;
 }
 
-/// Length of the header without options, where these begin.
+/// Length of the header without options; these begin at this offset.
 pub const HEADER_LEN: usize = field::URGENT.end;
 /// The longest reset, IP header included.
 pub const RESET_LEN_MAX: usize = ipv6::HEADER_LEN + HEADER_LEN;
 
-/// Length of the header that begins at the start of `tcp`, options included; 0 without one.
+/// Returns the length of the header at the start of `tcp`, options included; 0 without a header.
 #[inline]
 pub fn header_len(tcp: &[u8]) -> usize {
     tcp.get(field::DATA_OFFSET)
@@ -77,7 +77,8 @@ pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
     write(frame, src, dst, class & 0xfc, &header)
 }
 
-/// Writes a reset of the director, or its probe for the sequence numbers of one.
+/// Writes a reset of the director, or a probe with which the director finds out the sequence
+/// numbers for a reset.
 pub fn own_reset(frame: &mut Frame, reset: &Reset) -> bool {
     let (src, dst) = (reset.tuple.src, reset.tuple.dst);
     let mut header = TcpHeader::new(src.port(), dst.port(), reset.seq, 0);
@@ -107,7 +108,7 @@ fn write(frame: &mut Frame, src: IpAddr, dst: IpAddr, class: u8, header: &TcpHea
     true
 }
 
-/// Whether the transport checksum of TCP, UDP or the like at `l4` is right.
+/// Whether the checksum of the TCP, UDP or similar header at `l4` is right.
 pub fn checksum_ok(packet: &[u8], l4: usize, protocol: u8) -> bool {
     l4 <= packet.len() && checksum(packet, l4, protocol) == 0
 }

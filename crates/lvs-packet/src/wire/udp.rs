@@ -12,16 +12,16 @@ pub mod field {
     pub const DESTINATION: Field = 2..4;
     /// Length of header and payload.
     pub const LENGTH: Field = 4..6;
-    /// Checksum; 0 is none.
+    /// Checksum; 0 means that there is none.
     pub const CHECKSUM: Field = 6..8;
 }
 
 /// Length of the header.
 pub const HEADER_LEN: usize = field::CHECKSUM.end;
 
-/// The end of a datagram whose header is at `l4` of the IP packet `ip`: later bytes are no part of
-/// it. `None` if it is shorter than its length field, or than a header (`udp_rcv`). Over IPv6, a
-/// length of 0 means all bytes (RFC 2675).
+/// Returns the end of a datagram whose header is at `l4` of the IP packet `ip`: later bytes do not
+/// belong to it. `None` if it is shorter than its length field, or than a header (`udp_rcv`). Over
+/// IPv6, a length of 0 means all bytes (RFC 2675).
 pub fn end(ip: &[u8], l4: usize) -> Option<usize> {
     let datagram = ip.get(l4..).filter(|bytes| bytes.len() >= HEADER_LEN)?;
     let len = match usize::from(be16(datagram, field::LENGTH)) {
@@ -33,7 +33,7 @@ pub fn end(ip: &[u8], l4: usize) -> Option<usize> {
         .then_some(l4 + len)
 }
 
-/// Whether a datagram, which ends with the IP packet `ip`, has a right checksum or none.
+/// Whether a datagram, which ends with the IP packet `ip`, has a right checksum or no checksum.
 pub fn is_intact(ip: &[u8], l4: usize) -> bool {
     const UDP: u8 = 17;
     let sum = be16(ip, l4 + field::CHECKSUM.start);
@@ -52,11 +52,11 @@ mod tests {
         PacketBuilder::ipv4([1; 4], [2; 4], 64)
             .udp(1, 2)
             .write(&mut four, &[7; 10])
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         PacketBuilder::ipv6([1; 16], [2; 16], 64)
             .udp(1, 2)
             .write(&mut six, &[7; 10])
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         for (ip, l4, none) in [(&mut four, 20, None), (&mut six, 40, Some(58))] {
             assert_eq!(end(ip, l4), Some(l4 + 18));
             assert!(is_intact(ip, l4));

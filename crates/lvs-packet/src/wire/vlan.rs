@@ -23,7 +23,7 @@ const ADDRESSES_LEN: usize = 12;
 /// The outermost tag of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// Whether it is a service tag.
+    /// Whether the tag is a service tag (802.1ad).
     pub service: bool,
     /// The VLAN, 1 to 4094; 0 if the tag is for its priority only.
     pub vlan: u16,
@@ -87,9 +87,9 @@ pub enum Priority {
     Taken,
     /// The frame is of a VLAN, with or without a priority tag around that.
     Vlan,
-    /// One priority tag in another. No sender needs that, and the kernel removes any number of
-    /// them: the shield (`host/shield` of the dataplane), which can read behind one, drops such
-    /// frames.
+    /// A priority tag in another priority tag. No sender needs this, and the kernel removes any
+    /// number of them. The shield (`host/shield` of the dataplane), which can read only one, drops
+    /// such frames.
     Nested,
 }
 

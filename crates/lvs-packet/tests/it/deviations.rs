@@ -24,7 +24,7 @@ fn fragments_of_both_directions_share_4_mib() {
     assert_eq!(MEMORY_MAX, 4 << 20);
 }
 
-/// The kernel's host refuses it before the hook, so it is not counted.
+/// The kernel's host refuses such a reply before the hook of IPVS, so the reply is not counted.
 #[test]
 fn too_long_reply_is_refused_before_it_counts() {
     let (vip, server): (SocketAddr, SocketAddr) = (
@@ -82,7 +82,7 @@ fn too_long_reply_is_refused_before_it_counts() {
     assert_eq!(pipeline.counters.dropped_for(FrameDrop::TooBig), 1);
     assert_eq!(pipeline.counters.icmp_sent, 1);
     let counted = decide.control.total_stats().live;
-    assert_eq!(counted.out_packets, 0, "it was not counted");
+    assert_eq!(counted.out_packets, 0, "the packet was not counted");
 }
 
 const VIP: &str = "198.51.100.1";
@@ -91,7 +91,7 @@ const SERVER: &str = "10.1.0.11";
 const SERVER6: &str = "fd00:1::11";
 const CLIENT: &str = "203.0.113.9";
 const CLIENT6: &str = "2001:db8::9";
-/// A host beside the servers.
+/// A host that is not a server, on the servers' network.
 const OTHER: &str = "10.1.0.99";
 const OTHER6: &str = "fd00:1::99";
 
@@ -179,7 +179,7 @@ fn udp(src: (&str, u16), dst: (&str, u16), payload: &[u8]) -> Vec<u8> {
     ip
 }
 
-/// An ICMP error of `kind` and `code` about `about`.
+/// An ICMP error of type `kind` and code `code` about the packet `about`.
 fn error(src: &str, dst: &str, (kind, code): (u8, u8), word: [u8; 4], about: &[u8]) -> Vec<u8> {
     let mut ip = Vec::new();
     let start = header(src, dst);
@@ -194,7 +194,7 @@ fn error(src: &str, dst: &str, (kind, code): (u8, u8), word: [u8; 4], about: &[u
     ip
 }
 
-/// Makes length and checksum of an IP header right.
+/// Sets length and checksum of an IP header to the right values.
 fn repair(ip: &mut [u8]) {
     if ip[0] >> 4 == 6 {
         ipv6::finish_len(ip);
@@ -211,8 +211,8 @@ fn allow_fragments(ip: &mut [u8], allowed: bool) {
     }
 }
 
-/// Inserts an extension header behind the header of an IPv6 packet: `kind`, and the bytes after its
-/// first one.
+/// Inserts an extension header of type `kind` behind the header of an IPv6 packet. `body` is the
+/// header without its first byte.
 fn extend(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     let next = std::mem::replace(&mut ip[6], kind);
     ip.splice(40..40, [&[next], body].concat());
@@ -236,7 +236,7 @@ fn unreachable(src: &str, dst: &str, about: &[u8]) -> Vec<u8> {
 /// The kernel's IPVS inspects all forwarded ICMP, and drops messages that are too short. The
 /// dataplane passes them to the host unless it intercepts them.
 #[test]
-fn short_icmp_in_transit_is_the_hosts() {
+fn short_icmp_packet_in_transit_is_passed_to_host() {
     let mut lab = nat();
     for (other, client) in [(OTHER, CLIENT), (OTHER6, CLIENT6)] {
         let whole = unreachable(other, client, &[]);
@@ -259,7 +259,7 @@ fn short_icmp_in_transit_is_the_hosts() {
 /// The kernel's IPVS drops them at every address of the host if there is any service. The dataplane
 /// drops them at addresses with services.
 #[test]
-fn short_packets_to_addresses_without_a_service_are_the_hosts() {
+fn short_packet_to_address_without_service_is_passed_to_host() {
     const HOST6: &str = "fd00:50::2";
     let mut lab = nat();
     lab.net.local.insert(addr(HOST6));
@@ -288,7 +288,7 @@ fn short_packets_to_addresses_without_a_service_are_the_hosts() {
 /// The kernel's host writes into the options of a forwarded error, and its IPVS then drops the
 /// error as damaged.
 #[test]
-fn errors_with_options_that_were_filled_in_are_translated() {
+fn icmp_error_quoting_filled_in_options_is_translated() {
     let mut lab = nat();
     let request = udp((CLIENT, 4000), (VIP, 53), b"question");
     let forwarded = only(lab.request(&request, Offload::default()), SERVERS);
@@ -308,7 +308,7 @@ fn errors_with_options_that_were_filled_in_are_translated() {
 /// The kernel's host obeys the first two bits of an option unknown to it before IPVS receives the
 /// packet (RFC 8200 section 4.2). Here the servers do that.
 #[test]
-fn unknown_hop_by_hop_options_are_left_to_the_servers() {
+fn packet_with_unknown_hop_by_hop_options_is_forwarded_to_server() {
     for option in [0x1e, 0x5e, 0x9e, 0xde] {
         let mut lab = nat();
         let mut request = udp((CLIENT6, 4000), (VIP6, 53), b"question");
@@ -334,9 +334,10 @@ fn fragment_in_fragment_is_dropped() {
     assert_eq!(lab.director.shard.len(), 0);
 }
 
-/// The kernel passes it to its host, which reports to the sender where the packet ends.
+/// The kernel passes the packet to the host, which reports to the sender the position at which it
+/// ends.
 #[test]
-fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
+fn packet_with_truncated_headers_to_vip_is_dropped() {
     let mut lab = nat();
     let mut request = udp((CLIENT6, 4000), (VIP6, 53), b"");
     extend(&mut request, 51, &[&[4][..], &[0; 22]].concat());
@@ -347,10 +348,10 @@ fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
     assert_eq!(counters.dropped_for(FrameDrop::IpHeaderLength), 1);
 }
 
-/// Without NAT the dataplane intercepts none of it, and does not reassemble fragments only to count
-/// them.
+/// Without NAT the dataplane intercepts none of these errors, and does not reassemble fragments
+/// only to count them.
 #[test]
-fn fragmented_errors_that_are_not_translated_are_not_counted() {
+fn untranslated_fragmented_icmp_errors_are_not_counted() {
     let direct = ServerConfig::new(1, Forwarding::Route);
     let mut lab = udp_services(&direct, ServiceFlags::default());
     let request = udp((CLIENT, 4000), (VIP, 53), &[7; 600]);
@@ -377,7 +378,7 @@ fn fragmented_errors_that_are_not_translated_are_not_counted() {
 /// IPVS refuses longer answers. With the dataplane, the next router refuses them, and the server
 /// receives an error about its own packet.
 #[test]
-fn path_mtu_of_host_does_not_limit_answers() {
+fn path_mtu_of_host_does_not_limit_replies() {
     let mut lab = nat();
     let answer = udp((VIP, 53), (CLIENT, 4001), &[7; 1000]);
     let too_long = error(CLIENT, VIP, (3, 4), [0, 0, 2, 88], &answer);
@@ -396,8 +397,8 @@ fn path_mtu_of_host_does_not_limit_answers() {
 /// The UDP port of a GUE tunnel.
 const GUE: u16 = 6080;
 
-/// The ICMP error of a router on the way to the server about a packet with `inner` in it by a
-/// tunnel of this kind: the path carries 1,200 bytes.
+/// Returns the ICMP error of a router on the way to the server about a packet that carries `inner`
+/// through a tunnel of this kind. The reported path MTU is 1,200 bytes.
 fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
     let mut inner = inner.to_vec();
     allow_fragments(&mut inner, false);
@@ -415,8 +416,8 @@ fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId
         }
     }
     allow_fragments(&mut outer, false);
-    let said = error(OTHER, &SV_ADDR.to_string(), (3, 4), [0, 0, 4, 176], &outer);
-    lab.answer(&said, Offload::default())
+    let error_message = error(OTHER, &SV_ADDR.to_string(), (3, 4), [0, 0, 4, 176], &outer);
+    lab.answer(&error_message, Offload::default())
 }
 
 fn by_tunnel(tunnel: Tunnel) -> ServerConfig {
@@ -488,7 +489,7 @@ fn reported(lab: &mut DirectorLab, port: u16) -> u16 {
 /// separately. The dataplane sends such an error once for a path, and uses the learned MTU for the
 /// clients of all services.
 #[test]
-fn first_error_reports_mtu_of_route_once_for_all_services() {
+fn first_icmp_error_reports_mtu_of_route_once_for_all_services() {
     let mut lab = udp_services(&by_tunnel(Tunnel::Ipip), ServiceFlags::default());
     let key = ServiceKey::Address {
         protocol: Protocol::UDP,

@@ -1,4 +1,4 @@
-//! A server goes down, and both ends of its connections are reset: frames in, a real director,
+//! A server goes down, and both sides of its connections get a reset: frames in, a real director,
 //! frames out.
 
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use lvs_packet::pipeline::{Env, Output, Pipeline};
 use lvs_packet::settings::Settings;
 use lvs_packet::wire::{Mac, tcp};
 
-/// One service with one server, and a client that talks to it.
+/// A service with one server, and a client with a connection to it.
 struct Bench {
     decide: Director,
     pipeline: Pipeline,
@@ -59,18 +59,19 @@ impl Tcp<'_> {
                 'A' => builder.ack(self.ack),
                 'F' => builder.fin(),
                 'R' => builder.rst(),
-                _ => panic!("no such flag"),
+                _ => panic!("unknown flag"),
             };
         }
         let mut ip = Vec::new();
         builder
             .write(&mut ip, self.payload)
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         ip
     }
 }
 
-/// A reset, or a question for its numbers: its port, source, destination and numbers.
+/// A reset, or the packet that asks a host for its sequence numbers (`asks`): its port, source,
+/// destination and numbers.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     asks: bool,
@@ -128,7 +129,11 @@ impl Bench {
         let mut out = Output::new();
         work(self, &mut out);
         let c = &self.pipeline.counters;
-        assert_eq!(c.received + c.reassembled, c.accounted(), "one fate each");
+        assert_eq!(
+            c.received + c.reassembled,
+            c.accounted(),
+            "one fate for each frame"
+        );
         let queues = out.queues();
         queues
             .flat_map(|(port, frames)| frames.iter().map(move |f| (port, f.bytes().to_vec())))
@@ -211,7 +216,7 @@ impl Bench {
         }
     }
 
-    /// Takes the server out, and returns the packets that the packet path sends on its own.
+    /// Makes the server unavailable, and returns the packets that the packet path itself sends.
     fn take_down(&mut self) -> Vec<(PortId, Vec<u8>)> {
         let director = &mut self.decide;
         let key = ServiceKey::tcp(self.virt);
@@ -232,7 +237,7 @@ impl Bench {
         })
     }
 
-    /// Reads a reset, out of its tunnel if it has one.
+    /// Parses a reset, after removing its tunnel headers.
     fn read(&self, (port, frame): &(PortId, Vec<u8>)) -> Seen {
         let mut ip = &frame[14..];
         let outer = parse::ip(ip, false).expect("a packet");

@@ -1,4 +1,4 @@
-//! The integration tests of the packet path, in one executable. They need no rights.
+//! The integration tests of the packet path, in one executable. They need no privileges.
 
 mod deviations;
 mod down;

@@ -50,7 +50,7 @@ impl Ring {
     }
 
     fn receive(&mut self, bytes: &[u8], offload: Offload) -> Frame {
-        let mut slot = self.arena.lend(self.next).expect("it has come back");
+        let mut slot = self.arena.lend(self.next).expect("the slot was returned");
         self.next = (self.next + 1) % self.arena.slots();
         let place = self.headroom..self.headroom + bytes.len();
         slot[place.clone()].copy_from_slice(bytes);
@@ -58,7 +58,7 @@ impl Ring {
     }
 }
 
-/// A sent frame: its port, its bytes, whether it is still in the slot of its reception.
+/// A sent frame: its port, its bytes, and whether it is still in the slot in which it was received.
 type Sent = Vec<(PortId, Vec<u8>, bool)>;
 
 fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {
@@ -90,7 +90,7 @@ fn segment(ttl: u8, payload: &[u8]) -> Vec<u8> {
         .tcp(4000, 80, 1000, 500)
         .ack(77)
         .write(&mut ip, payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -99,10 +99,10 @@ fn fragments() -> Vec<Vec<u8>> {
     PacketBuilder::ipv4(CLIENT.octets(), VIP.octets(), 64)
         .udp(4000, 53)
         .write(&mut ip, &[7; 3000])
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     put16(&mut ip, ipv4::field::FLAGS, 0);
     ipv4::finish_header(&mut ip);
-    let cutter = Cutter::v4(&ip, 1500, None, false).expect("it can be cut");
+    let cutter = Cutter::v4(&ip, 1500, None, false).expect("the datagram can be fragmented");
     cutter
         .frames()
         .map(|piece| from_client(piece.bytes()))
@@ -190,7 +190,7 @@ fn lent_slots_are_returned_and_packets_are_unchanged() {
     }
 }
 
-/// A packet that waits for a neighbour does not keep its slot from the backend.
+/// A packet that waits for a neighbour does not occupy its slot of the backend.
 #[test]
 fn waiting_packet_keeps_no_slot() {
     let mut ring = Ring::new(HEADROOM);
@@ -221,7 +221,7 @@ fn queued_frame_keeps_its_slot_until_sent() {
     assert!(ring.arena.lend(0).is_none());
     // The sender may pass the slot to the kernel unchanged.
     let frame = out.frames(SERVERS).first().expect("one");
-    let slot = frame.slot().expect("it is where it was received");
+    let slot = frame.slot().expect("the frame is in its original slot");
     assert!(slot.is_of(&ring.arena));
     assert_eq!(frame.place().start, ring.headroom);
     assert_eq!(frame.len(), ETHERNET_LEN + 45);

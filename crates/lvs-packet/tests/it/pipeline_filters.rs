@@ -43,12 +43,12 @@ fn datagram(src: &str, dst: &str, len: usize) -> Vec<u8> {
     let builder = match (src.ip(), dst.ip()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
         (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
-        _ => unreachable!("both of a version"),
+        _ => unreachable!("both addresses have the same IP version"),
     };
     let mut ip = Vec::new();
     let data = vec![0x5a; len];
     let written = builder.udp(src.port(), dst.port()).write(&mut ip, &data);
-    written.expect("a vector takes all");
+    written.expect("writing to a vector succeeds");
     ip[6] &= if ip[0] >> 4 == 4 { 0x1f } else { 0xff };
     if ip[0] >> 4 == 4 {
         ip[10..12].fill(0);
@@ -78,7 +78,7 @@ fn pieces(ip: &[u8], limit: usize) -> Vec<Vec<u8>> {
     } else {
         Cutter::v4(ip, limit, None, false)
     };
-    let cutter = cutter.expect("it can be cut");
+    let cutter = cutter.expect("the datagram can be fragmented");
     cutter
         .map(|piece| {
             let mut frame = Frame::with_capacity(piece.len());
@@ -88,7 +88,8 @@ fn pieces(ip: &[u8], limit: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Frames without the identification of IPv6 fragments: these are put together and cut again.
+/// Returns frames whose IPv6 fragments have no identification: they are reassembled and fragmented
+/// again.
 fn without_ids(frames: &[(PortId, Vec<u8>)]) -> Vec<(PortId, Vec<u8>)> {
     let mut frames = frames.to_vec();
     for (_, frame) in &mut frames {

@@ -41,7 +41,7 @@ fn packet(src: SocketAddr, dst: SocketAddr, protocol: Protocol, data: &[u8]) -> 
     let builder = match (src.ip(), dst.ip()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
         (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
-        _ => unreachable!("both of a version"),
+        _ => unreachable!("both addresses have the same IP version"),
     };
     let mut ip = Vec::new();
     let written = if protocol == Protocol::UDP {
@@ -50,7 +50,7 @@ fn packet(src: SocketAddr, dst: SocketAddr, protocol: Protocol, data: &[u8]) -> 
         let builder = builder.tcp(src.port(), dst.port(), 1, 100).syn();
         builder.write(&mut ip, data)
     };
-    written.expect("a vector takes all");
+    written.expect("writing to a vector succeeds");
     ip
 }
 
@@ -66,7 +66,7 @@ fn ethernet(ip: &[u8]) -> Vec<u8> {
 /// Packets to an echo service, from the service, or from the director, whose answers would return
 /// to the director.
 #[test]
-fn packets_from_own_addresses_do_not_loop() {
+fn packets_from_own_addresses_are_dropped() {
     for own in [false, true] {
         let mut lab = echo(Forwarding::Nat);
         if own {
@@ -87,10 +87,10 @@ fn packets_from_own_addresses_do_not_loop() {
     }
 }
 
-/// Any packet with the director's own IPv6 address as its source is dropped: no server receives it,
-/// and the host does not receive it on another interface, on which its rules do not match.
+/// Packets with the director's own IPv6 address as their source are dropped: no server receives
+/// them, and the host does not receive them on another interface, on which its rules do not match.
 #[test]
-fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
+fn ipv6_packet_with_source_of_director_is_dropped() {
     let own = CL_ADDR6;
     let vip = addr(VIP6).ip();
     let IpAddr::V6(to) = vip else {
@@ -114,7 +114,7 @@ fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
     PacketBuilder::ipv6(own.octets(), to.octets(), 64)
         .icmpv6_echo_request(1, 1)
         .write(&mut echo_request, b"again")
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     packets.push(echo_request);
     // The first fragment of a datagram: its header in front of the UDP header.
     let mut fragment = packets[0].clone();
@@ -159,7 +159,7 @@ fn flood_drops_only_syns_above_their_share() {
         lab.pipeline.syn_limiter.spent(1, second, lab.now);
     }
     let dropped = lab.pipeline.counters.dropped_for(FrameDrop::SynFlood);
-    assert_eq!((passed, dropped), (1, 997), "one empties the purse");
+    assert_eq!((passed, dropped), (1, 997), "one batch uses up the credit");
     // A datagram, and a SYN to a port that is the host's.
     let datagram = packet(from(7), addr(VIP), Protocol::UDP, b"hello");
     assert_eq!(lab.send(CLIENTS, &ethernet(&datagram)).len(), 1);
@@ -172,8 +172,8 @@ fn flood_drops_only_syns_above_their_share() {
     );
 }
 
-/// Frames that go through in one batch, in portions as a worker sends them; the most that there
-/// were at a time, how many there were, and their bytes.
+/// Passes frames through in one batch, in portions as a worker sends them. Returns the largest
+/// number of frames at a time, the number of all frames, and their bytes.
 fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
     let env = Env::new(&lab.net, &lab.intercept);
     let mut out = Output::new();
@@ -204,7 +204,7 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
         let cut = Cutter::v4(&ip, 28, None, false).expect("8 bytes fit");
         let mut pieces: Vec<Frame> = cut.frames().collect();
         assert_eq!(pieces.len(), 1024);
-        let last = pieces.pop().expect("there are many");
+        let last = pieces.pop().expect("many frames exist");
         for piece in &pieces {
             assert!(lab.send(CLIENTS, &ethernet(piece.bytes())).is_empty());
         }
@@ -217,7 +217,7 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
 /// The reassembler accepts 15 such datagrams; their packets are never all in memory at once, nor in
 /// frames of 64 KiB.
 #[test]
-fn tiny_fragments_leave_in_portions_and_in_frames_of_their_size() {
+fn tiny_fragments_are_sent_in_portions_without_large_buffers() {
     for method in [Forwarding::Nat, Forwarding::Route] {
         let mut lab = echo(method);
         let mut last = all_but_the_last(&mut lab, 15);
@@ -230,7 +230,7 @@ fn tiny_fragments_leave_in_portions_and_in_frames_of_their_size() {
 }
 
 #[test]
-fn tiny_fragments_count_with_their_memory() {
+fn tiny_fragments_count_towards_memory_limit_with_overhead() {
     let mut lab = echo(Forwarding::Nat);
     let _ = all_but_the_last(&mut lab, 50);
     let refused = lab.pipeline.counters.dropped_for(FrameDrop::FragmentMemory);
@@ -241,7 +241,7 @@ fn tiny_fragments_count_with_their_memory() {
 
 /// A batch of the finest aggregates that are taken, into a tunnel, where each is cut.
 #[test]
-fn aggregates_are_cut_in_portions() {
+fn super_packets_are_cut_in_portions() {
     let mut lab = echo(Forwarding::Tunnel);
     let aggregate = |size: u16| {
         let ip = packet(

@@ -69,7 +69,7 @@ impl Segment {
         builder
             .tcp_header(header)
             .write(&mut ip, &self.payload)
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         let l4 = if is_ipv6(&ip) { 40 } else { 20 };
         let mut offload = Offload::default();
         if !matches!(card, Card::Finished) {
@@ -96,7 +96,7 @@ impl Segment {
         (ip, offload)
     }
 
-    /// Reads a sent packet, whose checksums must be right.
+    /// Parses a sent packet, whose checksums must be right.
     fn read(mut frame: Frame) -> Self {
         finish_checksum(&mut frame).expect("in bounds");
         let ip = frame.bytes();
@@ -218,7 +218,8 @@ impl Talk {
         (!sent.is_empty()).then(|| Segment::read(only(sent, CLIENTS)))
     }
 
-    /// The client sends; the server gets the same bytes, and all numbers are valid for it.
+    /// The client sends a segment; the server must get the same bytes, and all numbers must be
+    /// valid for it.
     fn client_says(&mut self, flags: u8, payload: &[u8]) {
         let segment = self.request(flags, payload);
         let got = self.send_request(&segment).expect("it passes");
@@ -263,7 +264,7 @@ impl Talk {
 const CARDS: [Card; 3] = [Card::Finished, Card::Unfinished, Card::Aggregate];
 
 #[test]
-fn passive_and_extended_passive() {
+fn passive_and_extended_passive_replies_are_rewritten() {
     for card in CARDS {
         let mut talk = Talk::four(card);
         talk.client_says(PSH | ACK, b"PASV\r\n");
@@ -326,7 +327,7 @@ fn passive_and_extended_passive() {
 /// The kernel lets a reply that is sent again pass as it is: with the server's address, and a byte
 /// too long or too short for the numbers that follow.
 #[test]
-fn reply_lost_behind_director_is_rewritten_again() {
+fn repeated_ftp_reply_is_rewritten_again() {
     for card in CARDS {
         let mut talk = Talk::four(card);
         talk.client_says(PSH | ACK, b"PASV\r\n");
@@ -362,7 +363,7 @@ fn reply_lost_behind_director_is_rewritten_again() {
 /// The kernel sends a neighbour request for a foreign address on the real server's link, although
 /// no host there uses it.
 #[test]
-fn data_connection_elsewhere_follows_routes_of_host() {
+fn data_connection_to_other_address_is_routed_by_host() {
     let mut talk = Talk::four(Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(PSH | ACK, b"227 (203,0,113,5,156,65)\r\n");
@@ -377,14 +378,14 @@ fn data_connection_elsewhere_follows_routes_of_host() {
         .tcp(5000, 40_001, 1, 500)
         .syn()
         .write(&mut syn, b"")
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     // The table's route to it leads through the clients' gateway.
     let sent = only(talk.lab.request(&syn, Offload::default()), CLIENTS);
     assert_eq!(ip_dst(sent.bytes()), elsewhere);
 }
 
 #[test]
-fn selective_acknowledgements_are_translated_to_numbers_of_server() {
+fn selective_acknowledgements_are_translated() {
     let mut talk = Talk::new([CLIENT, "192.0.2.200:21", SERVER], [1, 1], Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(
@@ -426,7 +427,7 @@ fn selective_acknowledgements_are_translated_to_numbers_of_server() {
 }
 
 #[test]
-fn active_connections_come_from_the_virtual_address() {
+fn active_data_connections_have_the_virtual_address() {
     for (command, addrs) in [
         (&b"PORT 192,0,2,7,156,66\r\n"[..], [CLIENT, VIP, SERVER]),
         (b"EPRT |1|192.0.2.7|40002|\r\n", [CLIENT, VIP, SERVER]),
@@ -556,7 +557,7 @@ proptest! {
         }
     }
 
-    /// Options that are cut short, odd or wrong about their length.
+    /// TCP options that are truncated, unusual, or have a wrong length.
     #[test]
     fn ftp_segment_with_any_options_does_not_panic(options in proptest::collection::vec(prop_oneof![Just(5u8), Just(1), Just(10), Just(0), any::<u8>()], 0..40)) {
         let mut talk = Talk::four(Card::Finished);
@@ -567,7 +568,7 @@ proptest! {
         header.acknowledgment_number = talk.client_expects;
         header.set_options_raw(&options).expect("at most 40");
         let mut ip = Vec::new();
-        PacketBuilder::ipv4([192, 0, 2, 7], [10, 0, 0, 80], 64).tcp_header(header).write(&mut ip, b"NOOP\r\n").expect("a vector takes all");
+        PacketBuilder::ipv4([192, 0, 2, 7], [10, 0, 0, 80], 64).tcp_header(header).write(&mut ip, b"NOOP\r\n").expect("writing to a vector succeeds");
         let sent = talk.lab.request(&ip, Offload::default());
         Segment::read(only(sent, SERVERS));
     }

@@ -54,7 +54,8 @@ fn services(control: &mut Control, six: usize) {
 }
 
 impl Bed {
-    /// A local address of the host's, or one that the dataplane answers for.
+    /// Creates the site with a local address of the host, or with an address for which the
+    /// dataplane answers ARP (`own`).
     fn new(own: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 1 << 12,
@@ -129,10 +130,10 @@ impl Bed {
         sent
     }
 
-    /// The only packet that results from another one, without its link header.
+    /// The only packet that is sent because of another packet, without its link header.
     fn through(&mut self, port: PortId, ip: &[u8], offload: Offload) -> (PortId, Frame) {
         let mut sent = self.send(port, ip, offload);
-        assert_eq!(sent.len(), 1, "one packet leaves");
+        assert_eq!(sent.len(), 1, "one packet is sent");
         let (to, mut frame) = sent.remove(0);
         assert!(frame.pull_front(14));
         (to, frame)
@@ -148,14 +149,18 @@ fn packet(udp: bool, src: SocketAddr, dst: SocketAddr, flags: &str, payload: &[u
     let mut ip = Vec::new();
     if udp {
         let builder = builder.udp(src.port(), dst.port());
-        builder.write(&mut ip, payload).expect("a vector takes all");
+        builder
+            .write(&mut ip, payload)
+            .expect("writing to a vector succeeds");
     } else {
         let builder = builder.tcp(src.port(), dst.port(), 1000, 500);
         let builder = match flags {
             "syn" => builder.syn(),
             _ => builder.ack(77),
         };
-        builder.write(&mut ip, payload).expect("a vector takes all");
+        builder
+            .write(&mut ip, payload)
+            .expect("writing to a vector succeeds");
     }
     ip
 }
@@ -182,7 +187,7 @@ fn assert_right(ip: &[u8], udp: bool) {
 }
 
 #[test]
-fn requests_and_replies_of_both_families_and_protocols() {
+fn full_nat_translates_requests_and_replies_of_both_families_and_protocols() {
     for own in [false, true] {
         for six in [0, 1] {
             for udp in [false, true] {
@@ -223,7 +228,7 @@ fn requests_and_replies_of_both_families_and_protocols() {
 }
 
 #[test]
-fn icmp_errors_are_translated_at_both_ends_in_both_directions() {
+fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
     for six in [0, 1] {
         let mut bed = Bed::new(true);
         let (client, vip, server) = (
@@ -251,7 +256,7 @@ fn icmp_errors_are_translated_at_both_ends_in_both_directions() {
                 }
                 _ => panic!("two families"),
             }
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
             ip
         };
         let l4 = if six == 0 { 20 } else { 40 };

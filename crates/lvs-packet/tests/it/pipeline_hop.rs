@@ -38,7 +38,7 @@ fn tcp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16)) -> Vec<u8> {
         .tcp(src.1, dst.1, 1000, 500)
         .syn()
         .write(&mut ip, &[])
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -63,11 +63,11 @@ fn whole(lab: &Lab) {
         counters.accounted(),
         counters.received + counters.reassembled
     );
-    assert_eq!(counters.left, 0, "the host has no copy of anything");
+    assert_eq!(counters.left, 0, "the host receives no copy");
 }
 
 #[test]
-fn nat_and_tunnels_leave_as_bare_packets() {
+fn nat_and_tunnel_packets_are_sent_without_link_header() {
     let mut lab = hop(Forwarding::Nat);
     let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 80)));
     assert_eq!(sent[0].0, SERVERS);
@@ -85,7 +85,7 @@ fn nat_and_tunnels_leave_as_bare_packets() {
 }
 
 #[test]
-fn direct_routing_is_dropped() {
+fn direct_routing_packet_through_tun_device_is_dropped() {
     let mut lab = hop(Forwarding::Route);
     assert!(lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 80))).is_empty());
     let counters = &lab.pipeline.counters;
@@ -95,7 +95,7 @@ fn direct_routing_is_dropped() {
 
 /// The server's answer would reach the host, which has no such connection.
 #[test]
-fn client_on_host_receives_error_for_nat() {
+fn client_on_host_with_nat_receives_icmp_error() {
     let mut lab = hop(Forwarding::Nat);
     let sent = lab.send(CLIENTS, &tcp((CL_ADDR, 999), (VIP, 80)));
     let [(HOST, answer)] = &sent[..] else {

@@ -76,7 +76,9 @@ fn segment(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), options: &[u8], syn: bool
         builder.ack(77)
     };
     let mut ip = Vec::new();
-    builder.write(&mut ip, b"").expect("a vector takes all");
+    builder
+        .write(&mut ip, b"")
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -88,11 +90,11 @@ fn segment6(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16)) -> Vec<u8> {
         .options(&[etherparse::TcpOptionElement::MaximumSegmentSize(8940)])
         .expect("room")
         .write(&mut ip, b"")
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
-/// The ICMP error in a frame, its checksum right: from whom, to whom, type, code, and the packet
+/// The ICMP error in a frame with a right checksum: source, destination, type, code, and the packet
 /// that it is about.
 fn error(frame: &[u8]) -> (IpAddr, IpAddr, u8, u8, Vec<u8>) {
     let ip = &frame[14..];
@@ -116,7 +118,7 @@ fn error(frame: &[u8]) -> (IpAddr, IpAddr, u8, u8, Vec<u8>) {
 }
 
 #[test]
-fn options_are_filled_in_as_the_kernel_does() {
+fn ip_options_are_filled_in_like_the_kernel() {
     let route = [7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0];
     let stamps = [68, 12, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0];
     for method in [Forwarding::Nat, Forwarding::Route] {
@@ -155,13 +157,16 @@ fn invalid_options_are_answered_and_source_routes_are_dropped() {
     let (src, dst, kind, code, quoted) = error(&sent[0].1);
     assert_eq!((src, dst, kind, code), (VIP.into(), CLIENT.into(), 12, 0));
     assert_eq!(sent[0].1[14 + 20 + 4], 22, "the byte at fault");
-    assert_eq!(quoted, ip, "as it came");
+    assert_eq!(quoted, ip, "the packet is unchanged");
     let ip = segment((CLIENT, 4000), (VIP, 80), &[131, 7, 4, 10, 1, 0, 11], true);
     assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
     let counters = &lab.pipeline.counters;
     assert_eq!(counters.dropped_for(FrameDrop::IpOptions), 1);
     assert_eq!(counters.dropped_for(FrameDrop::SourceRoute), 1);
-    assert_eq!(lab.decide.seen, 0, "the director never saw them");
+    assert_eq!(
+        lab.decide.seen, 0,
+        "the director did not receive the packets"
+    );
     // Packets to other ports are the host's.
     let ip = segment((CLIENT, 4000), (VIP, 81), &[131, 7, 4, 10, 1, 0, 11], true);
     assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
@@ -256,7 +261,7 @@ fn unreachable_server_is_reported_to_ipv6_client() {
         let (_, dst, kind, code, quoted) = error(&sent[0].1);
         assert_eq!((dst, kind, code), (CLIENT6.into(), 1, 3));
         assert_eq!(ip_dst(&quoted), IpAddr::V6(virt));
-        assert_eq!(be16(&quoted, 42), 80, "the port that was asked");
+        assert_eq!(be16(&quoted, 42), 80, "the requested port");
     }
 }
 
@@ -271,7 +276,7 @@ fn unreachable_client_is_reported_to_server() {
     assert_eq!((src, dst), (VIP.into(), SERVER.into()));
     assert_eq!((kind, code), (3, 1));
     assert_eq!(ip_src(&quoted), IpAddr::V4(SERVER));
-    assert_eq!(be16(&quoted, 20), 8080, "its own port");
+    assert_eq!(be16(&quoted, 20), 8080, "the server's own port");
     assert!(lab.net.neighbours.is_empty());
 }
 
@@ -285,7 +290,7 @@ fn echo_can_be_limited_and_switched_off() {
                 seq: 2,
             }))
             .write(&mut ip, b"hello")
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         ethernet(CLIENTS, &ip)
     };
     for (settings, answered, dropped) in [
@@ -382,7 +387,7 @@ fn segment_size_is_lowered_to_path_mtu() {
 }
 
 #[test]
-fn vlan_frames_are_left_to_host() {
+fn vlan_frames_are_passed_to_host() {
     let mut lab = web(Forwarding::Nat);
     let plain = ethernet(CLIENTS, &segment((CLIENT, 4000), (VIP, 80), &[], true));
     let tagged = |tags: &[u8]| [&plain[..12], tags, &plain[12..]].concat();
@@ -434,12 +439,12 @@ fn repeated_syn_confirms_neighbour() {
     lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
     assert!(
         lab.requests.is_empty(),
-        "what is established is not doubted"
+        "an established connection keeps its neighbour"
     );
 }
 
 #[test]
-fn listener_query_is_passed_on_once() {
+fn mld_query_is_reported_to_keeper_once() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let group: Ipv6Addr = "ff02::1:ff00:80".parse().expect("a group");
@@ -465,7 +470,7 @@ fn listener_query_is_passed_on_once() {
 }
 
 #[test]
-fn answer_without_route_is_reported_to_server() {
+fn reply_without_route_is_reported_to_server() {
     let mut lab = web(Forwarding::Nat);
     let nowhere: Ipv6Addr = "fdff::1".parse().expect("an address");
     let server: SocketAddr = "[fd00:1::11]:8080".parse().expect("an address");

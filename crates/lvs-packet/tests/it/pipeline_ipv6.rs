@@ -1,6 +1,6 @@
-//! IPv6 in, verdict by hand, frame out. What the kernel does is in the recordings; here is what it
-//! does not show: addresses that the dataplane owns, aggregates, tunnels of one version in the
-//! other, and input that makes no sense.
+//! IPv6 frames in, given verdicts, frames out. The recordings show the kernel's behaviour; these
+//! tests cover other cases: addresses that the dataplane owns, super-packets, tunnels with
+//! different IP versions inside and outside, and invalid input.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -56,7 +56,7 @@ fn tcp(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16), payload: &[u8]) -> Vec<u8> {
         .tcp(src.1, dst.1, 1000, 500)
         .ack(77)
         .write(&mut ip, payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -65,7 +65,7 @@ fn udp(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16), payload: &[u8]) -> Vec<u8> {
     PacketBuilder::ipv6(src.0.octets(), dst.0.octets(), 64)
         .udp(src.1, dst.1)
         .write(&mut ip, payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -74,7 +74,7 @@ fn echo(size: usize) -> Vec<u8> {
     PacketBuilder::ipv6(CLIENT.octets(), VIP.octets(), 64)
         .icmpv6_echo_request(1, 2)
         .write(&mut ip, &vec![0x70; size])
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -100,7 +100,7 @@ fn aggregate(ip: &mut [u8], size: u16) -> Offload {
 }
 
 #[test]
-fn own_addresses_are_found_by_neighbour_discovery() {
+fn own_addresses_answer_neighbour_solicitations() {
     let mut lab = web(Forwarding::Nat);
     let ask = |src, to: Mac| {
         let mut ip = Vec::new();
@@ -120,7 +120,7 @@ fn own_addresses_are_found_by_neighbour_discovery() {
     let group = ndp::group_mac(ndp::solicited_node(VIP));
     assert!(
         lab.send(CLIENTS, &ask(GW_ADDR6, group)).is_empty(),
-        "the host answers for its own"
+        "the host answers for its own addresses"
     );
     lab.own_vips();
     for to in [group, CL_MAC] {
@@ -175,7 +175,7 @@ fn own_address_answers_like_a_host() {
     );
     // A long echo comes in fragments and leaves in some.
     let long = echo(4000);
-    let cutter = Cutter::v6(&long, 1500, None, 9).expect("it can be cut");
+    let cutter = Cutter::v6(&long, 1500, None, 9).expect("the datagram can be fragmented");
     let pieces: Vec<_> = cutter
         .frames()
         .map(|piece| piece.bytes().to_vec())
@@ -191,7 +191,7 @@ fn own_address_answers_like_a_host() {
 }
 
 #[test]
-fn aggregates_pass_whole_and_are_cut_for_tunnels() {
+fn ipv6_super_packets_are_forwarded_whole_and_cut_for_tunnels() {
     let data: Vec<u8> = (0..60_000u32).map(|i| i.to_be_bytes()[3]).collect();
     let mut ip = tcp((CLIENT, 4000), (VIP, 80), &data);
     let offload = aggregate(&mut ip, 1380);
@@ -229,7 +229,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
 }
 
 #[test]
-fn too_long_packet_is_answered_and_learned_mtu_applies() {
+fn too_long_packet_causes_icmp_error_and_learned_mtu_applies() {
     let mut lab = web(Forwarding::Tunnel);
     let big = udp((CLIENT, 4000), (VIP, 53), &[1; 1400]);
     let stated = |lab: &mut Lab| {
@@ -263,7 +263,7 @@ fn too_long_packet_is_answered_and_learned_mtu_applies() {
     assert_eq!(
         lab.pipeline.counters.dropped_for(FrameDrop::TooBig),
         1,
-        "and it is counted"
+        "the packet is counted"
     );
 }
 
@@ -330,7 +330,7 @@ fn overlapping_fragments_are_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = udp((CLIENT, 4000), (VIP, 53), &[1; 3000]);
     let cut = |mtu| {
-        let cutter = Cutter::v6(&ip, mtu, None, 5).expect("it can be cut");
+        let cutter = Cutter::v6(&ip, mtu, None, 5).expect("the datagram can be fragmented");
         let pieces = cutter.frames().map(|piece| from_client(piece.bytes()));
         pieces.collect::<Vec<_>>()
     };
@@ -344,8 +344,8 @@ fn overlapping_fragments_are_dropped() {
 }
 
 proptest! {
-    /// After any change of a valid frame, the dataplane neither panics nor loses count (the lab
-    /// checks the latter).
+    /// After any change of a valid frame, the dataplane neither panics nor miscounts (the lab
+    /// checks the counters).
     #[test]
     fn mutated_ipv6_frames_do_not_panic(method in 0u8..3, tunnel in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  next in proptest::option::of(prop::sample::select(vec![0u8, 43, 44, 50, 51, 59, 60, 4, 41])),
@@ -369,7 +369,7 @@ proptest! {
                 PacketBuilder::ipv6(CLIENT.octets(), VIP.octets(), 64)
                     .icmpv6(etherparse::Icmpv6Type::PacketTooBig { mtu: 1280 })
                     .write(&mut ip, &inner)
-                    .expect("a vector takes all");
+                    .expect("writing to a vector succeeds");
                 ip
             }
             _ => echo(30),

@@ -45,7 +45,7 @@ fn crc32c(bytes: impl Iterator<Item = u8>) -> u32 {
     !rest.reverse_bits()
 }
 
-/// The field of the packet at the start of `sctp`, as it has to be.
+/// Returns the right checksum of the SCTP packet `sctp`.
 fn sctp_checksum(sctp: &[u8]) -> [u8; 4] {
     let bytes = sctp.iter().enumerate();
     crc32c(bytes.map(|(at, &byte)| if (8..12).contains(&at) { 0 } else { byte })).to_le_bytes()
@@ -74,7 +74,7 @@ fn ip(src: SocketAddr, dst: SocketAddr, protocol: u8, payload: &[u8]) -> Vec<u8>
     };
     builder
         .write(&mut packet, IpNumber(protocol), payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     packet
 }
 
@@ -135,7 +135,7 @@ fn lab(
 /// afterwards.
 type Word = (bool, &'static [(u8, u16)], &'static str);
 
-/// All messages between two hosts.
+/// All messages between two hosts, from the first to the last.
 const LIFE: &[Word] = &[
     (true, &[(INIT, 16)], "INIT1"),
     (false, &[(INIT_ACK, 240)], "C-SENT"),
@@ -175,7 +175,7 @@ fn nat_life(client: &str, vip: &str, server: &str) {
 }
 
 #[test]
-fn sctp_association_passes_nat() {
+fn sctp_association_is_translated_through_nat() {
     nat_life(CLIENT, VIP, SERVER);
     nat_life(
         "[2001:db8::7]:36000",
@@ -212,8 +212,8 @@ fn sctp_association_is_aborted() {
     assert_eq!(lab.states(), ["CLOSED"]);
 }
 
-/// A new port gets a new checksum, even if the old one was wrong: the kernel computes it without a
-/// check of the old one.
+/// A packet with a new port gets a new checksum, even if the old checksum was wrong: the kernel
+/// computes it without verifying the old one.
 #[test]
 fn sctp_port_change_recomputes_wrong_checksum() {
     let mut lab = lab(Protocol::SCTP, VIP, SERVER, Forwarding::Nat, Tunnel::Ipip);
@@ -227,7 +227,7 @@ fn sctp_port_change_recomputes_wrong_checksum() {
 }
 
 #[test]
-fn sctp_by_direct_routing_and_tunnels() {
+fn sctp_packets_are_forwarded_by_direct_routing_and_tunnels() {
     let gue = Tunnel::Gue {
         port: 6080,
         checksum: TunnelChecksum::None,
@@ -296,7 +296,7 @@ fn ipsec(src: &str, dst: &str, protocol: u8) -> Vec<u8> {
 }
 
 #[test]
-fn ipsec_follows_isakmp() {
+fn ipsec_packets_use_the_server_of_isakmp() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         let mut lab = lab(
             Protocol::UDP,
@@ -326,11 +326,7 @@ fn ipsec_follows_isakmp() {
             };
             assert_eq!(ip_dst(inner).to_string(), dst);
             assert_eq!((inner[8], inner[9]), (63, protocol));
-            assert_eq!(
-                inner[20..],
-                packet[20..],
-                "what it carries is nobody's business"
-            );
+            assert_eq!(inner[20..], packet[20..], "the content is not inspected");
             assert!(
                 lvs_packet::parse::ip(inner, false).is_ok(),
                 "the header's checksum"

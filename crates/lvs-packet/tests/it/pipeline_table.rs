@@ -53,7 +53,7 @@ fn tcp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
         .tcp(src.1, dst.1, 1000, 500)
         .ack(77)
         .write(&mut ip, payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -62,7 +62,7 @@ fn udp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
     PacketBuilder::ipv4(src.0.octets(), dst.0.octets(), 64)
         .udp(src.1, dst.1)
         .write(&mut ip, payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -88,7 +88,7 @@ struct Case {
 const MADE: &[usize] = &[18, 19, 24, 25];
 
 #[test]
-fn as_the_kernel_does() {
+fn packets_are_handled_like_the_kernel() {
     use Forwarding::{Nat, Route, Tunnel};
     use Protocol as P;
     let nat_udp = service(Nat, P::UDP, "10.0.49.237:53", "10.1.0.67:5353");
@@ -275,7 +275,7 @@ fn own_vip_answers_like_a_host() {
 }
 
 #[test]
-fn left_or_given_back() {
+fn other_packets_are_passed_to_host_or_reinjected() {
     let stray = from_client(&tcp((CLIENT, 4000), (VIP, 80), b""));
     let other = from_client(&tcp((CLIENT, 4000), (VIP, 22), b""));
     let direct = ethernet(
@@ -353,7 +353,7 @@ fn client_on_director_waits_for_interception() {
 }
 
 #[test]
-fn group_packet_of_the_host_is_no_drop() {
+fn multicast_packet_of_the_host_counts_as_no_drop() {
     let mut lab = web(Forwarding::Nat);
     // A multicast listener report, as every host with IPv6 sends on each device.
     let mut report = vec![0x60, 0, 0, 0, 0, 36, 0, 1];
@@ -407,7 +407,7 @@ fn transport_right(ip: &[u8]) -> bool {
 }
 
 #[test]
-fn super_packets_pass_whole_and_are_cut_for_tunnels() {
+fn super_packets_are_forwarded_whole_and_cut_for_tunnels() {
     let data: Vec<u8> = (0..60_000u32).map(|i| i.to_le_bytes()[0]).collect();
     let mut ip = tcp((CLIENT, 4000), (VIP, 80), &data);
     let offload = aggregate(&mut ip, 1440);
@@ -524,7 +524,7 @@ fn reply_in_fragments_with_dont_fragment_passes() {
 }
 
 #[test]
-fn fragments_in_fragments_out() {
+fn fragmented_packet_is_forwarded_in_fragments() {
     let data: Vec<u8> = (0..4000u32).map(|i| i.to_le_bytes()[0]).collect();
     let mut ip = udp((CLIENT, 4000), (VIP, 53), &data);
     put16(&mut ip, 6, 0);
@@ -582,13 +582,13 @@ fn unknown_neighbour_is_requested() {
 }
 
 #[test]
-fn arp_for_own_addresses() {
+fn arp_requests_for_own_addresses_are_answered() {
     let mut lab = web(Forwarding::Nat);
     let mut ask = lvs_packet::arp::gratuitous(GW_MAC, crate::lab::GW_ADDR).to_vec();
     ask[38..42].copy_from_slice(&VIP.octets());
     assert!(
         lab.send(CLIENTS, &ask).is_empty(),
-        "the host answers for its own"
+        "the host answers for its own addresses"
     );
     lab.own_vips();
     let got = lab.send(CLIENTS, &ask);
@@ -611,7 +611,7 @@ fn arp_for_own_addresses() {
 }
 
 #[test]
-fn padding_and_bad_headers() {
+fn padding_is_removed_and_bad_headers_are_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = tcp((CLIENT, 4000), (VIP, 80), b"");
     let mut padded = from_client(&ip);
@@ -632,8 +632,8 @@ fn padding_and_bad_headers() {
 }
 
 proptest! {
-    /// After any change of a valid frame, the dataplane neither panics nor loses count (the lab
-    /// checks the latter).
+    /// After any change of a valid frame, the dataplane neither panics nor miscounts (the lab
+    /// checks the counters).
     #[test]
     fn mutated_frames_do_not_panic(method in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  cut in proptest::option::of(0usize..200), repair: bool, own: bool, port in 0u16..3,

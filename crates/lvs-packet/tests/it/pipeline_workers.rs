@@ -1,4 +1,4 @@
-//! Two workers of one director: counters of the director include both, and limits apply to both
+//! Two workers of one director: the director's counters include both, and limits apply to both
 //! together.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,7 +26,7 @@ const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 11);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
 const WORKERS: NonZeroUsize = NonZeroUsize::new(2).expect("not zero");
 
-/// One worker's half of a director.
+/// A worker, with its part of a director.
 struct Worker {
     shard: Shard,
     pipeline: Pipeline,
@@ -92,7 +92,7 @@ impl Site {
             .expect("new");
         let common = Arc::new(Common::new(settings).with_workers(WORKERS));
         let worker = |number| Worker {
-            shard: control.shard(number).expect("one of two"),
+            shard: control.shard(number).expect("one of the two workers"),
             pipeline: Pipeline::new(Arc::clone(&common)),
         };
         let workers = (0..WORKERS.get()).map(worker).collect();
@@ -151,7 +151,7 @@ fn udp(src: Ipv4Addr, ttl: u8, len: usize) -> Vec<u8> {
     PacketBuilder::ipv4(src.octets(), VIP.octets(), ttl)
         .udp(4000, 53)
         .write(&mut ip, &vec![7; len])
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -224,7 +224,7 @@ fn fragments_at_different_workers_are_reassembled() {
     let mut ip = udp(CLIENT, 64, 3000);
     put16(&mut ip, ipv4::field::FLAGS, 0);
     ipv4::finish_header(&mut ip);
-    let cutter = Cutter::v4(&ip, 1500, None, false).expect("it can be cut");
+    let cutter = Cutter::v4(&ip, 1500, None, false).expect("the datagram can be fragmented");
     let pieces: Vec<Frame> = cutter.frames().collect();
     let mut sent = Vec::new();
     for (n, piece) in pieces.iter().enumerate() {

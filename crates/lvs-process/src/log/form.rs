@@ -1,4 +1,5 @@
-//! Format of a log line: time, level and program; for the journal, a priority in front; or a JSON object.
+//! Format of a log line: time, level and program; for the journal, a priority in front; or a JSON
+//! object.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -17,7 +18,8 @@ use super::json;
 /// The shape of all lines of a program.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Form {
-    /// Standard error is the journal: priorities in front, and no time, because it has its own.
+    /// Standard error is the journal: lines begin with a priority, and have no time, because the
+    /// journal adds one.
     pub(super) journal: bool,
     /// The journal receives fields of events in addition to the text.
     pub(super) fields: bool,
@@ -25,12 +27,12 @@ pub(super) struct Form {
     pub(super) ansi: bool,
     /// Mark of this program's lines in a shared standard error.
     pub(super) mark: Option<&'static str>,
-    /// Each line is a JSON object that names this program.
+    /// Each line is a JSON object that contains the name of this program.
     pub(super) json: Option<&'static str>,
 }
 
 impl Form {
-    /// Formats `text`, one or more lines, for output.
+    /// Formats `text`, which has one or more lines, for output.
     pub(super) fn lines(&self, level: Level, text: &str, out: &mut Vec<u8>) {
         for line in text.split('\n') {
             if self.journal {
@@ -42,7 +44,7 @@ impl Form {
         }
     }
 
-    /// A line of the log module itself.
+    /// Formats a line that the log module itself writes.
     pub(super) fn own_line(&self, level: Level, text: &str) -> String {
         if let Some(program) = self.json {
             return json::line(program, level, text, &[]);

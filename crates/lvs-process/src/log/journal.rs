@@ -26,7 +26,7 @@ const FIELDS: [(&str, &str); 3] = [
     (EVENT, "LVS_EVENT"),
 ];
 
-/// The field with the kind of the event. It is not part of the text.
+/// Name of the field with the kind of the event, which is not part of the text.
 pub(super) const EVENT: &str = "event";
 
 /// The socket to the journal.
@@ -51,7 +51,7 @@ impl Journal {
         })
     }
 
-    /// Sends a record; false if it was not taken.
+    /// Sends a record; false if the journal did not accept it.
     pub(super) fn send(&self, level: Level, line: &str) -> bool {
         let (fields, text) = parts(line);
         let mut record = Vec::with_capacity(line.len() + 128);
@@ -175,7 +175,7 @@ mod tests {
         assert!(sender.send(Level::WARN, &format!("{}x", fields.front())));
         let length = journal.recv(&mut buffer).expect("a record");
         let text = String::from_utf8_lossy(&buffer[..length]);
-        let id = message_id("server_down").expect("it has one");
+        let id = message_id("server_down").expect("it has exactly one");
         let expected = format!("LVS_EVENT=server_down\nMESSAGE_ID={id}\nMESSAGE=x\n");
         assert!(text.ends_with(&expected), "{text}");
         assert!(sender.send(Level::INFO, "one\ntwo\x1e\x1e"));
@@ -185,7 +185,7 @@ mod tests {
         // A journal that was started again is found, and none costs nothing but the record.
         drop(journal);
         assert!(!sender.send(Level::INFO, "lost"));
-        std::fs::remove_file(&path).expect("it is there");
+        std::fs::remove_file(&path).expect("the entry exists");
         let journal = UnixDatagram::bind(&path).expect("a socket");
         assert!(sender.send(Level::INFO, "again"));
         assert!(journal.recv(&mut buffer).is_ok());

@@ -33,7 +33,7 @@ use self::queue::Queue;
 /// Longest wait for the last log lines at the end of a program.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
-/// The log of this process, once there is one.
+/// The log of this process, once it is set up.
 static LOG: OnceLock<Log> = OnceLock::new();
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ struct Log {
     form: Form,
 }
 
-/// Writes the last lines when it is dropped, which takes a second at most.
+/// Writes the last lines when it is dropped; this lasts at most a second.
 #[derive(Debug)]
 #[must_use = "the last lines are written when it is dropped"]
 pub struct Guard(());
@@ -92,8 +92,8 @@ impl fmt::Display for Format {
 }
 
 /// Sends the events of `tracing` that pass `filter`, panics and [`say`] to standard error. `mark`
-/// distinguishes this program's lines from those of other programs with the same standard error; lines in JSON have
-/// the name `program` instead.
+/// distinguishes this program's lines from those of other programs with the same standard error;
+/// lines in JSON have the name `program` instead.
 ///
 /// # Errors
 /// There can be no thread, or there is a log already.
@@ -148,7 +148,7 @@ fn plain(out: &mut fmt_format::Writer<'_>, field: &Field, value: &dyn fmt::Debug
     }
 }
 
-/// The format of this process's log, once there is one.
+/// The format of this process's log, once the log is set up.
 pub fn format() -> Option<Format> {
     LOG.get().map(|log| match log.form.json {
         Some(_) => Format::Json,
@@ -174,7 +174,7 @@ pub fn say(level: Level, text: fmt::Arguments<'_>) {
     }
 }
 
-/// Name of this program in the journal: the name it was started with.
+/// Returns the name of this program in the journal: the name with which it was started.
 fn identifier() -> String {
     let name = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&name).file_name().unwrap_or_default();
@@ -185,7 +185,7 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     let Some(log) = LOG.get() else { return };
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a nameless thread");
-    let mut text = format!("a fault of this program itself, in {name}: {info}");
+    let mut text = format!("internal error of this program, in {name}: {info}");
     let trace = std::backtrace::Backtrace::capture();
     if trace.status() == std::backtrace::BacktraceStatus::Captured {
         text.push_str(&format!("\n{trace}"));
@@ -198,7 +198,7 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
 /// The queue as a writer of `tracing`.
 struct Lines(Arc<Queue>);
 
-/// One event.
+/// A log event.
 struct Line<'a> {
     queue: &'a Queue,
     level: Level,
@@ -223,7 +223,7 @@ impl<'a> MakeWriter<'a> for Lines {
 }
 
 impl Write for Line<'_> {
-    /// Queues a whole event, which `tracing` writes in one call.
+    /// Queues a complete event, which `tracing` writes in one call.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.queue.push(self.level, &String::from_utf8_lossy(bytes));
         Ok(bytes.len())
@@ -307,7 +307,7 @@ mod tests {
         assert!((least..most).contains(&whole.len()), "{}", whole.len());
     }
 
-    /// Refuses the given number of first writes.
+    /// A writer that refuses the given number of first writes.
     struct Full(usize, io::PipeWriter);
 
     impl Write for Full {

@@ -29,10 +29,10 @@ enum Message {
     Line {
         level: Level,
         text: Box<str>,
-        /// Lines that were lost before it.
+        /// Number of lines that were lost before this line.
         lost: u64,
     },
-    /// Requests a notification when everything before it is written.
+    /// Requests a notification when all earlier messages are written.
     Flush(SyncSender<()>),
 }
 
@@ -51,7 +51,8 @@ struct Shared {
 }
 
 impl Queue {
-    /// Starts the thread that sends to the journal, and writes to `out` what that does not take.
+    /// Starts the thread that sends to the journal, and writes to `out` the records that the
+    /// journal does not accept.
     pub(super) fn start(
         out: impl Write + Send + 'static,
         form: Form,
@@ -77,7 +78,7 @@ impl Queue {
         })
     }
 
-    /// Hands over a line, which may have several. It is lost if too many wait already.
+    /// Queues a text, which may have several lines. It is lost if too many lines already wait.
     pub(super) fn push(&self, level: Level, text: &str) {
         let text = text.strip_suffix('\n').unwrap_or(text);
         let text = match text.len() {
@@ -131,7 +132,7 @@ struct Writer<W> {
     out: W,
     form: Form,
     journal: Option<Journal>,
-    /// Lost lines that were not reported yet.
+    /// Number of lost lines that were not reported yet.
     lost: u64,
     /// The last write ended within a line.
     torn: bool,
@@ -188,7 +189,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Whether all of it was taken.
+    /// Whether the text was written completely.
     fn write(&mut self, level: Level, text: &str) -> bool {
         let sent = self.journal.as_ref();
         if sent.is_some_and(|journal| journal.send(level, text)) {

@@ -1,4 +1,4 @@
-//! A dataplane does not regain the rights that it has dropped.
+//! Tests that a dataplane cannot regain the privileges that it has dropped.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -42,7 +42,7 @@ fn sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program() {
     if done.by.contains(&"seccomp".to_owned()) {
         let started = Command::new("/bin/true").status().map(drop);
         assert!(kind(started).is_err_and(|k| refused.contains(&k)));
-        let status = fs::read_to_string("/proc/thread-self/status").expect("it is there");
+        let status = fs::read_to_string("/proc/thread-self/status").expect("the file exists");
         assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"));
     }
     assert_eq!(done.by.len() + done.not_by.len(), 2, "{done}");

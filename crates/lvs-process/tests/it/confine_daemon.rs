@@ -1,4 +1,4 @@
-//! The rights that `lvsd` drops, and those that the programs of its checks keep.
+//! Tests of the privileges that `lvsd` drops, and of those that the programs of its checks keep.
 
 use std::process::Command;
 
@@ -22,7 +22,7 @@ fn check_programs_are_sandboxed() {
         "echo x > {0}/y && cat {0}/y",
         place.path().display()
     ));
-    assert_eq!(written, "x\n", "a child writes where it wants");
+    assert_eq!(written, "x\n", "a child process may write anywhere");
     if done.by.is_empty() {
         assert!(done.not_by[0].contains("no_new_privs"), "{done}");
         return;

@@ -14,7 +14,7 @@ fn ran_alone(test: &str) -> bool {
         .args(["--exact", test, "--nocapture"])
         .env(ALONE, "1")
         .status()
-        .expect("this program starts");
+        .expect("this program starts again");
     assert!(status.success(), "{test}: {status}");
     true
 }

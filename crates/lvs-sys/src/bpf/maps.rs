@@ -1,4 +1,4 @@
-//! BPF maps, and this process's views of them.
+//! BPF maps, and their mappings in this process.
 
 use std::fs::File;
 use std::io;
@@ -49,7 +49,7 @@ const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
-/// Memory as it is needed.
+/// Allocates memory for an entry when it is inserted.
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
@@ -107,7 +107,7 @@ impl SharedArray {
         Self::map(file.try_clone()?.into(), offset, words)
     }
 
-    /// The array that was pinned under this name, which has at least so many words.
+    /// Opens the array that was pinned under this name and has at least that many words.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another map.
@@ -116,10 +116,10 @@ impl SharedArray {
         Self::map(fd, 0, words)
     }
 
-    /// The array that was pinned under this name, as long as it is.
+    /// The array that is pinned under this name, with its length.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidInput` if it is another map.
+    /// `NotFound`; `InvalidInput` if it is a map of another kind.
     pub fn pinned_whole(path: &Path) -> io::Result<Self> {
         let (fd, words) = pinned_array(path)?;
         Self::map(fd, 0, words)
@@ -168,10 +168,10 @@ impl SharedArray {
         unsafe { ptr::write_bytes(self.memory.as_ptr(), 0, self.words * 8) };
     }
 
-    /// Lets it stay when this process ends, under a name in a BPF file system.
+    /// Pins it under a name in a BPF file system, so that it remains after this process exits.
     ///
     /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -190,7 +190,7 @@ impl Drop for SharedArray {
     }
 }
 
-/// The pinned array of this path, and its length in words.
+/// Opens the pinned array at this path; also returns its length in words.
 fn pinned_array(path: &Path) -> io::Result<(OwnedFd, usize)> {
     let (fd, [_, value, entries]) = pinned_map(path, BPF_MAP_TYPE_ARRAY)?;
     // Entries begin at 8 bytes each.
@@ -212,7 +212,7 @@ fn pinned_map(path: &Path, kind: u32) -> io::Result<(OwnedFd, [u32; 3])> {
     }
 }
 
-/// The pinned map of this kind at a path, whose keys and values have four bytes.
+/// Opens the pinned map of this kind at a path. Its keys and values have four bytes.
 fn pinned_numbers(path: &Path, kind: u32) -> io::Result<OwnedFd> {
     match pinned_map(path, kind)? {
         (fd, [4, 4, _]) => Ok(fd),
@@ -220,24 +220,24 @@ fn pinned_numbers(path: &Path, kind: u32) -> io::Result<OwnedFd> {
     }
 }
 
-/// Fixes the length of a memory file for good, so that processes can map it: it can neither become
-/// shorter nor longer, and gets no other seals, such as one against writing.
+/// Fixes the length of a memory file, so that processes can map it safely: it can neither shrink
+/// nor grow, and no other seals can be added, such as one against writes.
 ///
 /// # Errors
-/// If the file was not made for seals (`MFD_ALLOW_SEALING`).
+/// If the file does not permit seals (`MFD_ALLOW_SEALING`).
 pub fn seal(file: &File) -> io::Result<()> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     Ok(fcntl_add_seals(file, seals)?)
 }
 
-/// An array of which each processor has its own entries.
+/// An array with separate entries for each processor.
 #[derive(Debug)]
 pub struct PerCpuArray {
     fd: OwnedFd,
 }
 
 impl PerCpuArray {
-    /// A new array, all zeros; `bytes` are those of an entry.
+    /// A new array of zeros; `bytes` is the size of an entry.
     ///
     /// # Errors
     /// As [`SharedArray::new`].
@@ -247,7 +247,7 @@ impl PerCpuArray {
         Ok(Self { fd })
     }
 
-    /// The array that was pinned under this name.
+    /// Opens the array that was pinned under this name.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another map.
@@ -256,10 +256,10 @@ impl PerCpuArray {
         Ok(Self { fd })
     }
 
-    /// As [`SharedArray::pin`].
+    /// Does the same as [`SharedArray::pin`].
     ///
     /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -275,7 +275,7 @@ impl PerCpuArray {
 pub struct SharedSet<const WORDS: usize>(SharedMap<WORDS, 1>);
 
 impl<const WORDS: usize> SharedSet<WORDS> {
-    /// An empty one for so many keys at most.
+    /// An empty set for at most this many keys.
     ///
     /// # Errors
     /// As [`SharedArray::new`].
@@ -283,7 +283,7 @@ impl<const WORDS: usize> SharedSet<WORDS> {
         SharedMap::new(name, entries).map(Self)
     }
 
-    /// The one that was pinned under this name.
+    /// The set that is pinned under this name.
     ///
     /// # Errors
     /// As [`SharedMap::pinned`].
@@ -291,26 +291,26 @@ impl<const WORDS: usize> SharedSet<WORDS> {
         SharedMap::pinned(path).map(Self)
     }
 
-    /// Takes a key in.
+    /// Adds a key.
     ///
     /// # Errors
-    /// If it is full.
+    /// If the set is full.
     pub fn insert(&self, key: &[u64; WORDS]) -> io::Result<()> {
         self.0.insert(key, &[1])
     }
 
-    /// Takes it out.
+    /// Removes a key.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If the set does not contain it.
     pub fn remove(&self, key: &[u64; WORDS]) -> io::Result<()> {
         self.0.remove(key)
     }
 
-    /// As [`SharedArray::pin`].
+    /// Does the same as [`SharedArray::pin`].
     ///
     /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         self.0.pin(path)
     }
@@ -332,7 +332,7 @@ pub struct SharedMap<const KEY: usize, const VALUE: usize> {
 }
 
 impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
-    /// An empty one for so many entries at most.
+    /// An empty map for at most this many entries.
     ///
     /// # Errors
     /// As [`SharedArray::new`].
@@ -349,10 +349,10 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         Ok(Self { fd })
     }
 
-    /// The one that was pinned under this name.
+    /// The map that is pinned under this name.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidInput` if it is another one.
+    /// `NotFound`; `InvalidInput` if it is a map of another kind.
     pub fn pinned(path: &Path) -> io::Result<Self> {
         let (fd, [key, value, _]) = pinned_map(path, BPF_MAP_TYPE_HASH)?;
         if [key as usize, value as usize] != [KEY * 8, VALUE * 8] {
@@ -380,19 +380,19 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         found.ok().map(|()| value)
     }
 
-    /// Takes a key out.
+    /// Removes a key.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If the map does not contain it.
     pub fn remove(&self, key: &[u64; KEY]) -> io::Result<()> {
         // SAFETY: there is no value.
         unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
     }
 
-    /// Keys and values, as long as no program removes any meanwhile.
+    /// Returns keys and values. The result is complete if no program removes entries meanwhile.
     ///
     /// # Errors
-    /// None that is known.
+    /// No error is known.
     pub fn entries(&self) -> io::Result<Entries<KEY, VALUE>> {
         let mut entries = Vec::new();
         let mut last = self.key_after(None)?;
@@ -415,8 +415,8 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     }
 
     /// # Safety
-    /// `value` is the address of a value of the map's, if the command has one; of a key, if it gives
-    /// one.
+    /// `value` is the address of a value of the map if the command reads or writes one, or of a key
+    /// if the command returns one.
     unsafe fn element<'a>(
         &self,
         command: libc::c_long,
@@ -436,23 +436,23 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { call(command, &mut request) }.map(drop)
     }
 
-    /// As [`SharedArray::pin`].
+    /// Does the same as [`SharedArray::pin`].
     ///
     /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
 }
 
-/// The map that programs find at a place, or none.
+/// A place for a map, in which programs find the map, or none.
 #[derive(Debug)]
 pub struct MapPlace {
     fd: OwnedFd,
 }
 
 impl MapPlace {
-    /// An empty one, for maps like this.
+    /// An empty outer map, for inner maps like the given one.
     ///
     /// # Errors
     /// As [`SharedArray::new`].
@@ -475,20 +475,20 @@ impl MapPlace {
         Ok(Self { fd })
     }
 
-    /// The one that was pinned under this name.
+    /// The outer map that is pinned under this name.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidInput` if it is another map.
+    /// `NotFound`; `InvalidInput` if it is a map of another kind.
     pub fn pinned(path: &Path) -> io::Result<Self> {
         let fd = pinned_numbers(path, BPF_MAP_TYPE_ARRAY_OF_MAPS)?;
         Ok(Self { fd })
     }
 
-    /// Lets programs find this map, which must be like the one that the place was made for; waits
-    /// until none uses the one before.
+    /// Makes programs use this map, which must be like the one for which the outer map was made.
+    /// Waits until no program uses the previous map.
     ///
     /// # Errors
-    /// If it is not alike.
+    /// If the maps differ in kind or size.
     pub fn put<const KEY: usize, const VALUE: usize>(
         &self,
         map: &SharedMap<KEY, VALUE>,
@@ -506,10 +506,10 @@ impl MapPlace {
         place(&self.fd, command, 0, map)
     }
 
-    /// As [`SharedArray::pin`].
+    /// Does the same as [`SharedArray::pin`].
     ///
     /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -529,7 +529,7 @@ pub struct ProgramArray {
 }
 
 impl ProgramArray {
-    /// An empty one, for so many.
+    /// An empty array for this many programs.
     ///
     /// # Errors
     /// As [`SharedArray::new`].
@@ -538,29 +538,29 @@ impl ProgramArray {
         Ok(Self { fd })
     }
 
-    /// The one that was pinned under this name.
+    /// The array that is pinned under this name.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidInput` if it is another map.
+    /// `NotFound`; `InvalidInput` if it is a map of another kind.
     pub fn pinned(path: &Path) -> io::Result<Self> {
         let fd = pinned_numbers(path, BPF_MAP_TYPE_PROG_ARRAY)?;
         Ok(Self { fd })
     }
 
-    /// Programs that go on with this number find this one from now on.
+    /// Sets the program that tail calls with this number continue with.
     ///
     /// # Errors
-    /// If there is no such number, or the program is of another kind than the other programs that
-    /// use it.
+    /// If the array has no such number, or the program is of another kind than the programs that
+    /// use the array.
     pub fn put(&self, entry: u32, program: &Program) -> io::Result<()> {
         let program = number(&program.fd);
         place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
     }
 
-    /// As [`SharedArray::pin`].
+    /// Does the same as [`SharedArray::pin`].
     ///
     /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -647,7 +647,7 @@ mod tests {
         let file = memfd_create("lvs-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let file = File::from(file);
         file.set_len(8192)?;
-        let unsealed = SharedArray::of_file(&file, 0, 1024).expect_err("it is not sealed");
+        let unsealed = SharedArray::of_file(&file, 0, 1024).expect_err("the file is not sealed");
         assert_eq!(unsealed.kind(), io::ErrorKind::InvalidInput);
         seal(&file)?;
         let array = SharedArray::of_file(&file, 4096, 512)?;
@@ -657,11 +657,11 @@ mod tests {
         }
         assert_eq!(array.words()[511].load(Relaxed), 7);
         for (offset, words) in [(4096, 513), (0, usize::MAX / 4), (u64::MAX, 1)] {
-            SharedArray::of_file(&file, offset, words).expect_err("it is not so long");
+            SharedArray::of_file(&file, offset, words).expect_err("the file is shorter");
         }
         let ordinary = tempfile::tempfile()?;
         ordinary.set_len(8192)?;
-        SharedArray::of_file(&ordinary, 0, 1024).expect_err("it has no seals");
+        SharedArray::of_file(&ordinary, 0, 1024).expect_err("the file does not support seals");
         Ok(())
     }
 }

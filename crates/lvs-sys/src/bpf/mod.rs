@@ -27,7 +27,7 @@ use crate::attached::{call, descriptor};
 pub struct Instruction {
     /// The operation.
     pub code: u8,
-    /// Destination in the lower half, source in the upper one.
+    /// Destination register in the lower half, source register in the upper half.
     pub registers: u8,
     /// Offset of a jump or of memory.
     pub offset: i16,
@@ -46,7 +46,7 @@ struct Object {
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 
-/// Makes sure that there is a BPF file system at a directory.
+/// Ensures that a BPF file system is mounted at a directory.
 ///
 /// # Errors
 /// If there is none, and this process may not mount one (`CAP_SYS_ADMIN`).
@@ -70,8 +70,8 @@ pub fn mount_bpf(directory: &Path) -> io::Result<()> {
     super::check(done).map(drop)
 }
 
-/// Whether this process is root outside of containers: then a refusal of BPF is unexpected. Tests
-/// use this.
+/// Whether this process is root outside of containers; then tests do not accept that the kernel
+/// refuses BPF.
 pub fn is_root_of_all() -> bool {
     // bpf(2) needs capabilities in the first user namespace, which has this map of users.
     let all = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
@@ -96,7 +96,7 @@ pub fn monotonic() -> u64 {
     seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-/// A name as tools show it.
+/// Shortens a name to the form that tools show.
 fn short_name(name: &str) -> [u8; 16] {
     let mut short = [0; 16];
     for (to, from) in short.iter_mut().take(15).zip(name.bytes()) {

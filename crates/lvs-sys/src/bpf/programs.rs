@@ -1,4 +1,4 @@
-//! Programs, and the links that attach them.
+//! BPF programs, and the links that attach them.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -74,7 +74,7 @@ const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const BPF_XDP: u32 = 37;
-/// By the driver itself, not behind it.
+/// Makes the driver itself run the program.
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const BPF_F_BEFORE: u32 = 1 << 3;
 /// In the flags of a test run: the frame has a checksum over all of it, as some network cards
@@ -85,16 +85,16 @@ const LOG: usize = 1 << 20;
 /// Greatest number of attempts to load a program when signals interrupt the call.
 const ATTEMPTS: usize = 5;
 
-/// The hook for which a program is made.
+/// The hook for which a program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
     /// Before a socket.
     SocketFilter,
     /// At the ingress of an interface (tcx, or a filter of `tc`).
     Ingress,
-    /// At its egress.
+    /// At the egress of an interface.
     Egress,
-    /// In its driver, before there is a socket buffer.
+    /// In the driver, before the kernel allocates a socket buffer.
     Xdp,
 }
 
@@ -110,15 +110,15 @@ impl ProgramKind {
     }
 }
 
-/// A program in the kernel. It exists as long as this value and its attachments.
+/// A loaded BPF program. It exists as long as this value or one of its attachments.
 #[derive(Debug)]
 pub struct Program {
     pub(super) fd: OwnedFd,
     kind: ProgramKind,
 }
 
-/// A program at an interface. Unless it is pinned, it is detached with this value, with the
-/// interface, or with the process.
+/// An attached program of an interface. Unless it is pinned, it is detached when this value is
+/// dropped, when the interface is removed, or when the process ends.
 #[derive(Debug)]
 pub struct ProgramLink {
     fd: OwnedFd,
@@ -169,13 +169,13 @@ impl Program {
             .map_err(|_| with_log(error, &log))
     }
 
-    /// Puts the program at the ingress or egress of an interface, before all that is there: BPF
-    /// programs, and `tc` filters; or in its driver.
+    /// Attaches the program at the ingress or egress of an interface, before all other BPF programs
+    /// and `tc` filters; or in its driver.
     ///
     /// # Errors
-    /// If there is no such interface, or the kernel has no tcx (Linux 6.6); `EOPNOTSUPP` from a
-    /// driver without XDP, `EBUSY` where there is another such program, what else the driver has
-    /// against it.
+    /// If the interface does not exist, or the kernel has no tcx (Linux 6.6); `EOPNOTSUPP` from a
+    /// driver without XDP; `EBUSY` if the driver already runs a program; other errors of the
+    /// driver.
     pub fn attach(&self, ifindex: u32) -> io::Result<ProgramLink> {
         let mut request = CreateLink {
             program: number(&self.fd),
@@ -192,19 +192,19 @@ impl Program {
         Ok(ProgramLink { fd })
     }
 
-    /// The kernel's number of the program.
+    /// Returns the kernel's number of the program.
     ///
     /// # Errors
-    /// None that is known.
+    /// No error is known.
     pub fn id(&self) -> io::Result<u32> {
         attached::id(&self.fd)
     }
 
-    /// Whether the program of number `id` is the first one at that place of an interface: a program
-    /// before it may withhold frames.
+    /// Whether the program with number `id` is the first one at this attachment point of an
+    /// interface: an earlier program may drop frames.
     ///
     /// # Errors
-    /// If there is no such interface, or the kernel does not report it.
+    /// If the interface does not exist, or the kernel does not report its programs.
     pub fn is_first_at(&self, id: u32, ifindex: u32) -> io::Result<bool> {
         let place = match self.kind {
             ProgramKind::Egress => Place::Egress,
@@ -279,7 +279,7 @@ impl Program {
     }
 }
 
-/// A short program that jumps to a long one, for a socket without room for the long one
+/// A short program that calls a long one, for a socket whose limit is too low for the long one
 /// (`net.core.optmem_max`, 20 KiB in older kernels).
 #[derive(Debug)]
 pub struct Jump {
@@ -288,7 +288,7 @@ pub struct Jump {
 }
 
 impl Jump {
-    /// Loads one that goes on with `target`.
+    /// Loads a short program that continues with `target`.
     ///
     /// # Errors
     /// As [`Program::load`].
@@ -315,22 +315,23 @@ impl Jump {
         Ok(Self { program, _to: map })
     }
 
-    /// The short one.
+    /// The short program.
     pub const fn program(&self) -> &Program {
         &self.program
     }
 }
 
 impl ProgramLink {
-    /// Lets the program stay when this process ends, under a name in a BPF file system.
+    /// Pins the link under a name in a BPF file system, so that the program stays attached after
+    /// this process exits.
     ///
     /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
 
-    /// The one that was pinned under this name.
+    /// The link that is pinned under this name.
     ///
     /// # Errors
     /// `NotFound`.
@@ -339,10 +340,10 @@ impl ProgramLink {
         Ok(Self { fd })
     }
 
-    /// Runs this program from now on, at the same place; no frame is missed.
+    /// Replaces the attached program by this one; every frame is handled by one of them.
     ///
     /// # Errors
-    /// If its interface is gone (`ENOLINK`), or it is another kind of link.
+    /// If the interface no longer exists (`ENOLINK`), or the link is of another kind.
     pub fn update(&self, program: &Program) -> io::Result<()> {
         let mut request = UpdateLink {
             link: number(&self.fd),
@@ -355,8 +356,8 @@ impl ProgramLink {
     }
 }
 
-/// `BPF_PROG_LOAD`. The verifier stops with `EAGAIN` when a signal waits for this thread, and has to
-/// be asked again when it has been delivered.
+/// `BPF_PROG_LOAD`. The verifier stops with `EAGAIN` when a signal waits for this thread. After the
+/// signal is delivered, the call has to be repeated.
 ///
 /// # Safety
 /// As [`call`].

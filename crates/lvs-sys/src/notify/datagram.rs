@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, AsRawFd};
 /// A datagram of a netlink socket, as `recvmsg` reports it.
 #[derive(Debug)]
 pub struct Received {
-    /// Result of the call: the length, that of the whole datagram with `MSG_TRUNC`.
+    /// Result of the call: the length of the received part, or with `MSG_TRUNC` that of the whole
+    /// datagram.
     pub length: usize,
     /// The address of the sender (`struct sockaddr_nl`), up to the length that the kernel wrote.
     pub sender: Vec<u8>,
@@ -16,7 +17,8 @@ pub struct Received {
     pub flags: i32,
 }
 
-/// Receives a datagram without waiting. Descriptors in ancillary data are not possible with netlink.
+/// Receives a datagram without waiting. Descriptors in ancillary data are not possible with
+/// netlink.
 ///
 /// # Errors
 /// Errors of `recvmsg`; `WouldBlock` if there is none.

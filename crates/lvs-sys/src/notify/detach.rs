@@ -1,4 +1,4 @@
-//! A second process of this program that is not its child.
+//! Starting a second process of this program that is not its child.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::{fs, io};
@@ -6,14 +6,14 @@ use std::{fs, io};
 /// The process in which [`detach`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The process that called it, with its own number.
+    /// The process that called [`detach`]; contains the new process's id.
     Caller,
-    /// The new process: it has its own session, and no terminal can interrupt it.
+    /// The new process, in a separate session, so that no terminal can interrupt it.
     Detached,
 }
 
-/// Signals that end a process group or a whole service at once. The detached process ignores them,
-/// and ends when its work is done.
+/// Signals that are sent to a process group or a whole service. The detached process ignores them,
+/// and exits when its work is done.
 const IGNORED: [libc::c_int; 5] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -22,12 +22,13 @@ const IGNORED: [libc::c_int; 5] = [
     libc::SIGPIPE,
 ];
 
-/// Starts a process that no `wait` of this one finds, and returns in both. The new process has the
-/// descriptors 0 to 2 and `keep`; all others are closed in it, so that it keeps no pipe of the caller
-/// open. The caller must own no other descriptor by an object that both sides use afterwards.
+/// Starts a process that no `wait` of this process finds, and returns in both processes. The new
+/// process has the descriptors 0 to 2 and `keep`; all others are closed in it, so that it keeps no
+/// pipe of the caller open. The caller must have no object with another descriptor that both
+/// processes use afterwards.
 ///
 /// # Errors
-/// This process has several threads, or may not have another process.
+/// This process has several threads, or the limit of processes is reached.
 pub fn detach(keep: &impl AsFd) -> io::Result<Side> {
     let keep = keep.as_fd().as_raw_fd().cast_unsigned();
     if fs::read_dir("/proc/self/task")?.count() != 1 {

@@ -23,23 +23,23 @@ const ARCH: u32 = 4;
 /// Numbers of options (`IP_VS_SO_*`) of the old interface, level `IPPROTO_IP`.
 pub const IPVS_OPTIONS: Range<u32> = 1152..1168;
 
-/// Descriptor numbers at which a program gets its sockets of generic netlink.
+/// Ranges of descriptor numbers at which a program gets its generic netlink sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// Numbers at which sending is noticed.
+    /// Numbers at which calls that send are reported.
     pub plain: Range<u32>,
-    /// Numbers, after those of `plain`, at which receiving is also reported.
+    /// Numbers, after those of `plain`, at which calls that receive are also reported.
     pub strict: Range<u32>,
 }
 
 impl Places {
-    /// Numbers below 1,024, so that `select` accepts them.
+    /// The upper end of descriptor numbers: 1,024, so that `select` accepts all of them.
     const END: u32 = 1024;
     /// Numbers of each kind.
     const EACH: u32 = 32;
 
-    /// The highest places for a program that may have `limit` descriptors; `None` if it may have too
-    /// few.
+    /// Returns the highest places for a program that may have `limit` descriptors; `None` if it may
+    /// have too few.
     pub fn below(limit: u64) -> Option<Self> {
         let end = u32::try_from(limit).map_or(Self::END, |limit| limit.min(Self::END));
         let middle = end.checked_sub(Self::EACH)?;
@@ -72,7 +72,7 @@ fn in_range(index: u32, range: Range<u32>) -> [Op; 5] {
     ]
 }
 
-/// Passes over one instruction, [`ALLOW`], if argument `index` equals `value`.
+/// Skips the next instruction, [`ALLOW`], unless argument `index` equals `value`.
 fn equals(index: u32, value: u32) -> [Op; 3] {
     [
         op(LOAD, 0, 0, argument(index)),
@@ -81,8 +81,8 @@ fn equals(index: u32, value: u32) -> [Op; 3] {
     ]
 }
 
-/// The filter; `None` for an architecture whose numbers are not known here. Calls by the conventions
-/// of another architecture (32-bit programs, x32) are never noticed.
+/// Returns the filter; `None` for an architecture whose system call numbers are not known here.
+/// Calls by the conventions of another architecture (32-bit programs, x32) are never noticed.
 pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
     let mut all = vec![
         op(LOAD, 0, 0, ARCH),
@@ -129,7 +129,7 @@ pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
 mod tests {
     use super::*;
 
-    /// Whether the filter notices a call.
+    /// Whether the filter notices a system call.
     fn is_noticed(program: &[Op], arch: u32, number: u32, arguments: [u64; 6]) -> bool {
         let (mut at, mut value) = (0, 0);
         loop {
@@ -162,11 +162,11 @@ mod tests {
 
     fn number(kind: Kind) -> u32 {
         let found = Kind::ALL.iter().find(|(of, _)| *of == kind);
-        u32::try_from(found.expect("it is in the table").1).expect("a small number")
+        u32::try_from(found.expect("the number is in the table").1).expect("a small number")
     }
 
     #[test]
-    fn filter_notices_generic_netlink_and_ipvs_options_only() {
+    fn filter_reports_generic_netlink_and_ipvs_options_only() {
         let Some(arch) = ARCHITECTURE else { return };
         let places = Places::below(1 << 20).expect("enough");
         let program = program(&places).expect("a known architecture");
@@ -215,12 +215,12 @@ mod tests {
         let number = number(Kind::Socket);
         assert!(!is_noticed(&program, 0x4000_0003, number, arguments));
         // x32 has the architecture of x86-64, and numbers with this bit.
-        let arch = ARCHITECTURE.expect("known, as there is a program");
+        let arch = ARCHITECTURE.expect("the architecture is supported");
         assert!(!is_noticed(&program, arch, number | 0x4000_0000, arguments));
     }
 
     #[test]
-    fn places_follow_the_limit_of_descriptors() {
+    fn descriptor_ranges_depend_on_the_limit_of_descriptors() {
         assert_eq!(Places::below(u64::MAX), Places::below(1024));
         let low = Places::below(256).expect("enough");
         assert_eq!((low.plain.start, low.strict.end), (192, 256));

@@ -17,17 +17,18 @@ pub use detach::{Side, detach};
 pub use filter::{IPVS_OPTIONS, Places};
 pub use namespace::{NamespaceId, cookie_of_socket, of_socket, owners};
 
-/// The listening end of a filter: the calls of all processes under it arrive here.
+/// The supervisor's descriptor of a filter: it receives the calls of all processes with this
+/// filter.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
 /// A noticed call.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// The number of this notification.
+    /// The number of the notification.
     pub id: u64,
-    /// The calling thread, as this process numbers it; 0 if it is in a PID namespace that this
-    /// process does not see.
+    /// The calling thread's id in this process's PID namespace; 0 if this namespace does not
+    /// contain the thread.
     pub thread: u32,
     /// The system call.
     pub kind: Kind,
@@ -37,7 +38,7 @@ pub struct Call {
 
 /// The noticed calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names of the system calls")]
+#[allow(missing_docs, reason = "the field names are those of the system calls")]
 pub enum Kind {
     Socket,
     Sendto,
@@ -51,7 +52,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds with their numbers.
+    /// All kinds of system calls with their numbers.
     const ALL: [(Self, libc::c_long); 9] = [
         (Self::Socket, libc::SYS_socket),
         (Self::Sendto, libc::SYS_sendto),
@@ -68,18 +69,19 @@ impl Kind {
 /// Result of a noticed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The kernel makes the call itself.
+    /// The kernel executes the call.
     Continue,
     /// The call returns this value.
     Value(i64),
     /// The call fails with this error number.
     Errno(i32),
-    /// The caller has its answer already, or has ended.
+    /// The caller already has the answer, or has exited.
     Sent,
 }
 
-/// Installs the filter in this thread and in all that it starts. The capability CAP_SYS_ADMIN
-/// permits that without `no_new_privs`, so set-user-ID programs below keep working.
+/// Installs the filter in this thread and in all processes and threads that it starts. The
+/// capability CAP_SYS_ADMIN permits that without `no_new_privs`, so set-user-ID programs below keep
+/// working.
 ///
 /// # Errors
 /// `EBUSY` ([`io::ErrorKind::ResourceBusy`]) if a filter with a listener is installed already;
@@ -174,8 +176,8 @@ impl Listener {
         }
     }
 
-    /// Whether the caller still waits for the answer to this call. While it does, its thread number
-    /// is not reused.
+    /// Whether the caller still waits for the answer to this call. As long as it does, its thread
+    /// id is not reused.
     pub fn is_valid(&self, id: u64) -> bool {
         // SAFETY: the pointer is to an integer of the type that this request reads.
         0 == unsafe {
@@ -217,8 +219,8 @@ impl Listener {
         Ok(())
     }
 
-    /// Runs the supervisor on the processor of the caller, and the caller on that of the supervisor:
-    /// they never run at the same time. Before Linux 6.6 this does nothing.
+    /// Makes the kernel run the supervisor on the processor of the caller and the caller on that of
+    /// the supervisor: they never run at the same time. Before Linux 6.6 this has no effect.
     pub fn wake_on_this_processor(&self) {
         /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP` (linux/seccomp.h).
         const SYNC_WAKE_UP: libc::c_ulong = 1;

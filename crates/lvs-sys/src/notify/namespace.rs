@@ -45,15 +45,15 @@ fn related(fd: &impl AsFd, request: u64) -> io::Result<File> {
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(found) }))
 }
 
-/// The network namespace of a socket, in which it was made.
+/// Returns the network namespace in which a socket was created.
 ///
 /// # Errors
-/// It is not a socket, or this process has no CAP_NET_ADMIN in that namespace.
+/// If the descriptor is not a socket, or this process has no CAP_NET_ADMIN in that namespace.
 pub fn of_socket(socket: &impl AsFd) -> io::Result<File> {
     related(socket, SIOCGSKNS.into())
 }
 
-/// The number of the network namespace of a socket, which no other one gets until the host restarts.
+/// The cookie of the network namespace of a socket, which is not reused until the host restarts.
 ///
 /// # Errors
 /// It is not a socket.
@@ -74,8 +74,8 @@ pub fn cookie_of_socket(socket: &impl AsFd) -> io::Result<u64> {
     Ok(cookie)
 }
 
-/// The user namespaces whose capabilities count in a namespace: its owner, and all above it that
-/// this process sees. A thread in one of them has its capabilities there.
+/// The user namespaces whose capabilities apply to a namespace: its owner, and all ancestors that
+/// this process sees. A thread in one of them has its capabilities in that namespace.
 ///
 /// # Errors
 /// The owner is not visible from the user namespace of this process.

@@ -5,7 +5,8 @@ use lvs_packet::frame::{Frame, SegmentKind};
 use super::frames::{ACK, Kind, SYN, aggregate, ethernet, packet};
 use super::{Target, Volley};
 
-/// A SYN, then aggregates of 64 KiB in segments of one byte, and of the least that is taken.
+/// A SYN, then aggregates of 64 KiB in segments of one byte, and in segments of the least size that
+/// the dataplane accepts.
 pub(super) struct TinyAggregates {
     target: Target,
     n: u64,

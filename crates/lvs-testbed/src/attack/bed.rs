@@ -338,8 +338,7 @@ impl Bed {
 /// Sends every datagram back to its source.
 ///
 /// # Errors
-///
-/// When the port is taken.
+/// If the port is in use.
 pub fn echo(port: u16) -> Result<()> {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))?;
     let mut buffer = [0; 65_536];

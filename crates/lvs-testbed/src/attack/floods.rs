@@ -5,10 +5,10 @@ use lvs_packet::frame::Frame;
 use super::frames::{ACK, Kind, SYN, ethernet, packet};
 use super::{Target, Volley};
 
-/// Kind of a flood: the common and the varying parts of its packets.
+/// Kind of a flood: the constant and the varying parts of its packets.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Flood {
-    /// SYNs of one source port to every port of an address.
+    /// SYNs from one source port to every port of an address.
     AllPorts,
     /// SYNs from sources that do not exist.
     Syn,
@@ -16,7 +16,7 @@ pub(super) enum Flood {
     Pairs,
     /// Datagrams from sources that do not exist.
     Udp,
-    /// Datagrams of one source that are answered with an error each: to a port without a service.
+    /// Datagrams of one source to a port without a service, each of which causes an ICMP error.
     Errors,
 }
 
@@ -87,7 +87,7 @@ impl Volley for Packets {
                 target.source4(low(n).max(1024)),
                 target.service4(9),
                 Kind::Udp,
-                b"nobody serves this",
+                b"no service has this port",
             ),
         };
         ethernet(target, &ip)

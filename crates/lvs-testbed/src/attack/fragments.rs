@@ -12,8 +12,8 @@ const PIECES: usize = 1024;
 /// Rounds before identifications are used again.
 const ROUNDS: u16 = 1000;
 
-/// Datagrams whose last pieces are missing at first; then all last pieces at once, so that one
-/// batch completes all stored datagrams.
+/// Datagrams whose last fragments are missing at first; then all last fragments at once, so that
+/// one batch completes all stored datagrams.
 pub(super) struct TinyFragments {
     ipv6: bool,
     datagrams: u16,
@@ -50,7 +50,7 @@ impl TinyFragments {
         };
         let cut = cut.expect("8 bytes fit");
         let mut pieces: Vec<Vec<u8>> = cut.frames().map(|piece| piece.bytes().to_vec()).collect();
-        let last = vec![pieces.pop().expect("more than one piece")];
+        let last = vec![pieces.pop().expect("more than one fragment")];
         Self {
             ipv6,
             datagrams: 50,

@@ -41,7 +41,7 @@ pub(super) fn packet(src: SocketAddr, dst: SocketAddr, kind: Kind, data: &[u8]) 
             builder.write(&mut ip, data)
         }
     };
-    written.expect("a vector takes all");
+    written.expect("writing to a vector succeeds");
     ip
 }
 
@@ -61,7 +61,7 @@ pub(super) fn ethernet(target: &Target, ip: &[u8]) -> Frame {
     frame
 }
 
-/// A super-packet of segments of this size.
+/// Creates a super-packet with segments of this size.
 pub(super) fn aggregate(mut frame: Frame, kind: SegmentKind, size: u16) -> Frame {
     frame.offload = Offload {
         segments: Some(Segments {

@@ -34,7 +34,7 @@ pub struct HonestOptions {
     /// Pause between two downloads of a client, in milliseconds
     #[arg(long, default_value_t = 100)]
     pub pause_ms: u64,
-    /// For so long, in milliseconds
+    /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     pub for_ms: u64,
 }
@@ -42,7 +42,7 @@ pub struct HonestOptions {
 /// Results of the honest clients.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Honest {
-    /// Connections that were opened and answered, each byte as it should be.
+    /// Connections that were opened and answered with the right bytes.
     pub served: u64,
     /// Requests that failed.
     pub failed: u64,
@@ -56,7 +56,7 @@ pub struct Honest {
     pub p99_ms: f64,
     /// The longest time without a served request, in milliseconds.
     pub silence_ms: f64,
-    /// Of all these, answers with a byte that is not as it should be.
+    /// Of all these, answers with a wrong byte.
     pub wrong: u64,
     /// The first error.
     pub error: Option<String>,
@@ -92,13 +92,13 @@ impl Honest {
 ///
 /// # Errors
 ///
-/// When it cannot be printed.
+/// When the report cannot be printed.
 pub fn honest(options: &HonestOptions) -> Result<()> {
     println!("{}", serde_json::to_string(&run(options))?);
     Ok(())
 }
 
-/// End and duration of requests.
+/// End time and duration of each request.
 #[derive(Default)]
 struct Log {
     report: Honest,

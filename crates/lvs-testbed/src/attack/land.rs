@@ -1,12 +1,12 @@
-//! Packets whose answers would return to the director.
+//! Attack with packets whose answers would return to the director.
 
 use lvs_packet::frame::Frame;
 
 use super::frames::{Kind, SYN, ethernet, packet};
 use super::{Target, Volley};
 
-/// From the virtual address to itself, and from the director's own address, in turn: UDP to an echo
-/// service and TCP, of both IP versions.
+/// Packets from the virtual address to itself, and from the director's own address, in turn: UDP to
+/// an echo service and TCP, of both IP versions.
 pub(super) struct Land {
     target: Target,
     n: usize,

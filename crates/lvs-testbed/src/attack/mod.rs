@@ -48,21 +48,22 @@ struct Attack {
     means: Means,
     /// The promised bound.
     bound: &'static str,
-    /// The reasons that such packets are dropped for: one of them counts.
+    /// The drop reasons of such packets; one of them must have counted.
     counted: &'static [&'static str],
-    /// Megabytes of the dataplane above idle, at most.
+    /// Maximum memory of the dataplane above its idle memory, in megabytes.
     memory_mb: u64,
 }
 
 impl Attack {
-    /// Whether the director has dropped packets for one of the attack's reasons, if it has any.
+    /// Whether the director has dropped packets for one of the attack's reasons, if the attack has
+    /// any.
     fn is_counted(&self, drops: &BTreeMap<String, u64>) -> bool {
         let counted = |reason: &&str| drops.get(*reason).is_some_and(|&count| count > 0);
         self.counted.is_empty() || self.counted.iter().any(counted)
     }
 }
 
-/// The means of an attack.
+/// The frames or users that an attack consists of.
 enum Means {
     /// Frames on the clients' link.
     Frames(fn(&Target) -> Box<dyn Volley>),
@@ -79,7 +80,7 @@ const EVICT: &[&str] = &["--when-full", "evict"];
 /// The table of 2^20 connections, full.
 const TABLE_MB: u64 = 320;
 
-/// One line an attack.
+/// The attacks.
 const ATTACKS: &[Attack] = &[
     Attack {
         name: "fragments",
@@ -246,12 +247,13 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// Options of `lvs-testbed attack`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct AttackOptions {
-    /// Which; none or `all` is all of them
+    /// Names of the attacks; none or `all` runs all of them
     pub names: Vec<String>,
-    /// Seconds that each one takes
+    /// Duration of each attack in seconds
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
-    /// Seconds of honest clients alone before it, at most as many
+    /// Seconds for which honest clients run alone before the attack; at most the duration of the
+    /// attack
     #[arg(long, default_value_t = 10)]
     pub alone: u64,
     /// Frames a second, instead of each attack's own number
@@ -260,7 +262,7 @@ pub struct AttackOptions {
     /// List the attacks
     #[arg(long)]
     pub list: bool,
-    /// Print the outcome as JSON, one line an attack
+    /// Print the results as JSON, one line for each attack
     #[arg(long)]
     pub json: bool,
 }
@@ -272,7 +274,7 @@ pub struct Outcome {
     pub name: &'static str,
     /// The promised bound.
     pub bound: &'static str,
-    /// Honest clients alone.
+    /// Honest clients without an attack.
     pub before: Honest,
     /// Honest clients during the attack.
     pub beside: Honest,
@@ -280,7 +282,7 @@ pub struct Outcome {
     pub sent: u64,
     /// The dataplane's memory before the attack, in kilobytes.
     pub idle_kb: u64,
-    /// Maximum of that it was.
+    /// Maximum of the dataplane's memory.
     pub peak_kb: u64,
     /// Number of packets that the dataplane has dropped, by reason.
     pub drops: BTreeMap<String, u64>,
@@ -293,9 +295,9 @@ pub struct Outcome {
 /// Delays of single packets.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
-    /// Alone.
+    /// Delays without other local users.
     pub before: Delays,
-    /// Delays beside the same number of local users that only compute.
+    /// Delays while the same number of local users only compute.
     pub busy_users: Delays,
     /// During the attack.
     pub beside: Delays,
@@ -316,10 +318,10 @@ impl Outcome {
     /// The first bound that is violated.
     pub fn check(&self) -> Result<()> {
         let attack = find(self.name)?;
-        ensure!(self.sent > 0, "{}: nothing was sent", self.name);
+        ensure!(self.sent > 0, "{}: no frame was sent", self.name);
         ensure!(
             self.memory_mb() <= attack.memory_mb,
-            "{}: the dataplane took {} MB, at most {} are allowed",
+            "{}: the dataplane used {} MB, at most {} are allowed",
             self.name,
             self.memory_mb(),
             attack.memory_mb
@@ -327,7 +329,11 @@ impl Outcome {
         for honest in [&self.before, &self.beside] {
             ensure!(honest.wrong == 0, "{}: {:?}", self.name, honest.error);
         }
-        ensure!(self.beside.served > 0, "{}: nobody was served", self.name);
+        ensure!(
+            self.beside.served > 0,
+            "{}: no client was served",
+            self.name
+        );
         ensure!(
             attack.is_counted(&self.drops),
             "{}: none of {:?} was counted: {:?}",
@@ -350,11 +356,11 @@ impl Outcome {
     }
 }
 
-/// Runs one attack for so many seconds, and honest clients alone before it.
+/// Runs one attack for this time, and before it honest clients alone.
 ///
 /// # Errors
 ///
-/// When there is no such attack, or the testbed does not come up.
+/// When the attack is unknown, or the testbed cannot be set up.
 pub fn run(name: &str, seconds: u64, alone: u64, rate: Option<u64>) -> Result<Outcome> {
     let attack = find(name)?;
     bed::run(

@@ -20,7 +20,7 @@ pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
 /// Time after which an answer counts as lost. On a busy machine, a process may wait for a processor
 /// for seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of a datagram: its number.
+/// Bytes of a datagram, which contains its number.
 const LEN: usize = 8;
 
 /// Options of the probe.
@@ -31,7 +31,7 @@ pub struct ProbeOptions {
     /// Microseconds between two datagrams
     #[arg(long, default_value_t = 1000)]
     pub every_us: u64,
-    /// For so long, in milliseconds
+    /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     pub for_ms: u64,
 }
@@ -51,7 +51,7 @@ pub struct Delays {
     pub p999_ms: f64,
     /// The longest.
     pub longest_ms: f64,
-    /// Number of datagrams that took more than 5 ms.
+    /// Number of datagrams that took longer than 5 ms.
     pub over_5_ms: u64,
     /// Time in which the hypervisor ran other guests on the processors of this virtual machine
     /// (`steal` of proc_stat(5), of all processors).
@@ -77,7 +77,7 @@ impl Delays {
 ///
 /// # Errors
 ///
-/// When there is no way to the service.
+/// When the service cannot be reached.
 pub fn probe(options: &ProbeOptions) -> Result<()> {
     println!("{}", serde_json::to_string(&measure(options)?)?);
     Ok(())

@@ -65,7 +65,7 @@ impl Target {
 
 /// Frame after frame of an attack.
 pub(super) trait Volley {
-    /// The next one.
+    /// The next frame.
     fn next(&mut self) -> Frame;
 }
 
@@ -82,7 +82,7 @@ pub struct StrikeOptions {
     /// Frames a second
     #[arg(long)]
     pub rate: u64,
-    /// For so long, in milliseconds
+    /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     pub for_ms: u64,
 }

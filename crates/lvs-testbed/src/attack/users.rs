@@ -17,8 +17,8 @@ use crate::site::Site;
 const LISTERS: u32 = 16;
 const HOLDERS: u32 = 32;
 
-/// Does all that an unprivileged user can do at the control socket, for so long; how often it was
-/// answered.
+/// Sends all requests that an unprivileged user can send to the control socket, for this time;
+/// returns the number of answers.
 pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &[])
 }
@@ -49,19 +49,18 @@ fn nobody(site: &Site, time: Duration, more: &[&str]) -> Result<u64> {
 /// Actions of a hostile user.
 #[derive(Clone, Debug, clap::Args)]
 pub struct UserOptions {
-    /// For so long, in milliseconds
+    /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     pub for_ms: u64,
-    /// Do nothing but compute
+    /// Only compute
     #[arg(long)]
     pub compute: bool,
 }
 
-/// The subcommand: prints how many requests were answered.
+/// Runs the subcommand: prints how many requests were answered.
 ///
 /// # Errors
-///
-/// None that is known: a refusal is an answer.
+/// No error is known: a refusal counts as an answer.
 pub fn user(options: &UserOptions) -> Result<()> {
     let limit = Duration::from_millis(options.for_ms);
     let start = Instant::now();
@@ -94,7 +93,7 @@ fn connect() -> std::io::Result<UnixStream> {
     }
 }
 
-/// Sends a line that never ends, and holds the connection as long as the dataplane does.
+/// Sends a line that never ends, and keeps the connection open as long as the dataplane does.
 fn hold(start: Instant, limit: Duration) -> u64 {
     let brackets = "[],".repeat((1 << 20) / 3);
     let mut attempts = 0;

@@ -1,7 +1,7 @@
 //! Three directors that are all active behind a router with BIRD, under load, while one of them is
-//! taken out of service, dies, or is disconnected from its peers.
+//! put into maintenance, dies, or is disconnected from its peers.
 //!
-//! Their files are those of `examples/many-directors`, at the places that these name.
+//! Their files are those of `examples/many-directors`, at the paths that these files name.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -26,7 +26,7 @@ const ROUTER: &str = include_str!("../../../../examples/many-directors/router.co
 const DIRECTORS: usize = 3;
 
 scenarios! {
-    Calm "calm" "nothing happens: what downloads are like without any event",
+    Calm "calm" "no event, for comparison",
     Members "members" "a server is drained, one director goes into maintenance, and comes back",
     Alone "members-alone" "the same without [sync.peers]: what the scheduler alone cannot know",
     Dataplane "dataplane" "kill -9 of the dataplane of one, which lvsd starts again",
@@ -58,7 +58,8 @@ impl Scenario {
         }
     }
 
-    /// Whether it can be played with that: the TUN backend has no direct routing.
+    /// Whether the scenario can run with this forwarding method: the TUN backend has no direct
+    /// routing.
     pub(super) fn suits(self, forward: Forward) -> bool {
         self != Self::Routed || forward == Forward::Tun
     }
@@ -82,23 +83,23 @@ pub struct Lab {
     etcd: Option<Proc>,
     monitor: Option<Proc>,
     options: ClusterOptions,
-    said: Vec<String>,
-    /// Downloads so far, each of which has had a local port.
+    reported: Vec<String>,
+    /// Number of downloads so far, each of which has used a local port.
     ports: u16,
 }
 
-/// Plays a scenario.
+/// Runs a scenario.
 ///
 /// # Errors
-/// The laboratory cannot be set up, or a director does not do what it should.
+/// If the laboratory cannot be set up, or a director does not behave as required.
 pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     Lab::new(scenario, options, RATE)?.play(scenario)
 }
 
-/// Plays scenarios in one laboratory, one after the other, with downloads of ten seconds each.
+/// Runs scenarios in one laboratory, one after the other, with downloads of ten seconds each.
 ///
 /// # Errors
-/// The laboratory cannot be set up, or a director does not do what it should.
+/// The laboratory cannot be set up, or a director does not behave as expected.
 pub fn play_in_turn(scenarios: &[Scenario], options: &ClusterOptions) -> Result<Vec<Outcome>> {
     let first = scenarios.first().context("no scenario is named")?;
     let mut lab = Lab::new(*first, options, 100_000)?;
@@ -125,8 +126,8 @@ impl Lab {
                 .unwrap_or_else(|_| bail!("a thread panicked"));
             (report, changes)
         });
-        let said = self.logs();
-        let withdrawn_ms = withdrawn.with_context(|| format!("{report:?}\n{said}"))?;
+        let reported = self.logs();
+        let withdrawn_ms = withdrawn.with_context(|| format!("{report:?}\n{reported}"))?;
         Ok(Outcome {
             scenario: scenario.name().to_owned(),
             directors: DIRECTORS,
@@ -134,8 +135,8 @@ impl Lab {
             downloads,
             lost: super::dropped(&self.site, self.hosts().into_iter()),
             withdrawn_ms,
-            said: std::mem::take(&mut self.said),
-            ..before.outcome(&self.site, report.with_context(|| said)?)?
+            reported: std::mem::take(&mut self.reported),
+            ..before.outcome(&self.site, report.with_context(|| reported)?)?
         })
     }
 
@@ -184,7 +185,7 @@ impl Lab {
             etcd: None,
             monitor: None,
             options: cluster.clone(),
-            said: Vec::new(),
+            reported: Vec::new(),
             ports: 0,
         };
         let router = lab.router()?.clone();
@@ -219,7 +220,7 @@ impl Lab {
     }
 
     fn router(&self) -> Result<&Host> {
-        self.site.router.as_ref().context("there is a router")
+        self.site.router.as_ref().context("the site has a router")
     }
 
     /// Waits until the router uses these directors and no other.
@@ -232,7 +233,7 @@ impl Lab {
                 (1..=DIRECTORS).all(|n| uses(&routes, n) == numbers.contains(&n))
             })
         };
-        wait_until("the router to use the right directors", LIMIT, used).with_context(|| {
+        wait_until("the router to use the active directors", LIMIT, used).with_context(|| {
             let routes = router.run("ip", &[family, "route"]);
             format!("{numbers:?}: {routes:?}\n{}", self.logs())
         })
@@ -291,8 +292,8 @@ impl Lab {
             Scenario::Partition => {
                 self.show_progress("the synchronisation network fails at director 3");
                 self.directors[2].host.sh("ip link set eth1 down")?;
-                self.wait_said(1, "10.9.0.3:8848", "silent for")?;
-                self.wait_said(3, "10.9.0.1:8848", "silent")?;
+                self.wait_reported(1, "10.9.0.3:8848", "silent for")?;
+                self.wait_reported(3, "10.9.0.1:8848", "silent")?;
                 self.directors[2].host.sh("ip link set eth1 up")?;
                 self.wait_in_step()?;
                 vec![self.there_and_back(3)?]
@@ -302,10 +303,10 @@ impl Lab {
                 let dataplane = super::dataplane_of(&self.directors[2].host)?;
                 let begun = Instant::now();
                 kill(dataplane, Signal::SIGSTOP)?;
-                let said = self.wait_stopped_said();
+                let reported = self.wait_stopped_reported();
                 std::thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
                 kill(dataplane, Signal::SIGCONT)?;
-                self.said.push(said?);
+                self.reported.push(reported?);
                 self.wait_in_step()?;
                 Vec::new()
             }
@@ -344,8 +345,8 @@ impl Lab {
                 // No update is lost for good: the replication uses TCP.
                 self.wait_in_step()?;
                 for director in &self.directors {
-                    let said = self.site.lvsadm_on(&director.host, "sync")?;
-                    self.said.push(super::peers_said(&said, "in step"));
+                    let reported = self.site.lvsadm_on(&director.host, "sync")?;
+                    self.reported.push(super::peer_lines(&reported, "in step"));
                 }
                 vec![taken]
             }
@@ -354,9 +355,9 @@ impl Lab {
 
     /// Established connections with a server, or with any (`""`), in a director's table.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
-        let said = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
+        let reported = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
         // The connections of the scenario before this one have been closed.
-        let open = said
+        let open = reported
             .lines()
             .filter(|line| line.contains("ESTABLISHED") && line.contains(server));
         u64::try_from(open.count()).ok()
@@ -390,25 +391,29 @@ impl Lab {
         super::wait_in_step(&self.site, &self.hosts()).with_context(|| self.logs())
     }
 
-    /// Waits until `lvsadm sync` on a director shows this text about a peer.
-    fn wait_said(&mut self, number: usize, peer: &str, words: &str) -> Result<()> {
+    /// Waits until `lvsadm sync` on a director prints this text about a peer.
+    fn wait_reported(&mut self, number: usize, peer: &str, words: &str) -> Result<()> {
         let host = &self.directors[number - 1].host;
-        self.said
-            .push(super::wait_said(&self.site, host, peer, words)?);
+        self.reported
+            .push(super::wait_reported(&self.site, host, peer, words)?);
         Ok(())
     }
 
     /// Waits until `lvsd` reports that the third director's dataplane does not answer.
-    fn wait_stopped_said(&self) -> Result<String> {
-        let mut said = String::new();
-        wait_until("lvsd to say that the dataplane is silent", LIMIT, || {
-            said = self.directors[2]
-                .lvsd(&["maintenance", "status"])
-                .unwrap_or_else(|error| format!("{error:#}"));
-            said.contains("NOT READY")
-        })
-        .with_context(|| said.clone())?;
-        Ok(said)
+    fn wait_stopped_reported(&self) -> Result<String> {
+        let mut reported = String::new();
+        wait_until(
+            "lvsd to report that the dataplane does not answer",
+            LIMIT,
+            || {
+                reported = self.directors[2]
+                    .lvsd(&["maintenance", "status"])
+                    .unwrap_or_else(|error| format!("{error:#}"));
+                reported.contains("NOT READY")
+            },
+        )
+        .with_context(|| reported.clone())?;
+        Ok(reported)
     }
 
     /// The server that is drained, and its service.
@@ -425,8 +430,8 @@ impl Lab {
         }
     }
 
-    /// Takes a server out of service on every director: its connections are those that the
-    /// scheduler would choose otherwise.
+    /// Takes a server out of service on every director: the scheduler would otherwise choose it for
+    /// the downloads.
     fn drain(&self) -> Result<()> {
         let (server, service) = self.drained();
         for director in &self.directors {
@@ -440,7 +445,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Maintenance of a director, until it is withdrawn, and its end.
+    /// Puts a director into maintenance, waits until its route is withdrawn, and ends the
+    /// maintenance.
     fn there_and_back(&mut self, number: usize) -> Result<u64> {
         self.show_progress(&format!("director {number}: maintenance on"));
         let taken = self.timed(number, |director| {
@@ -561,7 +567,7 @@ impl Director {
         super::put_key(&self.host)
     }
 
-    /// The examples with this director's address.
+    /// Installs the example configuration with this director's address.
     fn configure_routing(&self) -> Result<()> {
         let number = self.number;
         let own = |text: &str| {
@@ -647,9 +653,9 @@ impl Director {
 
     fn wait_standing(&self, standing: &str) -> Result<()> {
         let stands = || {
-            let said = self.lvsd(&["maintenance", "status", "--json"]).ok()?;
-            let said: Value = serde_json::from_str(&said).ok()?;
-            let mut all = said["announce"]["addresses"].as_array()?.iter();
+            let reported = self.lvsd(&["maintenance", "status", "--json"]).ok()?;
+            let reported: Value = serde_json::from_str(&reported).ok()?;
+            let mut all = reported["announce"]["addresses"].as_array()?.iter();
             all.all(|vip| vip["standing"] == standing).then_some(())
         };
         wait_until(standing, LIMIT, || stands().is_some())

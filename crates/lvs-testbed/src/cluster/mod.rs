@@ -1,10 +1,10 @@
-//! `lvs-testbed cluster`: directors under load, while one of them dies, comes back, is taken out of
-//! service or is disconnected from its peers. Two with keepalived are in [`pair`], three behind a
-//! router with BIRD in [`many`].
+//! `lvs-testbed cluster`: directors under load, while one of them dies, restarts, is put into
+//! maintenance or is disconnected from its peers. Two with keepalived are in [`pair`], three behind
+//! a router with BIRD in [`many`].
 //!
-//! Their files are those of `examples`, at the places that these name. What is measured is what a
-//! client sees: downloads that come [evenly](crate::paced), each byte compared, and the longest
-//! pause of each.
+//! Their files are those of `examples`, at the paths that these files name. The measured values are
+//! those of a client: downloads at a [constant rate](crate::paced), of which each byte is compared,
+//! and the longest pause of each.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -60,7 +60,7 @@ pub struct ClusterOptions {
     /// Forwarding method: nat, dr or tun
     #[arg(long, default_value = "nat")]
     pub forward: String,
-    /// Downloads under way
+    /// Number of simultaneous downloads
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=20_000))]
     pub downloads: u64,
     /// Downloads by IPv6 (nat and dr)
@@ -70,10 +70,10 @@ pub struct ClusterOptions {
     /// and planned, as a proxy of TCP)
     #[arg(long, default_value = "lvs")]
     pub director: Balancer,
-    /// Show downloads that are under way, done and broken meanwhile
+    /// Show the numbers of running, complete and failed downloads during the run
     #[arg(long)]
     pub live: bool,
-    /// The scenario; all of them if none is named
+    /// The scenario to run; all scenarios if none is named
     pub scenario: Option<String>,
 }
 
@@ -109,7 +109,7 @@ impl ClusterOptions {
         if self.ipv6 { "ipv6" } else { "ipv4" }
     }
 
-    /// Downloads that begin at these local ports.
+    /// Starts downloads whose local ports begin at `first_port`.
     fn load(&self, site: &Site, first_port: u16) -> LoadOptions {
         let mut load = site.load();
         if self.ipv6 {
@@ -124,7 +124,7 @@ impl ClusterOptions {
     }
 }
 
-/// Balancer between clients and servers.
+/// The balancer between clients and servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Balancer {
     /// `lvsd` and its dataplane.
@@ -168,20 +168,20 @@ pub struct Outcome {
     pub stall_p99_ms: u64,
     /// Packets that directors dropped, by reason, of the directors that run at the end.
     pub lost: BTreeMap<String, u64>,
-    /// Resets that servers answered packets of connections with that they do not have.
+    /// Number of resets by which servers answered packets of connections that they do not have.
     pub misdirected: u64,
-    /// Two directors: for how long the virtual address answered nothing at each change, in
-    /// milliseconds, from the last echo reply to the next one, of a hundred a second.
+    /// With two directors: for each change, the time in milliseconds for which the virtual address
+    /// answered no echo request, of a hundred a second.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outages_ms: Vec<u64>,
-    /// Three directors: how long it took until the router no longer used the one that was taken out
-    /// of service or had died, in milliseconds.
+    /// Three directors: milliseconds until the router no longer used the director that was in
+    /// maintenance or had died.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawn_ms: Vec<u64>,
     /// Faults that `lvsadm sync` and `lvsd status` reported during the scenario.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub said: Vec<String>,
-    /// The first things that went wrong.
+    pub reported: Vec<String>,
+    /// The first errors.
     pub errors: Vec<String>,
 }
 
@@ -254,17 +254,17 @@ fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
         std::thread::sleep(Duration::from_millis(if terminal { 100 } else { 1000 }));
         let log = running.log();
         let last = log.lines().rev().find_map(|line| {
-            let said: Value = serde_json::from_str(line).ok()?;
-            said["under_way"].is_u64().then_some(said)
+            let reported: Value = serde_json::from_str(line).ok()?;
+            reported["under_way"].is_u64().then_some(reported)
         });
-        let Some(said) = last else { continue };
-        let bytes = said["bytes"].as_u64().unwrap_or(0);
+        let Some(reported) = last else { continue };
+        let bytes = reported["bytes"].as_u64().unwrap_or(0);
         let took = seen.0.elapsed().as_millis().max(1);
         let rate = u128::from(bytes.saturating_sub(seen.1)) / took / 1000;
         if seen.0.elapsed() >= Duration::from_secs(1) || !terminal {
             seen = (Instant::now(), bytes);
         }
-        let count = |name: &str| said[name].as_u64().unwrap_or(0);
+        let count = |name: &str| reported[name].as_u64().unwrap_or(0);
         let mut errors = std::io::stderr().lock();
         let _ = write!(
             errors,
@@ -286,7 +286,7 @@ fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
         .with_context(|| format!("not a report: {log}"))
 }
 
-/// Gives a host files of its own in `/etc` and `/run`; all other files are shared.
+/// Creates a host's own files in `/etc` and `/run`; it shares all other files.
 fn own_files(host: &Host) -> Result<()> {
     let files = host.dir().join(format!("{}-etc", host.name()));
     fs::create_dir_all(&files)?;
@@ -305,7 +305,7 @@ fn put(host: &Host, path: &str, text: &str) -> Result<()> {
     crate::netns::run_with_input(&mut words, text).map(drop)
 }
 
-/// The key that directors share.
+/// Writes the key that all directors use.
 fn put_key(host: &Host) -> Result<()> {
     put(host, "/etc/lvs/sync.key", KEY)?;
     host.sh("chmod 600 /etc/lvs/sync.key").map(drop)
@@ -330,7 +330,7 @@ impl Counters {
         })
     }
 
-    /// The result since these counters were read.
+    /// Returns the result since these counters were read.
     fn outcome(&self, site: &Site, report: LoadReport) -> Result<Outcome> {
         let now = Self::read(site)?;
         Ok(Outcome {
@@ -351,9 +351,11 @@ impl Counters {
 fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeMap<String, u64> {
     let mut lost = BTreeMap::new();
     for director in directors {
-        let said = site.lvsadm_on(director, "--json drops");
-        let said = said.ok().and_then(|said| serde_json::from_str(&said).ok());
-        let Some(Value::Array(reasons)) = said else {
+        let reported = site.lvsadm_on(director, "--json drops");
+        let reported = reported
+            .ok()
+            .and_then(|reported| serde_json::from_str(&reported).ok());
+        let Some(Value::Array(reasons)) = reported else {
             continue;
         };
         for drop in reasons.iter().filter(|reason| reason["action"] == "drop") {
@@ -369,38 +371,40 @@ fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeM
 
 /// The process of the dataplane that a director's `lvsd` has.
 fn dataplane_of(director: &Host) -> Result<Pid> {
-    let said = director.run(programs::find("lvsd")?, &["status", "--json"])?;
-    let said: Value = serde_json::from_str(&said)?;
-    let pid = said["dataplane"]["pid"].as_i64().context("its dataplane")?;
+    let reported = director.run(programs::find("lvsd")?, &["status", "--json"])?;
+    let reported: Value = serde_json::from_str(&reported)?;
+    let pid = reported["dataplane"]["pid"]
+        .as_i64()
+        .context("its dataplane")?;
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 
 /// Waits until directors are in step with all their peers.
 fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     let in_step = |director: &Host| {
-        let said = site.lvsadm_on(director, "--json sync").ok()?;
-        let said: Value = serde_json::from_str(&said).ok()?;
-        let mut peers = said["peers"].as_array()?.iter();
+        let reported = site.lvsadm_on(director, "--json sync").ok()?;
+        let reported: Value = serde_json::from_str(&reported).ok()?;
+        let mut peers = reported["peers"].as_array()?.iter();
         peers.all(|peer| peer["state"] == "in step").then_some(())
     };
     let all = || directors.iter().all(|d| in_step(d).is_some());
     wait_until("all directors to be in step", LIMIT, all)
 }
 
-/// Waits until `lvsadm sync` on a director shows this text about a peer; returns the output.
-fn wait_said(site: &Site, director: &Host, peer: &str, words: &str) -> Result<String> {
-    let mut said = String::new();
-    wait_until("lvsadm sync to say it", LIMIT, || {
+/// Waits until `lvsadm sync` on a director prints this text about a peer; returns the output.
+fn wait_reported(site: &Site, director: &Host, peer: &str, words: &str) -> Result<String> {
+    let mut reported = String::new();
+    wait_until("lvsadm sync to report the lost connection", LIMIT, || {
         let sync = site.lvsadm_on(director, "sync");
-        said = sync.map(|sync| peers_said(&sync, peer)).unwrap_or_default();
-        said.contains(words)
+        reported = sync.map(|sync| peer_lines(&sync, peer)).unwrap_or_default();
+        reported.contains(words)
     })
-    .with_context(|| format!("{} says of {peer}: {said}", director.name()))?;
-    Ok(format!("{}: {said}", director.name()))
+    .with_context(|| format!("{} says of {peer}: {reported}", director.name()))?;
+    Ok(format!("{}: {reported}", director.name()))
 }
 
-/// A line of `lvsadm sync` with these words, and the lines below it.
-fn peers_said(sync: &str, words: &str) -> String {
+/// Returns the line of `lvsadm sync` that contains these words, and the lines below it.
+fn peer_lines(sync: &str, words: &str) -> String {
     let lines = sync.lines().skip_while(|line| !line.contains(words));
     let mut kept: Vec<&str> = Vec::new();
     for line in lines {
@@ -426,16 +430,16 @@ fn lose_sync(director: &Host, of_a_hundred: Option<u32>) -> Result<()> {
         .map(drop)
 }
 
-/// Number of its packets that were dropped.
+/// Returns the number of a director's synchronisation packets that were dropped.
 fn lost_of_sync(director: &Host) -> u64 {
-    let said = director.sh("nft list table inet loss").unwrap_or_default();
-    let counts = said.split("counter packets ").skip(1);
+    let reported = director.sh("nft list table inet loss").unwrap_or_default();
+    let counts = reported.split("counter packets ").skip(1);
     counts
         .filter_map(|count| count.split(' ').next()?.parse::<u64>().ok())
         .sum()
 }
 
-/// Ends the loss of synchronisation packets.
+/// Stops the loss of synchronisation packets.
 fn end_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet loss").map(drop)
 }
@@ -449,12 +453,13 @@ fn lose_etcd(director: &Host) -> Result<()> {
         .map(drop)
 }
 
-/// etcd can be reached again.
+/// Ends the packet loss between the directors and etcd.
 fn end_etcd_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet etcd").map(drop)
 }
 
-/// Starts a member of etcd next to the first server, which names the last one; returns its address.
+/// Starts a member of etcd next to the first server; its configuration names the last server.
+/// Returns its address.
 fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     let host = &site.servers[0];
     let url = format!("http://{}:2379", site.real_address(0));
@@ -478,19 +483,18 @@ fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     let write = format!(
         "ETCDCTL_API=3 etcdctl --endpoints={url} put /lvs/servers/web/last '{{\"address\":\"{server}\"}}'"
     );
-    wait_until("etcd", LIMIT, || host.sh(&write).is_ok())?;
+    wait_until("etcd to answer", LIMIT, || host.sh(&write).is_ok())?;
     Ok((member, url))
 }
 
-/// Waits until these directors have a connection to etcd, or have lost it; the last answer stays
-/// valid.
+/// Waits until these directors have a connection to etcd, or have lost it.
 fn wait_etcd(directors: &[&Host], connected: bool, servers: usize) -> Result<()> {
     let is_connected = |director: &Host| {
-        let said = director.run(programs::find("lvsd").ok()?, &["status", "--json"]);
-        let said: Value = serde_json::from_str(&said.ok()?).ok()?;
-        let source = said["sources"].as_array()?.first()?.clone();
+        let reported = director.run(programs::find("lvsd").ok()?, &["status", "--json"]);
+        let reported: Value = serde_json::from_str(&reported.ok()?).ok()?;
+        let source = reported["sources"].as_array()?.first()?.clone();
         let known = source["answered"].is_u64() && source["trouble"].is_null();
-        let mut services = said["services"].as_array()?.iter();
+        let mut services = reported["services"].as_array()?.iter();
         let web = services.find(|service| service["name"] == "web")?;
         let has = web["servers"].as_array()?.len();
         (has == servers).then_some(known)

@@ -1,8 +1,8 @@
-//! Two directors with keepalived, under load, while one of them dies, comes back or is taken out of
-//! service, or the two are disconnected from each other.
+//! Two directors with keepalived, under load, while one of them dies, restarts or is put into
+//! maintenance, or the two are disconnected from each other.
 //!
-//! With NAT, their file is `examples/two-directors.toml`, at the place that it is for. For
-//! comparison, HAProxy may stand in the place of the director.
+//! With NAT, their file is `examples/two-directors.toml`. For comparison, HAProxy can replace the
+//! directors.
 
 mod files;
 
@@ -24,7 +24,7 @@ const LVSD: &str = include_str!("../../../../examples/two-directors.toml");
 const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
 
 scenarios! {
-    Calm "calm" "nothing happens: what downloads are like without any event",
+    Calm "calm" "no event, for comparison",
     Kill "kill" "kill -9 of everything on the active director, and its links go down",
     Returns "returns" "as kill; then it comes back with an empty table, and takes over again",
     Planned "planned" "lvsd maintenance on the active director, and then on the other one",
@@ -37,7 +37,7 @@ scenarios! {
 }
 
 impl Scenario {
-    /// Whether it can be played with that.
+    /// Whether the scenario can run with this balancer.
     pub(super) fn suits(self, director: Balancer) -> bool {
         let any = matches!(
             self,
@@ -47,7 +47,7 @@ impl Scenario {
     }
 }
 
-/// One of the directors, with its programs.
+/// A director, with its programs.
 #[derive(Debug)]
 struct Director {
     host: Host,
@@ -65,13 +65,13 @@ struct Lab {
     live: bool,
     ipv6: bool,
     etcd: Option<(Proc, String)>,
-    said: Vec<String>,
+    reported: Vec<String>,
 }
 
-/// Plays a scenario.
+/// Runs a scenario.
 ///
 /// # Errors
-/// The laboratory cannot be set up, or a director does not do what it should.
+/// If the laboratory cannot be set up, or a director does not behave as required.
 pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     let forward = options.method()?;
     ensure!(
@@ -106,9 +106,9 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
             .unwrap_or_else(|_| bail!("a thread panicked"));
         (report, changes)
     });
-    let said = lab.logs();
-    let outages_ms = outages.with_context(|| format!("{report:?}\n{said}"))?;
-    let outcome = before.outcome(&lab.site, report.with_context(|| said)?)?;
+    let reported = lab.logs();
+    let outages_ms = outages.with_context(|| format!("{report:?}\n{reported}"))?;
+    let outcome = before.outcome(&lab.site, report.with_context(|| reported)?)?;
     let proxy = options.director == Balancer::HaProxy;
     Ok(Outcome {
         scenario: scenario.name().to_owned(),
@@ -126,7 +126,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
             Balancer::HaProxy => Default::default(),
         },
         outages_ms,
-        said: std::mem::take(&mut lab.said),
+        reported: std::mem::take(&mut lab.reported),
         ..outcome
     })
 }
@@ -167,7 +167,8 @@ impl Lab {
             });
         }
         let directors = made.try_into();
-        let directors = directors.map_err(|_| anyhow::anyhow!("there are two"))?;
+        let directors =
+            directors.map_err(|_| anyhow::anyhow!("the number of directors is not two"))?;
         let etcd = match scenario {
             Scenario::Etcd => Some(super::start_etcd(&site)?),
             _ => None,
@@ -179,7 +180,7 @@ impl Lab {
             live: cluster.live,
             ipv6: cluster.ipv6,
             etcd,
-            said: Vec::new(),
+            reported: Vec::new(),
         };
         for index in 0..2 {
             lab.configure(index)?;
@@ -242,7 +243,7 @@ impl Lab {
         )
     }
 
-    /// One network for clients, directors and servers, with IPv6 as well where servers have it.
+    /// One network for clients, directors and servers, also with IPv6 if the servers have it.
     fn one_arm(&self, peer: &str) -> Result<String> {
         let forward = self.site.options.forward;
         let mut text = format!(
@@ -264,7 +265,7 @@ impl Lab {
         Ok(text)
     }
 
-    /// The IPv6 part of the file: the same service and servers by IPv6.
+    /// The IPv6 part of the file: the same service and servers, with IPv6 addresses.
     fn by_ipv6(&self) -> Result<String> {
         let mut text = format!(
             "\n[[service]]\nname = \"web6\"\naddress = \"[{}]:80\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
@@ -285,11 +286,11 @@ impl Lab {
         }
         let url = format!("http://[{}]/id", self.site.vip6);
         let words = ["-sS", "-g", "-f", "-m", "10", &url];
-        let said = self.site.client.run("curl", &words);
-        said.map(drop).with_context(|| self.logs())
+        let reported = self.site.client.run("curl", &words);
+        reported.map(drop).with_context(|| self.logs())
     }
 
-    /// A proxy for the same servers, and VRRP with the same numbers.
+    /// Configures HAProxy for the same servers, and keepalived with the same VRRP settings.
     fn configure_haproxy(&self, index: usize) -> Result<()> {
         let director = &self.directors[index];
         let (files, vip) = (director.files.display(), self.site.vip);
@@ -361,8 +362,8 @@ impl Lab {
                 .is_some_and(|status| status["vrrp"]["active"] == true),
             Balancer::HaProxy => {
                 let words = ["-o", "addr", "show", "dev", "eth0"];
-                let said = self.directors[index].host.run("ip", &words);
-                said.is_ok_and(|said| said.contains(&format!(" {}/", self.site.vip)))
+                let reported = self.directors[index].host.run("ip", &words);
+                reported.is_ok_and(|reported| reported.contains(&format!(" {}/", self.site.vip)))
             }
         }
     }
@@ -403,11 +404,11 @@ impl Lab {
 
     /// The connections that a director has borrowed from the other one.
     fn borrowed(&self, index: usize) -> Option<u64> {
-        let said = self
+        let reported = self
             .site
             .lvsadm_on(&self.directors[index].host, "--json sync");
-        let said: Value = serde_json::from_str(&said.ok()?).ok()?;
-        said["peers"][0]["borrowed"].as_u64()
+        let reported: Value = serde_json::from_str(&reported.ok()?).ok()?;
+        reported["peers"][0]["borrowed"].as_u64()
     }
 
     /// Carries out the scenario; returns for how long the virtual address was absent at each
@@ -415,17 +416,19 @@ impl Lab {
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
             Balancer::Lvs => {
-                wait_until("the other to know all connections", LIMIT, || {
+                wait_until("the other director to have all connections", LIMIT, || {
                     self.borrowed(1) == Some(downloads)
                 })
                 .with_context(|| format!("it knows {:?}", self.borrowed(1)))?;
                 // Both are connected: the one that has just started is connected to a moment later.
                 super::wait_in_step(&self.site, &self.hosts())?;
             }
-            Balancer::HaProxy => wait_until("all connections", LIMIT, || {
-                let open = self.site.client.counter("Tcp", "CurrEstab");
-                open.is_ok_and(|open| open == downloads)
-            })?,
+            Balancer::HaProxy => {
+                wait_until("the client to have all connections open", LIMIT, || {
+                    let open = self.site.client.counter("Tcp", "CurrEstab");
+                    open.is_ok_and(|open| open == downloads)
+                })?;
+            }
         }
         Ok(match scenario {
             Scenario::Calm => Vec::new(),
@@ -436,7 +439,7 @@ impl Lab {
                 self.wait_track(0, 0)?;
                 ensure!(
                     self.is_active(1),
-                    "who comes back takes nothing over without need"
+                    "a restarted director does not take over without need"
                 );
                 vec![first, self.outage(|lab| lab.maintenance(1, "on"), 0)?]
             }
@@ -447,18 +450,18 @@ impl Lab {
                 self.wait_track(0, 0)?;
                 ensure!(
                     self.is_active(1),
-                    "who sees servers again takes nothing over without need"
+                    "a director whose servers are up again does not take over without need"
                 );
                 vec![outage]
             }
             Scenario::Partition => {
-                self.show_progress("the directors do not hear each other's synchronisation");
+                self.show_progress("the directors do not receive each other's synchronisation");
                 super::lose_sync(&self.directors[1].host, None)?;
                 for (index, words) in [(0, "silent for"), (1, "silent")] {
                     let peer = format!("{}:8848", ["192.0.2.2", "192.0.2.1"][index]);
                     let host = &self.directors[index].host;
-                    self.said
-                        .push(super::wait_said(&self.site, host, &peer, words)?);
+                    self.reported
+                        .push(super::wait_reported(&self.site, host, &peer, words)?);
                 }
                 super::end_loss(&self.directors[1].host)?;
                 super::wait_in_step(&self.site, &self.hosts())?;
@@ -478,7 +481,7 @@ impl Lab {
                         .sum::<u64>()
                 };
                 wait_until("packets to be lost", LIMIT, || lost() > 0)?;
-                self.said.push(format!("{} packets lost", lost()));
+                self.reported.push(format!("{} packets lost", lost()));
                 for host in self.hosts() {
                     super::end_loss(host)?;
                 }
@@ -501,9 +504,10 @@ impl Lab {
                     let other = &self.directors[1].host;
                     super::wait_etcd(&[other], index == 0, servers)?;
                 }
-                let said = self.lvsd(0, &["status"])?;
-                let said = said.lines().find(|line| line.starts_with("etcd "));
-                self.said.push(said.context("status has etcd")?.to_owned());
+                let reported = self.lvsd(0, &["status"])?;
+                let reported = reported.lines().find(|line| line.starts_with("etcd "));
+                self.reported
+                    .push(reported.context("the status contains etcd")?.to_owned());
                 let outages = self.there_and_back()?;
                 for host in self.hosts() {
                     super::end_etcd_loss(host)?;
@@ -517,7 +521,8 @@ impl Lab {
         [&self.directors[0].host, &self.directors[1].host]
     }
 
-    /// Maintenance of the active director, its end, and maintenance of the other one.
+    /// Puts the active director into maintenance, ends this, and puts the other director into
+    /// maintenance.
     fn there_and_back(&mut self) -> Result<Vec<u64>> {
         let there = self.outage(|lab| lab.maintenance(0, "on"), 1)?;
         self.maintenance(0, "off")?;
@@ -531,16 +536,20 @@ impl Lab {
         let dataplane = super::dataplane_of(&self.directors[index].host)?;
         let begun = Instant::now();
         kill(dataplane, Signal::SIGSTOP)?;
-        let mut said = String::new();
-        let seen = wait_until("lvsd to say that the dataplane is silent", LIMIT, || {
-            let status = self.lvsd(index, &["maintenance", "status"]);
-            said = status.unwrap_or_else(|error| format!("{error:#}"));
-            said.contains("NOT READY")
-        });
+        let mut reported = String::new();
+        let seen = wait_until(
+            "lvsd to report that the dataplane does not answer",
+            LIMIT,
+            || {
+                let status = self.lvsd(index, &["maintenance", "status"]);
+                reported = status.unwrap_or_else(|error| format!("{error:#}"));
+                reported.contains("NOT READY")
+            },
+        );
         std::thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
         kill(dataplane, Signal::SIGCONT)?;
-        seen.with_context(|| said.clone())?;
-        self.said.push(said);
+        seen.with_context(|| reported.clone())?;
+        self.reported.push(reported);
         Ok(())
     }
 
@@ -591,7 +600,7 @@ impl Lab {
         longest_gap(&ping.log())
     }
 
-    /// Cuts a director off, as a power failure does.
+    /// Stops a director and all its traffic at once, as a power failure does.
     fn kill(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!(
             "director {}: kill -9 of everything, links down",
@@ -678,7 +687,8 @@ impl Drop for Lab {
     }
 }
 
-/// The longest time between two echo replies in milliseconds, of ping's lines with their time.
+/// Returns the longest time between two echo replies in milliseconds, from the timestamps in ping's
+/// output.
 fn longest_gap(log: &str) -> Result<u64> {
     let times: Vec<f64> = log
         .lines()

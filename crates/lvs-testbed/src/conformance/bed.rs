@@ -116,7 +116,7 @@ fn table() -> Table {
     }
 }
 
-/// The mark that the recorder's rules gave a packet.
+/// Returns the mark that the recorder's rules set on a packet.
 fn mark(marks: &[MarkRule], tuple: &lvs_core::Tuple) -> u32 {
     let rule = marks.iter().find(|rule| rule.matches("", tuple, || false));
     match rule.map(|rule| rule.action) {
@@ -133,7 +133,7 @@ pub(super) struct Emitted {
 }
 
 impl Emitted {
-    /// The IP packet in it.
+    /// Returns the IP packet in the frame.
     pub(super) fn packet(&self) -> &[u8] {
         self.frame.get(ETHERNET_LEN..).unwrap_or_default()
     }
@@ -144,13 +144,13 @@ thread_local! {
     static IDLE: RefCell<HashMap<usize, Programs>> = RefCell::default();
 }
 
-/// Director, packet path, host and clock of one case.
+/// Director, packet path, simulated host and clock of one case.
 #[derive(Debug)]
 pub(super) struct Bed {
     pub(super) director: Director,
     pub(super) now: Instant,
     pub(super) net: Table,
-    /// Prefixes that rules route to the host, although they are no addresses of it.
+    /// Prefixes that rules route to the host, although the host does not have their addresses.
     routed: Vec<Prefix>,
     pipeline: Pipeline,
     intercept: Intercept,
@@ -181,8 +181,8 @@ impl Drop for Bed {
 }
 
 impl Bed {
-    /// A bed without services for the case of `log`; `connections` is how many there can be at
-    /// most.
+    /// Creates a test bed without services for the case of `log`, with at most this number of
+    /// connections.
     pub(super) fn new(connections: usize, log: &Log) -> Replayed<Self> {
         let options = Options {
             max_connections: connections,
@@ -225,7 +225,7 @@ impl Bed {
         })
     }
 
-    /// The programs of the last case with a table of this size, or new ones.
+    /// The BPF programs of the previous case with a table of this size, or new ones.
     fn programs(options: &Options) -> Replayed<Programs> {
         let idle = IDLE.with_borrow_mut(|idle| idle.remove(&options.max_connections));
         if let Some(idle) = idle {
@@ -236,8 +236,8 @@ impl Bed {
         Ok(programs.context("the kernel fast path")?)
     }
 
-    /// The director, and the network around it, to be changed: nothing that the programs go by
-    /// holds any more.
+    /// The director, and the network around it, to be changed. The state that the BPF programs use
+    /// is invalid afterwards.
     pub(super) fn change(&mut self) -> (&mut Control, &mut Table) {
         if let Some(programs) = &self.programs {
             programs.changed();
@@ -293,7 +293,7 @@ impl Bed {
         Ok(self.control().set_timeouts(tcp, fin, udp)?)
     }
 
-    /// Adds a service with its servers, in their order; its address becomes one of the host's.
+    /// Adds a service with its servers, in their order; adds the service's address to the host.
     pub(super) fn add_service(
         &mut self,
         value: &Value,
@@ -325,7 +325,7 @@ impl Bed {
         Ok(())
     }
 
-    /// A server whose link-layer address is derived from its address, on its link.
+    /// Adds a server to its link, with a link-layer address that is derived from its IP address.
     pub(super) fn make_neighbour(&mut self, addr: IpAddr) {
         for port in [CLIENTS, SERVERS] {
             let (_, net) = self.change();
@@ -338,7 +338,7 @@ impl Bed {
         self.routed.push(prefix);
     }
 
-    /// Edits a real server: fields that the step does not contain stay.
+    /// Edits a real server: fields that the step does not contain keep their values.
     pub(super) fn edit_server(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let addr = place(step)?;
         let known = self.director.control.service(key).and_then(|service| {
@@ -360,7 +360,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Edits a service: fields that the step does not contain stay.
+    /// Edits a service: fields that the step does not contain keep their values.
     pub(super) fn edit_service(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let known = self.director.control.service(key);
         let mut config = known.ok_or(lvs_core::Error::NoService)?.config().clone();
@@ -379,7 +379,7 @@ impl Bed {
         self.net.vips = self.intercept.vips();
     }
 
-    /// Advances the clock, from one event to the next.
+    /// Advances the clock step by step to each event.
     pub(super) fn wait(&mut self, duration: Duration) {
         let end = self.now + duration;
         loop {
@@ -538,7 +538,7 @@ impl Bed {
         }
     }
 
-    /// Hides the answers to the host's own clients from it, as the keeper does.
+    /// Hides the answers to the host's own clients from the host, as the keeper does.
     fn intercept_local_clients(&mut self) {
         for request in std::mem::take(&mut self.output.requests) {
             if let Request::InterceptLocalClient(client) = request {
@@ -554,7 +554,7 @@ impl Bed {
             .local_clients_intercepted(&env, self.now, &mut self.output);
     }
 
-    /// Whether a packet from a link is intercepted, so that the host does not get a copy.
+    /// Whether a packet from a link is intercepted, so that the host does not receive a copy.
     fn is_intercepted(&self, ip: &[u8]) -> bool {
         let Ok(packet) = parse::ip(ip, false) else {
             return true;

@@ -194,7 +194,7 @@ fn flags(names: &[Value]) -> anyhow::Result<ServiceFlags> {
     Ok(flags)
 }
 
-/// Changes `config` according to an object; fields that it does not contain stay.
+/// Changes `config` according to an object; fields that the object does not contain are unchanged.
 pub(super) fn configure(
     config: &mut ServiceConfig,
     family: Family,
@@ -222,7 +222,7 @@ pub(super) fn configure(
     Ok(())
 }
 
-/// Changes `config` according to an object; fields that it does not contain stay.
+/// Changes `config` according to an object; fields that the object does not contain are unchanged.
 pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyhow::Result<()> {
     if let Some(weight) = value.maybe_number("weight") {
         config.weight = i32::try_from(weight)?;
@@ -286,7 +286,9 @@ pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
     Ok(MarkRule {
         interface: None,
         source: None,
-        destination: Some(Prefix::new(net, length).context("a prefix that is too long")?),
+        destination: Some(
+            Prefix::new(net, length).context("the prefix is longer than the address")?,
+        ),
         protocol: value.maybe_text("proto").map(protocol).transpose()?,
         ports,
         action: MarkAction::Mark(u32::try_from(value.number("mark")?)?),

@@ -27,7 +27,7 @@ const LOOPBACK_MTU: u32 = 65_536;
 /// Broadcast addresses of the test bed's networks.
 const BROADCASTS: [[u8; 4]; 3] = [[127, 255, 255, 255], [10, 255, 0, 255], [10, 1, 255, 255]];
 
-/// A dataplane in memory. A test injects its packets and sets its clock.
+/// A dataplane in memory, into which a test injects packets and whose clock it sets.
 #[derive(Debug)]
 pub struct MemoryDataplane(Mutex<Bed>);
 
@@ -50,7 +50,7 @@ impl MemoryDataplane {
         Ok(server.serve(self.clone())?)
     }
 
-    /// Does what a client of the control socket could ask for. Items of a list are not kept.
+    /// Makes a call like a client of the control socket. The items of a list are discarded.
     ///
     /// # Errors
     /// The refusal that the client would get; then nothing has changed.
@@ -63,7 +63,7 @@ impl MemoryDataplane {
         Ok(self.bed().set_up(config)?)
     }
 
-    /// Sets the clock to this time after the start. An earlier time changes nothing.
+    /// Sets the clock to this time after the start; an earlier time has no effect.
     pub(crate) fn advance_to(&self, time: Duration) {
         let mut bed = self.bed();
         let left = (Instant::ZERO + time).saturating_since(bed.now);

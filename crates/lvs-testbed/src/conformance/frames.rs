@@ -7,7 +7,7 @@ use lvs_core::Protocol;
 use lvs_packet::wire::checksum::{self, Sum};
 use lvs_packet::wire::{Mac, be16, ipv6, put16};
 
-/// Hop count of every packet that starts here.
+/// Hop count of every packet that this host sends.
 const TTL: u8 = 64;
 
 pub(super) fn ethernet(dst: Mac, src: Mac, packet: &[u8]) -> Vec<u8> {
@@ -66,7 +66,7 @@ fn finish(l4: &mut [u8], at: usize, protocol: Protocol, src: SocketAddr, dst: So
     put16(l4, at, if sum == 0 { 0xffff } else { sum });
 }
 
-/// TCP flags by their letters.
+/// Parses TCP flags from their letters.
 pub(super) fn tcp_flags(letters: &str) -> anyhow::Result<u8> {
     letters.chars().try_fold(0, |flags, letter| {
         Ok(flags
@@ -104,7 +104,7 @@ pub(super) fn udp(src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Vec<u8> {
     ip(src.ip(), dst.ip(), Protocol::UDP.0, &l4)
 }
 
-/// An SCTP packet with the chunks that are named, `+` between them.
+/// An SCTP packet with the named chunks, separated by `+`.
 pub(super) fn sctp(src: SocketAddr, dst: SocketAddr, chunks: &str) -> anyhow::Result<Vec<u8>> {
     let mut l4 = ports(src, dst).to_vec();
     l4.extend([0, 0, 0, 1, 0, 0, 0, 0]);

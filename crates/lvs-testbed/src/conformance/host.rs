@@ -18,7 +18,7 @@ use lvs_packet::wire::{be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put
 /// Result of a packet at the host.
 #[derive(Debug, Default)]
 pub(super) struct Done {
-    /// Packets that the host itself sends.
+    /// Packets that the simulated host sends.
     pub(super) sent: Vec<Vec<u8>>,
     /// Forwarded packets of other hosts.
     pub(super) forwarded: Vec<Vec<u8>>,
@@ -33,11 +33,11 @@ impl Done {
     }
 }
 
-/// The host's own stack. It has no sockets.
+/// A simulation of the host's network stack, without sockets.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     reassembler: Reassembler,
-    /// Whether it has SCTP, whose answers are not recorded.
+    /// Whether the host supports SCTP, whose answers are not recorded.
     pub(super) sctp: bool,
     /// Path MTUs to servers that routers have reported, if they are smaller than an ICMP error may
     /// be.
@@ -153,7 +153,8 @@ impl Host {
         })
     }
 
-    /// Local delivery. A host without IPsec does not read behind the headers of IPsec.
+    /// Delivers a packet to the host. A host without IPsec does not read behind the headers of
+    /// IPsec.
     fn deliver(&self, ip: &[u8], packet: &Packet) -> Done {
         let unknown = packet.is_ipv6()
             && ipv6::walk(ip).is_some_and(|chain| chain.named_at != ipv6::unknown_at(ip));
@@ -168,7 +169,7 @@ impl Host {
     }
 }
 
-/// Result for a packet whose IPv4 options no host accepts; `None` for valid options.
+/// Returns the result for a packet whose IPv4 options no host accepts; `None` for valid options.
 fn refused_options(ip: &[u8], packet: &Packet, net: &Table) -> Option<Done> {
     if packet.is_ipv6() {
         return None;

@@ -39,20 +39,20 @@ use crate::kernel_path::{Forwarded, Programs};
 /// Options of `lvs-testbed conformance`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ConformanceOptions {
-    /// Recordings: one JSON object a line, plain or gzipped
+    /// Recordings: one JSON object on each line, plain or gzipped
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Cases of what is not built yet are no reason to fail
+    /// Cases that need unsupported features do not fail the run
     #[arg(long)]
     allow_unsupported: bool,
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Let the programs of the kernel fast path forward what they can, and compare with the same
-    /// case without them
+    /// Let the programs of the kernel fast path forward the packets that they can, and compare with
+    /// the same case without them
     #[arg(long)]
     fast_path: bool,
-    /// Mismatches shown of one case
+    /// Maximum of mismatches that are shown for each case
     #[arg(long, value_name = "N", default_value_t = 3)]
     show: usize,
 }
@@ -64,7 +64,7 @@ pub struct Counts {
     pub passed: usize,
     /// All other cases.
     pub failed: usize,
-    /// Not replayed, for lack of something that is not built yet.
+    /// Number of cases that were not replayed, by the missing feature.
     pub skipped: BTreeMap<String, usize>,
     /// Packets that the kernel fast path has forwarded.
     pub forwarded: Forwarded,
@@ -171,12 +171,12 @@ fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
     (outcome, forwarded)
 }
 
-/// Replays a case to its end; returns the names of missing features.
+/// Replays a case completely; returns the names of missing features as the error.
 fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
     match replay(case, log) {
         Err(Halt::Unsupported(what)) => Err(what),
         Err(Halt::Broken(error)) => {
-            log.mismatch("replay", "to the end", &format!("{error:#}"));
+            log.mismatch("replay", "replayed to the end", &format!("{error:#}"));
             Ok(())
         }
         Ok(()) => Ok(()),
@@ -225,13 +225,12 @@ fn cases(path: &Path) -> anyhow::Result<Vec<Value>> {
         .collect()
 }
 
-/// Replays the cases in `files`, those whose name contains `only` if given; at most `show`
-/// mismatches of each are kept.
+/// Replays the cases in `files`, or only those whose name contains `only`. Stores at most `show`
+/// mismatches of each.
 ///
 /// # Errors
-/// A file that cannot be read, or is no recording; an
-/// [`FastPathError`](lvs_dataplane::fast_path::FastPathError) if the kernel does not take the
-/// programs.
+/// A file that cannot be read, or is not a recording; a
+/// [`FastPathError`](lvs_dataplane::fast_path::FastPathError) if the kernel refuses the programs.
 pub fn conformance(
     files: &[PathBuf],
     only: Option<&str>,
@@ -321,7 +320,8 @@ impl ConformanceReport {
     }
 }
 
-/// Runs `lvs-testbed dataplane`: a dataplane in memory at this control socket, until the process is ended.
+/// Runs `lvs-testbed dataplane`: a dataplane in memory at this control socket, until the process is
+/// ended.
 ///
 /// # Errors
 /// The socket cannot be bound.

@@ -1,4 +1,5 @@
-//! Frame in, frame out (schema E), and counters after it (schema F).
+//! Replay of frames (schema E): the frames that follow a frame, and the counters after it (schema
+//! F).
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Replay of a case: its observations, and its differences.
+//! The replay of a case: its observations and mismatches.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ pub enum Through {
     /// The packet path.
     #[default]
     Userspace,
-    /// First the programs of the kernel fast path, which forward what they can. The case is
-    /// replayed without them, too, and both must send and list the same after each step.
+    /// With the programs of the kernel fast path first, which forward what they can. The case is
+    /// also replayed without them, and both replays must send and list the same after each step.
     FastPath,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Seen {
     pub(super) forwarded: Forwarded,
 }
 
-/// [`Seen`], which the test bed of a case writes and its log reads.
+/// [`Seen`], which the test bed of a case writes and the log of the case reads.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedSeen(Arc<Mutex<Seen>>);
 

@@ -1,4 +1,5 @@
-//! One connection, packet by packet (schema C): state, timer and counts after each.
+//! Replay of one connection, packet by packet (schema C): state, timer and counts after each
+//! packet.
 
 use std::net::SocketAddr;
 
@@ -21,7 +22,7 @@ struct Replay<'a> {
     virt: SocketAddr,
     protocol: Protocol,
     client: SocketAddr,
-    /// The server that holds the connection, or held it last.
+    /// The server of the connection, or of the last connection.
     server: SocketAddr,
     case: &'a Value,
 }
@@ -158,7 +159,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// The destination of a packet, its apparent source, or the answer to it.
+    /// Reads the destination of a packet, its apparent source, or the answer to it.
     fn read(
         &self,
         sent: &[Emitted],

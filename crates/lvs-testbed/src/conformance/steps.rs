@@ -21,7 +21,7 @@ const ACK: u8 = 0x10;
 const FIN: u8 = 0x01;
 const RST: u8 = 0x04;
 
-/// Every server of a case, to find the server of a frame by its address alone.
+/// All servers of a case, to find the server of a frame by its address alone.
 #[derive(Debug, Default)]
 pub(super) struct Known(HashSet<SocketAddr>);
 
@@ -417,8 +417,8 @@ fn compare_random_counts(
     Ok(())
 }
 
-/// Two draws from one distribution: chi-square of their difference, refused where chance is one in
-/// a million.
+/// Compares two samples: the chi-square test of their difference fails if two samples of one
+/// distribution differ as much only once in a million.
 fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
     let tenths: i64 = pairs
         .iter()
@@ -429,7 +429,7 @@ fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
     if tenths > 10 * (24 + 3 * freedom) {
         log.mismatch(
             "shares of the servers",
-            "those of the recording, by and large",
+            "approximately the recorded numbers",
             &format!("{pairs:?}"),
         );
     }
@@ -538,16 +538,18 @@ pub(super) fn compare_conns(
     Ok(())
 }
 
-/// One second either way. The kernel's timers fire late by up to an eighth of their length, so a
-/// template that ran out while it controlled connections was armed again late: by an eighth of all
-/// the time passed, at the most.
+/// Whether our remaining time of a connection equals the recorded one, up to one second. The
+/// kernel's timers fire late by up to an eighth of their length, so a template that ran out while
+/// it controlled connections was armed again late: by an eighth of all the time passed, at the
+/// most.
 fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
     let template = key[1].ends_with(":0");
     let late = if template { 1 + passed / 8 } else { 1 };
     (-1..=i64::try_from(late).unwrap_or(i64::MAX)).contains(&later(recorded, ours))
 }
 
-/// Seconds after which the kernel's listings begin again: it counts milliseconds in 32 bits.
+/// Seconds after which the times in the kernel's listings wrap around: the kernel counts
+/// milliseconds in 32 bits.
 const LISTED_MAX: i64 = u32::MAX as i64 / 1000;
 
 /// The seconds that the kernel lists for a remaining time.
@@ -556,8 +558,9 @@ pub(super) fn listed_seconds(left: Duration) -> i64 {
     i64::try_from(millis / 1000).unwrap_or(i64::MAX)
 }
 
-/// By how many seconds a listed time is later than another. One just before its end and one just
-/// after it are neighbours. An entry without a timer is listed as one moment before it began.
+/// Number of seconds by which a listed time is later than another. A time just before the end of
+/// the period and one just after it are neighbours. The time of an entry without a timer is the one
+/// before its start.
 pub(super) const fn later(recorded: i64, ours: i64) -> i64 {
     let by = recorded - ours;
     if by > LISTED_MAX / 2 {
@@ -589,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn later_compares_around_the_end_of_listed_times() {
+    fn listed_times_are_compared_around_the_end_of_a_period() {
         assert_eq!(later(300, 299), 1);
         assert_eq!(later(4_294_967, 0), 0, "an entry without a timer");
         assert_eq!(later(0, 4_294_966), 1);

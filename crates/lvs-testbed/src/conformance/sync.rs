@@ -15,7 +15,7 @@ use super::frames;
 use super::report::Log;
 use super::steps::compare_conns;
 
-/// The backup daemon that an object describes.
+/// Creates the backup daemon that a JSON object describes.
 pub(super) fn backup(value: &Value) -> anyhow::Result<Backup> {
     let maxlen = value
         .maybe_number("maxlen")
@@ -41,7 +41,7 @@ fn master(value: &Value) -> anyhow::Result<Master> {
     ))
 }
 
-/// Replays one datagram or a sequence of them into a backup.
+/// Replays one datagram, or a sequence of datagrams, into a backup.
 pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
     let mut bed = Bed::new(4096, log)?;
     bed.set_up(case)?;
@@ -195,7 +195,7 @@ fn compare_out(step: &Value, sent: &[Emitted], log: &mut Log) {
     log.compare("out", &expected, &got);
 }
 
-/// The servers' counts, as `/proc/net/ip_vs` has them.
+/// Compares the servers' counts with those of `/proc/net/ip_vs`.
 fn compare_destinations(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     let Some(list) = step.get("destinations").and_then(Value::as_array) else {
         return Ok(());
@@ -229,7 +229,8 @@ fn compare_destinations(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Resul
     Ok(())
 }
 
-/// The commands that occur: `-a -t SERVICE -r SERVER -m|-g|-i -w WEIGHT` and its like.
+/// Runs the ipvsadm commands that occur in recordings: `-a -t SERVICE -r SERVER -m|-g|-i -w WEIGHT`
+/// and similar ones.
 fn ipvsadm(bed: &mut Bed, arguments: &str) -> Replayed<()> {
     let mut words = arguments.split_whitespace();
     let mut command = None;

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use crate::hostile::Entropy;
 
-/// Commands in one session.
+/// Number of commands in one session.
 const SESSION: u64 = 100;
-/// Inverse of the share of command lines with an option that does not belong there.
+/// One command line in this many has an option that does not belong to the command.
 const STRAY: usize = 12;
 
 /// The hosts file of every session.
@@ -168,7 +168,7 @@ impl Lines {
         if self.entropy.one_in(4) { long } else { short }.to_owned()
     }
 
-    /// An option with a value, in one of its notations.
+    /// An option with a value, in one of its notations at random.
     fn option(&mut self, short: &str, long: &str, value: &str) -> Vec<String> {
         match self.entropy.below(8) {
             0 if !short.is_empty() => vec![format!("{short}{value}")],

@@ -1,5 +1,5 @@
-//! The recordings' test bed on the kernel that runs here: a network namespace with two TAP devices,
-//! IPVS between them.
+//! The recordings' test bed on the kernel of this machine: a network namespace with two TAP
+//! devices, IPVS between them.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -19,8 +19,8 @@ const LINKS: [(&str, &str); 2] = [("cl", "02:00:00:00:00:c1"), ("sv", "02:00:00:
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CHECKSUM: u8 = 1;
 
-/// Settings of the namespace, below `/proc/sys/net`. A missing file is a feature that this kernel
-/// does not have.
+/// Settings of the namespace, below `/proc/sys/net`. A missing file means that this kernel does not
+/// have the feature.
 const SETTINGS: [(&str, &str); 17] = [
     ("ipv4/ip_forward", "1"),
     ("ipv6/conf/all/forwarding", "1"),
@@ -48,7 +48,7 @@ pub(super) struct Emitted {
     pub(super) frame: Vec<u8>,
 }
 
-/// The director of one case.
+/// A director of the kernel for one case.
 pub(super) struct Kernel {
     taps: [TunDevice; 2],
 }
@@ -147,7 +147,7 @@ pub(super) fn links(mtu: [i64; 2]) -> anyhow::Result<[TunDevice; 2]> {
     Ok(taps)
 }
 
-/// A service as `ipvsadm -R` reads it.
+/// Formats a service as a line that `ipvsadm -R` reads.
 fn service_line(service: &Value) -> anyhow::Result<String> {
     let mut line = format!("-A {}", service_name(service)?);
     line += &format!(" -s {}", service.maybe_text("scheduler").unwrap_or("rr"));
@@ -394,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_of_both_families() {
+    fn entries_of_both_families_are_parsed() {
         let four = "TCP C0000201 0FA0 0A000909 0050 0A010909 1F90 SYN_RECV        59";
         let entry4 = entry(four).expect("an entry");
         assert_eq!(entry4["client"], "192.0.2.1:4000");

@@ -4,9 +4,9 @@
 //!  seed ─▶ cases ─▶ `lvs-testbed record`, run on a kernel with IPVS ─▶ recording ─▶ conformance, transcripts
 //! ```
 //!
-//! Packet cases are frames of every kind into one director; sessions are command lines of
-//! `ipvsadm`, right and wrong ones. What the kernel makes of them becomes a recording like those
-//! that the tests replay, and is judged by the same code.
+//! Packet cases send frames of every kind to one director. Sessions are command lines of `ipvsadm`,
+//! valid and invalid ones. The kernel's results become a recording like those that the tests
+//! replay, and the same code compares them.
 
 mod commands;
 mod kernel;
@@ -30,24 +30,24 @@ use crate::transcripts::{Program, transcripts};
 /// Options of `lvs-testbed differential`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DifferentialOptions {
-    /// A command that runs the program behind it, with its arguments, as root on a kernel with
-    /// IPVS, and passes its output on. It has to see this machine's files. Without it, this
-    /// machine's own kernel is asked
+    /// A command that runs the program in its arguments as root on a kernel with IPVS, and passes
+    /// its output on. The program must see this machine's files. Default: the program runs on this
+    /// machine's kernel
     #[arg(long, value_name = "COMMAND")]
     kernel: Option<String>,
-    /// Where the choices start; the same number makes the same cases
+    /// Seed of the random choices; the same seed generates the same cases
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many packet cases
+    /// Number of packet cases
     #[arg(long, value_name = "N", default_value_t = 500)]
     packets: u64,
-    /// How many packet cases of FTP. The kernel needs its helper: `modprobe ip_vs_ftp`
+    /// Number of packet cases with FTP. The kernel needs its helper: `modprobe ip_vs_ftp`
     #[arg(long, value_name = "N", default_value_t = 200)]
     ftp: u64,
-    /// How many command lines of ipvsadm
+    /// Number of command lines of ipvsadm
     #[arg(long, value_name = "N", default_value_t = 2000)]
     commands: u64,
-    /// Keep cases, recordings, and why cases were not recorded in this directory
+    /// Write cases, recordings, and the reasons why cases were not recorded to this directory
     #[arg(long, value_name = "DIRECTORY")]
     keep: Option<PathBuf>,
     /// Differences shown of packets, and of commands
@@ -58,11 +58,11 @@ pub struct DifferentialOptions {
 /// Options of `lvs-testbed record`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RecordOptions {
-    /// Cases without what the kernel makes of them: one JSON object a line
+    /// Cases without the kernel's results: one JSON object on each line
     file: PathBuf,
 }
 
-/// Cases that one start of the kernel judges.
+/// Number of cases that one start of the kernel records.
 const CHUNK: usize = 64;
 /// Prefixes of lines for cases without a recording.
 const UNSTABLE: &str = "unstable ";
@@ -156,7 +156,7 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
 /// Runs `lvs-testbed differential`: prints differences and counts; fails if there are differences.
 ///
 /// # Errors
-/// The kernel does not answer; a program is not built.
+/// If the kernel does not answer, or a program is not built.
 pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
     let scratch = tempfile::tempdir()?;
     let directory = options.keep.as_deref().unwrap_or(scratch.path());

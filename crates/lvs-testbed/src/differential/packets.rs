@@ -1,4 +1,4 @@
-//! Packet cases: one service, and all kinds of packets to its director.
+//! Generates packet cases: one service, and all kinds of packets to its director.
 
 pub(super) mod ftp;
 mod traffic;
@@ -59,8 +59,8 @@ const METHODS: [Method; 18] = [
     method("tunnel", Some("gre"), None, true),
 ];
 
-/// Not `expire_nodest_conn`: how long a connection is still there that ends at once depends on the
-/// kernel's ticks.
+/// Values of sysctls to choose from. `expire_nodest_conn` is missing: how long a connection that
+/// ends at once still exists depends on the kernel's ticks.
 const SYSCTLS: [(&str, &[i64]); 8] = [
     ("pmtu_disc", &[0, 1]),
     ("nat_icmp_send", &[0, 1]),
@@ -72,7 +72,7 @@ const SYSCTLS: [(&str, &[i64]); 8] = [
     ("ignore_tunneled", &[0, 1]),
 ];
 
-/// Port of the tunnels that have one.
+/// Port of tunnels with a UDP port.
 const GUE: u16 = 6080;
 
 /// The hosts of a case.
@@ -226,7 +226,7 @@ fn config(scene: &Scene, entropy: &mut Entropy<'_>) -> Value {
     })
 }
 
-/// The case `number` of `seed`: its configuration and its frames.
+/// Generates the case `number` of `seed`: its configuration and its frames.
 pub(super) fn case(seed: u64, number: u64) -> Value {
     let mut entropy = Entropy::seeded(seed.wrapping_mul(0x1_0000_0001).wrapping_add(number));
     let scene = scene(&mut entropy);

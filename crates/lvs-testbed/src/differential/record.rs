@@ -15,11 +15,11 @@ const IP: usize = 14;
 const IPIP: Protocol = Protocol(4);
 const GRE: Protocol = Protocol(47);
 
-/// Observations of one run of a case.
+/// The observations of one run of a case.
 struct Run {
     /// The sent frames of each step.
     out: Vec<Vec<Emitted>>,
-    /// Connections and counters at the end.
+    /// Listings of the connections and of the counters at the end.
     end: [Value; 2],
 }
 
@@ -67,7 +67,7 @@ fn tunnel_ports(config: &Value) -> Vec<u16> {
 /// A field of a frame that may vary: offset, length, name.
 type Field = (usize, usize, &'static str);
 
-/// Whether an address is an address of the director on its links.
+/// Whether an address is one of the director's addresses on its links.
 fn is_directors(addr: IpAddr) -> bool {
     match addr {
         IpAddr::V4(addr) => {
@@ -82,7 +82,7 @@ fn is_directors(addr: IpAddr) -> bool {
 }
 
 /// The fields of `frame` that may vary, and whether each always does. `identification` is that of
-/// the packet that made the kernel send it: another one is the kernel's own.
+/// the packet that caused the frame; if the frame has another one, the kernel has chosen it.
 fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Field, bool)> {
     let ip = frame.get(IP..).unwrap_or_default();
     let mut fields = Vec::new();
@@ -144,7 +144,8 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
     fields
 }
 
-/// The fields in which two recordings of a frame differ, or `None` if they differ elsewhere.
+/// Returns the fields in which two recordings of a frame differ, or `None` if they differ
+/// elsewhere.
 fn mask(
     one: &[u8],
     other: &[u8],
@@ -172,13 +173,13 @@ fn mask(
 pub(super) enum Recorded {
     /// The kernel's behaviour.
     Case(Value),
-    /// The result varies more than a recording can express; the varying part.
+    /// The result varies more than a recording can express; contains the varying part.
     Unstable(String),
     /// The case reaches a deviation that docs/decisions.md lists; the name of the deviation.
     Deviation(String),
 }
 
-/// Whether a frame is the host's own and has IPv4 options: here they are not echoed.
+/// Whether the host itself has sent the frame, with IPv4 options: this test bed does not echo them.
 fn echoes_options(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     ip.len() >= ipv4::HEADER_LEN && (0x46..0x50).contains(&ip[0]) && ip[8] == 64
@@ -277,12 +278,12 @@ fn ends(conns: &Value) -> Vec<String> {
     ends
 }
 
-/// Whether the host has SCTP itself.
+/// Whether the host supports SCTP.
 fn has_sctp() -> bool {
     std::path::Path::new("/proc/sys/net/sctp").exists()
 }
 
-/// Whether a frame is an answer of the host's own SCTP stack, which begins with this frame.
+/// Whether this frame begins an answer of the host's own SCTP stack.
 fn is_own_sctp(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     match ip.first().map(|first| first >> 4) {
@@ -336,11 +337,11 @@ mod tests {
         assert_eq!(mask(&frame, &other, &[], Some(7)), Some(vec![field]));
         other[43] ^= 1;
         assert_eq!(mask(&frame, &other, &[], Some(7)), None);
-        let tunnel = mask(&frame, &frame, &[6080], Some(7)).expect("it may vary");
+        let tunnel = mask(&frame, &frame, &[6080], Some(7)).expect("the field may vary");
         assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
         // A first fragment may have no more than the header.
         let first = &frame[..42];
-        let tunnel = mask(first, first, &[6080], Some(7)).expect("it may vary");
+        let tunnel = mask(first, first, &[6080], Some(7)).expect("the field may vary");
         assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
     }
 
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn varying_fields_behind_other_headers_are_found() {
+    fn varying_fields_after_other_headers_are_found() {
         let (a, b) = ("[2001:db8::1]:4000", "[2001:db8::2]:53");
         let mut six = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         packet::with_extension(&mut six, ipv6::FRAGMENT, &[0, 1, 1, 2, 3, 4]);
@@ -383,7 +384,7 @@ mod tests {
             other[IP + at + 27] ^= 1;
             other[IP + at + 10] ^= 1;
             let id = Some(be16(&outer, 4));
-            let fields = mask(&frame, &other, &[], id).expect("they may vary");
+            let fields = mask(&frame, &other, &[], id).expect("the fields may vary");
             let names: Vec<_> = fields.iter().map(|&(at, _, name)| (at, name)).collect();
             let wanted = [
                 (IP + at + 10, "inner.checksum"),

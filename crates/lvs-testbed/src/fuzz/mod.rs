@@ -100,8 +100,8 @@ fn operation(entropy: &mut Entropy<'_>) -> Op {
     }
 }
 
-/// Reads and applies a peer's message. Whatever it contains, one of the two directors owns each
-/// connection, and removed connections are in no digest.
+/// Parses and applies a peer's message. Whatever the message contains, each connection is owned by
+/// exactly one of the two directors, and digests contain no removed connections.
 pub fn peer_decode(bytes: &[u8]) {
     const PEER: usize = 7;
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
@@ -146,15 +146,15 @@ pub fn peer_decode(bytes: &[u8]) {
     control
         .add_server(&key, server, &config, Instant::ZERO)
         .expect("a good server");
-    let mut shard = control.shard(0).expect("it has one");
+    let mut shard = control.shard(0).expect("it has exactly one");
     shard.keep_replicas([1, 2]);
     shard.listen_to(PEER, [3, 4]);
-    shard.set_heard(true);
+    shard.set_has_receiver(true);
     for second in 0..2 {
         // Twice: the second time the connections are known; in between, some are ours.
         let now = Instant::from_secs(second);
         let ties = choice & 2 != 0;
-        control.hear(&mut shard, PEER, ties, items.iter().cloned(), now);
+        control.apply_items(&mut shard, PEER, ties, items.iter().cloned(), now);
         if choice & 4 != 0 {
             shard.adopt_borrowed(PEER, None, 0, 64, now);
         }
@@ -191,7 +191,7 @@ fn peer_services(bytes: &[u8]) {
     }
     sent.truncate(count * SERVICE_LEN);
     let _ = ServiceDigests::parse(bytes);
-    let heard = ServiceDigests::parse(&sent).expect("they are in order");
+    let heard = ServiceDigests::parse(&sent).expect("the items are in order");
     let mut again = Vec::new();
     heard.write(&mut again);
     assert_eq!(ServiceDigests::parse(&again).as_ref(), Ok(&heard));
@@ -258,7 +258,7 @@ pub fn sync_decode(bytes: &[u8]) {
         director
             .control
             .delete_service(&key, Instant::from_secs(3600))
-            .expect("it is there");
+            .expect("the entry exists");
     }
     director.advance(Instant::from_secs(7200));
     for server in gone {

@@ -1,6 +1,6 @@
-//! A naive model of the director: plain vectors, searched from end to end, nothing kept that could
-//! be computed. It is compared with the director after every operation; property tests and the fuzz
-//! target `operations` both drive it.
+//! A naive model of the director: plain vectors that are searched completely, without cached
+//! values. It is compared with the director after every operation; property tests and the fuzz
+//! target `operations` both use it.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use lvs_core::{
 };
 
 const VIP: &str = "198.51.100.1:80";
-/// Names in the order of their numbers.
+/// Names of the TCP states, in the order of their numbers.
 const STATES: [&str; 11] = [
     "NONE",
     "ESTABLISHED",
@@ -74,7 +74,7 @@ struct Record {
     overloaded: bool,
     available: bool,
     nat: bool,
-    /// In the trash: the time since which nothing refers to it, if known.
+    /// Set for a removed server: the time since which its record has no references, if known.
     trashed: Option<Option<u64>>,
     gone: bool,
 }
@@ -487,7 +487,7 @@ impl Model {
     }
 }
 
-/// An operation on both directors.
+/// An operation that is applied to both directors.
 #[derive(Clone, Debug)]
 pub enum Op {
     /// A segment of a client, with these flags.
@@ -496,7 +496,7 @@ pub enum Op {
     FromServer(u8, u8, u8),
     /// A server is added: weight, upper and lower threshold, NAT or direct routing.
     Add(u8, i32, u32, u32, bool),
-    /// Its weight and thresholds are set.
+    /// Set a server's weight and thresholds.
     Edit(u8, i32, u32, u32),
     /// The service is removed.
     Delete(u8),
@@ -524,7 +524,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Makes both directors, with a service and three servers.
+    /// Creates both directors, with a service and three servers.
     pub fn new(scheduler: &'static str, persistent: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 256,

@@ -35,7 +35,7 @@ static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLoc
     });
     let dataplane = dataplane.expect("one without a network");
     let serving = dataplane.serve(&Address::Abstract(name.into()));
-    (dataplane, serving.expect("the name is free"), address)
+    (dataplane, serving.expect("the name is not in use"), address)
 });
 
 /// The lowest first byte that selects the conversion of other programs' files.
@@ -165,7 +165,7 @@ fn control(bytes: &[u8]) {
     match stream.read_to_end(&mut answers) {
         Ok(_) => {}
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
-        Err(error) => panic!("no end of the answers: {error}"),
+        Err(error) => panic!("the last answer is missing: {error}"),
     }
     for line in answers.split_inclusive(|byte| *byte == b'\n') {
         let answer: serde_json::Value = serde_json::from_slice(line).expect("answers are JSON");

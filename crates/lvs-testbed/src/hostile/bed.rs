@@ -50,19 +50,19 @@ fn options(entropy: &mut Entropy<'_>) -> Options {
 pub struct Summary {
     /// Counters of the frames' fates.
     pub counters: Counters,
-    /// Sent packets with a transport checksum that the judge has found right.
+    /// Sent packets whose transport checksum was verified as right.
     pub right: u64,
-    /// Packets that arrived with a right checksum.
+    /// Number of packets that arrived with a right checksum.
     pub came_right: u64,
     /// Number of valid fragmented datagrams that were sent.
     pub trains: u64,
     /// Packets inside of tunnel packets that were looked at.
     pub tunnelled: u64,
-    /// Connections that there were at once, at most.
+    /// Largest number of simultaneous connections.
     pub connections: usize,
-    /// Bytes of waiting fragments, at most.
+    /// Largest number of bytes of waiting fragments.
     pub fragments: usize,
-    /// Frames that waited for a neighbour at once, at most.
+    /// Largest number of frames that waited for a neighbour at the same time.
     pub waiting: usize,
 }
 
@@ -79,7 +79,7 @@ impl Summary {
         self.waiting = self.waiting.max(other.waiting);
     }
 
-    /// The reasons for which frames were dropped, and how many.
+    /// Returns the reasons for which frames were dropped, with the number of dropped frames.
     pub fn drops(&self) -> BTreeMap<&'static str, u64> {
         FrameDrop::ALL
             .iter()
@@ -133,16 +133,16 @@ fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
 struct Came {
     protocol: Option<u8>,
     health: Health,
-    /// Its quoted packet may come back with a wrong header: it is an ICMP error about such a packet
-    /// of IPv4, or about a tunnel packet, whose content is forwarded unchanged.
+    /// The packet quotes another one whose header may be wrong in the answer: it is an ICMP error
+    /// about such an IPv4 packet, or about a tunnel packet, whose content is forwarded unchanged.
     about_wrong: bool,
-    /// It is a first fragment of IPv6 that ends before the header of its protocol does: these bytes
-    /// are not reassembled, and leave unchanged or not at all.
+    /// It is a first fragment of IPv6 that ends before its transport header: these bytes are not
+    /// reassembled, and are sent unchanged or not at all.
     tiny: Option<Vec<u8>>,
 }
 
 impl Came {
-    /// Whether a packet is the tiny fragment that arrived, except for its hops.
+    /// Whether a packet equals the tiny fragment that arrived, except for its hop count.
     fn is_tiny(&self, ip: &[u8]) -> bool {
         const HOPS: usize = 7;
         let but_hops = |ip: &[u8]| Some((ip.get(..HOPS)?.to_vec(), ip.get(HOPS + 1..)?.to_vec()));
@@ -170,7 +170,7 @@ fn tiny(ip: &[u8], parts: &Parts) -> Option<Vec<u8>> {
     (offset == 0 && ip.len() - parts.l4 < enough).then(|| ip.to_vec())
 }
 
-/// The dataplane in memory. Every method panics if an invariant does not hold.
+/// A dataplane in memory. Every method panics if an invariant does not hold.
 #[derive(Debug)]
 pub struct Bed {
     scene: Scene,
@@ -187,7 +187,7 @@ pub struct Bed {
     last: Option<(PortId, Frame)>,
     /// The programs of the kernel fast path, which receive each frame first.
     programs: Option<Programs>,
-    /// Packets on the userspace fast path; `None` if all take the slow path.
+    /// Number of packets on the userspace fast path; `None` if all use the slow path.
     passed: Option<u64>,
     /// Sent frames, if they are to be compared.
     left: Option<Vec<(PortId, Frame)>>,
@@ -195,18 +195,18 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A director for `scene`; what the scene leaves open comes from `entropy`.
+    /// A director for `scene`; `entropy` decides what the scene leaves open.
     ///
     /// # Panics
-    /// If the director does not take the scene's services and servers.
+    /// If the director refuses the scene's services and servers.
     pub fn new(scene: &Scene, entropy: &mut Entropy<'_>) -> Self {
         Self::with(scene, entropy, None)
     }
 
-    /// As [`new`](Self::new), with the programs of the kernel fast path in front.
+    /// Does the same as [`new`](Self::new), with the programs of the kernel fast path in front.
     ///
     /// # Errors
-    /// If the kernel does not take them.
+    /// If the kernel does not accept them.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -219,7 +219,7 @@ impl Bed {
         Ok(Self::with(scene, entropy, Some(programs)))
     }
 
-    /// As [`new`](Self::new), but that each packet takes the long way.
+    /// Does the same as [`new`](Self::new), but each packet uses the slow path.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -246,12 +246,12 @@ impl Bed {
         if scene.method.forwarding == Forwarding::FullNat {
             let pool = scene.locals.map(LocalAddress::new).into();
             let set = control.set_local_pool(pool, false);
-            set.expect("nobody uses another one");
+            set.expect("no other field is used");
         }
         for (key, config) in scene.services() {
             control
                 .add_service(key, config, None)
-                .expect("a service that can be had");
+                .expect("the service is valid");
         }
         let settings = if entropy.one_in(2) {
             Settings::default()
@@ -289,10 +289,10 @@ impl Bed {
         self.pipeline.counters.received
     }
 
-    /// Carries out a step.
+    /// Executes a step.
     ///
     /// # Panics
-    /// If something that must hold does not.
+    /// If an invariant does not hold.
     pub fn act(&mut self, act: Act) {
         let change = !matches!(act, Act::Send(_) | Act::Train { .. } | Act::Loop);
         if change && let Some(programs) = &self.programs {
@@ -304,7 +304,7 @@ impl Bed {
         }
     }
 
-    /// As [`act`](Self::act); gives what has left because of it.
+    /// As [`act`](Self::act); returns the frames that were sent because of it.
     ///
     /// # Panics
     /// As [`act`](Self::act).
@@ -379,15 +379,15 @@ impl Bed {
         self.bounds();
     }
 
-    /// Lets everything end, and returns the summary.
+    /// Runs all timers to their end, and returns the summary.
     ///
     /// # Panics
-    /// If something is left.
+    /// If connections or other state remain.
     pub fn finish(mut self) -> Summary {
         // Persistence lasts 60 s, an established connection a quarter of an hour, removed servers
         // two minutes more.
         self.wait(Duration::from_secs(2000));
-        assert!(self.director.shard.is_empty(), "connections are left");
+        assert!(self.director.shard.is_empty(), "connections remain");
         for service in self.director.control.services() {
             for server in service.servers() {
                 let left = (server.total(), server.active(), server.templates());
@@ -591,7 +591,7 @@ impl Bed {
         let requests = std::mem::take(&mut self.output.requests);
         assert!(
             requests.len() <= 64,
-            "one frame asks for much: {requests:?}"
+            "one frame causes too many requests: {requests:?}"
         );
         for request in requests {
             match request {
@@ -617,7 +617,7 @@ impl Bed {
             sent.extend(frames.iter().map(|frame| (port, frame.clone())));
         }
         let emitted = after.emitted - before.emitted;
-        assert_eq!(emitted, sent.len() as u64, "what is said to leave leaves");
+        assert_eq!(emitted, sent.len() as u64, "the reported frames were sent");
         self.output.recycle();
         if let Some(last) = sent.last() {
             self.last = Some(last.clone());
@@ -678,7 +678,7 @@ impl Bed {
             }
             let ip = frame.bytes();
             let Some(parts) = oracle::parts(ip) else {
-                return Err(format!("a bad IP header leaves: {}", hex(ip)));
+                return Err(format!("a bad IP header was sent: {}", hex(ip)));
             };
             if parts.len != ip.len() {
                 return Err(format!("{} bytes leave as {}", ip.len(), parts.len));
@@ -694,7 +694,7 @@ impl Bed {
                 && (frame.offload.segments.is_some() || frame.offload.checksum.is_some())
                 && port != HOST
             {
-                return Err("something unfinished for a port that takes nothing such".into());
+                return Err("an unfinished frame for a port that needs finished ones".into());
             }
             if came.is_tiny(ip) {
                 continue;
@@ -718,7 +718,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Checks one sent packet.
+    /// Checks a sent packet.
     fn check(
         &mut self,
         came: &Came,
@@ -863,7 +863,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the header of the packet in an ICMP error is right; true without such a header.
+/// Whether the header of the packet in an ICMP error is right; true if there is no such header.
 fn quotes_right(ip: &[u8], parts: &Parts) -> bool {
     let quoted = ip.get(parts.l4 + 8..).unwrap_or_default();
     let len = usize::from(quoted.first().map_or(0, |byte| byte & 15)) * 4;

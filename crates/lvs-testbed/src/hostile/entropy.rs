@@ -14,7 +14,7 @@ enum Source<'a> {
 }
 
 impl<'a> Entropy<'a> {
-    /// The choices of `seed`; every run makes the same ones.
+    /// Random choices from `seed`; the same in every run.
     pub const fn seeded(seed: u64) -> Self {
         Self {
             source: Source::Seed(seed),
@@ -77,8 +77,8 @@ impl<'a> Entropy<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// A number below `limit`; 0 if that is 0. Small limits take one byte, so that a fuzzer's
-    /// inputs stay short.
+    /// Returns a number below `limit`; 0 if `limit` is 0. Small limits consume one byte, so that a
+    /// fuzzer's inputs stay short.
     pub fn below(&mut self, limit: usize) -> usize {
         match limit {
             0 | 1 => 0,
@@ -94,10 +94,10 @@ impl<'a> Entropy<'a> {
         self.below(times) == times - 1
     }
 
-    /// One of `items`.
+    /// Chooses one of `items`.
     ///
     /// # Panics
-    /// If there are none.
+    /// If `items` is empty.
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())]
     }
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entropy_of_bytes_ends_and_of_seed_does_not() {
+    fn entropy_of_bytes_ends_and_entropy_of_seed_does_not() {
         let mut bytes = Entropy::from_bytes(&[1, 2, 3]);
         assert_eq!((bytes.u16(), bytes.is_empty()), (0x0201, false));
         assert_eq!((bytes.u16(), bytes.is_empty()), (3, true));

@@ -1,4 +1,4 @@
-//! From choices to frames: honest, damaged and malicious ones.
+//! Generates frames from random choices: honest, damaged and malicious ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -17,14 +17,14 @@ pub enum Side {
     Clients,
     /// The servers' link.
     Servers,
-    /// The host itself: a bare packet.
+    /// The host itself, which sends a packet without an Ethernet header.
     Host,
 }
 
 /// The next step.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Frames arrive, one after the other.
+    /// These frames arrive, one after the other.
     Send(Vec<Shot>),
     /// The fragments of one honest datagram arrive, in any order.
     Train {
@@ -39,15 +39,15 @@ pub enum Act {
     Wait(Duration),
     /// Requested neighbours answer, or do not.
     Neighbours(bool),
-    /// A server gets this weight.
+    /// Sets the weight of a server.
     Weight(usize, i32),
-    /// A server is removed; if one is missing, it is added again instead.
+    /// Removes a server; if a server is missing, adds it again instead.
     Toggle(usize),
     /// A setting of the director changes.
     Sysctl(&'static str, &'static str),
 }
 
-/// One frame.
+/// A frame, and the port on which it arrives.
 #[derive(Clone, Debug)]
 pub struct Shot {
     /// Its source.
@@ -99,7 +99,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Whether there are no more choices.
+    /// Whether the random choices are used up.
     pub fn is_done(&self) -> bool {
         self.entropy.is_empty()
     }
@@ -353,20 +353,20 @@ impl<'a> Generator<'a> {
             .collect()
     }
 
-    /// SCTP chunks, some with a wrong length.
+    /// Creates SCTP chunks, some with a wrong length.
     fn chunks(&mut self) -> Vec<u8> {
         let mut chunks = Vec::new();
         for _ in 0..=self.entropy.below(3) {
             let len = self.entropy.below(20);
             let any = self.entropy.u8();
             let kind = self.entropy.pick(&[1, 2, 10, 11, 0, 3, 7, 8, 14, 6, any]);
-            let said = if self.entropy.one_in(8) {
+            let length_field = if self.entropy.one_in(8) {
                 self.entropy.u16()
             } else {
                 u16::try_from(4 + len).unwrap_or(4)
             };
             chunks.extend([kind, 0]);
-            chunks.extend(said.to_be_bytes());
+            chunks.extend(length_field.to_be_bytes());
             chunks.extend(self.entropy.payload(len.next_multiple_of(4)));
         }
         chunks
@@ -670,7 +670,7 @@ impl<'a> Generator<'a> {
         packet::repair(ip);
     }
 
-    /// Leaves the transport checksum to the device, as a sender on a virtual link does.
+    /// Leaves the transport checksum unfinished for the device, as a sender on a virtual link does.
     fn unfinish(&mut self, ip: &mut [u8], offload: &mut Offload) {
         let Some(parts) = oracle::parts(ip) else {
             return;
@@ -695,8 +695,8 @@ impl<'a> Generator<'a> {
         });
     }
 
-    /// A 64 KiB segment or a bundle of datagrams, as virtual links carry them; seldom with wrong
-    /// fields.
+    /// Creates a 64 KiB segment or a bundle of datagrams, as virtual links carry them; rarely with
+    /// wrong fields.
     fn aggregate(&mut self) -> Shot {
         let back = self.entropy.one_in(2);
         let client = self.client();
@@ -931,7 +931,7 @@ impl<'a> Generator<'a> {
         self.raw(&packet::ethernet(mac, PEER, 0x86dd, &ip))
     }
 
-    /// Damages a part outside IP, or nothing.
+    /// Damages a part outside of IP, or nothing.
     fn spoil(&mut self, bytes: &mut Vec<u8>) {
         match self.entropy.below(4) {
             0 => self.flip(bytes),

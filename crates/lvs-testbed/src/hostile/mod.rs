@@ -29,15 +29,14 @@ pub use twins::{twins, two_ways};
 
 pub use crate::kernel_path::Forwarded;
 
-/// Frames that one director handles before a director with other settings replaces it.
+/// Number of frames after which a director with other settings replaces the director.
 const WATCH: u64 = 5000;
 
-/// Passes `frames` frames or more from the seed `seed` through the packet path in memory with one
+/// Sends at least `frames` frames from the seed `seed` through the packet path in memory, with one
 /// forwarding method.
 ///
 /// # Panics
-/// If a frame has no fate or two, if one leaves that is wrong, or if something grows beyond its
-/// bound.
+/// If a frame has no fate or two, if a sent frame is wrong, or if memory grows beyond its limit.
 pub fn storm(method: &Method, seed: u64, frames: u64) -> Summary {
     let mut settings = Entropy::seeded(!seed);
     let scene = Scene::new(method);

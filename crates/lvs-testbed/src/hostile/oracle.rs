@@ -16,15 +16,15 @@ static CRC32C: LazyLock<Crc<u32, Table<16>>> =
 pub enum Health {
     /// The checksum is present and right.
     Right,
-    /// The checksum is present and wrong, or its header contradicts the packet.
+    /// The checksum is present and wrong, or the header contradicts the packet.
     Wrong,
-    /// UDP over IPv4 without one, whose length field is that of the datagram.
+    /// A UDP datagram over IPv4 without a checksum, with a right length field.
     Absent,
     /// The protocol has none, or the packet is too short or a fragment.
     Unknown,
 }
 
-/// The Internet checksum of `bytes` (RFC 1071): 0 if they hold their own.
+/// The Internet checksum of `bytes` (RFC 1071): 0 if `bytes` contain their own checksum.
 pub fn internet(bytes: &[u8]) -> u16 {
     Sum16BitWords::new()
         .add_slice(bytes)
@@ -32,7 +32,7 @@ pub fn internet(bytes: &[u8]) -> u16 {
         .to_be()
 }
 
-/// The Internet checksum of `bytes` behind the pseudo-header of their addresses.
+/// Computes the Internet checksum of `bytes` behind the pseudo-header of their addresses.
 pub fn transport(src: IpAddr, dst: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
     pseudo(src, dst, protocol, bytes.len())
         .add_slice(bytes)
@@ -40,7 +40,7 @@ pub fn transport(src: IpAddr, dst: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
         .to_be()
 }
 
-/// The sum of a pseudo-header alone, as an unfinished checksum field holds it.
+/// The sum of a pseudo-header alone, as it is in the checksum field of an unfinished packet.
 pub fn unfinished(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> u16 {
     !pseudo(src, dst, protocol, len).ones_complement().to_be()
 }
@@ -57,7 +57,7 @@ fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> Sum16BitWords {
     sum.add_2bytes([0, protocol]).add_4bytes(len.to_be_bytes())
 }
 
-/// The checksum of an SCTP packet (RFC 9260 appendix A), as its field holds it.
+/// The checksum of an SCTP packet (RFC 9260 appendix A), in the byte order of its field.
 pub fn sctp(bytes: &[u8]) -> [u8; 4] {
     let mut digest = CRC32C.digest();
     digest.update(&bytes[..8]);
@@ -79,12 +79,12 @@ pub struct Parts {
     pub l4: usize,
     /// Length of the packet.
     pub len: usize,
-    /// Whether it is a fragment.
+    /// Whether the packet is a fragment.
     pub fragment: bool,
 }
 
-/// Reads the IP header at the beginning of `ip`. `None` if there is none, if its checksum is wrong,
-/// or if its lengths contradict the data.
+/// Reads the IP header at the beginning of `ip`. `None` if there is no IP header, if its checksum
+/// is wrong, or if its lengths contradict the data.
 pub fn parts(ip: &[u8]) -> Option<Parts> {
     if ip.first()? >> 4 == 6 {
         return parts6(ip);
@@ -183,7 +183,7 @@ pub fn judge(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Health {
     }
 }
 
-/// The health of the transport checksum in the packet `ip`, whose header [`parts`] has read.
+/// Checks the transport checksum in the packet `ip`, whose header [`parts`] has read.
 pub fn health(ip: &[u8], parts: &Parts) -> Health {
     if parts.fragment {
         return Health::Unknown;
@@ -196,11 +196,11 @@ pub fn health(ip: &[u8], parts: &Parts) -> Health {
     )
 }
 
-/// Does what a device does for a frame that is not finished: the checksum, over the whole aggregate
-/// if it is one. What is announced must make sense.
+/// Finishes a frame as a device does: computes its checksum, over the whole super-packet if it is
+/// one. Checks the offload request.
 ///
 /// # Errors
-/// The part of the offload request that makes no sense.
+/// The invalid part of the offload request.
 pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), String> {
     if let Some(segments) = offload.segments {
         let fits = match segments.kind {
@@ -209,9 +209,7 @@ pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), Str
             SegmentKind::Udp | SegmentKind::UdpFragments => parts.protocol == 17,
         };
         if !fits || segments.size == 0 {
-            return Err(format!(
-                "an aggregate that is none: {segments:?}, {parts:?}"
-            ));
+            return Err(format!("an invalid super-packet: {segments:?}, {parts:?}"));
         }
     }
     let Some(partial) = offload.checksum else {

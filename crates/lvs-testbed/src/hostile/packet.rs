@@ -14,7 +14,7 @@ fn be(value: usize) -> [u8; 2] {
     u16::try_from(value).unwrap_or(u16::MAX).to_be_bytes()
 }
 
-/// An IP packet without options. Addresses of two versions make one of IPv6.
+/// Creates an IP packet without options; an IPv6 packet if the addresses have two versions.
 pub fn ip(src: IpAddr, dst: IpAddr, protocol: u8, ttl: u8, payload: &[u8]) -> Vec<u8> {
     let mut packet = Vec::with_capacity(40 + payload.len());
     match (src, dst) {
@@ -66,8 +66,8 @@ pub fn relength(ip: &mut [u8]) {
     }
 }
 
-/// Puts `options`, up to 40 bytes, a multiple of 4, into an IPv4 packet without any. One cut short
-/// stays as it is.
+/// Inserts `options`, up to 40 bytes, a multiple of 4, into an IPv4 packet without options. A
+/// truncated packet is unchanged.
 pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
     if ip.len() < 20 {
         return;
@@ -77,8 +77,8 @@ pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
     relength(ip);
 }
 
-/// Puts an extension header of `kind` with `body` behind the IPv6 header. Its length is made right.
-/// A packet cut short stays as it is.
+/// Inserts an extension header of `kind` with `body` after the IPv6 header, and sets its length. A
+/// truncated packet is unchanged.
 pub fn with_extension(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     const AUTHENTICATION: u8 = 51;
     if ip.len() < 40 {
@@ -115,17 +115,17 @@ fn finish(src: SocketAddr, dst: SocketAddr, protocol: Protocol, at: usize, l4: &
 pub struct TcpHeader<'a> {
     /// The flags.
     pub flags: u8,
-    /// The number of its first byte.
+    /// The sequence number of the segment's first byte.
     pub sequence: u32,
-    /// The number that it acknowledges.
+    /// The acknowledgement number.
     pub acknowledgement: u32,
-    /// The window that it announces.
+    /// The announced window.
     pub window: u16,
     /// Options, in a multiple of 4 bytes.
     pub options: &'a [u8],
 }
 
-/// A TCP segment in its packet.
+/// Creates an IP packet with a TCP segment.
 pub fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let header = TcpHeader {
         flags,
@@ -137,7 +137,7 @@ pub fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8, sequence: u32, payload: 
     segment(src, dst, &header, payload)
 }
 
-/// A TCP segment with this header in its packet.
+/// A packet with a TCP segment with this header.
 pub fn segment(
     src: SocketAddr,
     dst: SocketAddr,
@@ -157,7 +157,7 @@ pub fn segment(
     ip(src.ip(), dst.ip(), Protocol::TCP.0, TTL, &l4)
 }
 
-/// A UDP datagram in its packet.
+/// Creates an IP packet with a UDP datagram.
 pub fn udp(src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let mut l4 = ports(src, dst);
     l4.extend(be(8 + payload.len()));
@@ -167,7 +167,7 @@ pub fn udp(src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Vec<u8> {
     ip(src.ip(), dst.ip(), Protocol::UDP.0, TTL, &l4)
 }
 
-/// An SCTP packet with these chunks.
+/// Creates an IP packet with these SCTP chunks.
 pub fn sctp(src: SocketAddr, dst: SocketAddr, chunks: &[u8]) -> Vec<u8> {
     let mut l4 = ports(src, dst);
     l4.extend([0, 0, 0, 1, 0, 0, 0, 0]);
@@ -177,7 +177,7 @@ pub fn sctp(src: SocketAddr, dst: SocketAddr, chunks: &[u8]) -> Vec<u8> {
     ip(src.ip(), dst.ip(), Protocol::SCTP.0, TTL, &l4)
 }
 
-/// An ICMP or ICMPv6 message in its packet: type, code, second word, the rest.
+/// Creates an IP packet with an ICMP or ICMPv6 message: type, code, second word, the rest.
 pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, code: u8, second: [u8; 4], rest: &[u8]) -> Vec<u8> {
     let mut message = vec![kind, code, 0, 0];
     message.extend(second);
@@ -192,8 +192,8 @@ pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, code: u8, second: [u8; 4], rest:
     ip(src, dst, protocol.0, TTL, &message)
 }
 
-/// Cuts a packet into fragments whose payloads have these sizes, all multiples of 8; the rest is
-/// the last one.
+/// Cuts a packet into fragments whose payloads have these sizes, all multiples of 8; the last
+/// fragment contains the remaining bytes.
 pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
     let six = packet[0] >> 4 == 6;
     let header = if six { 40 } else { 20 };
@@ -228,11 +228,11 @@ pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
     out
 }
 
-/// Puts the fragments of one datagram together, which must be all of it, without overlap, with
-/// equal headers.
+/// Joins the fragments of one datagram, which must be complete, without overlap, and have equal
+/// headers.
 ///
 /// # Errors
-/// The fault of the fragments.
+/// The error in the fragments.
 pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
     let mut pieces = Vec::new();
     for ip in fragments {

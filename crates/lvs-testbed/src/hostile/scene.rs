@@ -7,14 +7,14 @@ use lvs_core::{
     Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey,
 };
 
-/// A forwarding method between a version of IP outside and one inside.
+/// A forwarding method, with the IP versions of clients and of servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Method {
     /// Its name.
     pub name: &'static str,
     /// NAT, full NAT, direct routing or a tunnel.
     pub forwarding: Forwarding,
-    /// The tunnel, if it is one.
+    /// The tunnel, if the method uses one.
     pub tunnel: Tunnel,
     /// The clients' and the virtual addresses' version.
     pub family: Family,
@@ -26,7 +26,7 @@ const FULL: TunnelChecksum = TunnelChecksum::Full;
 const NONE: TunnelChecksum = TunnelChecksum::None;
 
 impl Method {
-    /// Every method that there is.
+    /// All methods.
     pub const ALL: [Self; 20] = {
         use Family::{V4, V6};
         use Forwarding::{FullNat, Nat, Route};
@@ -80,7 +80,7 @@ impl Method {
         }
     }
 
-    /// The method with this name.
+    /// Finds the method with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         static ALL: [Method; 20] = Method::ALL;
         ALL.iter().find(|method| method.name == name)
@@ -145,16 +145,16 @@ const fn offer(
 pub struct Scene {
     /// The forwarding method.
     pub method: Method,
-    /// Virtual addresses: one of the host, and one of the dataplane.
+    /// Virtual addresses: one that the host has, and one that the dataplane owns.
     pub vips: [IpAddr; 2],
     /// The director's addresses on the clients' and on the servers' link, of the version that is
     /// used there.
     pub director: [IpAddr; 2],
     /// Clients.
     pub clients: Vec<IpAddr>,
-    /// Real servers; the last one is the director itself where the versions allow it.
+    /// Real servers; the last one is the director itself if the IP versions permit it.
     pub servers: Vec<IpAddr>,
-    /// Local addresses towards servers: one of the dataplane, and one of the host.
+    /// Local addresses of full NAT: one that the dataplane owns, and one that the host has.
     pub locals: [IpAddr; 2],
     /// A router that sends ICMP errors.
     pub router: IpAddr,
@@ -241,7 +241,7 @@ impl Scene {
         }
     }
 
-    /// The services, and their settings.
+    /// Iterates over the services and their settings.
     pub fn services(&self) -> impl Iterator<Item = (ServiceKey, ServiceConfig)> + '_ {
         self.vips.iter().flat_map(move |vip| {
             self.offers

@@ -13,13 +13,14 @@ use super::{Entropy, Method, Scene};
 /// Options of `lvs-testbed shoot`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ShootOptions {
-    /// The interface that sends them
+    /// The interface that sends the frames
     #[arg(long)]
     pub interface: String,
-    /// The director's link-layer address there; without it the interface takes bare packets
+    /// The director's link-layer address on that interface; without it, packets are sent without an
+    /// Ethernet header
     #[arg(long)]
     pub to: Option<String>,
-    /// Send the frames of servers, instead of those of clients
+    /// Send the frames of servers instead of those of clients
     #[arg(long)]
     pub as_server: bool,
     /// The virtual address
@@ -34,21 +35,22 @@ pub struct ShootOptions {
     /// Real servers
     #[arg(long, required = true)]
     pub server: Vec<IpAddr>,
-    /// Where the choices begin
+    /// Seed of the random choices
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// How many
+    /// Number of frames
     #[arg(long, default_value_t = 20_000)]
     pub frames: usize,
 }
 
-/// Sends the frames, as fast as the interface takes them, and prints how many it took.
+/// Sends the frames as fast as the interface accepts them, and prints the number of accepted
+/// frames.
 ///
 /// # Errors
 ///
-/// Without the interface, and without the right to open a packet socket.
+/// If the interface does not exist, or without the right to open a packet socket.
 pub fn shoot(options: &ShootOptions) -> Result<()> {
-    let method = Method::named("nat4").context("there is NAT")?;
+    let method = Method::named("nat4").context("the method list contains NAT")?;
     let mut scene = Scene::new(method);
     scene.vips = [options.vip; 2];
     scene.director = [options.director[0], options.director[1]];
@@ -81,7 +83,7 @@ fn mac(text: &str) -> Result<[u8; 6]> {
         .with_context(|| format!("{text} is no link-layer address"))
 }
 
-/// The frame to send from this host, if it belongs here.
+/// The frame to send from this host; `None` if another host sends it.
 fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame> {
     let mut frame = shot.frame;
     let Some(mac) = mac else {

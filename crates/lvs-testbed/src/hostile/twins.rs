@@ -12,16 +12,16 @@ use super::generator::{MACS, PEER};
 use super::{Act, Bed, Entropy, Generator, Method, Scene, Shot, Side, WATCH, oracle, packet};
 use crate::kernel_path::{Forwarded, without_id};
 
-/// Acts between two listings.
+/// Number of acts between two listings.
 const ROUND: u64 = 250;
 /// Conversations at a time.
 const TALKS: usize = 12;
 
 /// Passes `frames` frames or more through a packet path with and one without the programs of the
-/// kernel fast path. Gives how many these have forwarded.
+/// kernel fast path. Returns how many packets the programs have forwarded.
 ///
 /// # Errors
-/// If the kernel does not take the programs.
+/// If the kernel does not accept the programs.
 ///
 /// # Panics
 /// If the two differ, and as [`storm`](super::storm).
@@ -40,8 +40,9 @@ pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, FastP
     Ok(forwarded)
 }
 
-/// Passes `frames` frames or more through a packet path that decides in passing where it may, and
-/// one that never does. Gives how many packets have passed.
+/// Passes `frames` frames or more through a packet path that uses the userspace fast path where it
+/// may, and through a packet path that never uses it. Returns the number of packets on the
+/// userspace fast path.
 ///
 /// # Panics
 /// If the two differ, and as [`storm`](super::storm).
@@ -58,8 +59,8 @@ pub fn two_ways(method: &Method, seed: u64, frames: u64) -> u64 {
     passed
 }
 
-/// Passes frames through both of each pair, hostile ones between those of conversations, and
-/// compares frame by frame.
+/// Sends the same frames through both dataplanes of each pair: those of conversations, with hostile
+/// ones in between. Compares the results frame by frame.
 fn both<'a, E>(
     method: &'a Method,
     seed: u64,
@@ -122,7 +123,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Applies an action to both; returns the sent frames.
+    /// Applies an action to both packet paths; returns the sent frames.
     fn act(&mut self, act: Act) -> Vec<(PortId, Frame)> {
         let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_record(act.clone());

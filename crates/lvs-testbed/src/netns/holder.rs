@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The variable that marks the processes which hold namespaces, so that a later run can find those
-/// of a dead one.
+/// The environment variable that marks processes that keep namespaces open, so that a later run
+/// finds those of a killed run.
 const HOLDER_MARK: &str = "LVS_TESTBED_HOLDER";
 
 /// Mounts that each host has for itself: `/run` (locks and sockets of programs that expect to be
@@ -92,7 +92,7 @@ pub(super) fn owner_mark(pid: u32) -> String {
     format!("{digits}-{pid}-{}", start_time(pid).unwrap_or_default())
 }
 
-/// The 22nd field of `/proc/PID/stat`; the second one is in parentheses and may hold anything.
+/// The 22nd field of `/proc/PID/stat`; the second field is in parentheses and may contain any text.
 fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let after = stat.rsplit_once(')')?.1;
@@ -188,13 +188,13 @@ mod tests {
     #[test]
     fn owner_mark_distinguishes_live_runs_from_dead_ones() {
         let own = owner_mark(std::process::id());
-        assert!(!is_dead(&own), "{own} is this process");
+        assert!(!is_dead(&own), "{own} is the mark of this process");
         assert!(!is_dead(&format!("{own}-3")), "a directory of this process");
         let mut parts: Vec<&str> = own.split('-').collect();
         parts[2] = "1";
         assert!(
             is_dead(&parts.join("-")),
-            "same pid, started at another time"
+            "the same process id with another start time"
         );
         parts[0] = "7";
         assert!(

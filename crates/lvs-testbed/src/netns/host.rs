@@ -1,4 +1,4 @@
-//! A host, and commands on it.
+//! A host of the testbed, and commands on it.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -16,8 +16,7 @@ use anyhow::{Context, Result};
 use super::holder::enter;
 use super::process::{Proc, run_with_input, wait_until};
 
-/// A host: a network namespace and a mount namespace. Cloning gives another handle to the same
-/// host.
+/// A host: a network namespace and a mount namespace. A clone refers to the same host.
 #[derive(Clone, Debug)]
 pub struct Host(Arc<HostInner>);
 
@@ -43,19 +42,19 @@ impl Host {
         }))
     }
 
-    /// The host's name within its testbed.
+    /// Returns the host's name within its testbed.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The process that holds the namespaces open: `nsenter -t PID -n -m` enters them.
+    /// Returns the process that keeps the namespaces: `nsenter -t PID -n -m` enters them.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.0.pid
     }
 
-    /// The testbed's directory, which every host sees.
+    /// Returns the testbed's directory, which every host can access.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.0.dir
@@ -86,26 +85,26 @@ impl Host {
         u16::try_from(first).unwrap_or(0)
     }
 
-    /// A command that will run on this host. Its working directory is `/`: give absolute paths.
+    /// A command that will run on this host. Its working directory is `/`, so use absolute paths.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         enter(self.0.pid, self.0.user, program)
     }
 
-    /// Runs a shell script to its end and returns what it printed.
+    /// Runs a shell script until it exits, and returns its output.
     ///
     /// # Errors
     ///
-    /// When it exits other than with 0; the error holds all of its output.
+    /// When its exit status is not 0; the error contains all of its output.
     pub fn sh(&self, script: &str) -> Result<String> {
         run_with_input(self.command("sh").args(["-e", "-c", script]), "")
             .with_context(|| format!("on host {}: {script}", self.name()))
     }
 
-    /// Runs a program to its end and returns what it printed.
+    /// Runs a program until it exits, and returns its output.
     ///
     /// # Errors
     ///
-    /// When it exits other than with 0; the error holds all of its output.
+    /// When its exit status is not 0; the error contains all of its output.
     pub fn run<A: AsRef<OsStr>>(
         &self,
         program: impl AsRef<OsStr>,
@@ -156,20 +155,20 @@ impl Host {
         Ok(Proc::new(format!("{}/{short}", self.name()), child, log))
     }
 
-    /// Waits until something on this host listens on the port (`tcp`, `udp`).
+    /// Waits until a program on this host listens on the port (`tcp`, `udp`).
     ///
     /// # Errors
     ///
-    /// When nothing does within ten seconds.
+    /// When none does within ten seconds.
     pub fn wait_for_port(&self, protocol: &str, port: u16) -> Result<()> {
         wait_until(
-            &format!("{protocol} port {port} on host {}", self.name()),
+            &format!("host {} to listen on {protocol} port {port}", self.name()),
             Duration::from_secs(10),
             || self.listens(protocol, port),
         )
     }
 
-    /// Whether something on this host listens on the port. Read from `/proc`, without entering the
+    /// Whether a program on this host listens on the port. Read from `/proc`, without entering the
     /// host.
     #[must_use]
     pub fn listens(&self, protocol: &str, port: u16) -> bool {
@@ -205,22 +204,20 @@ impl Host {
             })
     }
 
-    /// Sets a `net.` sysctl, given by its path below `/proc/sys/net`.
+    /// Sets a `net.` sysctl, whose path below `/proc/sys/net` is given.
     ///
     /// # Errors
-    ///
-    /// When the kernel refuses it.
+    /// If the kernel refuses the value.
     pub fn sysctl(&self, path: &str, value: &str) -> Result<()> {
         self.sh(&format!("echo {value} > /proc/sys/net/{path}"))
             .map(drop)
     }
 
-    /// A counter or rate of the kernel, as `nstat -az` shows it; 0 where there is none of that
+    /// Returns a counter or rate of the kernel, as `nstat -az` shows it; 0 if no counter has this
     /// name.
     ///
     /// # Errors
-    ///
-    /// When `/proc/net` cannot be read.
+    /// If `/proc/net` cannot be read.
     pub fn counter(&self, group: &str, name: &str) -> Result<u64> {
         for file in ["snmp", "netstat"] {
             let text = fs::read_to_string(format!("/proc/{}/net/{file}", self.pid()))?;
@@ -242,9 +239,9 @@ impl Host {
         Ok(0)
     }
 
-    /// Puts an executable where every program of this host finds it, over `/usr/sbin/NAME`, without
-    /// touching the disk: `/usr/sbin` becomes, for this host only, a directory of links to the
-    /// real one, with this name added.
+    /// Installs an executable for all programs of this host as `/usr/sbin/NAME`, without a change
+    /// on disk: a directory with links to the files of `/usr/sbin`, and this name, is mounted over
+    /// it in this host only.
     ///
     /// # Errors
     ///

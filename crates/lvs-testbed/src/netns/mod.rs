@@ -29,12 +29,12 @@ pub use self::process::{Proc, run_with_input, wait_until};
 pub enum Mode {
     /// By root, directly.
     Root,
-    /// Inside a user namespace, by any user whom the host allows one.
+    /// In a user namespace, as any user who may create one.
     Rootless,
 }
 
 impl Mode {
-    /// Picks what works here. `LVS_TESTBED_MODE=root|rootless` decides instead.
+    /// Chooses a mode that works on this machine. `LVS_TESTBED_MODE=root|rootless` overrides it.
     ///
     /// # Errors
     ///
@@ -70,11 +70,11 @@ impl Mode {
     }
 }
 
-/// Waits for the end of its input, which is the end of the testbed, then kills the processes in the
-/// namespaces of its input and removes directories and names.
+/// Waits until its input is closed, because the testbed has exited. Then kills the processes in the
+/// namespaces that the input names, and removes directories and names.
 ///
-/// The script keeps each namespace open until it ends: the kernel gives the inode of a namespace
-/// that has ended to the next one, and the processes in that one belong to another test.
+/// The script keeps each namespace open until it exits: the kernel reuses the inode number of a
+/// removed namespace, and the processes in the new namespace belong to another test.
 const JANITOR_SCRIPT: &str = r#"
 trap "" INT TERM HUP QUIT PIPE
 ns= dirs= names=
@@ -108,8 +108,8 @@ pub struct Testbed {
     base: Option<Child>,
     switch: Option<Host>,
     holders: Vec<Child>,
-    /// The network namespaces of the hosts. The janitor opens them a little later, and a host may end
-    /// before that.
+    /// The network namespaces of the hosts. The janitor opens them a little later, and a host may
+    /// end before that.
     namespaces: Vec<File>,
     janitor: Child,
     janitor_pipe: Option<ChildStdin>,
@@ -173,7 +173,7 @@ impl Testbed {
         &self.dir
     }
 
-    /// The method by which the namespaces were made.
+    /// Returns the method by which the namespaces were created.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
@@ -188,7 +188,7 @@ impl Testbed {
         let hosts = self.hosts_named(&names.map(str::to_owned))?;
         hosts
             .try_into()
-            .map_err(|_| anyhow::anyhow!("as many hosts as names"))
+            .map_err(|_| anyhow::anyhow!("the numbers of hosts and names differ"))
     }
 
     /// Like [`Testbed::hosts`] for a number of hosts that is known at run time only.
@@ -222,7 +222,7 @@ impl Testbed {
         Ok(hosts)
     }
 
-    /// Lays cables and LANs, in one go.
+    /// Creates links between hosts, all at once.
     ///
     /// # Errors
     ///
@@ -288,11 +288,10 @@ impl Testbed {
         Ok(())
     }
 
-    /// Plugs a host into a LAN that there is, with a new device.
+    /// Connects a host to an existing LAN by a new device.
     ///
     /// # Errors
-    ///
-    /// When there is no such LAN, or when the host has such a device.
+    /// If the LAN does not exist, or the host already has the device.
     pub fn plug(&self, lan: &str, host: &Host, device: &str) -> Result<()> {
         let switch = self.switch.as_ref().context("there is no LAN")?;
         let port = format!("p{}", self.cables.fetch_add(1, Ordering::Relaxed));
@@ -303,8 +302,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Has the switch take frames that were sent without a socket buffer, as it takes all that come
-    /// in by NAPI.
+    /// Makes the switch accept frames that were sent without a socket buffer, by receiving all
+    /// frames through NAPI.
     ///
     /// # Errors
     ///
@@ -322,7 +321,7 @@ impl Testbed {
         self.set_ports("gro off")
     }
 
-    /// Has the switch finish the checksums of what it sends.
+    /// Makes the switch finish the checksums of the frames that it sends.
     ///
     /// # Errors
     ///
@@ -380,8 +379,8 @@ impl Testbed {
             .with_context(|| format!("{mac} is not in {learned}"))
     }
 
-    /// Takes the carrier from `device` of `host`, whose address is `mac`, waits until that host has noticed, and gives it
-    /// back.
+    /// Takes the carrier from `device` of `host`, whose address is `mac`, waits until the host has
+    /// noticed, and restores the carrier.
     ///
     /// # Errors
     ///
@@ -393,9 +392,11 @@ impl Testbed {
         switch.sh(&format!("ip link set {port} down"))?;
         // The kernel reports a carrier that is soon back not at all.
         let state = format!("cat /sys/class/net/{device}/operstate");
-        wait_until("the loss of the carrier", Duration::from_secs(30), || {
-            host.sh(&state).is_ok_and(|state| state.trim() != "up")
-        })?;
+        wait_until(
+            "the interface to lose its carrier",
+            Duration::from_secs(30),
+            || host.sh(&state).is_ok_and(|state| state.trim() != "up"),
+        )?;
         switch.sh(&format!("ip link set {port} up"))?;
         Ok(())
     }
@@ -403,8 +404,7 @@ impl Testbed {
     /// Runs a shell script on each host, all at the same time.
     ///
     /// # Errors
-    ///
-    /// The first script that fails, with what it printed.
+    /// The output of the first script that fails.
     pub fn configure(&self, scripts: &[(&Host, String)]) -> Result<()> {
         std::thread::scope(|scope| {
             let running: Vec<_> = scripts
@@ -481,20 +481,20 @@ impl Drop for Testbed {
 /// A link that [`Testbed::connect`] creates.
 #[derive(Debug)]
 pub enum Link<'a> {
-    /// A veth pair between two hosts, each end with its device name.
+    /// A veth pair between two hosts, each with the name of its device.
     Cable {
-        /// One end.
+        /// The first host and device.
         a: (&'a Host, &'a str),
         /// The remote host and its interface.
         b: (&'a Host, &'a str),
-        /// MTU of both ends.
+        /// MTU of both devices.
         mtu: u32,
     },
     /// A bridge, with a veth pair to each host.
     Lan {
         /// The bridge's name, unique in the testbed.
         name: &'a str,
-        /// The hosts on it, each with its device name.
+        /// The connected hosts, each with the name of its device.
         ports: Vec<(&'a Host, &'a str)>,
         /// MTU of bridge and ports.
         mtu: u32,

@@ -10,10 +10,11 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-/// Time limit for a program to end after a signal: three times what `lvsd` gives its dataplane.
+/// Time limit for a program to exit after a signal: three times the limit that `lvsd` uses for its
+/// dataplane.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// A program that runs on a host. Dropping it kills it and everything in its process group.
+/// A program that runs on a host. Dropping it kills its process group.
 #[derive(Debug)]
 pub struct Proc {
     name: String,
@@ -26,13 +27,13 @@ impl Proc {
         Self { name, child, log }
     }
 
-    /// Its process id, the same inside and outside of the host.
+    /// Its process id, which is the same inside and outside of the host.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its output so far.
+    /// The output of the program so far.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read(&self.log)
@@ -40,25 +41,24 @@ impl Proc {
             .unwrap_or_default()
     }
 
-    /// Whether it still runs.
+    /// Whether the process still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Sends it a signal (to the program itself, not to its children).
+    /// Sends a signal to the program, but not to its children.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// When the program has exited.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill(self.nix_pid(), signal).with_context(|| format!("{}: cannot send {signal}", self.name))
     }
 
-    /// Writes to its input.
+    /// Writes to the process's input.
     ///
     /// # Errors
-    ///
-    /// When no process reads it any more.
+    /// If the process no longer reads its input.
     pub fn send(&mut self, text: &str) -> Result<()> {
         let input = self.child.stdin.as_mut();
         let input = input.with_context(|| format!("{}: its input has ended", self.name))?;
@@ -67,11 +67,11 @@ impl Proc {
             .with_context(|| format!("{}: cannot send {text:?}", self.name))
     }
 
-    /// Waits for its end.
+    /// Waits until the program exits.
     ///
     /// # Errors
     ///
-    /// When it still runs after the time limit, which a busy machine may exceed four times.
+    /// When it still runs after the time limit, which is four times as long on a busy machine.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         drop(self.child.stdin.take());
         let limit = limit * BUSY;
@@ -91,17 +91,16 @@ impl Proc {
         }
     }
 
-    /// Sends a signal and waits for the end.
+    /// Sends a signal and waits until the process ends.
     ///
     /// # Errors
-    ///
-    /// When it is gone already or does not end within the time limit.
+    /// If the process has already ended, or does not end within the time limit.
     pub fn stop(&mut self, signal: Signal) -> Result<ExitStatus> {
         self.signal(signal)?;
         self.wait(STOP_LIMIT)
     }
 
-    /// Ends it without mercy, as `kill -9` would.
+    /// Kills the program, like `kill -9`.
     pub fn kill(&mut self) {
         let _ = killpg(self.nix_pid(), Signal::SIGKILL);
         let _ = self.child.kill();
@@ -142,8 +141,8 @@ const BUSY: u32 = 4;
 const SHORTEST_POLL: Duration = Duration::from_millis(5);
 const LONGEST_POLL: Duration = Duration::from_millis(200);
 
-/// Polls until the condition holds: first every 5 ms, later at intervals of a sixteenth of the elapsed time, at most 200 ms.
-/// Many conditions start a program.
+/// Polls until the condition holds: first every 5 ms, later at intervals of a sixteenth of the
+/// elapsed time, at most 200 ms. Many conditions start a program.
 ///
 /// # Errors
 ///
@@ -162,11 +161,11 @@ pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bo
     Ok(())
 }
 
-/// Runs a command to its end with the given input; returns its standard output.
+/// Runs a command with the given input until it exits; returns its standard output.
 ///
 /// # Errors
 ///
-/// When it cannot be started or exits other than with 0; the error holds all of its output.
+/// When it cannot be started or its exit status is not 0; the error contains all of its output.
 pub fn run_with_input(command: &mut Command, input: &str) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command

@@ -88,7 +88,7 @@ impl Site {
             .replace("::1/64", "::2/64"))
     }
 
-    /// The script of another director, with its own addresses.
+    /// Returns the script that configures another director with its own addresses.
     pub(super) fn other_script(&self, number: usize) -> Result<String> {
         let script = self.director_script()?;
         Ok(script
@@ -161,7 +161,7 @@ impl Site {
     }
 }
 
-/// The IPv6 address that looks like an IPv4 address of the site.
+/// The site's IPv6 address that corresponds to an IPv4 address.
 pub(super) fn six(addr: &str) -> String {
     let (net, host) = addr.rsplit_once('.').unwrap_or(("", addr));
     let net = net.split('.').next().unwrap_or_default();

@@ -72,11 +72,11 @@ impl Forward {
 /// Networks between the hosts; see the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// Director and servers on one LAN, the client behind a router.
+    /// Director and servers on one LAN, and the client behind a router.
     OneArm,
-    /// The director between the clients' and the servers' LAN.
+    /// The director is between the clients' and the servers' LAN.
     TwoArm,
-    /// A router between client, director and servers.
+    /// A router is between client, director and servers.
     Routed,
 }
 
@@ -98,7 +98,7 @@ pub enum Vip {
 pub struct SiteOptions {
     /// Name in messages.
     pub label: String,
-    /// Networks between the hosts.
+    /// The networks between the hosts.
     pub topology: Topology,
     /// The forwarding method that servers are prepared for: gateway, VIP on `lo`, decapsulator.
     pub forward: Forward,
@@ -119,10 +119,10 @@ pub struct SiteOptions {
     pub paced: Option<u64>,
     /// That server runs with real-time scheduling, so that no other program delays its packets.
     pub real_time: bool,
-    /// Whether there is a standby director on the same networks.
+    /// Whether the site has a standby director on the same networks.
     pub standby: bool,
-    /// Number of further directors on the networks of the first one. All of them are on an
-    /// additional network for synchronisation, with their `eth1`.
+    /// Number of further directors on the networks of the first one. All directors are connected to
+    /// an additional network for synchronisation by their `eth1`.
     pub others: usize,
 }
 
@@ -161,11 +161,11 @@ pub struct Site {
     pub programs: Vec<Proc>,
     /// The host that sends requests.
     pub client: Host,
-    /// The router, where the topology has one.
+    /// The router, if the topology has one.
     pub router: Option<Host>,
     /// The host of the dataplane.
     pub director: Host,
-    /// The second director, if there is one.
+    /// The second director, if the site has one.
     pub standby: Option<Host>,
     /// Further directors ([`SiteOptions::others`]).
     pub others: Vec<Host>,
@@ -175,9 +175,9 @@ pub struct Site {
     pub vip: Ipv4Addr,
     /// The virtual address of IPv6.
     pub vip6: Ipv6Addr,
-    /// The options that it was made with.
+    /// The options with which the site was created.
     pub options: SiteOptions,
-    /// Owns all of it; dropped last.
+    /// The testbed, which owns everything; dropped last.
     pub testbed: Testbed,
 }
 
@@ -198,7 +198,7 @@ impl Site {
         names.extend((2..).take(options.others).map(|n| format!("director{n}")));
         names.extend((1..=options.servers).map(|number| format!("rs{number}")));
         let mut hosts = testbed.hosts_named(&names)?.into_iter();
-        let mut host = || hosts.next().context("as many hosts as names");
+        let mut host = || hosts.next().context("each name has a host");
         let (client, director) = (host()?, host()?);
         let router = if with_router { Some(host()?) } else { None };
         let standby = if options.standby { Some(host()?) } else { None };
@@ -315,7 +315,7 @@ impl Site {
     /// The address of a real server, counted from 0.
     #[must_use]
     pub fn real_address(&self, index: usize) -> Ipv4Addr {
-        let host = 11 + u8::try_from(index).expect("a testbed has few servers");
+        let host = 11 + u8::try_from(index).expect("the number of servers is small");
         match self.options.topology {
             Topology::OneArm => Ipv4Addr::new(192, 0, 2, host),
             Topology::TwoArm | Topology::Routed => Ipv4Addr::new(10, 0, 0, host),
@@ -336,11 +336,11 @@ impl Site {
         (self.vip, port).into()
     }
 
-    /// Adds a file to what all web servers serve: the first `size` bytes of [`content`].
+    /// Adds a file that all web servers serve: the first `size` bytes of [`content`].
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn serve(&self, path: &str, size: u64) -> Result<PathBuf> {
         let file = self.testbed.dir().join("www").join(path);
         if let Some(parent) = file.parent() {
@@ -351,10 +351,10 @@ impl Site {
         Ok(file)
     }
 
-    /// Whether what a director sends into tunnels may be unfinished: aggregates, and checksums. The
-    /// servers' raw sockets are no tunnel device of a kernel's: they take packets, and whole ones.
-    /// The dataplane makes such of them; where its kernel forwards, that cuts and finishes what it
-    /// sends, as for a card that knows nothing of tunnels.
+    /// Sets whether a director may send unfinished super-packets and checksums into tunnels. The
+    /// servers' raw sockets, unlike a tunnel device of a kernel, receive only complete packets.
+    /// Without permission, the dataplane finishes them; if the kernel fast path forwards, it cuts
+    /// and finishes them as for a network card without tunnel offloads.
     fn leave_unfinished(&self, director: &Host, may: bool) -> Result<()> {
         if self.options.forward != Forward::Tun || !self.options.offloads {
             return Ok(());
@@ -367,7 +367,8 @@ impl Site {
         Ok(())
     }
 
-    /// The dataplane's arguments for this site: its interfaces and the owner of the VIP.
+    /// Returns the dataplane's arguments for this site: its interfaces, and whether the dataplane
+    /// or the host owns the VIP.
     #[must_use]
     pub fn dataplane_arguments(&self) -> Vec<&'static str> {
         let mut arguments = vec!["--interface", "eth0"];
@@ -393,12 +394,12 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// When it is not built or ends at once; the error holds what it printed.
+    /// If it is not built or ends at once; the error contains what it printed.
     pub fn start_dataplane(&mut self, extra: &[&str]) -> Result<()> {
         self.start_dataplane_by(&[], extra)
     }
 
-    /// The same, independent of the environment.
+    /// As [`Self::start_dataplane`], independent of environment variables.
     ///
     /// # Errors
     ///
@@ -421,7 +422,7 @@ impl Site {
         self.lvsadm("-L -n").map(drop)
     }
 
-    /// Stops the dataplane, if there is one, so that the next one inherits nothing.
+    /// Stops the dataplane, if one runs, so that the next one inherits no state.
     fn stop_dataplane(&mut self) -> Result<()> {
         if let Some(mut dataplane) = self.dataplane.take()
             && dataplane.is_running()
@@ -431,7 +432,7 @@ impl Site {
         Ok(())
     }
 
-    /// The same on one of the directors.
+    /// As [`Self::start_dataplane`], on one of the directors.
     ///
     /// # Errors
     ///
@@ -461,7 +462,7 @@ impl Site {
         let mut dataplane = director.spawn(words[0], &words[1..])?;
         let mut ended = false;
         wait_until(
-            "the dataplane's control socket",
+            "the dataplane to answer on its control socket",
             Duration::from_secs(30),
             || {
                 ended = !dataplane.is_running();
@@ -486,8 +487,8 @@ impl Site {
         self.standby.as_ref().context("a site without standby")
     }
 
-    /// The first director loses its links. A host whose dataplane alone has died answers what comes
-    /// to an address of its own, with resets.
+    /// Disconnects the links of the first director. If only the dataplane dies, the host still
+    /// answers packets to its addresses with resets.
     ///
     /// # Errors
     ///
@@ -498,8 +499,8 @@ impl Site {
         self.director.sh(script).map(drop)
     }
 
-    /// The virtual address, and with it what servers send to the director, moves from one director
-    /// to the other, as VRRP would move it. The first has lost its links then.
+    /// Moves the virtual address, and the address that is the servers' gateway, to the second
+    /// director, like VRRP. The first director has lost its links.
     ///
     /// # Errors
     ///
@@ -540,11 +541,11 @@ ip addr add fd00:10::1/64 dev eth1 nodad
         self.lvsadm_on(&self.director, arguments)
     }
 
-    /// The same on one of the directors.
+    /// Runs `lvsadm` on one of the directors.
     ///
     /// # Errors
     ///
-    /// When it exits other than with 0.
+    /// When its exit status is not 0.
     pub fn lvsadm_on(&self, director: &Host, arguments: &str) -> Result<String> {
         let words: Vec<&str> = arguments.split_ascii_whitespace().collect();
         director
@@ -552,11 +553,10 @@ ip addr add fd00:10::1/64 dev eth1 nodad
             .with_context(|| format!("lvsadm {arguments}"))
     }
 
-    /// Feeds `lvsadm -R`.
+    /// Passes `rules` to `lvsadm -R`.
     ///
     /// # Errors
-    ///
-    /// When it exits other than with 0.
+    /// If it exits with another status than 0.
     pub fn lvsadm_restore(&self, rules: &str) -> Result<String> {
         run_with_input(
             self.director.command(programs::find("lvsadm")?).arg("-R"),
@@ -578,7 +578,7 @@ ip addr add fd00:10::1/64 dev eth1 nodad
     ///
     /// # Errors
     ///
-    /// When `lvsadm` refuses.
+    /// If `lvsadm` refuses the service or a server.
     pub fn add_service_weighted(
         &self,
         protocol: &str,

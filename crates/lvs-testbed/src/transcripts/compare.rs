@@ -15,7 +15,8 @@ pub(super) struct Ran {
 /// The first line of a listing of connections.
 pub(super) const CONNECTIONS: &str = "IPVS connection entries\n";
 
-/// Whether `ran` equals the recording. `took`: maximum duration of the recorded command in seconds.
+/// Whether `ran` equals the recording. `took` is the duration of the recorded command in seconds,
+/// which limits the duration of `ran`.
 pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {
     if step.exit < 0 {
         // The recorded program crashed; refusing the line is right.
@@ -61,8 +62,8 @@ fn blocks(text: &str) -> Vec<String> {
     blocks
 }
 
-/// Rates fall by a quarter with each tick of the estimator, and a recording does not contain its
-/// phase: one tick more or less is right.
+/// Compares rates: they fall by a quarter with each tick of the estimator, and a recording does not
+/// contain its phase. So one tick more or less is accepted.
 fn rates(recorded: &str, ours: &str) -> bool {
     let number = |word: &str| {
         let (digits, unit) = match word.strip_suffix(['K', 'M', 'G']) {
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_in_any_order_with_time_to_spare() {
+    fn listings_differing_in_order_and_by_a_second_are_equal() {
         let a = "TCP 14:59  ESTABLISHED 1.1.1.1:1 2.2.2.2:2 3.3.3.3:3\n";
         let b = "UDP 04:59  UDP         1.1.1.1:1 2.2.2.2:2 3.3.3.3:3\n";
         let recorded = step(&format!("{TITLES}{a}{b}"));
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_of_one_tick_more_or_less() {
+    fn rates_differing_by_one_estimator_tick_are_equal() {
         let recorded = Step {
             approximate: Some(true.into()),
             ..step("TCP 10.0.0.1:80 0 136 0 8165915 0\n")
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn other_output_to_the_byte() {
+    fn other_output_differing_in_a_byte_is_a_mismatch() {
         assert!(!same(&step("a\n"), &ran("a"), 0.0));
         let crashed = Step {
             exit: -11,

@@ -27,7 +27,7 @@ sip 5060/udp
 http-alt 8080/tcp webcache
 ";
 
-/// Keeps what is mounted from now on in this process's mount namespace.
+/// Makes later mounts visible only in this process's mount namespace.
 ///
 /// # Errors
 /// Without the right to mount.
@@ -43,7 +43,7 @@ pub(crate) fn private_mounts() -> anyhow::Result<()> {
     .context("making mounts private")
 }
 
-/// Puts `source` over `target`.
+/// Bind-mounts `source` over `target`.
 pub(super) fn bind(source: &Path, target: &Path) -> anyhow::Result<()> {
     mount(
         Some(source),

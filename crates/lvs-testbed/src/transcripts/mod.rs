@@ -2,9 +2,9 @@
 //! the byte.
 //!
 //! A recording is a file of JSON objects, one session each, plain or gzipped. Each session gets a
-//! dataplane in memory of its own (`MemoryDataplane`) in user, mount and network namespaces of its own,
-//! with the recording's `/etc/hosts`; the clock is set to the recorded time before each step, and
-//! recorded packets go through the packet path as frames.
+//! dataplane in memory of its own (`MemoryDataplane`) in user, mount and network namespaces of its
+//! own, with the recording's `/etc/hosts`; the clock is set to the recorded time before each step,
+//! and recorded packets go through the packet path as frames.
 
 mod compare;
 pub(crate) mod etc;
@@ -29,7 +29,7 @@ pub struct TranscriptOptions {
     /// Recordings: sessions as JSON objects, plain or gzipped
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Only sessions whose name contains this
+    /// Only sessions whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Differences shown
@@ -73,7 +73,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// The program of this project to start.
+    /// Returns the program of this project that is started in its place.
     const fn own(self) -> &'static str {
         match self {
             Self::Lvsadm => "lvsadm",
@@ -153,7 +153,7 @@ fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
         .with_context(|| format!("{}: no recorded session", path.display()))
 }
 
-/// Plays each `every`th of the sessions in `files` with `program`, of those whose name contains `only` if given.
+/// Runs every `every`th session in `files` with `program`, or of those whose name contains `only`.
 ///
 /// # Errors
 /// A file that cannot be read or is not a recording; a program that is not built.
@@ -229,7 +229,7 @@ fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport
     let mut output = BufReader::new(player.0.stdout.take().context("no output")?);
     let mut line = String::new();
     output.read_line(&mut line)?;
-    ensure!(line == play::READY, "the player has found no namespace");
+    ensure!(line == play::READY, "the player found no namespace");
     map_users(player.0.id())?;
     let mut input = player.0.stdin.take().context("no input")?;
     serde_json::to_writer(&mut input, session)?;

@@ -1,4 +1,4 @@
-//! The player of one session: a process in separate namespaces, with its own dataplane in memory.
+//! Runs one session: a process in separate namespaces, with its own dataplane in memory.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -22,14 +22,14 @@ use crate::conformance::MemoryDataplane;
 use crate::conformance::case::{sysctl_text, unhex};
 use crate::programs;
 
-/// Output of the player when it waits for its users and its session.
+/// Output of the player when it is ready for its users and its session.
 pub(super) const READY: &str = "ready\n";
 
-/// `lvs-testbed play-transcript`: reads a session from stdin once its parent has given it users,
-/// and writes a report to stdout.
+/// `lvs-testbed play-transcript`: reads a session from stdin once its parent has mapped the users
+/// of its namespace, and writes a report to stdout.
 ///
 /// # Errors
-/// There can be no namespaces.
+/// If no namespaces can be created.
 pub fn main() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .context("making namespaces: are user namespaces forbidden here?")?;
@@ -50,9 +50,9 @@ struct Stage {
     /// Path of `lvsadm` or `lvs-run`.
     executable: PathBuf,
     dataplane: Arc<MemoryDataplane>,
-    /// Its control socket.
+    /// The server of the control socket.
     _serving: Handle,
-    /// Removed with everything in it; last.
+    /// The directory of the stage, which is removed last.
     _dir: tempfile::TempDir,
 }
 
@@ -84,7 +84,7 @@ impl Stage {
         })
     }
 
-    /// Runs a command and waits for its end.
+    /// Runs a command until it exits.
     fn run(&self, argv: &[String], stdin: &str, uid: Option<u32>) -> anyhow::Result<Ran> {
         let (argv0, arguments) = argv.split_first().context("an empty command")?;
         let mut command = Command::new(&self.executable);

@@ -21,7 +21,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// The neighbour has a wrong link-layer address for the own one.
+    /// Gives the neighbour a wrong link-layer address for this host's address.
     fn mislead(&self) -> Result<()> {
         let address = self.address;
         self.neighbour
@@ -50,7 +50,7 @@ fn site(label: &str) -> Result<Site> {
     Ok(site)
 }
 
-/// VIPs and local addresses of both families.
+/// Returns the VIPs and local addresses of both families.
 fn places(site: &Site) -> [Place<'_>; 4] {
     let place = |neighbour, address, device| Place {
         neighbour,
@@ -67,13 +67,17 @@ fn places(site: &Site) -> [Place<'_>; 4] {
 
 /// Waits until all other announcements have been sent.
 fn settle(places: &[Place<'_>]) -> Result<()> {
-    wait_until("no more announcements", PATIENCE, || {
-        let misled = places.iter().try_for_each(Place::mislead);
-        // The longest pause between two announcements is a second.
-        std::thread::sleep(Duration::from_millis(1300));
-        let wrong = |place: &Place<'_>| place.known().is_ok_and(|known| known.contains(WRONG));
-        misled.is_ok() && places.iter().all(wrong)
-    })
+    wait_until(
+        "the dataplane to send no more announcements",
+        PATIENCE,
+        || {
+            let misled = places.iter().try_for_each(Place::mislead);
+            // The longest pause between two announcements is a second.
+            std::thread::sleep(Duration::from_millis(1300));
+            let wrong = |place: &Place<'_>| place.known().is_ok_and(|known| known.contains(WRONG));
+            misled.is_ok() && places.iter().all(wrong)
+        },
+    )
 }
 
 /// After the event, all neighbours have the address of the director's interface.
@@ -114,13 +118,13 @@ fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
     let places = places(&site);
     let script =
         "ip link set eth0 down; ip link set eth1 down; ip link set eth0 up; ip link set eth1 up";
-    event(&site, &places, "a link that comes up", script)?;
+    event(&site, &places, "a link that is set up", script)?;
     // The carrier alone: the other end of the cable.
     settle(&places)?;
     let mac = site.director.sh("cat /sys/class/net/eth0/address")?;
     site.testbed
         .pull_cable(&site.director, "eth0", mac.trim())?;
-    learnt(&site, &places[..2], "a carrier that comes")
+    learnt(&site, &places[..2], "a carrier that appears")
 }
 
 #[test]
@@ -155,8 +159,12 @@ fn own_addresses_changed_bridge_is_announced() -> Result<()> {
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let words = ["--own-vips", "--interface", "br0", "--interface", "eth1"];
     let dataplane: Proc = site.director.spawn(program, &words)?;
-    wait_until("an answer", PATIENCE, || site.lvsadm("-L -n").is_ok())
-        .with_context(|| dataplane.log())?;
+    wait_until(
+        "the dataplane to answer on its control socket",
+        PATIENCE,
+        || site.lvsadm("-L -n").is_ok(),
+    )
+    .with_context(|| dataplane.log())?;
     site.dataplane = Some(dataplane);
     site.add_service(80, "rr")?;
     site.lvsadm(&format!("-A -t [{}]:80", site.vip6))?;
@@ -168,9 +176,9 @@ fn own_addresses_changed_bridge_is_announced() -> Result<()> {
     let before = site.director.sh("cat /sys/class/net/br0/address")?;
     let script = "ip link add c0 type veth peer name c1; ip link set c0 address 02:00:00:00:00:01; ip link set c1 up; \
                   ip link set c0 master br0 up";
-    event(&site, &places, "a port that joins", script)?;
+    event(&site, &places, "a port that joins the bridge", script)?;
     let after = site.director.sh("cat /sys/class/net/br0/address")?;
     ensure!(before != after, "the bridge keeps its address: {after}");
     let script = "ip link set eth0 down; ip link set eth0 up";
-    event(&site, &places, "a port that comes up", script)
+    event(&site, &places, "a port that is set up", script)
 }

@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const TOKEN: &str = "test-token-0123456789";
-/// A name that is markup to a program that does not escape it.
+/// A name that would be markup in a page that does not escape it.
 const HOSTILE: &str = "<img src=x onerror=window.hacked=1>\\\"'{{7*7}}</script>&amp;";
 
 fn site(label: &str) -> Result<Site> {
@@ -26,7 +26,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// A file for lvsd with the site's servers, a hostile name, and everything about the API.
+/// Writes a file for lvsd with the site's servers, a hostile name, and all settings of the API.
 fn configure(site: &Site) -> Result<PathBuf> {
     let dir = site.testbed.dir();
     let token = dir.join("token");
@@ -83,7 +83,7 @@ fn json(site: &Site, path: &str) -> Result<Value> {
     Ok(serde_json::from_str(&get(site, 9560, path)?)?)
 }
 
-/// Series and their values.
+/// Parses metrics text: the series and their values.
 fn series(text: &str) -> Result<BTreeMap<String, f64>> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -114,10 +114,14 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     let url = "http://127.0.0.1:9560/metrics";
     let mut page = String::new();
     let words = ["-sSf", "-m", "20", "-H", accept, url];
-    wait_until("lvsd to see the dataplane", Duration::from_secs(20), || {
-        page = site.director.run("curl", &words).unwrap_or_default();
-        page.contains("lvs_dataplane_up 1")
-    })?;
+    wait_until(
+        "lvsd to be connected to the dataplane",
+        Duration::from_secs(20),
+        || {
+            page = site.director.run("curl", &words).unwrap_or_default();
+            page.contains("lvs_dataplane_up 1")
+        },
+    )?;
     let samples = open_metrics::read(&page).with_context(|| page.clone())?;
     for series in [
         "lvs_drops_total{reason=\"short_header\"}",
@@ -151,31 +155,39 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
 
     // Once everything is quiet, node_exporter's values of the files equal those of lvsd.
     let proc = dir.join("proc");
-    wait_until("quiet counters", Duration::from_secs(20), || {
-        let text = get(&site, 9560, "metrics").unwrap_or_default();
-        text.contains("lvs_connections_total 60\n")
-            && fs::read_to_string(proc.join("net/ip_vs_stats")).is_ok_and(|stats| {
-                stats
-                    .lines()
-                    .nth(2)
-                    .is_some_and(|l| l.trim().starts_with("3C "))
-            })
-    })?;
+    wait_until(
+        "lvsd and the written files to have the same counters",
+        Duration::from_secs(20),
+        || {
+            let text = get(&site, 9560, "metrics").unwrap_or_default();
+            text.contains("lvs_connections_total 60\n")
+                && fs::read_to_string(proc.join("net/ip_vs_stats")).is_ok_and(|stats| {
+                    stats
+                        .lines()
+                        .nth(2)
+                        .is_some_and(|l| l.trim().starts_with("3C "))
+                })
+        },
+    )?;
     // The other entries of the kernel's /proc are there, as ipvsadm shows them.
     let read = |name: &str| fs::read_to_string(proc.join(name)).with_context(|| name.to_owned());
     let lines = |text: String| text.lines().count();
     // A connection that was reset leaves the list before the others.
-    wait_until("the connections", Duration::from_secs(20), || {
-        let listed = site.lvsadm("-L -n -c").unwrap_or_default();
-        let listed = connections(&listed).unwrap_or_default().len();
-        let read = |name| read(name).unwrap_or_default();
-        let (conn, sync) = (read("net/ip_vs_conn"), read("net/ip_vs_conn_sync"));
-        listed > 0
-            && conn.lines().skip(1).all(|l| l.starts_with("TCP "))
-            && conn.contains(" C000020A 0050 ")
-            && lines(conn) == 1 + listed
-            && sync.matches(" LOCAL ").count() == listed
-    })
+    wait_until(
+        "the written lists to have as many connections as lvsadm lists",
+        Duration::from_secs(20),
+        || {
+            let listed = site.lvsadm("-L -n -c").unwrap_or_default();
+            let listed = connections(&listed).unwrap_or_default().len();
+            let read = |name| read(name).unwrap_or_default();
+            let (conn, sync) = (read("net/ip_vs_conn"), read("net/ip_vs_conn_sync"));
+            listed > 0
+                && conn.lines().skip(1).all(|l| l.starts_with("TCP "))
+                && conn.contains(" C000020A 0050 ")
+                && lines(conn) == 1 + listed
+                && sync.matches(" LOCAL ").count() == listed
+        },
+    )
     .with_context(|| {
         format!(
             "{:?}\n{:?}",
@@ -196,9 +208,11 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     )?;
     ensure!(read("sys/net/ipv4/vs/sync_threshold")? == "3\t50\n");
     site.lvsadm("sysctl drop_entry=1")?;
-    wait_until("the sysctl", Duration::from_secs(10), || {
-        read("sys/net/ipv4/vs/drop_entry").is_ok_and(|text| text == "1\n")
-    })?;
+    wait_until(
+        "the written file to contain drop_entry = 1",
+        Duration::from_secs(10),
+        || read("sys/net/ipv4/vs/drop_entry").is_ok_and(|text| text == "1\n"),
+    )?;
     site.lvsadm("sysctl drop_entry=0")?;
     let exporter = site.director.spawn(
         "prometheus-node-exporter",
@@ -230,7 +244,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         ),
     ];
     let mut seen = (BTreeMap::new(), BTreeMap::new());
-    wait_until("the same in both", Duration::from_secs(20), || {
+    wait_until("both listings to be equal", Duration::from_secs(20), || {
         let of = |port| {
             let text = get(&site, port, "metrics").unwrap_or_default();
             series(&text).unwrap_or_default()
@@ -295,7 +309,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     ensure!(status.success(), "{}", lvsd.log());
     ensure!(
         fs::read_dir(proc.join("net"))?.next().is_none() && !proc.join("sys").exists(),
-        "what nobody refreshes is gone"
+        "files of a stopped lvsd are removed"
     );
     load(&site, 30)?;
     let mut lvsd = start(&site)?;
@@ -328,7 +342,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         }
     }
     wait_until(
-        "Prometheus to see no reset",
+        "Prometheus to find no counter reset",
         Duration::from_secs(20),
         || ask(connections).is_ok_and(|n| (n - 90.0).abs() < 0.5),
     )?;
@@ -376,8 +390,8 @@ fn grafana_queries() -> Result<String> {
     Ok(groups.to_string())
 }
 
-/// Reading needs no rights, changes need the token or the socket, and both have the same effect as
-/// the commands.
+/// Reading needs no rights, and changes need the token or the socket. Requests have the same effect
+/// as the commands.
 #[test]
 fn api_agrees_with_commands() -> Result<()> {
     let site = site("api")?;
@@ -399,17 +413,21 @@ fn api_agrees_with_commands() -> Result<()> {
     };
     let config = path.display().to_string();
     let mut both = (Value::Null, Value::Null);
-    wait_until("the same from both", common::SOON, || {
-        let cli = site
-            .director
-            .run(&program, &["--config", &config, "status", "--json"]);
-        let cli = cli.map(|text| serde_json::from_str(&text).unwrap_or_default());
-        both = (
-            calm(cli.unwrap_or_default()),
-            calm(json(&site, "v1/status").unwrap_or_default()),
-        );
-        both.0 == both.1 && both.0["services"][0]["name"] == "web"
-    })
+    wait_until(
+        "both directors to have the same values",
+        common::SOON,
+        || {
+            let cli = site
+                .director
+                .run(&program, &["--config", &config, "status", "--json"]);
+            let cli = cli.map(|text| serde_json::from_str(&text).unwrap_or_default());
+            both = (
+                calm(cli.unwrap_or_default()),
+                calm(json(&site, "v1/status").unwrap_or_default()),
+            );
+            both.0 == both.1 && both.0["services"][0]["name"] == "web"
+        },
+    )
     .with_context(|| format!("{both:#?}"))?;
 
     // Over the Unix socket without a token, over TCP with it.
@@ -473,7 +491,7 @@ fn api_agrees_with_commands() -> Result<()> {
         .replace("listen = \"127.0.0.1:9560\"", "listen = \"127.0.0.1:9561\"");
     fs::write(&path, text)?;
     lvsd.signal(Signal::SIGHUP)?;
-    wait_until("the new port", common::SOON, || {
+    wait_until("the API to answer on the new port", common::SOON, || {
         get(&site, 9561, "v1/health").is_ok()
     })?;
     wait_until("the old port to be closed", common::SOON, || {
@@ -484,8 +502,8 @@ fn api_agrees_with_commands() -> Result<()> {
     Ok(())
 }
 
-/// More connections than `procfs_connections` are not listed, with one log line; fewer are listed
-/// again.
+/// More connections than `procfs_connections` are not listed, and one line is logged; fewer are
+/// listed again.
 #[test]
 fn procfs_omits_long_list_of_connections() -> Result<()> {
     let site = site("many")?;
@@ -496,9 +514,11 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
     let mut lvsd = start(&site)?;
     let file = |name: &str| site.testbed.dir().join("proc/net").join(name);
     let long = Duration::from_secs(20);
-    wait_until("an empty list", long, || file("ip_vs_conn").exists())?;
+    wait_until("the file ip_vs_conn to exist", long, || {
+        file("ip_vs_conn").exists()
+    })?;
     load(&site, 30)?;
-    wait_until("no list", long, || {
+    wait_until("the lists of connections to be removed", long, || {
         let lists = ["ip_vs_conn", "ip_vs_conn_sync"];
         !lists.iter().any(|name| file(name).exists()) && file("ip_vs").exists()
     })?;
@@ -510,17 +530,21 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
                 .ok()
         };
         let before = written();
-        wait_until("the next file", long, || {
+        wait_until("the files to be written again", long, || {
             written().is_some_and(|now| Some(now) != before)
         })?;
     }
-    let said = || lvsd.log().matches("more than 10 connections").count();
-    wait_until("a line in the log", long, || said() > 0)?;
-    ensure!(said() == 1, "{}", lvsd.log());
+    let output = || lvsd.log().matches("more than 10 connections").count();
+    wait_until(
+        "lvsd to log that there are too many connections",
+        long,
+        || output() > 0,
+    )?;
+    ensure!(output() == 1, "{}", lvsd.log());
     fs::write(&path, text)?;
     lvsd.signal(Signal::SIGHUP)?;
     // A connection that was reset leaves the list before the others.
-    wait_until("a list", long, || {
+    wait_until("the list of connections to be written again", long, || {
         let listed = site.lvsadm("-L -n -c").unwrap_or_default();
         let listed = connections(&listed).unwrap_or_default().len();
         let written = fs::read_to_string(file("ip_vs_conn"));
@@ -565,7 +589,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     ensure!(browser.run("return document.querySelectorAll('td.do button').length")? == 0);
     browser.type_into("#token", "wrong-token-0123456789")?;
     browser.click("#unlock button")?;
-    browser.wait_for("#rights", "not the token", long)?;
+    browser.wait_for("#rights", "the token is not", long)?;
     browser.type_into("#token", TOKEN)?;
     browser.click("#unlock button")?;
     browser.wait_for("#rights", "Changes are allowed", long)?;
@@ -573,9 +597,11 @@ fn dashboard_works_in_browser() -> Result<()> {
     // A drain by keyboard does what `lvsadm drain` does.
     let server = format!("{}:80", site.real_address(1));
     let button = format!("{services} button[aria-label='Drain {server} of web']");
-    wait_until("the buttons", long, || {
-        browser.text(&button).is_ok_and(|t| t == "Drain")
-    })?;
+    wait_until(
+        "the page to show the button that drains a server",
+        long,
+        || browser.text(&button).is_ok_and(|t| t == "Drain"),
+    )?;
     browser.run(&format!(
         "document.querySelector({}).focus()",
         Value::from(button.as_str())
@@ -667,9 +693,11 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     set("state", "", "change")?;
     // Two services have this host; the third has another one.
     set("filter", &site.real_address(0).to_string(), "input")?;
-    wait_until("services of a host", long, || {
-        shown().is_ok_and(|count| count == 2)
-    })?;
+    wait_until(
+        "the page to show the two services of the host",
+        long,
+        || shown().is_ok_and(|count| count == 2),
+    )?;
     browser.run("location.hash = '#service=marked'")?;
     browser.wait_for("details[open][data-name=marked]", "10.9.9.9:80", long)?;
     set("filter", "", "input")?;

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use lvs_testbed::attack;
 
-/// One attack at a time, because each uses the whole machine.
+/// The attacks run one after the other, because each uses the whole machine.
 #[test]
 #[ignore = "long"]
 fn attacks_are_bounded_and_counted() -> Result<()> {

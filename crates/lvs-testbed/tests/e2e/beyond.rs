@@ -88,7 +88,7 @@ fn hairpin_is_off_by_default() -> Result<()> {
 /// Direct routing through a director that is the servers' gateway: their answers pass the director
 /// with the VIP as source, which a host with the VIP drops as forged.
 #[test]
-fn answers_of_direct_routing_pass_the_director() -> Result<()> {
+fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane, Vip::Routed] {
         for ip_forward in [true, false] {
             let mut options = SiteOptions::new("martian", Forward::Dr);
@@ -130,10 +130,10 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     Ok(())
 }
 
-/// One file with ports 8000 to 8099, all ports of another protocol, and one port of a separate
-/// service.
+/// One file with the ports 8000 to 8099, with all ports of another protocol, and with one port of a
+/// separate service.
 #[test]
-fn services_of_many_ports() -> Result<()> {
+fn services_with_many_ports_forward_each_port() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {
         let mut options = SiteOptions::new("ports", forward);
         options.servers = 2;
@@ -172,10 +172,14 @@ fn services_of_many_ports() -> Result<()> {
         )?;
         let listed =
             |site: &Site, text: &str| site.lvsadm("-S -n").is_ok_and(|rules| rules.contains(text));
-        wait_until("lvsd's services", common::SOON, || {
-            site.lvsadm("-S -n")
-                .is_ok_and(|rules| rules.matches("-a ").count() == 5)
-        })
+        wait_until(
+            "the dataplane to have lvsd's services",
+            common::SOON,
+            || {
+                site.lvsadm("-S -n")
+                    .is_ok_and(|rules| rules.matches("-a ").count() == 5)
+            },
+        )
         .with_context(|| daemon.log())?;
 
         for (port, expected) in [
@@ -217,8 +221,10 @@ fn services_of_many_ports() -> Result<()> {
         site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
         std::fs::write(&file, [service("80"), real(&[0])].concat())?;
         daemon.signal(Signal::SIGHUP)?;
-        wait_until("the reload", common::SOON, || !listed(&site, "-f "))
-            .with_context(|| daemon.log())?;
+        wait_until("lvsd to apply the changed file", common::SOON, || {
+            !listed(&site, "-f ")
+        })
+        .with_context(|| daemon.log())?;
         let marks = site.lvsadm("mark list")?;
         ensure!(
             marks.lines().count() == 1 && marks.contains("--mark 7"),

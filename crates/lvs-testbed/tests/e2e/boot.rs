@@ -21,7 +21,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Waits until `lvsadm doctor` has a finding with these words, or none.
+/// Waits until `lvsadm doctor` has a finding with these words, or until it has none.
 fn wait_for_finding(site: &Site, words: &str, present: bool) -> Result<()> {
     let found = || findings(site).unwrap_or_default();
     wait_until(&format!("{words:?}: {present}"), PATIENCE, || {
@@ -92,7 +92,7 @@ fn dataplane_missing_xdp_interface_is_used_when_created() -> Result<()> {
         "ip link add late0 type veth peer name late1; ip link set late0 up; ip link set late1 up",
     )?;
     common::says(&site, "using late0")?;
-    wait_until("XDP", PATIENCE, || {
+    wait_until("the XDP program to be attached", PATIENCE, || {
         let shown = site.director.sh("ip link show dev late0");
         shown.is_ok_and(|shown| shown.contains("xdp"))
     })
@@ -137,7 +137,9 @@ fn dataplane_missing_listen_address_is_used_when_added() -> Result<()> {
         common::says(&site, "sync_listen_missing")?;
         wait_for_finding(&site, &format!("waiting for the address {address}"), true)?;
         site.director.sh(&format!("ip addr add {address} dev lo"))?;
-        wait_until("the port", PATIENCE, || site.director.listens("tcp", 8848))?;
+        wait_until("the director to listen on TCP port 8848", PATIENCE, || {
+            site.director.listens("tcp", 8848)
+        })?;
         wait_for_finding(&site, "waiting for", false)?;
     }
     Ok(())
@@ -164,19 +166,28 @@ fn lvsd_missing_interfaces_are_used_when_created() -> Result<()> {
     ensure!(checked.contains("valid"), "{checked}");
     let lvsd = site.director.spawn(&program, &["--config", &path])?;
     let status = || site.director.run(&program, &["status", "--config", &path]);
-    wait_until("the status to contain it", PATIENCE, || {
-        status()
-            .is_ok_and(|said| said.contains("WAITING: waiting for the configured interface eth1"))
-    })
+    wait_until(
+        "the status to contain the missing interface",
+        PATIENCE,
+        || {
+            status().is_ok_and(|output| {
+                output.contains("WAITING: waiting for the configured interface eth1")
+            })
+        },
+    )
     .with_context(|| format!("{:?}\n{}", status(), lvsd.log()))?;
     bring_back_arm(&site)?;
     clients_are_served(&site)?;
     site.director
         .sh("ip link add sync0 type veth peer name sync1; ip link set sync0 up; ip link set sync1 up; ip addr add 10.78.0.1/24 dev sync0")?;
-    wait_until("the synchronisation daemon", PATIENCE, || {
-        site.lvsadm("-L --daemon")
-            .is_ok_and(|said| said.contains("master") && said.contains("sync0"))
-    })
+    wait_until(
+        "the synchronisation daemon to run on sync0",
+        PATIENCE,
+        || {
+            site.lvsadm("-L --daemon")
+                .is_ok_and(|output| output.contains("master") && output.contains("sync0"))
+        },
+    )
     .with_context(|| lvsd.log())?;
     site.director
         .run(&program, &["stop", "--all", "--config", &path])?;
@@ -191,8 +202,8 @@ fn start(site: &Site, words: &[&str]) -> Result<Proc> {
 
 fn pid_that_answers(site: &Site) -> Option<u64> {
     let program = programs::find("lvsadm").ok()?;
-    let said = site.director.run(program, &["--json", "workers"]).ok()?;
-    let _: Value = serde_json::from_str(&said).ok()?;
+    let output = site.director.run(program, &["--json", "workers"]).ok()?;
+    let _: Value = serde_json::from_str(&output).ok()?;
     let pids = site
         .director
         .sh("ss -xlpH | grep -o 'lvs-dataplane\",pid=[0-9]*' | cut -d= -f2 | sort -u")
@@ -201,11 +212,11 @@ fn pid_that_answers(site: &Site) -> Option<u64> {
 }
 
 #[test]
-fn dataplane_start_right_after_signal_waits_for_the_one_that_ends() -> Result<()> {
+fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
     let site = site("bootkill")?;
     for words in [&[][..], &["--fast-path", "off", "--warm-restart", "on"]] {
         let mut before = start(&site, words)?;
-        wait_until("an answer", PATIENCE, || {
+        wait_until("the started dataplane to answer", PATIENCE, || {
             pid_that_answers(&site) == Some(before.pid().into())
         })
         .with_context(|| before.log())?;
@@ -214,7 +225,7 @@ fn dataplane_start_right_after_signal_waits_for_the_one_that_ends() -> Result<()
             before.signal(signal)?;
             let mut next = start(&site, words)?;
             let mut ended = false;
-            wait_until("the next one to answer", PATIENCE, || {
+            wait_until("the next dataplane to answer", PATIENCE, || {
                 ended = !next.is_running();
                 ended || pid_that_answers(&site) == Some(next.pid().into())
             })
@@ -226,13 +237,16 @@ fn dataplane_start_right_after_signal_waits_for_the_one_that_ends() -> Result<()
         // One that runs is not waited for.
         let mut second = start(&site, words)?;
         let status = second.wait(PATIENCE)?;
-        let said = second.log();
-        ensure!(!status.success(), "{said}");
-        ensure!(said.contains(&format!("pid {}", before.pid())), "{said}");
+        let output = second.log();
+        ensure!(!status.success(), "{output}");
+        ensure!(
+            output.contains(&format!("pid {}", before.pid())),
+            "{output}"
+        );
         before.signal(Signal::SIGKILL)?;
         let program = programs::find("lvs-dataplane")?;
-        let said = site.director.run(program, &["--cleanup"])?;
-        ensure!(said.contains("took away"), "{said}");
+        let output = site.director.run(program, &["--cleanup"])?;
+        ensure!(output.contains("took away"), "{output}");
     }
     Ok(())
 }

@@ -72,7 +72,7 @@ fn wait_health(site: &Site, service: &str, wanted: &[&str], lvsd: &Proc) -> Resu
     .with_context(|| format!("{:?}\nlvsd printed:\n{}", now(), lvsd.log()))
 }
 
-/// Real servers of every kind on one host.
+/// Real servers for every kind of check, on one host.
 struct Servers {
     _running: Vec<Proc>,
 }
@@ -151,7 +151,7 @@ fn serve(host: &Host, dir: &Path) -> Result<Servers> {
 
 #[test]
 #[ignore = "needs Unbound and Exim"]
-fn each_kind_against_a_real_server() -> Result<()> {
+fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
     let mut options = SiteOptions::new("kinds", Forward::Nat);
     options.servers = 1;
     options.vip = Vip::Dataplane;
@@ -223,11 +223,11 @@ fn each_kind_against_a_real_server() -> Result<()> {
         ("udp-closed", "refused"),
         ("dns-none", "NXDOMAIN"),
     ] {
-        let is_said = || why(name).contains(wanted);
+        let is_reported = || why(name).contains(wanted);
         wait_until(
-            &format!("{name}: {wanted}"),
+            &format!("the reason of {name} to contain {wanted:?}"),
             Duration::from_secs(30),
-            is_said,
+            is_reported,
         )
         .with_context(|| why(name))?;
     }
@@ -240,7 +240,7 @@ fn each_kind_against_a_real_server() -> Result<()> {
         )
     };
     wait_until(
-        "the weights that were asked for",
+        "the servers to have the weights that their agents request",
         Duration::from_secs(30),
         || weights() == (true, true),
     )?;
@@ -255,9 +255,13 @@ fn each_kind_against_a_real_server() -> Result<()> {
         },
     )?;
     wait_health(&site, "file", &["down"], &lvsd)?;
-    let is_said = || why("file").contains("by hand");
-    wait_until("the file's reason", Duration::from_secs(30), is_said)
-        .with_context(|| why("file"))?;
+    let is_reported = || why("file").contains("by hand");
+    wait_until(
+        "the status to contain the reason in the file",
+        Duration::from_secs(30),
+        is_reported,
+    )
+    .with_context(|| why("file"))?;
     wait_health(&site, "agent", &["up"], &lvsd)?;
     ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
     Ok(())
@@ -407,20 +411,23 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
             "curl -s -o /dev/null -m 60 http://{}/",
             site.real_address(1)
         );
-        site.director.sh(&own).context("its own address serves")?;
+        site.director
+            .sh(&own)
+            .context("the server's own address answers")?;
     }
     ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
     Ok(())
 }
 
-/// The first server forwards the replies of the second one: they arrive, and they are no answers.
+/// The first server forwards the replies of the second one: the replies arrive, but the check does
+/// not accept them.
 fn through_another_router(site: &Site, lvsd: &Proc) -> Result<()> {
     site.servers[0].sh(
         "echo 1 > /proc/sys/net/ipv4/ip_forward; for file in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 > $file; done",
     )?;
     let (router, director) = (site.real_address(0), "10.0.0.1");
     site.servers[1].sh(&format!("ip route replace default via {router}"))?;
-    let reason = format!("the reply came by way of {router} (");
+    let reason = format!("the reply arrived through {router} (");
     let blamed = |code: &str| servers(site, "clients")[1]["code"] == code;
     let shown = || {
         let servers = health(site, "clients");
@@ -429,8 +436,12 @@ fn through_another_router(site: &Site, lvsd: &Proc) -> Result<()> {
             .any(|(health, why)| health == "down" && why.contains(&reason))
             && blamed("other_gateway")
     };
-    wait_until("the router in the reason", Duration::from_secs(30), shown)
-        .with_context(|| format!("{:?}\n{}", health(site, "clients"), lvsd.log()))?;
+    wait_until(
+        "the reason to name the router",
+        Duration::from_secs(30),
+        shown,
+    )
+    .with_context(|| format!("{:?}\n{}", health(site, "clients"), lvsd.log()))?;
     wait_health(site, "clients", &["up", "down"], lvsd)?;
     wait_health(site, "own", &["up", "up"], lvsd)?;
     site.servers[1].sh(&format!("ip route replace default via {director}"))?;

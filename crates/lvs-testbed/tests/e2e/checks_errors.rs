@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_until};
 use nix::sys::signal::Signal;
 
-/// One program that serves HTTP, SMTP, an agent and DNS (or UDP), for IPv4 and IPv6.
+/// One program that serves HTTP, SMTP, the agent check and DNS (or UDP), for IPv4 and IPv6.
 const SERVERS: &str = r#"
 use IO::Socket::IP; use IO::Select; $SIG{PIPE} = 'IGNORE';
 my $all = IO::Select->new; my (%greeting, %port);
@@ -75,7 +75,7 @@ fn serve(host: &Host, dir: &str) -> Result<Vec<Proc>> {
 }
 
 impl Checked {
-    /// A daemon that checks one server in all ways, over IPv4 and IPv6.
+    /// Starts a daemon that checks one server with all kinds of checks, over IPv4 and IPv6.
     fn start(label: &str) -> Result<Self> {
         let mut options = SiteOptions::new(label, Forward::Nat);
         options.servers = 1;
@@ -146,7 +146,8 @@ impl Checked {
         services.into_iter().map(state).collect()
     }
 
-    /// Waits until all servers whose kind and family `are` are in this state, and all others up.
+    /// Waits until all servers whose kind and family `are` accepts are in this state, and all
+    /// others are up.
     fn wait(&self, state: &str, are: impl Fn(&str, &str) -> bool) -> Result<()> {
         let wanted = |name: &str| {
             let (kind, family) = name.split_at(name.len() - 1);
@@ -164,7 +165,7 @@ impl Checked {
 /// server returns after the error ends.
 #[test]
 #[ignore = "long"]
-fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
+fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
     let mut checked = Checked::start("checkicmp")?;
     let server = &checked.site.servers[0];
     for (family, table, reject) in [
@@ -211,8 +212,8 @@ fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
     Ok(())
 }
 
-/// An error of the director's own filter says nothing about a server: the state of the server
-/// stays, and the operator sees the error, until the checks work again.
+/// An error of the director's own filter is no evidence about a server: the state of the server
+/// remains, and the operator sees the error, until the checks work again.
 #[test]
 fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
     let mut checked = Checked::start("checkown")?;
@@ -246,9 +247,11 @@ fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
         .with_context(|| format!("{:?}", checked.ask("status")))?;
     }
     let answer = || checked.ask("status --json").unwrap_or_default();
-    wait_until("the status in JSON", Duration::from_secs(40), || {
-        answer().contains("check_not_made") && metric("tcp4").as_deref() == Some("0")
-    })
+    wait_until(
+        "the status to contain check_not_made and the metric to be 0",
+        Duration::from_secs(40),
+        || answer().contains("check_not_made") && metric("tcp4").as_deref() == Some("0"),
+    )
     .with_context(answer)?;
     checked.wait("up", |_, _| true)?;
     checked.site.director.sh("nft delete table inet f")?;
@@ -310,14 +313,18 @@ fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
     for status in ["503 Busy", "500 Broken"] {
         let _server = serve(status)?;
         wait(&checked, &status[..3])?;
-        wait_until("the log", Duration::from_secs(20), || {
-            let log = checked.lvsd.log();
-            log.lines().any(|line| {
-                line.contains("WARN")
-                    && line.contains("service=http4")
-                    && line.contains(&status[..3])
-            })
-        })
+        wait_until(
+            "lvsd to log the failed check",
+            Duration::from_secs(20),
+            || {
+                let log = checked.lvsd.log();
+                log.lines().any(|line| {
+                    line.contains("WARN")
+                        && line.contains("service=http4")
+                        && line.contains(&status[..3])
+                })
+            },
+        )
         .with_context(|| checked.lvsd.log())?;
     }
     wait(&checked, "refused")?;

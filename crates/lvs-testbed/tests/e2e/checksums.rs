@@ -1,5 +1,5 @@
-//! Random rewrites (ten million in `make test-all`), each compared with a full recomputation by another crate: what the
-//! packet path adjusts, it adjusts right.
+//! Random rewrites (ten million in `make test-all`), each compared with a full recomputation by
+//! another crate: the packet path must adjust each checksum correctly.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +14,7 @@ use lvs_testbed::hostile::oracle::{self, Health, Parts};
 use lvs_testbed::hostile::{Entropy, packet};
 use lvs_testbed::suite::size;
 
-/// `make test` makes this part of the rewrites of `make test-all`.
+/// `make test` runs one in this many of the rewrites of `make test-all`.
 const QUICK_SHARE: u64 = 50;
 
 /// The number of rewrites, out of `full` in `make test-all`.
@@ -22,7 +22,7 @@ fn amount(full: u64) -> u64 {
     size(full / QUICK_SHARE, full)
 }
 
-/// Translations of one packet, there and back and elsewhere.
+/// Number of translations of one packet, in both directions and to other addresses.
 const CHAIN: u64 = 8;
 
 fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {
@@ -80,7 +80,7 @@ fn random(entropy: &mut Entropy<'_>, six: bool) -> Vec<u8> {
     ip
 }
 
-/// Fields that are no address or port must stay as they were.
+/// Fields other than addresses and ports must remain unchanged.
 fn right(ip: &[u8]) -> (Parts, Health) {
     let parts = oracle::parts(ip).unwrap_or_else(|| panic!("a wrong header: {ip:02x?}"));
     assert_eq!(parts.len, ip.len());
@@ -127,7 +127,7 @@ fn translations(seed: u64, count: u64, six: bool) {
         let mut frame = Frame::from_bytes(&ip);
         frame.offload.checksum = partial;
         for _ in 0..CHAIN {
-            let packet = parse::ip(frame.bytes(), false).expect("it was valid and stays so");
+            let packet = parse::ip(frame.bytes(), false).expect("a valid checksum stays valid");
             let end = entropy.pick(&[End::Source, End::Destination]);
             let to = socket(entropy, six);
             nat::translate(&mut frame, &packet, end, to).expect("whole headers");
@@ -135,7 +135,8 @@ fn translations(seed: u64, count: u64, six: bool) {
             done += 1;
             let mut bytes = frame.bytes().to_vec();
             let parts = oracle::parts(&bytes).expect("a right header");
-            oracle::finish(&mut bytes, &parts, &frame.offload).expect("it stays where it was");
+            oracle::finish(&mut bytes, &parts, &frame.offload)
+                .expect("the checksum field is at the same position");
             let (parts, _) = right(&bytes);
             let ports = (
                 wire::be16(&bytes, parts.l4),
@@ -153,12 +154,12 @@ fn translations(seed: u64, count: u64, six: bool) {
 }
 
 #[test]
-fn translated_packets_of_ipv4() {
+fn checksums_of_translated_ipv4_packets_are_right() {
     translations(1, 3_500_000, false);
 }
 
 #[test]
-fn translated_packets_of_ipv6() {
+fn checksums_of_translated_ipv6_packets_are_right() {
     translations(2, 3_500_000, true);
 }
 
@@ -170,7 +171,7 @@ fn checksums_of_translated_icmp_errors_are_right() {
     while done < amount(1_500_000) {
         let six = entropy.one_in(2);
         let mut inner = random(entropy, six);
-        let parts = oracle::parts(&inner).expect("made right");
+        let parts = oracle::parts(&inner).expect("valid by construction");
         // Routers quote what they like, eight bytes of transport header at least.
         if entropy.one_in(2) {
             inner.truncate(parts.l4 + 8 + entropy.below(20));
@@ -178,7 +179,7 @@ fn checksums_of_translated_icmp_errors_are_right() {
         let (src, dst) = (address(entropy, six), address(entropy, six));
         let kind = if six { 1 } else { 3 };
         let mut ip = packet::icmp(src, dst, kind, entropy.u8(), [0; 4], &inner);
-        let l4 = oracle::parts(&ip).expect("made right").l4;
+        let l4 = oracle::parts(&ip).expect("valid by construction").l4;
         for _ in 0..CHAIN {
             let end = entropy.pick(&[End::Source, End::Destination]);
             let to = socket(entropy, six);
@@ -213,7 +214,7 @@ fn checksums_of_outer_headers_are_right() {
     for _ in 0..count {
         let (six, over6) = (entropy.one_in(2), entropy.one_in(2));
         let inner = random(entropy, six);
-        let packet = parse::ip(&inner, false).expect("made right");
+        let packet = parse::ip(&inner, false).expect("valid by construction");
         let checksum = entropy.pick(&checksums);
         let port = entropy.u16().max(1);
         let tunnel = entropy.pick(&[
@@ -230,7 +231,7 @@ fn checksums_of_outer_headers_are_right() {
             df: entropy.one_in(2),
         };
         let mut frame = Frame::from_bytes(&inner);
-        tunnel::encapsulate(&mut frame, &outer).expect("there is room");
+        tunnel::encapsulate(&mut frame, &outer).expect("the space suffices");
         let ip = frame.bytes();
         let parts = oracle::parts(ip).expect("a right outer header");
         assert_eq!(

@@ -23,13 +23,13 @@ fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn director_dies_and_returns_empty_nat() -> Result<()> {
+fn connections_survive_death_and_return_of_director_nat() -> Result<()> {
     nothing_breaks(Scenario::Returns, Forward::Nat)
 }
 
 #[test]
 #[ignore = "needs keepalived"]
-fn director_dies_and_returns_empty_dr() -> Result<()> {
+fn connections_survive_death_and_return_of_director_dr() -> Result<()> {
     nothing_breaks(Scenario::Returns, Forward::Dr)
 }
 
@@ -46,14 +46,14 @@ fn director_with_servers_down_releases_addresses() -> Result<()> {
     nothing_breaks(Scenario::Quorum, Forward::Dr)
 }
 
-/// Meanwhile `lvsadm doctor` reports these faults, and no others.
+/// While files are missing, `lvsadm doctor` reports these findings and no others.
 #[test]
 #[ignore = "needs keepalived"]
-fn files_between_lvsd_and_keepalived_may_be_removed() -> Result<()> {
+fn removed_files_between_lvsd_and_keepalived_are_reported_and_restored() -> Result<()> {
     nothing_breaks(Scenario::Files, Forward::Nat)
 }
 
-/// HAProxy in the director's place: its connections end with it, and the output shows that.
+/// HAProxy in place of the director: its connections break when it dies, and the output shows this.
 #[test]
 #[ignore = "needs keepalived and HAProxy"]
 fn dead_proxy_breaks_its_connections() -> Result<()> {

@@ -149,8 +149,10 @@ fn fast_path_persistence_and_helpers_equal_recordings() {
     check_fast_path(&recordings("ftp"), 10);
 }
 
-/// Without the long bursts of first packets: they take minutes, and the programs forward none of them.
-/// The master learns of each packet that the programs forward before the next one, so that it sends what the kernel sends.
+/// Schedulers and synchronisation with the kernel fast path. Cases with long bursts of first
+/// packets are left out: they take minutes, and the programs forward none of these packets. The
+/// master is informed of each forwarded packet before the next one, so that it sends the same
+/// messages as the kernel.
 #[test]
 #[ignore = "long"]
 fn fast_path_schedulers_and_sync_equal_recordings() {

@@ -6,7 +6,7 @@ use crate::common;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, SiteOptions, wait_until};
 
-/// Such packets stay on the loopback interface, where the dataplane does not receive them.
+/// Such packets stay on the loopback interface, where the dataplane cannot receive them.
 #[test]
 fn client_on_director_reaches_own_port_of_host_at_vip() -> Result<()> {
     let mut options = SiteOptions::new("own-client", Forward::Nat);
@@ -39,12 +39,16 @@ fn policy_rules_are_ignored_with_one_warning() -> Result<()> {
         "ip route add unreachable default table 100; \
          ip rule add to 10.0.0.0/24 table 100 priority 100; ip rule add from 10.9.0.0/16 table 100 priority 101",
     )?;
-    let dataplane = site.dataplane.as_ref().context("it was started")?;
-    let said = || dataplane.log().matches("policy rules").count();
-    wait_until("a word about the rules", common::SOON, || said() > 0)?;
+    let dataplane = site.dataplane.as_ref().context("the program was started")?;
+    let logged = || dataplane.log().matches("policy rules").count();
+    wait_until(
+        "the dataplane to log the policy rules",
+        common::SOON,
+        || logged() > 0,
+    )?;
     let mut load = site.load();
     load.requests = 4;
     common::ok(site.client.load(&load)?, 4).context("the table main decides")?;
-    ensure!(said() == 1, "{}", dataplane.log());
+    ensure!(logged() == 1, "{}", dataplane.log());
     Ok(())
 }

@@ -40,7 +40,7 @@ fn ask(site: &Site, command: &str) -> Result<String> {
 
 fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {
     wait_until(
-        &format!("the servers {servers:?}"),
+        &format!("the servers {servers:?} to be usable"),
         Duration::from_secs(20),
         || usable(site) == servers,
     )
@@ -104,7 +104,7 @@ fn file(site: &Site, name: &str, port: u16, more: &str) -> Result<()> {
 }
 
 #[test]
-fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
+fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     let site = site("zone")?;
     let zone_file = site.testbed.dir().join("zone").display().to_string();
     zone(&site, &[0, 1])?;
@@ -129,15 +129,19 @@ fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
     wait_usable(&site, &[0, 1], &lvsd)?;
     // `status` and `plan` see what the daemon sees.
     let status = || ask(&site, "status").unwrap_or_default();
-    wait_until("status to see them", Duration::from_secs(20), || {
-        status().contains("dns pool.test: 2 servers")
-    })
+    wait_until(
+        "lvsd status to list the servers of DNS",
+        Duration::from_secs(20),
+        || status().contains("dns pool.test: 2 servers"),
+    )
     .with_context(status)?;
     // It reads what the daemon has kept, which writes that once in a while.
     let plan = || ask(&site, "plan");
-    wait_until("a plan without a change", Duration::from_secs(20), || {
-        plan().is_ok_and(|plan| plan.contains("othing"))
-    })
+    wait_until(
+        "lvsd plan to report no change",
+        Duration::from_secs(20),
+        || plan().is_ok_and(|plan| plan.contains("othing")),
+    )
     .with_context(|| plan().unwrap_or_default())?;
 
     let mut load = site.load();
@@ -153,18 +157,22 @@ fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
     // A zone that is emptied by mistake, then a name server that is gone: the last answer holds.
     zone(&site, &[])?;
     dnsmasq.signal(Signal::SIGHUP)?;
-    wait_until("the report of the failure", Duration::from_secs(20), || {
-        ask(&site, "status").is_ok_and(|status| status.contains("DOES NOT ANSWER"))
-    })?;
+    wait_until(
+        "lvsd status to report that the name server does not answer",
+        Duration::from_secs(20),
+        || ask(&site, "status").is_ok_and(|status| status.contains("DOES NOT ANSWER")),
+    )?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     dnsmasq.kill();
     // Also in the next daemon.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site)?;
-    wait_until("the kept answer", Duration::from_secs(20), || {
-        ask(&site, "status").is_ok_and(|status| status.contains("kept from before"))
-    })?;
+    wait_until(
+        "lvsd status to report the answer from before the restart",
+        Duration::from_secs(20),
+        || ask(&site, "status").is_ok_and(|status| status.contains("kept from before")),
+    )?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     steady.wait_for_more(100)?;
     let report = steady.finish()?;
@@ -201,7 +209,7 @@ fn srv_records_by_tcp_name_hosts_ports_and_weights() -> Result<()> {
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
     ensure!((weight(1)?, weight(2)?, weight(3)?) == (2, 3, 50));
     // `lvsd reload` of the same file changes nothing.
-    let said = ask(&site, "reload")?;
-    ensure!(said.contains("nothing has changed"), "{said}");
+    let output = ask(&site, "reload")?;
+    ensure!(output.contains("nothing has changed"), "{output}");
     Ok(())
 }

@@ -32,7 +32,7 @@ fn deaf(label: &str) -> Result<Site> {
     Ok(site)
 }
 
-/// Packets to the name servers so far.
+/// Returns the number of packets to the name servers so far.
 fn questions(site: &Site) -> Result<u64> {
     let text = site
         .director
@@ -54,7 +54,10 @@ fn dead_name_servers_delay_no_check() -> Result<()> {
     // Addresses in the files have names, the rest is numbers; successive look-ups of the C library
     // would take minutes.
     let named = site.director.sh("timeout 60 ipvsadm -L")?;
-    ensure!(questions(&site)? > before, "without -n somebody is asked");
+    ensure!(
+        questions(&site)? > before,
+        "without -n a name server is queried"
+    );
     ensure!(named.contains("-> first.test:http "), "{named}");
     for last in 1..=20 {
         let line = format!("TCP  203.0.113.{last}:https rr\n");

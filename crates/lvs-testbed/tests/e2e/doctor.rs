@@ -1,4 +1,4 @@
-//! `lvsadm doctor`: each of its findings, provoked.
+//! `lvsadm doctor`: tests that provoke each of its findings.
 
 use crate::common;
 
@@ -11,7 +11,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// Its present findings, each with its fix.
+/// The present findings, each with its fix.
 fn findings(site: &Site) -> Result<Vec<(String, String)>> {
     let text = site.director.sh(&format!(
         "{} doctor --json || [ $? = 1 ]",
@@ -41,7 +41,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 }
 
 #[test]
-fn settings_and_cards_of_the_host() -> Result<()> {
+fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     let site = site("docthost", Forward::Nat)?;
     let all = findings(&site)?;
     ensure!(all.is_empty(), "{all:?}");
@@ -82,23 +82,23 @@ fn settings_and_cards_of_the_host() -> Result<()> {
         "ethtool -K eth0 lro off",
         "has lost 12 frames",
         "ethtool -G eth0 rx",
-        "table filter, chain INPUT, no longer sees packets of TCP",
+        "table filter, chain INPUT, no longer receives packets of TCP",
     ] {
         ensure!(flat.contains(part), "{part}: {text}");
     }
 
     // The kernel reports the change to the dataplane later.
     site.director.sh("ip link set eth1 down")?;
-    wait_until("eth1 is down", common::SOON, || {
+    wait_until("doctor to report that eth1 is down", common::SOON, || {
         fix(&site, "eth1 is down").is_ok_and(|fix| fix.contains("ip link set eth1 up"))
     })
     .with_context(|| format!("{:?}", findings(&site)))
 }
 
-/// Filters around the host's network stack: those behind the dataplane's copy, and those that its
-/// packets pass.
+/// Filters of the host: those that run after the dataplane has received its copy, and those that
+/// its packets pass.
 #[test]
-fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
+fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;
     for (side, device, what, advice) in [
         (
@@ -110,7 +110,7 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
         (
             "egress",
             "eth1",
-            "may drop requests and answers of services",
+            "may drop requests and replies of services",
             "tc filter show dev eth1 egress",
         ),
     ] {
@@ -141,7 +141,7 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
 }
 
 #[test]
-fn frames_that_came_too_fast() -> Result<()> {
+fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
     let site = site("doctlost", Forward::Nat)?;
     let dataplane = site.dataplane.as_ref().context("a dataplane")?;
     // It reads nothing while the client floods it.
@@ -153,14 +153,18 @@ fn frames_that_came_too_fast() -> Result<()> {
     ));
     dataplane.signal(Signal::SIGCONT)?;
     flood?;
-    wait_until("the report of the loss", Duration::from_secs(20), || {
-        fix(&site, "arrived faster than the dataplane read them")
-            .is_ok_and(|fix| fix.contains("net.core.rmem_max"))
-    })
+    wait_until(
+        "doctor to report the lost frames",
+        Duration::from_secs(20),
+        || {
+            fix(&site, "arrived faster than the dataplane read them")
+                .is_ok_and(|fix| fix.contains("net.core.rmem_max"))
+        },
+    )
 }
 
 #[test]
-fn packets_that_fit_no_tunnel() -> Result<()> {
+fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     let site = site("docttun", Forward::Tun)?;
     // Before anything has come: what will be.
     let output = fix(&site, "full packets of clients do not fit")?;
@@ -176,10 +180,14 @@ fn packets_that_fit_no_tunnel() -> Result<()> {
     }
     let mut all = Vec::new();
     let is_found = |what: &str| what.contains("did not fit the tunnel to");
-    let found = wait_until("a finding", common::SOON, || {
-        all = findings(&site).unwrap_or_default();
-        all.iter().any(|(what, _)| is_found(what))
-    });
+    let found = wait_until(
+        "doctor to report packets that do not fit the tunnel",
+        common::SOON,
+        || {
+            all = findings(&site).unwrap_or_default();
+            all.iter().any(|(what, _)| is_found(what))
+        },
+    );
     found.with_context(|| format!("{all:?}"))?;
     let found = all.iter().find(|(what, _)| is_found(what));
     let (what, fix) = found.context("found above")?;
@@ -200,7 +208,10 @@ fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
     options.servers = 1;
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
-    let router = site.router.clone().context("a one-arm site has a router")?;
+    let router = site
+        .router
+        .clone()
+        .context("the one-arm site has a router")?;
     router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
     site.start_dataplane(&[])?;
     // It may be refused for that very reason.
@@ -229,7 +240,7 @@ fn doctor_vip_without_owner_is_a_finding() -> Result<()> {
 /// A host with IPv6 sends multicast listener reports on each device, also on that of the dataplane;
 /// a router sends more of them. `doctor` reports none of them.
 #[test]
-fn group_packets_of_an_ipv6_router_are_no_finding() -> Result<()> {
+fn doctor_multicast_of_ipv6_router_is_no_finding() -> Result<()> {
     let site = site("doctmld", Forward::Nat)?;
     site.director
         .sh("sysctl -qw net.ipv6.conf.all.forwarding=1")?;

@@ -29,7 +29,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Runs `lvsadm` by another program; returns its output, or its error.
+/// Runs `lvsadm` through the launcher program; returns its output, or its error.
 fn lvsadm_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String> {
     let program = programs::find("lvsadm")?.display().to_string();
     let mut words = launcher.to_vec();
@@ -40,7 +40,7 @@ fn lvsadm_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String> 
 
 fn refused_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String> {
     match lvsadm_by(site, launcher, arguments) {
-        Ok(said) => anyhow::bail!("{launcher:?} {arguments}: done: {said}"),
+        Ok(output) => anyhow::bail!("{launcher:?} {arguments}: done: {output}"),
         Err(error) => Ok(format!("{error:#}")),
     }
 }
@@ -51,7 +51,7 @@ fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     let mut words = launcher.to_vec();
     words.extend([&*program, "dataplane", name]);
     let squatter = site.director.spawn(words[0], &words[1..])?;
-    wait_until("the name to be taken", common::SOON, || {
+    wait_until("the socket name to be in use", common::SOON, || {
         squatter.log().contains("ready at")
     })
     .with_context(|| squatter.log())?;
@@ -70,7 +70,7 @@ fn requests(site: &Site, count: u64) -> Result<()> {
 }
 
 #[test]
-fn unread_log_stops_no_packet() -> Result<()> {
+fn unread_log_delays_no_packet() -> Result<()> {
     let mut site = site("log")?;
     let fifo = site.testbed.dir().join("log").display().to_string();
     let stuff = format!(
@@ -97,7 +97,7 @@ fn unread_log_stops_no_packet() -> Result<()> {
         let report = steady.finish()?;
         report.all_ok(report.ok)?;
         let dataplane = site.dataplane.as_mut().context("started above")?;
-        ensure!(dataplane.is_running(), "it has ended");
+        ensure!(dataplane.is_running(), "it has stopped");
         ensure!(dataplane.stop(Signal::SIGTERM)?.success());
     }
     Ok(())
@@ -109,18 +109,21 @@ fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     site.start_dataplane(&["--group", "4242"])?;
     let add = format!("-A -t {} -s rr", site.service(81));
     let own = "mark add --source 203.0.113.0/24 --destination 192.0.2.10 --drop";
-    let said = refused_by(&site, &BARE_ROOT, own)?;
-    ensure!(said.contains("does not have CAP_NET_ADMIN"), "{said}");
-    let said = refused_by(&site, &["unshare", "-U", "-r", "--"], own)?;
-    ensure!(said.contains("user namespace of its own"), "{said}");
-    let said = refused_by(&site, &NOBODY, own)?;
-    ensure!(said.contains("only root with CAP_NET_ADMIN"), "{said}");
+    let output = refused_by(&site, &BARE_ROOT, own)?;
+    ensure!(output.contains("does not have CAP_NET_ADMIN"), "{output}");
+    let output = refused_by(&site, &["unshare", "-U", "-r", "--"], own)?;
+    ensure!(
+        output.contains("user namespace that is not the dataplane's"),
+        "{output}"
+    );
+    let output = refused_by(&site, &NOBODY, own)?;
+    ensure!(output.contains("only root with CAP_NET_ADMIN"), "{output}");
     // All of them may look.
     for launcher in [&BARE_ROOT[..], &["unshare", "-U", "-r", "--"], &NOBODY] {
-        let said = refused_by(&site, launcher, &add)?;
+        let output = refused_by(&site, launcher, &add)?;
         ensure!(
-            said.contains("Permission denied (you must be root)"),
-            "{said}"
+            output.contains("Permission denied (you must be root)"),
+            "{output}"
         );
         ensure!(lvsadm_by(&site, launcher, "-L -n")?.contains("Scheduler"));
     }
@@ -134,8 +137,8 @@ fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     site.start_dataplane(&["--readers", "4242"])?;
     ensure!(lvsadm_by(&site, &member, "-L -n")?.contains("Scheduler"));
     refused_by(&site, &member, &add)?;
-    let said = refused_by(&site, &NOBODY, "-L -n")?;
-    ensure!(said.contains("--readers"), "{said}");
+    let output = refused_by(&site, &NOBODY, "-L -n")?;
+    ensure!(output.contains("--readers"), "{output}");
     Ok(())
 }
 
@@ -147,10 +150,10 @@ fn socket_names_taken_by_other_users_do_not_prevent_start() -> Result<()> {
             squat(&site, launcher, "@lvs-dataplane")?,
             squat(&site, launcher, "@lvsd")?,
         ];
-        let said = refused_by(&site, &[], "-L -n")?;
-        ensure!(said.contains("no dataplane answers"), "{said}");
-        let said = refused_by(&site, &[], "--socket @lvs-dataplane -L -n")?;
-        ensure!(said.contains("it may not be a dataplane"), "{said}");
+        let output = refused_by(&site, &[], "-L -n")?;
+        ensure!(output.contains("no dataplane answers"), "{output}");
+        let output = refused_by(&site, &[], "--socket @lvs-dataplane -L -n")?;
+        ensure!(output.contains("it may not be a dataplane"), "{output}");
         // They do not answer either: a connection to them must not wait for ever.
         for squatter in &squatters {
             squatter.signal(Signal::SIGSTOP)?;
@@ -231,12 +234,17 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     };
     let mut lvsd = start()?;
     let replaced = |lvsd: &Proc, hung: i32| {
-        wait_until("another dataplane", Duration::from_secs(30), || {
-            dataplane(lvsd).is_ok_and(|pid| pid != hung) && lvsd.log().matches("added ").count() > 0
-        })
+        wait_until(
+            "lvsd to replace the hung dataplane",
+            Duration::from_secs(30),
+            || {
+                dataplane(lvsd).is_ok_and(|pid| pid != hung)
+                    && lvsd.log().matches("added ").count() > 0
+            },
+        )
         .with_context(|| lvsd.log())
     };
-    wait_until("a dataplane", common::SOON, || {
+    wait_until("lvsd to log that it is ready", common::SOON, || {
         lvsd.log().contains("ready:")
     })
     .with_context(|| lvsd.log())?;
@@ -244,7 +252,9 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     let first = dataplane(&lvsd)?;
     site.director.sh(&format!("kill -STOP {first}"))?;
     replaced(&lvsd, first)?;
-    wait_until("traffic", common::SOON, || requests(&site, 20).is_ok())?;
+    wait_until("requests to be answered", common::SOON, || {
+        requests(&site, 20).is_ok()
+    })?;
 
     // The daemon has crashed: the next one knows the dataplane for one of lvsd's, and ends it, too.
     let second = dataplane(&lvsd)?;
@@ -263,7 +273,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
         let all = site.director.sh("ps -eo pid");
         all.is_ok_and(|all| all.split_whitespace().all(|pid| pid != third.to_string()))
     };
-    wait_until("its end", common::SOON, is_gone).with_context(|| lvsd.log())
+    wait_until("the third dataplane to end", common::SOON, is_gone).with_context(|| lvsd.log())
 }
 
 /// An unprivileged client that sends the most expensive requests to parse, and repeatedly requests
@@ -321,7 +331,7 @@ fn resident(pid: u32) -> Result<u64> {
 
 #[test]
 #[ignore = "long"]
-fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<()> {
+fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result<()> {
     let mut site = site("users")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;

@@ -57,9 +57,11 @@ fn wait_status(site: &Site, what: &str, right: impl Fn(&str) -> bool) -> Result<
 }
 
 fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {
-    wait_until(&format!("the servers {servers:?}"), PATIENCE, || {
-        usable(site) == servers
-    })
+    wait_until(
+        &format!("the servers {servers:?} to be usable"),
+        PATIENCE,
+        || usable(site) == servers,
+    )
     .with_context(|| {
         format!(
             "{:?}\n{}\nlvsd printed:\n{}",
@@ -119,7 +121,7 @@ fn ctl(site: &Site, n: usize, command: &str) -> Result<String> {
 }
 
 fn wait_healthy(site: &Site, n: usize) -> Result<()> {
-    wait_until("a leader", PATIENCE, || {
+    wait_until("etcd to have a leader", PATIENCE, || {
         ctl(site, n, "endpoint health >/dev/null 2>&1").is_ok()
     })
 }
@@ -143,7 +145,8 @@ fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) ->
 }
 
 const INTERFACES: &str = "interface = [\"eth0\", \"eth1\"]";
-/// A dataplane waits for an interface that the host does not have, and uses no other one.
+/// A configuration with an interface that the host does not have: the dataplane waits for it, and
+/// uses no other interface.
 const NO_INTERFACE: &str = "interface = \"none0\"";
 
 fn service(site: &Site, more: &str) -> String {
@@ -153,7 +156,7 @@ fn service(site: &Site, more: &str) -> String {
     )
 }
 
-/// Server `n` registers itself by `lvsd register`.
+/// Starts `lvsd register` at server `n`, which registers the server.
 fn register(site: &Site, n: usize) -> Result<Proc> {
     let address = format!("{}:80", site.real_address(n));
     site.servers[n].spawn(
@@ -198,13 +201,17 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         &format!("put --lease={lease} /lvs/servers/web/third '{plain}'"),
     )?;
     wait_usable(&site, &[0, 1, 2], &lvsd)?;
-    wait_status(&site, "the director to be seen", |status| {
-        status.contains("director d1: revision")
-            && status.contains("1 service with 3 servers; this one")
-    })?;
+    wait_status(
+        &site,
+        "the director to be listed by the other one",
+        |status| {
+            status.contains("director d1: revision")
+                && status.contains("1 service with 3 servers; this one")
+        },
+    )?;
     // It reads what the daemon has kept, which writes that once in a while.
     let plan = || ask(&site, &site.director, "d1", "plan");
-    wait_until("a plan without a change", PATIENCE, || {
+    wait_until("lvsd plan to report no change", PATIENCE, || {
         plan().is_ok_and(|plan| plan.contains("othing"))
     })
     .with_context(|| plan().unwrap_or_default())?;
@@ -241,7 +248,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         "/lvs/services/web",
         &service(&site, "quorum = 2\n"),
     )?;
-    wait_status(&site, "it to be right again", |status| {
+    wait_status(&site, "the service to be valid again", |status| {
         !status.contains("left out")
     })?;
 
@@ -264,7 +271,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site, &site.director, "d1")?;
-    wait_status(&site, "what was kept", |status| {
+    wait_status(&site, "the stored servers to be used", |status| {
         status.contains("kept from before") && status.contains("DOES NOT ANSWER")
     })?;
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
@@ -324,7 +331,9 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         let all = listing.lines().filter(|line| line.starts_with("TCP "));
         all.count()
     };
-    wait_until("both services", PATIENCE, || services() == 2)?;
+    wait_until("the director to have two services", PATIENCE, || {
+        services() == 2
+    })?;
     wait_usable(&site, &[1], &lvsd)?;
     let mut load = site.load();
     load.pause_ms = 2;
@@ -347,7 +356,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         ensure!(kept == 1, "{lost}: {kept} files");
         lvsd = start(&site, &site.director, "d1")?;
         wait_status(&site, "what stays", |status| {
-            status.contains("NOT KNOWN YET; 1 service of the dataplane left as they are")
+            status.contains("NOT KNOWN YET; 1 service of the dataplane unchanged")
                 && status.contains("DOES NOT ANSWER")
         })
         .with_context(|| lvsd.log())?;
@@ -366,7 +375,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         );
         for words in [
             "deleted",
-            "its last answer stays in force",
+            "its last answer is still used",
             "below its quorum",
         ] {
             ensure!(!log.contains(words), "{lost}: {words}: {log}");
@@ -374,7 +383,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         let plan = || ask(&site, &site.director, "d1", "plan").unwrap_or_default();
         wait_until("a plan without a change", PATIENCE, || {
             let plan = plan();
-            plan.contains("nothing to change") && plan.contains("etcd is not known yet")
+            plan.contains("nothing to change") && plan.contains("etcd, which are not known yet")
         })
         .with_context(plan)?;
     }
@@ -383,7 +392,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
     wait_status(&site, "etcd to be known", |status| {
         status.contains("etcd /lvs/: 2 keys, revision")
             && status.contains("2 services with 2 servers; this one")
-            && !status.contains("left as they are")
+            && !status.contains("unchanged")
     })
     .with_context(|| lvsd.log())?;
     add(2)?;
@@ -393,13 +402,16 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
     report.all_ok(report.ok)?;
     ensure!(report.ok > 100, "{report:?}");
     ctl(&site, 0, "del /lvs/services/web")?;
-    wait_until("one service", PATIENCE, || services() == 1).with_context(|| lvsd.log())?;
+    wait_until("the director to have one service", PATIENCE, || {
+        services() == 1
+    })
+    .with_context(|| lvsd.log())?;
     Ok(())
 }
 
 #[test]
 #[ignore = "needs etcd"]
-fn members_are_met_by_tls_and_by_password() -> Result<()> {
+fn etcd_members_accept_tls_and_password() -> Result<()> {
     let site = site("etcdtls")?;
     let dir = site.testbed.dir().display().to_string();
     let address = site.real_address(0);
@@ -446,7 +458,7 @@ fn members_are_met_by_tls_and_by_password() -> Result<()> {
             "ETCDCTL_API=3 etcdctl --endpoints=https://{address}:2379 --cacert={ca} --cert={dir}/client.pem --key={dir}/client.key {command}"
         ))
     };
-    wait_until("the member", PATIENCE, || {
+    wait_until("the etcd member to be healthy", PATIENCE, || {
         tls("endpoint health >/dev/null 2>&1").is_ok()
     })?;
     fs::write(path(&site, "value"), service(&site, ""))?;
@@ -503,10 +515,14 @@ fn members_are_met_by_tls_and_by_password() -> Result<()> {
     ask(&site, &site.director, "d1", "reload")?;
     wait_usable(&site, &[1], &lvsd)?;
     // It may read, and not write: others do not see it, and that is all.
-    wait_status(&site, "what is not permitted", |status| {
-        status.contains("other directors do not see this one (d1)")
-            && status.contains("permission denied")
-    })?;
+    wait_status(
+        &site,
+        "a write that is not permitted to be reported",
+        |status| {
+            status.contains("other directors do not see this one (d1)")
+                && status.contains("permission denied")
+        },
+    )?;
     let tls = |command: &str| tls(&format!("--user=root:rootpw {command}"));
     tls("user grant-role lvs writer")?;
     // It is tried again when the file is read with another lease.
@@ -525,7 +541,7 @@ fn members_are_met_by_tls_and_by_password() -> Result<()> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn directors_see_each_other_and_each_judges_servers_by_itself() -> Result<()> {
+fn directors_list_each_other_and_check_servers_independently() -> Result<()> {
     let site = site("etcdtwo")?;
     let _member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
@@ -545,7 +561,7 @@ fn directors_see_each_other_and_each_judges_servers_by_itself() -> Result<()> {
     wait_status(&site, "both directors", |status| {
         status.contains("director d2: revision")
             && status.contains("2 servers; this one")
-            && !status.contains("RUNS SOMETHING ELSE")
+            && !status.contains("HAS OTHER SERVICES")
             && !status.contains("NOT READY")
     })?;
     // The first director no longer reaches the servers, and the second one does.
@@ -554,16 +570,20 @@ fn directors_see_each_other_and_each_judges_servers_by_itself() -> Result<()> {
     )?;
     wait_usable(&site, &[], &lvsd)?;
     let reported = || ask(&site, other, "d2", "status").unwrap_or_default();
-    wait_until("the other's servers to be usable", PATIENCE, || {
-        reported().contains("2 of 2 servers usable")
-    })
+    wait_until(
+        "the servers of the other director to be usable",
+        PATIENCE,
+        || reported().contains("2 of 2 servers usable"),
+    )
     .with_context(reported)?;
     site.director.sh("nft delete table inet cut")?;
     wait_usable(&site, &[1, 2], &lvsd)?;
     second.kill();
-    wait_status(&site, "the second director to be gone", |status| {
-        !status.contains("director d2")
-    })?;
+    wait_status(
+        &site,
+        "the second director's record to be removed",
+        |status| !status.contains("director d2"),
+    )?;
     wait_usable(&site, &[1, 2], &lvsd)
 }
 
@@ -581,7 +601,7 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
     let lvsd = start(&site, &site.director, "d1")?;
     wait_usable(&site, &[1], &lvsd)?;
     let registered = || ctl(&site, 0, "get --keys-only /lvs/directors/d1").unwrap_or_default();
-    wait_until("the director in etcd", PATIENCE, || {
+    wait_until("the director to be registered in etcd", PATIENCE, || {
         registered().contains("directors/d1")
     })?;
 
@@ -591,9 +611,11 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
         // One that has ended meanwhile is lost as well.
         let _ = ctl(&site, 0, &format!("lease revoke {lease}"));
     }
-    wait_until("it to be there again", PATIENCE, || {
-        lvsd.log().contains("registers itself again") && registered().contains("directors/d1")
-    })
+    wait_until(
+        "the director's record to be written again",
+        PATIENCE,
+        || lvsd.log().contains("which is written again") && registered().contains("directors/d1"),
+    )
     .with_context(|| lvsd.log())?;
 
     // A file that was copied whole.
@@ -605,15 +627,23 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
     let other = &site.servers[3];
     let mut twin = start(&site, other, "twin")?;
     let words = "another director is called d1, too";
-    wait_status(&site, "both to notice", |status| status.contains(words))?;
-    wait_until("the other to notice", PATIENCE, || {
-        ask(&site, other, "twin", "status").is_ok_and(|status| status.contains(words))
-    })
+    wait_status(
+        &site,
+        "both directors to report the duplicate name",
+        |status| status.contains(words),
+    )?;
+    wait_until(
+        "the other director to report the duplicate name",
+        PATIENCE,
+        || ask(&site, other, "twin", "status").is_ok_and(|status| status.contains(words)),
+    )
     .with_context(|| twin.log())?;
     twin.kill();
-    wait_status(&site, "the other to be gone", |status| {
-        !status.contains(words)
-    })?;
+    wait_status(
+        &site,
+        "the other director's record to be removed",
+        |status| !status.contains(words),
+    )?;
 
     // An operator sets etcd up again, without its content.
     first.kill();
@@ -651,12 +681,15 @@ fn stuck_watch_is_replaced() -> Result<()> {
         rest.split(' ').next()?.parse().ok()
     };
     let mut port = None;
-    wait_until("both connections", PATIENCE, || {
-        let said = site
+    wait_until("lvsd to have two connections to etcd", PATIENCE, || {
+        let message = site
             .director
             .sh("ss -HOtni state established dport = :2379");
-        let said = said.unwrap_or_default();
-        let all: Vec<&str> = said.lines().filter(|line| sent(line).is_some()).collect();
+        let message = message.unwrap_or_default();
+        let all: Vec<&str> = message
+            .lines()
+            .filter(|line| sent(line).is_some())
+            .collect();
         let least = all.iter().min_by_key(|line| sent(line));
         let most = all.iter().filter_map(|line| sent(line)).max();
         let apart = least.and_then(|line| sent(line)) < most.map(|most| most / 2);
@@ -674,10 +707,14 @@ fn stuck_watch_is_replaced() -> Result<()> {
     put(&site, 0, "/lvs/servers/web/2", &server(2))?;
     wait_usable(&site, &[1, 2], &lvsd)?;
     // On a busy machine, a request of lvsd takes longer than its second, and a new connection reads all keys.
-    wait_until("the reason", PATIENCE, || {
-        let log = lvsd.log();
-        log.contains("has stopped sending changes") || log.matches("answers again").count() > 1
-    })
+    wait_until(
+        "lvsd to log why it connects to another member",
+        PATIENCE,
+        || {
+            let log = lvsd.log();
+            log.contains("has stopped sending changes") || log.matches("answers again").count() > 1
+        },
+    )
     .with_context(|| lvsd.log())
 }
 
@@ -685,7 +722,7 @@ fn stuck_watch_is_replaced() -> Result<()> {
 /// again; and once while it is stopped, so that etcd reports a gap in its watch.
 #[test]
 #[ignore = "needs etcd"]
-fn compacted_history_is_read_again() -> Result<()> {
+fn etcd_compacted_history_is_read_again() -> Result<()> {
     let site = site("etcdcompact")?;
     let buffers = |receive: &str, send: &str| -> Result<()> {
         for host in [&site.director, &site.servers[0]] {
@@ -706,8 +743,8 @@ fn compacted_history_is_read_again() -> Result<()> {
     };
     let remove = |n: usize| ctl(&site, 0, &format!("del /lvs/servers/web/{n}"));
     let compact = || -> Result<u64> {
-        let said = ctl(&site, 0, "get nothing -w json")?;
-        let rest = said.split_once("\"revision\":").context("a revision")?.1;
+        let message = ctl(&site, 0, "get nothing -w json")?;
+        let rest = message.split_once("\"revision\":").context("a revision")?.1;
         let digits = rest.split(|c: char| !c.is_ascii_digit()).next();
         let revision = digits.context("digits")?.parse()?;
         ctl(&site, 0, &format!("compact --physical {revision}"))?;
@@ -761,12 +798,12 @@ fn compacted_history_is_read_again() -> Result<()> {
         &service(&site, "quorum = 3\n"),
     )?;
     let revision = compact()?;
-    ensure!(usable(&site) == [1, 2], "the dataplane goes on");
+    ensure!(usable(&site) == [1, 2], "the dataplane keeps running");
     // Delayed events of etcd arrive first; with such small buffers they would take half a minute.
     buffers("4096 131072 6291456", "4096 16384 4194304")?;
     lvsd.signal(Signal::SIGCONT)?;
     wait_usable(&site, &[2, 3], &lvsd)?;
-    wait_status(&site, "what was missed", |status| {
+    wait_status(&site, "the missed changes to be applied", |status| {
         known(status) >= Some(revision)
             && status.contains("BELOW ITS QUORUM")
             && !status.contains("left out")

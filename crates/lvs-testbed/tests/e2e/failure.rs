@@ -25,7 +25,7 @@ fn stopped_dataplane_restores_host() -> Result<()> {
             common::ok(site.client.load(&load)?, 20)?;
             ensure!(
                 common::host_state(&site)? != before,
-                "the shield is to be seen while it runs"
+                "the shield exists while the dataplane runs"
             );
             let mut dataplane = site.dataplane.take().context("started above")?;
             let status = dataplane.stop(signal)?;
@@ -41,7 +41,8 @@ fn stopped_dataplane_restores_host() -> Result<()> {
     Ok(())
 }
 
-/// Sends one request, and one more for each line of its input; connects again after a failure.
+/// A script that sends one request, and another for each line of its input; it connects again after
+/// a failure.
 const ASKED: &str = r#"
 use IO::Socket::INET; $| = 1; $SIG{PIPE} = 'IGNORE';
 my $s;
@@ -108,7 +109,7 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     let (director, client) = (site.director.clone(), site.client.clone());
     let come_back = |what: &str| -> Result<()> {
         wait_until(
-            &format!("traffic after {what}"),
+            &format!("traffic to flow after {what}"),
             Duration::from_secs(30),
             || client.load(&load).is_ok_and(|report| report.failed == 0),
         )
@@ -122,12 +123,12 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     std::thread::sleep(Duration::from_millis(300));
     client.sh(&format!("ip link set eth1 netns {}", director.pid()))?;
     director.sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")?;
-    come_back("gone and back")?;
+    come_back("the interface to be removed and added again")?;
     ensure!(site.dataplane.as_mut().is_some_and(Proc::is_running));
     Ok(())
 }
 
-/// Starts a dataplane that is to refuse to run, and returns its message.
+/// Starts a dataplane that must refuse to run, and returns its message.
 fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Result<String> {
     let dataplane = programs::find("lvs-dataplane")?.display().to_string();
     let mut words: Vec<&str> = before.to_vec();
@@ -135,11 +136,14 @@ fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Res
     words.extend_from_slice(arguments);
     let mut dataplane = site.director.spawn(words[0], &words[1..])?;
     let status = dataplane.wait(Duration::from_secs(10))?;
-    let said = dataplane.log();
-    println!("{arguments:?}: {status}: {said}");
-    ensure!(!status.success(), "it ended well: {said}");
-    ensure!(!said.contains("panicked"), "{said}");
-    Ok(said)
+    let text = dataplane.log();
+    println!("{arguments:?}: {status}: {text}");
+    ensure!(
+        !status.success(),
+        "the dataplane exited without an error: {text}"
+    );
+    ensure!(!text.contains("panicked"), "{text}");
+    Ok(text)
 }
 
 #[test]
@@ -148,10 +152,10 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     options.servers = 1;
     let mut site = common::site(options)?;
 
-    let said = refused(&site, &[], &["--interface", "eth0"])?;
+    let text = refused(&site, &[], &["--interface", "eth0"])?;
     ensure!(
-        said.contains("another dataplane is running"),
-        "a second instance: {said}"
+        text.contains("another dataplane is running"),
+        "a second instance: {text}"
     );
     site.add_service(80, "rr")?;
     let mut load = site.load();
@@ -160,17 +164,17 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     site.dataplane = None;
 
     for name in ["no/pe0", "a-name-that-is-too-long", "eth0.7=10.7.0.1/24"] {
-        let said = refused(&site, &[], &["--interface", name])?;
-        ensure!(said.contains(name), "an impossible interface: {said}");
+        let text = refused(&site, &[], &["--interface", name])?;
+        ensure!(text.contains(name), "an impossible interface: {text}");
     }
     let caps = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"];
-    let said = refused(&site, &caps, &["--interface", "eth0"])?;
+    let text = refused(&site, &caps, &["--interface", "eth0"])?;
     ensure!(
-        said.contains("CAP_NET") || said.contains("root"),
-        "no privileges: {said}"
+        text.contains("CAP_NET") || text.contains("root"),
+        "no privileges: {text}"
     );
-    let said = refused(&site, &[], &["--rules", "/nonexistent"])?;
-    ensure!(said.contains("/nonexistent"), "{said}");
+    let text = refused(&site, &[], &["--rules", "/nonexistent"])?;
+    ensure!(text.contains("/nonexistent"), "{text}");
 
     // A socket file that a killed dataplane left is no obstacle.
     let socket = site
@@ -223,7 +227,7 @@ fn invalid_rules_change_nothing() -> Result<()> {
         );
         ensure!(
             site.lvsadm("-S -n")? == before,
-            "lvsadm {arguments} changed something"
+            "lvsadm {arguments} changed the configuration"
         );
     }
     Ok(())
@@ -286,14 +290,17 @@ fn invalid_frames_are_dropped() -> Result<()> {
     Ok(())
 }
 
-/// Another host announces a virtual address: its receivers get a new announcement of the owner.
+/// Another host announces a virtual address: the owner sends a new announcement to the receivers.
 #[test]
 fn foreign_claim_to_vip_is_answered() -> Result<()> {
     let mut options = SiteOptions::new("claim", Forward::Dr);
     options.servers = 2;
     options.vip = Vip::Dataplane;
     let mut site = lvs_testbed::Site::new(options)?;
-    let router = site.router.clone().context("a one-arm site has a router")?;
+    let router = site
+        .router
+        .clone()
+        .context("the one-arm site has a router")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     let mut load = site.load();
@@ -302,10 +309,13 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
     let ours = site.director.sh("cat /sys/class/net/eth0/address")?;
     let (ours, theirs) = (ours.trim(), "02:00:00:00:77:09");
     let known = |mac: &str| {
-        let said = router.run("ip", &["neigh", "show", &site.vip.to_string()]);
-        said.is_ok_and(|said| said.contains(mac))
+        let text = router.run("ip", &["neigh", "show", &site.vip.to_string()]);
+        text.is_ok_and(|text| text.contains(mac))
     };
-    ensure!(known(ours), "the router knows the director");
+    ensure!(
+        known(ours),
+        "the router has a neighbour entry for the director"
+    );
     let monitor = router.spawn("ip", &["monitor", "neigh"])?;
     // It listens when it reports an event.
     let something = "ip neigh replace 192.0.2.250 lladdr 02:00:00:00:77:08 dev eth1; \
@@ -319,26 +329,37 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
         "ip addr del {0}/32 dev lo; ip addr add {0}/32 dev eth0; ip link set eth0 address {theirs}",
         site.vip
     ))?;
-    let output = wait_until("the router to hear both", common::SOON, || {
-        let log = monitor.log();
-        let vip = format!("{} ", site.vip);
-        let mut lines = log.lines().filter(|line| line.starts_with(&vip));
-        // One after the other, the director last.
-        lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
-    });
+    let output = wait_until(
+        "the router to receive both announcements",
+        common::SOON,
+        || {
+            let log = monitor.log();
+            let vip = format!("{} ", site.vip);
+            let mut lines = log.lines().filter(|line| line.starts_with(&vip));
+            // One after the other, the director last.
+            lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
+        },
+    );
     output.with_context(|| monitor.log())?;
-    ensure!(known(ours), "the router knows the director again");
+    ensure!(
+        known(ours),
+        "the router has a neighbour entry for the director again"
+    );
     Ok(())
 }
 
-/// An address that another host answers for is not taken over in silence.
+/// If another host answers for an address, the dataplane does not take the address over without a
+/// message.
 #[test]
 fn vip_of_another_host_is_reported() -> Result<()> {
     let mut options = SiteOptions::new("conflict", Forward::Dr);
     options.servers = 1;
     options.vip = Vip::Dataplane;
     let mut site = lvs_testbed::Site::new(options)?;
-    let router = site.router.clone().context("a one-arm site has a router")?;
+    let router = site
+        .router
+        .clone()
+        .context("the one-arm site has a router")?;
     router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
     site.start_dataplane(&[])?;
     let answer = site
@@ -349,7 +370,7 @@ fn vip_of_another_host_is_reported() -> Result<()> {
     let mac = mac.trim();
     let dataplane = site.dataplane.as_ref().context("started above")?;
     let output = || format!("{answer:?} {}", dataplane.log());
-    wait_until(&format!("word of {mac}"), common::SOON, || {
+    wait_until(&format!("the dataplane to log {mac}"), common::SOON, || {
         output().contains(mac)
     })
     .with_context(output)

@@ -1,7 +1,7 @@
-//! The kernel fast path, end to end: the same traffic as through the dataplane alone, and the same
-//! listings.
+//! The kernel fast path, end to end: the traffic and the listings are the same as with the
+//! dataplane alone.
 //!
-//! Requires BPF in the first user namespace; otherwise the tests are not run.
+//! Requires BPF in the initial user namespace; otherwise the tests are not run.
 
 use crate::common;
 
@@ -22,7 +22,10 @@ const TWO: [&str; 4] = ["--fast-path", "on", "--workers", "2"];
 /// Whether the kernel fast path is permitted here. Root of the first user namespace has no excuse.
 pub(super) fn is_permitted() -> Result<bool> {
     let permitted = Mode::detect()? != Mode::Rootless;
-    ensure!(permitted || !lvs_sys::is_root_of_all(), "root can test it");
+    ensure!(
+        permitted || !lvs_sys::is_root_of_all(),
+        "a test as root may load BPF programs"
+    );
     Ok(permitted)
 }
 
@@ -34,7 +37,8 @@ pub(super) fn require_permission() -> Result<()> {
     Ok(())
 }
 
-/// A site whose dataplane uses the kernel fast path; `None` if the kernel does not permit that.
+/// Creates a site whose dataplane uses the kernel fast path; `None` if the kernel does not permit
+/// it.
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     site_by(&ON, label, forward, servers)
 }
@@ -136,7 +140,7 @@ fn counted(server: &Host) -> Result<[u64; 4]> {
     Ok([requests.0, replies.0, requests.1, replies.1])
 }
 
-/// The listing's counters equal those of the servers, whichever path the packets took.
+/// The listed counters equal those of the servers, whichever path forwards the packets.
 #[test]
 fn listed_counters_equal_server_counters() -> Result<()> {
     counters("ink-counters", &ON)
@@ -194,11 +198,15 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
 /// later counts. A packet may be in flight when the reason occurs.
 fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64, u64)> {
     let mut before = (0, 0);
-    wait_until("no packets in the kernel", common::SOON, || {
-        before = shares(site).unwrap_or_default();
-        std::thread::sleep(Duration::from_millis(700));
-        shares(site).is_ok_and(|after| count(after) == count(before))
-    })?;
+    wait_until(
+        "the kernel fast path to forward no packets",
+        common::SOON,
+        || {
+            before = shares(site).unwrap_or_default();
+            std::thread::sleep(Duration::from_millis(700));
+            shares(site).is_ok_and(|after| count(after) == count(before))
+        },
+    )?;
     Ok(before)
 }
 
@@ -207,7 +215,11 @@ fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(requests, _)| requests > 50);
-    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    wait_until(
+        "the kernel fast path to forward packets",
+        Duration::from_secs(20),
+        flows,
+    )?;
     Ok(download)
 }
 
@@ -230,13 +242,13 @@ fn removed(label: &str, forward: Forward) -> Result<()> {
     site.lvsadm(&format!("-a -t {} -r {server} {flag}", site.service(80)))?;
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > after.0 + 50);
     wait_until(
-        "packets in the kernel again",
+        "the kernel fast path to forward packets again",
         Duration::from_secs(30),
         flows,
     )
 }
 
-/// A BPF program at an interface of a host, as the first one there.
+/// Attaches a BPF program to an interface of a host, in front of all others.
 fn put_in_front(
     host: &Host,
     interface: &str,
@@ -253,7 +265,7 @@ fn put_in_front(
         Ok(program.attach(ifindex)?)
     };
     let thread = std::thread::spawn(attach);
-    thread.join().expect("it does not panic")
+    thread.join().expect("the dataplane does not panic")
 }
 
 const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> Instruction {
@@ -265,7 +277,7 @@ const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> In
     }
 }
 
-/// A register becomes a number.
+/// The instruction that sets a register to a number.
 const fn set(register: u8, number: i32) -> Instruction {
     instruction(0xb7, register, 0, number)
 }
@@ -275,7 +287,7 @@ const EXIT: Instruction = instruction(0x95, 0, 0, 0);
 /// A tag with a priority only (VLAN 0) counts as none, and is not forwarded.
 #[test]
 #[ignore = "long"]
-fn priority_tags_are_taken_off() -> Result<()> {
+fn fast_path_removes_priority_tags() -> Result<()> {
     let site = site("ink-priority", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
     // bpf_skb_vlan_push(skb, 802.1Q, priority 5); TCX_PASS.
@@ -303,8 +315,9 @@ fn priority_tags_are_taken_off() -> Result<()> {
     Ok(())
 }
 
-/// VXLAN between hosts on one machine leaves the checksum of the inner packet to the device. The
-/// outer datagram has no checksum, or one that is right after the inner one is completed.
+/// VXLAN between hosts on one machine leaves the checksum of the inner packet unfinished, for the
+/// device to complete. The outer datagram has no checksum, or one that becomes right when the inner
+/// checksum is completed.
 #[test]
 fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
     let site = site("ink-inside", Forward::Nat, 1)?;
@@ -334,9 +347,11 @@ fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
             forwarded = shares(&site).map_or(0, |now| now.0 - start);
             forwarded > 100
         })?;
-        wait_until("the datagrams", Duration::from_secs(20), || {
-            arrived().is_ok_and(|now| now >= before + forwarded)
-        })
+        wait_until(
+            "the forwarded datagrams to arrive",
+            Duration::from_secs(20),
+            || arrived().is_ok_and(|now| now >= before + forwarded),
+        )
         .with_context(|| checksum)?;
         sender.kill();
         let wrong = server.counter("Udp", "InCsumErrors")?;
@@ -346,10 +361,10 @@ fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
     Ok(())
 }
 
-/// Another program in front of ours may end the chain: the dataplane continues without it, and no
-/// connection breaks.
+/// Another program in front of the dataplane's program may end the chain: the dataplane continues
+/// without its program, and no connection breaks.
 #[test]
-fn fast_path_detects_program_in_front() -> Result<()> {
+fn fast_path_detects_earlier_program() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;
     let mut download = download_in_the_kernel(&site)?;
     let doctor = || {
@@ -365,7 +380,11 @@ fn fast_path_detects_program_in_front() -> Result<()> {
     let other = put_in_front(&site.director, "eth0", ProgramKind::Ingress, &pass)?;
     let output =
         || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
-    wait_until("a finding", common::SOON, output)?;
+    wait_until(
+        "doctor to report that the program is not the first",
+        common::SOON,
+        output,
+    )?;
     // All goes through the dataplane.
     let before = wait_for_none(&site, |(requests, replies)| requests + replies)?;
     download.goes_on()?;
@@ -378,7 +397,11 @@ fn fast_path_detects_program_in_front() -> Result<()> {
     )?;
     let gone =
         || doctor().is_ok_and(|text| !text.replace("\n  ", " ").contains("is not the first"));
-    wait_until("no finding", common::SOON, gone)?;
+    wait_until(
+        "doctor to report nothing about the program's place",
+        common::SOON,
+        gone,
+    )?;
     download.finish()
 }
 
@@ -460,30 +483,38 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     };
     output("yes")?;
     // The host's tables may have changed meanwhile.
-    wait_until("the same in JSON", Duration::from_secs(20), || {
-        let output = site.lvsadm(&format!("{question} --json"));
-        let output = output.ok().and_then(|output| output.parse().ok());
-        output.is_some_and(|output: serde_json::Value| {
-            output["fast_path"] == true && output["fast_path_why"] == ""
-        })
-    })?;
+    wait_until(
+        "the JSON output to have the same values",
+        Duration::from_secs(20),
+        || {
+            let output = site.lvsadm(&format!("{question} --json"));
+            let output = output.ok().and_then(|output| output.parse().ok());
+            output.is_some_and(|output: serde_json::Value| {
+                output["fast_path"] == true && output["fast_path_why"] == ""
+            })
+        },
+    )?;
     let new = format!("explain tcp 192.0.2.77:1000 {}", site.service(80));
     let new = site.lvsadm(&new)?;
-    let before = "no: no connection is, before its client has sent 16 packets";
+    let before = "no: connections are offloaded after 16 packets from the client";
     ensure!(new.contains(&format!("in kernel   {before}\n")), "{new}");
     let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
     ensure!(!nobody.contains("in kernel"), "{nobody}");
 
     let rule = format!("--destination {}", site.vip);
     site.lvsadm(&format!("mark add {rule} --mark 7"))?;
-    wait_until("a packet gets the mark", Duration::from_secs(20), || {
-        let rules = site.lvsadm("mark list");
-        rules.is_ok_and(|rules| rules.contains("--mark 7") && !rules.contains(" 0 packets"))
-    })?;
+    wait_until(
+        "the rule to count a packet",
+        Duration::from_secs(20),
+        || {
+            let rules = site.lvsadm("mark list");
+            rules.is_ok_and(|rules| rules.contains("--mark 7") && !rules.contains(" 0 packets"))
+        },
+    )?;
     output("yes")?;
     site.lvsadm("mark del 1")?;
     site.lvsadm(&format!("mark add {rule} --interface elsewhere --drop"))?;
-    output("no: a rule for marks could drop its packets or leave them to this host")?;
+    output("no: a rule for marks could drop its packets or pass them to this host")?;
     site.lvsadm("mark del 1")?;
     output("yes")?;
 
@@ -514,7 +545,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
         site.start_dataplane(&ON)?;
         ensure!(
             shares(&site)? == (0, 0),
-            "its successor has forwarded nothing yet"
+            "the successor has not forwarded packets yet"
         );
     }
     Ok(())
@@ -580,12 +611,16 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     ];
     let mut downloads = site.client.spawn("curl", &arguments)?;
     let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
-    wait_until("all downloads", Duration::from_secs(20), all)?;
+    wait_until("all downloads to run", Duration::from_secs(20), all)?;
     if forward == Forward::FullNat {
         // Connections are told when they open, once there is a map to tell them by: the first
         // that has packets in the kernel shows that there is, and no other has to have any.
         let output = || shares(&site).is_ok_and(|(_, replies)| replies > 0);
-        wait_until("local ports in the kernel", Duration::from_secs(20), output)?;
+        wait_until(
+            "the kernel fast path to have the local ports",
+            Duration::from_secs(20),
+            output,
+        )?;
     } else {
         let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
         wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
@@ -614,7 +649,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
         "{sums}"
     );
     let output = log.lines().find(|line| line.contains("took over"));
-    println!("{}", output.context("it says so")?);
+    println!("{}", output.context("the log says so")?);
     // Services are there, counters go on, and new connections come.
     let counts = || stats(&site).is_ok_and(|after| after > before);
     wait_until("counters to go on", common::SOON, counts)?;
@@ -688,14 +723,20 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
             let output = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(output.starts_with("no dataplane"), "{output}");
             site.start_dataplane(&ON)?;
-            ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+            ensure!(
+                !site.lvsadm("-L -n")?.contains(":80"),
+                "the successor starts without state"
+            );
             site.add_service(80, "rr")?;
             continue;
         }
         // One with another table cannot go on, and says so.
         site.start_dataplane(&["--fast-path", "on", "--max-connections", "5000"])?;
         common::says(&site, "it had another --max-connections")?;
-        ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+        ensure!(
+            !site.lvsadm("-L -n")?.contains(":80"),
+            "the successor starts without state"
+        );
     }
     Ok(())
 }
@@ -706,17 +747,24 @@ fn successor_starts_daemons_when_interface_is_created() -> Result<()> {
     let director = site.director.clone();
     let make = "ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up";
     director.sh(make)?;
-    wait_until("the dataplane to know it", common::SOON, || {
-        site.lvsadm("--start-daemon backup --mcast-interface d1")
-            .is_ok()
-    })?;
+    wait_until(
+        "the dataplane to use the new interface",
+        common::SOON,
+        || {
+            site.lvsadm("--start-daemon backup --mcast-interface d1")
+                .is_ok()
+        },
+    )?;
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(Signal::SIGKILL)?;
     dataplane.wait(Duration::from_secs(10))?;
     director.sh("ip link del d1")?;
     site.start_dataplane(&ON)?;
     let daemons = site.lvsadm("-L --daemon")?;
-    ensure!(daemons.is_empty(), "its interface is gone: {daemons}");
+    ensure!(
+        daemons.is_empty(),
+        "the daemon of the removed interface is gone: {daemons}"
+    );
     director.sh(make)?;
     wait_until("the daemon to run", common::SOON, || {
         site.lvsadm("-L --daemon")

@@ -55,13 +55,17 @@ fn end(site: &mut Site, signal: Signal) -> Result<()> {
 fn download(site: &Site) -> Result<common::Download> {
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(requests, replies)| requests > 50 && replies > 50);
-    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    wait_until(
+        "the kernel fast path to forward packets",
+        Duration::from_secs(20),
+        flows,
+    )?;
     Ok(download)
 }
 
 /// All bytes arrive, all listings are right, and each output with the attachment shows clsact.
 #[test]
-fn every_byte_arrives_and_orderly_end_removes_the_programs() -> Result<()> {
+fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Result<()> {
     let mut site = site("inkc-http", 4)?;
     common::says(&site, "kernel fast path (clsact)")?;
     let doctor = site.director.sh(&format!(
@@ -131,7 +135,7 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
 /// A filter in front of the dataplane's, or a removed filter of the dataplane, is detected as with
 /// tcx.
 #[test]
-fn foreign_filter_in_front_is_reported() -> Result<()> {
+fn earlier_filter_of_another_program_is_reported() -> Result<()> {
     let site = site("inkc-front", 2)?;
     let mut running = download(&site)?;
     let doctor = || {
@@ -145,13 +149,13 @@ fn foreign_filter_in_front_is_reported() -> Result<()> {
         "tc filter add {other} direct-action bytecode '1,6 0 0 0'"
     ))?;
     let answer = || doctor().is_ok_and(|text| text.contains("is not the first"));
-    wait_until("a finding", common::SOON, answer)?;
+    wait_until("doctor to report the removed filter", common::SOON, answer)?;
     running.goes_on()?;
     let before = shares(&site)?;
     site.director.sh(&format!("tc filter del {other}"))?;
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
     wait_until(
-        "packets in the kernel again",
+        "the kernel fast path to forward packets again",
         Duration::from_secs(20),
         flows,
     )?;
@@ -169,14 +173,17 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     // Without a dataplane, too.
     let received = || site.client.counter("Tcp", "InSegs").unwrap_or_default();
     let already = received();
-    wait_until("more of the download", common::SOON, || {
+    wait_until("the download to continue", common::SOON, || {
         received() > already + 500
     })?;
     running.goes_on()?;
     start(&mut site)?;
     common::says(&site, "took over")?;
     running.finish()?;
-    ensure!(filters(&site.director)? == before, "the same places");
+    ensure!(
+        filters(&site.director)? == before,
+        "the same attachment points"
+    );
     ensure!(site.lvsadm("-L -n")?.contains(":80"));
     // The next one attaches itself the other way, if there is one, and takes the filters away.
     end(&mut site, Signal::SIGKILL)?;
@@ -185,7 +192,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     ensure!(log.contains("took over"), "{log}");
     if log.contains("(tcx)") {
         let gone = || filters(&site.director).is_ok_and(|left| left == 0);
-        wait_until("no filters", common::SOON, gone)?;
+        wait_until("the interface to have no filters", common::SOON, gone)?;
     }
     let running = download(&site)?;
     end(&mut site, Signal::SIGKILL)?;
@@ -218,12 +225,15 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
                 "{left}"
             );
             start(&mut site)?;
-            ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+            ensure!(
+                !site.lvsadm("-L -n")?.contains(":80"),
+                "the successor starts without state"
+            );
             continue;
         }
         // One that forwards all packets itself takes them away, too.
         site.start_dataplane(&["--fast-path", "off"])?;
-        ensure!(filters(&site.director)? == 0, "none is left");
+        ensure!(filters(&site.director)? == 0, "no filter remains");
     }
     Ok(())
 }

@@ -9,9 +9,9 @@ use nix::sys::signal::Signal;
 use super::common::{READY, says};
 use super::fast_path::{is_permitted, require_permission, shares};
 
-/// Messages of the dataplane at its start.
+/// Messages that the dataplane logs when it starts.
 const FAST_PATH: &str = "established connections are forwarded by the kernel fast path";
-const BY_ITSELF: &str = "all packets are forwarded by the dataplane itself";
+const BY_ITSELF: &str = "the dataplane itself forwards all packets";
 
 fn kill(site: &mut Site) -> Result<()> {
     let mut dataplane = site.dataplane.take().context("it runs")?;
@@ -72,7 +72,7 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
 
 /// The capabilities of the systemd units are sufficient, and a missing one is named.
 #[test]
-fn capabilities_that_are_missing_are_named() -> Result<()> {
+fn missing_capabilities_are_named() -> Result<()> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-caps", Forward::Nat))?;
     for (more, expected) in [
@@ -111,7 +111,7 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
 
 /// The inherited state may be the cause of the crashes.
 #[test]
-fn dataplanes_that_die_in_turn_are_not_taken_over_without_end() -> Result<()> {
+fn state_of_repeatedly_crashing_dataplanes_is_discarded() -> Result<()> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-tries", Forward::Nat))?;
     start(&mut site, &[])?;
@@ -121,7 +121,7 @@ fn dataplanes_that_die_in_turn_are_not_taken_over_without_end() -> Result<()> {
         start(&mut site, &[])?;
         let (log, listed) = (says(&site, READY)?, site.lvsadm("-L -n")?);
         ensure!(
-            log.contains("ended soon after they had taken over") == (number == 6),
+            log.contains("exited soon after they had taken over") == (number == 6),
             "{number}: {log}"
         );
         ensure!(listed.contains(":80") == (number < 6), "{number}: {listed}");
@@ -139,7 +139,10 @@ fn fast_path_continues_connections_of_state_keeper() -> Result<()> {
     kill(&mut site)?;
     start(&mut site, &["--warm-restart", "on"])?;
     says(&site, BY_ITSELF)?;
-    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it took over");
+    ensure!(
+        site.lvsadm("-L -n")?.contains(":80"),
+        "the successor took over the state"
+    );
     download(&site)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     site.dataplane = None;

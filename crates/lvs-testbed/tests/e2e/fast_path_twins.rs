@@ -1,5 +1,5 @@
-//! The kernel fast path against the packet path: the same frames, valid and hostile, pass through
-//! one dataplane with and one without its programs. The same frames are sent, with the same
+//! The kernel fast path against the packet path: the same frames, valid and hostile, pass through a
+//! dataplane with the BPF programs and one without. Both send the same frames, and have the same
 //! connections, states, deadlines and counters.
 
 use lvs_dataplane::fast_path::FastPathError;
@@ -12,7 +12,8 @@ use lvs_testbed::suite::size;
 const QUICK_FRAMES: u64 = 15_000;
 const FULL_FRAMES: u64 = 150_000;
 
-/// Without BPF there is nothing to compare; root of the first user namespace has no excuse.
+/// Reports a test as not run, because without BPF there is nothing to compare; root of the first
+/// user namespace must be able to run it.
 fn not_tested(error: &FastPathError) -> ! {
     let excused = matches!(error, FastPathError::Permission(_)) && !is_root_of_all();
     assert!(excused, "{error:?}");

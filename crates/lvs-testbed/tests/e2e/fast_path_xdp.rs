@@ -1,5 +1,5 @@
-//! XDP in front of the kernel fast path, end to end: at veth interfaces whose other ends finish
-//! checksums, unless a test sets it otherwise.
+//! XDP before the kernel fast path, end to end, at veth interfaces whose peers finish checksums,
+//! unless a test disables that.
 
 use crate::common;
 
@@ -90,13 +90,13 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
         .sh(&format!("{lvsadm} doctor || [ $? = 1 ]"))?;
     ensure!(
         !doctor.contains("XDP"),
-        "it is the dataplane's own: {doctor}"
+        "the program belongs to the dataplane: {doctor}"
     );
     common::iperf_and_dns(&site)?;
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(nix::sys::signal::Signal::SIGTERM)?;
     dataplane.wait(Duration::from_secs(10))?;
-    wait_until("nothing to be left", common::SOON, || {
+    wait_until("no program to remain attached", common::SOON, || {
         programs_of(&site).is_ok_and(|left| left.is_empty())
     })
 }
@@ -138,12 +138,12 @@ fn download(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(xdp, _)| xdp > 50);
-    wait_until("packets by XDP", Duration::from_secs(20), flows)?;
+    wait_until("XDP to forward packets", Duration::from_secs(20), flows)?;
     Ok(download)
 }
 
-/// A packet that needs a socket buffer to leave is forwarded with one; and by XDP again when that
-/// is possible.
+/// A packet that can leave only with a socket buffer is forwarded with one; packets are forwarded
+/// by XDP again as soon as possible.
 #[test]
 fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
     let mut site = site("xdp-takers", Forward::Nat)?;
@@ -157,11 +157,19 @@ fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
         std::thread::sleep(pace);
         shares(&site).is_ok_and(|after| after.0 == before.0 && after.1 > before.1)
     };
-    wait_until("packets behind XDP", Duration::from_secs(20), stands)?;
+    wait_until(
+        "packets to be forwarded with a socket buffer",
+        Duration::from_secs(20),
+        stands,
+    )?;
     let (before, _) = shares(&site)?;
     site.testbed.take_frames()?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
-    wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
+    wait_until(
+        "XDP to forward packets again",
+        Duration::from_secs(20),
+        flows,
+    )?;
     download.finish()
 }
 
@@ -185,7 +193,7 @@ fn xdp_program_survives_dataplane() -> Result<()> {
     dataplane.wait(Duration::from_secs(10))?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
-    wait_until("no XDP any more", common::SOON, gone)?;
+    wait_until("the XDP programs to be detached", common::SOON, gone)?;
     download.finish()
 }
 
@@ -211,6 +219,6 @@ fn xdp_impossible_options_are_refused() -> Result<()> {
             .sh(&format!("timeout 120 {program} {words} 2>&1 || true"))?;
         ensure!(refused.contains(output), "{words}: {refused}");
     }
-    ensure!(programs_of(&site)?.is_empty(), "nothing is left");
+    ensure!(programs_of(&site)?.is_empty(), "no message remains");
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Site, SiteOptions, wait_until};
 
-/// Datagrams to an unused port, which the host counts if they reach it.
+/// An unused port; the host counts datagrams to it that reach the host.
 const PORT: u16 = 9999;
 /// Longest time of any step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
@@ -45,7 +45,8 @@ fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let before = seen(&site.director)?;
     let came = || seen(&site.director).is_ok_and(|now| now > before);
     wait_until(&format!("{bytes} bytes to {to}"), SOON, || {
-        send(site, to, bytes).is_ok() && wait_until("it", IN_TIME, came).is_ok()
+        send(site, to, bytes).is_ok()
+            && wait_until("the rule to count the datagram", IN_TIME, came).is_ok()
     })
 }
 
@@ -141,13 +142,13 @@ fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
     // A filter by routes has the right interface, too.
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
     firewall(&site, "")?;
-    comes(&site, four, 2000).context("rp_filter drops what is given back")
+    comes(&site, four, 2000).context("rp_filter drops reinjected packets")
 }
 
 /// Without the right to use BPF, reinjected packets arrive through the dataplane's device, and the
 /// log shows that.
 #[test]
-fn without_bpf_fragments_come_in_by_the_dataplanes_device() -> Result<()> {
+fn fragments_without_bpf_arrive_on_the_dataplanes_device() -> Result<()> {
     let mut site = site("nobpf")?;
     let launcher = ["setpriv", "--bounding-set=-bpf,-sys_admin", "--"];
     site.start_dataplane_by(&launcher, &[])?;
@@ -157,7 +158,7 @@ fn without_bpf_fragments_come_in_by_the_dataplanes_device() -> Result<()> {
     firewall(&site, "")?;
     comes(&site, vip, 3000)?;
     firewall(&site, "iifname eth0 meta l4proto udp counter drop")?;
-    comes(&site, vip, 3000).context("it comes in by eth0")?;
+    comes(&site, vip, 3000).context("the packet arrives on eth0")?;
     firewall(
         &site,
         "iifname { eth0, lvs-host0 } meta l4proto udp counter drop",
@@ -205,7 +206,7 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     site.add_service(80, "rr")?;
     let vip: IpAddr = site.vip.into();
     firewall(&site, "iifname lvs-host0 counter drop")?;
-    comes(&site, vip, 3000).context("there is no way back at first")?;
+    comes(&site, vip, 3000).context("reinjection is not possible at first")?;
     firewall(&site, "")?;
     let sender = site.client.sh("cat /sys/class/net/eth0/address")?;
     let sender = sender.trim();
@@ -221,19 +222,25 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     let dataplane = site.dataplane.as_ref().context("started above")?;
     let noticed = || dataplane.log().contains(GONE);
     ensure!(
-        seen(&site.director)? == leaked || wait_until("a word", IN_TIME, noticed).is_ok(),
-        "it was turned round"
+        seen(&site.director)? == leaked
+            || wait_until(
+                "the dataplane to log the detached program",
+                IN_TIME,
+                noticed
+            )
+            .is_ok(),
+        "the packet was reinjected"
     );
     ensure!(site.testbed.port_of(sender)? == there);
     wait_until("the dataplane to notice", SOON, noticed).with_context(|| dataplane.log())?;
-    comes(&site, vip, 3000).context("the other way")?;
+    comes(&site, vip, 3000).context("the packet reinjected on the other device")?;
     // It is taken up as if nothing had happened, by the device.
     firewall(&site, "iifname lvs-host0 counter drop")?;
     is_dropped(&site, vip, 3000)
 }
 
-/// `-S` prints the same bytes as ipvsadm, and warns about settings that it does not save; `filter
-/// save` and `restore` restore these completely or not at all.
+/// `-S` prints the same bytes as ipvsadm, and warns about settings that it does not save. `filter
+/// save` prints these settings, and `filter restore` restores them completely or not at all.
 #[test]
 fn filters_are_saved_and_restored() -> Result<()> {
     let mut site = site("save")?;
@@ -260,14 +267,14 @@ fn filters_are_saved_and_restored() -> Result<()> {
     ))?;
     site.lvsadm("filter add all --deny 198.51.100.0/24")?;
     site.lvsadm("mark add --source 198.18.0.0/15 --drop")?;
-    let said = saved("")?;
+    let message = saved("")?;
     let plain = site.director.sh(&format!("{lvsadm} -S -n 2>/dev/null"))?;
     ensure!(
-        said.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` does")
-            && said.contains("1 rule(s) for marks"),
-        "{said}"
+        message.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` does")
+            && message.contains("1 rule(s) for marks"),
+        "{message}"
     );
-    ensure!(saved("cat rules")? == format!("{said}{plain}"));
+    ensure!(saved("cat rules")? == format!("{message}{plain}"));
     // Under the name ipvsadm, the output is that of ipvsadm.
     let quiet = format!("ln -sf {lvsadm} {dir}/ipvsadm; {dir}/ipvsadm -S -n 2>&1 >/dev/null");
     ensure!(site.director.sh(&quiet)?.is_empty());
@@ -308,7 +315,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
             "line 2: expected SERVICE|all allow|deny PREFIX",
         ),
     ] {
-        let refused = restore(bad).err().context("it was taken")?;
+        let refused = restore(bad).err().context("the filter was applied")?;
         let refused = format!("{refused:#}");
         ensure!(
             refused.contains(why) && refused.contains("nothing was changed"),
@@ -367,8 +374,8 @@ print "attached\n";
 sleep 600;
 "#;
 
-/// BPF programs that are attached by links, which `tc` does not show: `doctor` names those that
-/// withhold packets from services, and none of the dataplane's own.
+/// BPF programs that are attached by links, which `tc` does not show: `doctor` reports the programs
+/// that withhold packets from services, but not the dataplane's own.
 #[test]
 fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     let site = site("tcx")?;
@@ -376,12 +383,12 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     serves(&site, "at first")?;
     let program = lvs_testbed::programs::find("lvsadm")?;
     let doctor = || {
-        let said = format!("{} --json doctor || true", program.display());
-        site.director.sh(&said)
+        let message = format!("{} --json doctor || true", program.display());
+        site.director.sh(&message)
     };
     let finds = |words: &str, present: bool| {
         wait_until(&format!("{words:?}: {present}"), SOON, || {
-            doctor().is_ok_and(|said| said.contains(words) == present)
+            doctor().is_ok_and(|message| message.contains(words) == present)
         })
         .with_context(|| format!("{:?}", doctor()))
     };
@@ -390,7 +397,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         let mut tcx = site
             .director
             .spawn("perl", &["-e", TCX_DROP, device, side])?;
-        wait_until("the program", SOON, || {
+        wait_until("the BPF program to be attached", SOON, || {
             tcx.log().contains("attached") || tcx.log().contains(':')
         })?;
         ensure!(tcx.log().contains("attached"), "{}", tcx.log());
@@ -430,7 +437,7 @@ fn served(site: &Site) -> Result<bool> {
 
 /// A client is served, though perhaps not at once on a busy machine.
 fn serves(site: &Site, what: &str) -> Result<()> {
-    wait_until(&format!("an answer: {what}"), SOON, || {
+    wait_until(&format!("a request to be answered: {what}"), SOON, || {
         served(site).unwrap_or(false)
     })
 }
@@ -512,10 +519,12 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         // The host itself gets nothing there.
         let reached = || {
             let ping = "ping -n -c 1 -W 1 192.0.2.1 >/dev/null && echo yes || true";
-            site.client.sh(ping).is_ok_and(|said| said.contains("yes"))
+            site.client
+                .sh(ping)
+                .is_ok_and(|message| message.contains("yes"))
         };
         if side == "ingress" {
-            serves(&site, "the dataplane has its copy already")?;
+            serves(&site, "the dataplane has received its copy")?;
             ensure!(!reached(), "{side}");
         } else {
             ensure!(!served(&site)?, "filters of tc at egress are passed by");
@@ -542,7 +551,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
 
 /// With the TUN backend, the host's firewall receives all packets, at FORWARD.
 #[test]
-fn with_the_tun_backend_the_hosts_firewall_decides() -> Result<()> {
+fn tun_backend_traffic_passes_the_hosts_firewall() -> Result<()> {
     let mut options = SiteOptions::new("tunfw", Forward::Nat);
     options.servers = 1;
     options.vip = lvs_testbed::Vip::Dataplane;

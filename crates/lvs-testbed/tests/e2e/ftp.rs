@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use lvs_testbed::netns::Proc;
 use lvs_testbed::{Forward, Site, SiteOptions, Vip, content, servers};
 
-/// Long enough for aggregates of segments in both directions.
+/// Size of a file that is long enough for super-packets in both directions.
 const SIZE: u64 = 3 << 20;
 
 /// A site with an FTP server on every real server, and a file that all of them serve.
@@ -104,7 +104,7 @@ impl Ftp {
     }
 
     /// Runs a client that fetches the file twice, as `got-1` and `got-2` in its directory, and
-    /// sends it twice, as `up-1` and `up-2`, over one control connection; compares all four.
+    /// sends it twice, as `up-1` and `up-2`, over one control connection; compares all four files.
     fn transfer(&self, what: &str, script: impl Fn(&str) -> String) -> Result<()> {
         let site = &self.site;
         let dir = site.testbed.dir().join("client");
@@ -230,9 +230,10 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
     options
 }
 
-/// All data connections were to the virtual address: at least as many passive ones, and a port for each active one.
-/// The virtual address has one digit more than the servers' addresses, so the helper has shifted the sequence numbers of
-/// each control connection.
+/// Checks that all data connections were to the virtual address: at least the given number of
+/// passive connections, and a port for each active one. The virtual address has one digit more than
+/// the servers' addresses, so the helper has shifted the sequence numbers of each control
+/// connection.
 fn data_connections_are_to_the_virtual_address(
     ftp: &Ftp,
     passive: usize,
@@ -257,7 +258,7 @@ fn data_connections_are_to_the_virtual_address(
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_by_nat_transfer_files() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_nat() -> Result<()> {
     let ftp = Ftp::new(options("ftp-others", Forward::Nat), &["--helper", "ftp"])?;
     ftp.serve(ftp.site.service(21), "-s rr")?;
     ftp.other_clients()?;
@@ -266,7 +267,7 @@ fn lftp_and_tnftp_by_nat_transfer_files() -> Result<()> {
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_by_direct_routing_transfer_files() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_direct_routing() -> Result<()> {
     let ftp = Ftp::new(options("ftp-dr-others", Forward::Dr), &[])?;
     ftp.serve(ftp.site.service(21), "-s rr -p 300")?;
     ftp.other_clients()
@@ -274,7 +275,7 @@ fn lftp_and_tnftp_by_direct_routing_transfer_files() -> Result<()> {
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_by_nat_over_ipv6_transfer_files() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_nat_ipv6() -> Result<()> {
     let ftp = Ftp::new(
         options("ftp-six-others", Forward::Nat),
         &["--helper", "ftp"],
@@ -321,7 +322,7 @@ fn ftp_nat_with_helper_transfers_files() -> Result<()> {
 }
 
 #[test]
-fn nat_of_an_address_that_the_dataplane_owns_without_offloads() -> Result<()> {
+fn ftp_nat_with_dataplane_vip_without_offloads_transfers_files() -> Result<()> {
     let mut options = options("ftp-own", Forward::Nat);
     options.vip = Vip::Dataplane;
     options.offloads = false;
@@ -364,14 +365,14 @@ fn ftp_nat_with_mark_without_helper_transfers_files() -> Result<()> {
 }
 
 #[test]
-fn direct_routing_with_persistence() -> Result<()> {
+fn ftp_direct_routing_with_persistence_transfers_files() -> Result<()> {
     let ftp = Ftp::new(options("ftp-dr", Forward::Dr), &[])?;
     ftp.serve(ftp.site.service(21), "-s rr -p 300")?;
     ftp.every_mode()
 }
 
 #[test]
-fn direct_routing_with_a_mark() -> Result<()> {
+fn ftp_direct_routing_with_mark_transfers_files() -> Result<()> {
     let ftp = Ftp::new(options("ftp-mark", Forward::Dr), &[])?;
     ftp.serve_mark()?;
     ftp.every_mode()
@@ -379,7 +380,7 @@ fn direct_routing_with_a_mark() -> Result<()> {
 
 /// Without persistence, a passive data connection of direct routing finds no service.
 #[test]
-fn direct_routing_needs_persistence() -> Result<()> {
+fn ftp_direct_routing_without_persistence_fails() -> Result<()> {
     let ftp = Ftp::new(options("ftp-none", Forward::Dr), &[])?;
     ftp.serve(ftp.site.service(21), "-s rr")?;
     let failed = ftp.site.client.sh(&format!(

@@ -77,7 +77,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
 /// The local address and the VIP belong only to the dataplane; IPv4 and IPv6; then other addresses
 /// replace them under traffic.
 #[test]
-fn local_addresses_that_the_dataplane_answers_for() -> Result<()> {
+fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     let mut options = options("fullnat-own");
     options.vip = Vip::Dataplane;
     let site = common::site(options)?;
@@ -105,7 +105,7 @@ fn local_addresses_that_the_dataplane_answers_for() -> Result<()> {
     open.concurrency = 4;
     open.pause_ms = 5;
     let steady = site.client.steady_load(&open)?;
-    lvs_testbed::wait_until("four connections", common::SOON, || {
+    lvs_testbed::wait_until("each server to have two connections", common::SOON, || {
         site.lvsadm("-L -n").is_ok_and(|text| {
             let of_four = |row: &Row| row.is_server() && row.number(2).is_ok_and(|n| n == 2);
             rows(&text).iter().filter(|row| of_four(row)).count() == 2
@@ -167,12 +167,13 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
     Ok(())
 }
 
-/// Path MTU discovery in both directions behind narrow hops, and a server that refuses.
+/// Path MTU discovery in both directions behind hops with a small MTU, and a server that refuses
+/// the connection.
 #[test]
 fn full_nat_translates_icmp_errors() -> Result<()> {
     let site = common::site(options("fullnat-icmp"))?;
     site.add_service(80, "rr")?;
-    let router = site.router.as_ref().expect("a routed site has a router");
+    let router = site.router.as_ref().expect("the routed site has a router");
     router.sh(
         "ip route replace 198.51.100.0/24 dev eth0 mtu lock 1400; ip route replace 10.0.0.0/24 dev eth2 mtu lock 1300",
     )?;
@@ -191,7 +192,7 @@ fn full_nat_translates_icmp_errors() -> Result<()> {
 
 /// Without a local address full NAT is refused, with the fix.
 #[test]
-fn refused_without_a_local_address() -> Result<()> {
+fn full_nat_without_local_address_is_refused() -> Result<()> {
     let mut options = options("fullnat-none");
     options.forward = Forward::Nat;
     let site = common::site(options)?;

@@ -1,5 +1,5 @@
-//! The bodies of the fuzz targets with random bytes: as good as a fuzzer for the first seconds, and
-//! without one.
+//! Runs the bodies of the fuzz targets with random bytes: for the first seconds this finds as much
+//! as a fuzzer does.
 
 use std::path::Path;
 

@@ -10,7 +10,8 @@ use anyhow::{Result, ensure};
 use lvs_testbed::servers::nginx;
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, wait_until};
 
-/// A NAT director that also routes and masquerades, as one in front of private real servers does.
+/// A NAT director that also routes and masquerades, as a router in front of private real servers
+/// does.
 fn site(label: &str, vip: Vip) -> Result<Site> {
     let mut options = SiteOptions::new(label, Forward::Nat);
     options.servers = 2;
@@ -86,7 +87,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
 }
 
 #[test]
-fn five_situations_with_vip_of_host() -> Result<()> {
+fn host_vip_works_in_five_network_setups() -> Result<()> {
     five_situations(Vip::Host, "host-vip")
 }
 
@@ -109,9 +110,10 @@ fn client_on_director_reaches_service() -> Result<()> {
     common::spread(&report, &[10, 10])
 }
 
-/// One arm, servers whose gateway is the director; the dataplane's own VIP answers ARP and echo.
+/// A one-armed director, which is the servers' gateway; the dataplane owns the VIP and answers ARP
+/// and echo requests.
 #[test]
-fn one_armed_nat_with_the_dataplanes_own_vip() -> Result<()> {
+fn one_armed_nat_with_dataplane_vip_serves_clients() -> Result<()> {
     let mut options = SiteOptions::new("one-arm-nat", Forward::Nat);
     options.topology = lvs_testbed::Topology::OneArm;
     options.servers = 2;
@@ -123,7 +125,8 @@ fn one_armed_nat_with_the_dataplanes_own_vip() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])
 }
 
-/// Without offloads every segment is small and its checksum finished; with them it is neither.
+/// Without offloads every segment is small and has a finished checksum; with offloads it has
+/// neither property.
 #[test]
 #[ignore = "long"]
 fn transfers_work_without_offloads_and_with_a_small_mtu() -> Result<()> {
@@ -179,7 +182,7 @@ fn errors_in_transit(site: &Site) -> Result<String> {
             send(S, $error, 0, sockaddr_in(0, $client)) or die $!;
         }}'"#
     ))?;
-    wait_until("the second error", limit, || {
+    wait_until("the client to receive the second ICMP error", limit, || {
         let log = listener.log();
         log.contains("end") || log.contains("late")
     })?;

@@ -60,7 +60,7 @@ fn weather(seed: u64, names: &[&str]) {
     println!("{drops:?}");
 }
 
-/// Bytes of memory that this process has.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").expect("/proc is mounted");
     let pages = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());

@@ -10,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Site, SiteOptions, Vip, programs};
 use nix::sys::signal::Signal;
 
-/// Frames from each place.
+/// Number of frames from each place.
 const FRAMES: usize = 20_000;
 
-/// Sends frames from `host`; how many its interface took.
+/// Sends frames from `host`; returns how many its interface accepted.
 fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) -> Result<usize> {
     let servers: Vec<String> = (0..site.servers.len())
         .map(|index| site.real_address(index).to_string())
@@ -73,7 +73,8 @@ fn services(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Hostile frames that are handled between two requests may take turns, too.
+/// Checks that connections are balanced; hostile frames between two requests may also advance the
+/// round robin.
 fn balances(site: &Site) -> Result<()> {
     let mut load = site.load();
     load.requests = 94;
@@ -98,14 +99,15 @@ fn missed(site: &Site) -> Result<u64> {
     Ok(sockets + devices.sum::<Result<u64>>()?)
 }
 
-/// Ends the dataplane, whose last log lines count the frames: each has one fate.
+/// Stops the dataplane, whose last log lines count the frames, and checks that each frame has one
+/// fate.
 fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     let drops: serde_json::Value = serde_json::from_str(&site.lvsadm("drops --json")?)?;
     println!("{drops}");
     let missed = missed(site)?;
     let reasons = drops.as_array().context("a list")?.len();
     ensure!(reasons > 5, "{drops}");
-    let mut dataplane = site.dataplane.take().context("it was started")?;
+    let mut dataplane = site.dataplane.take().context("the program was started")?;
     ensure!(dataplane.is_running(), "{}", dataplane.log());
     let status = dataplane.stop(Signal::SIGTERM)?;
     let log = dataplane.log();
@@ -115,7 +117,7 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     );
     let line = log
         .lines()
-        .find(|line| line.contains("what became of the packets"))
+        .find(|line| line.contains("counts of packets by fate"))
         .with_context(|| log.clone())?;
     let count = |name: &str| -> Result<u64> {
         let mut words = line.split(' ').filter_map(|word| word.split_once('='));

@@ -1,5 +1,5 @@
 //! IPv6, end to end: the real programs between a real client and real servers, with every
-//! forwarding method; and every kind of tunnel, also of one IP version in the other.
+//! forwarding method and every kind of tunnel, also with different IP versions inside and outside.
 
 use crate::common;
 
@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, content, programs};
 
-/// A service at an address with all servers; `options` come behind each server.
+/// Adds a service at an address with all servers; `options` follow each server.
 fn add(site: &Site, virt: SocketAddr, servers6: bool, options: &str) -> Result<()> {
     site.lvsadm(&format!("-A -t {virt} -s rr"))?;
     for index in 0..site.servers.len() {
@@ -23,8 +23,8 @@ fn add(site: &Site, virt: SocketAddr, servers6: bool, options: &str) -> Result<(
     Ok(())
 }
 
-/// Requests whose answers fill segments of all sizes, shared evenly; then an upload, whose segments
-/// the director forwards.
+/// Makes requests whose answers fill segments of all sizes, shared evenly; then an upload, whose
+/// segments the director forwards.
 fn traffic(site: &Site, virt: SocketAddr, what: &str) -> Result<()> {
     let mut load = LoadOptions::new(virt);
     load.requests = 200;
@@ -35,7 +35,7 @@ fn traffic(site: &Site, virt: SocketAddr, what: &str) -> Result<()> {
     upload(site, virt).with_context(|| what.to_owned())
 }
 
-/// 8 MiB to one of the servers, which has to have every byte.
+/// Uploads 8 MiB to one of the servers, which must receive every byte.
 fn upload(site: &Site, virt: SocketAddr) -> Result<()> {
     const SIZE: u64 = 8 << 20;
     let file = site.testbed.dir().join("upload");
@@ -127,7 +127,7 @@ fn tunnels(label: &str, inner6: bool, outer6: bool) -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn tunnels_of_ipv4_in_ipv4() -> Result<()> {
+fn ipv4_requests_are_served_through_ipv4_tunnels() -> Result<()> {
     tunnels("t44", false, false)
 }
 
@@ -138,12 +138,12 @@ fn ipv6_requests_are_served_through_ipv6_tunnels() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn tunnels_of_ipv6_in_ipv4() -> Result<()> {
+fn ipv6_requests_are_served_through_ipv4_tunnels() -> Result<()> {
     tunnels("t64", true, false)
 }
 
 #[test]
-fn tunnels_of_ipv4_in_ipv6() -> Result<()> {
+fn ipv4_requests_are_served_through_ipv6_tunnels() -> Result<()> {
     tunnels("t46", false, true)
 }
 
@@ -163,7 +163,10 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
         "curl",
         &["-sS", "-g", "-m", "60", &format!("http://[{vip}]:81/")],
     );
-    let text = format!("{:#}", refused.err().context("nobody listens there")?);
+    let text = format!(
+        "{:#}",
+        refused.err().context("no program listens on the port")?
+    );
     ensure!(
         text.contains("refused") || text.contains("Couldn't connect"),
         "{text}"

@@ -1,8 +1,8 @@
-//! Steady downloads, each byte compared, while their dataplane is killed and another one replaces
-//! it: none fails. Downloads on the kernel fast path continue meanwhile, the others pause.
+//! Steady downloads, each byte compared, while their dataplane is killed and replaced by another
+//! one. No download fails. Downloads on the kernel fast path continue meanwhile, the others pause.
 //!
-//! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version. It replaces the
-//! killed one, and is killed itself.
+//! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version. This dataplane
+//! replaces the killed one, and is killed, too.
 
 use crate::common;
 
@@ -21,7 +21,7 @@ const RATE: u64 = 60_000;
 const FEW: u64 = 60;
 /// Time without a dataplane.
 const DEAD: Duration = Duration::from_secs(5);
-/// Pause between two killed dataplanes.
+/// Time between two kills of a dataplane.
 const ALIVE: Duration = Duration::from_secs(5);
 
 /// The state keeper of connections when a dataplane is killed.
@@ -29,11 +29,12 @@ const ALIVE: Duration = Duration::from_secs(5);
 enum By {
     /// The kernel fast path.
     Kernel,
-    /// A process that holds the connection table.
+    /// A separate process holds the connection table.
     StateKeeper,
     /// A process that holds a table for each of several packet workers.
     Workers,
-    /// A process that holds the connection table and the device that the host routes packets through.
+    /// A process that holds the connection table and the device that the host routes packets
+    /// through.
     Device,
 }
 
@@ -55,20 +56,20 @@ impl By {
     }
 }
 
-/// The end of a dataplane.
+/// The way in which a dataplane ends.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
     /// The dataplane continues.
     None,
-    /// The dataplane is killed, and another one of the same version replaces it.
+    /// The dataplane is killed, and replaced by one of the same version.
     Killed,
-    /// It is killed, one from this directory replaces it and is killed, and one of the first
-    /// version replaces that one.
+    /// The dataplane is killed and replaced by one from this directory, which is killed and
+    /// replaced by one of the first version.
     Replaced(&'a str),
 }
 
-/// Runs this number of simultaneous downloads, of which none may fail. Returns the longest pause
-/// beyond the server's own.
+/// Runs this number of simultaneous downloads, of which none may fail. Returns the longest pause,
+/// minus the server's own.
 fn downloads(
     label: &str,
     (forward, by): (Forward, By),
@@ -113,7 +114,7 @@ fn downloads(
         };
         all || running.is_finished()
     };
-    wait_until("all downloads", Duration::from_secs(20), all)?;
+    wait_until("all downloads to run", Duration::from_secs(20), all)?;
     let opening = begun.elapsed();
     match end {
         End::None => {}
@@ -147,7 +148,7 @@ fn requests(site: &Site) -> Result<u64> {
         .find(|item| item["reason"] == "kernel_requests");
     requests
         .and_then(|item| item["count"].as_u64())
-        .context("it is counted")
+        .context("the kill is counted")
 }
 
 /// Connections that are established.
@@ -156,7 +157,7 @@ fn established(site: &Site) -> Result<u64> {
     Ok(listing.matches("ESTABLISHED").count() as u64)
 }
 
-/// Starts a dataplane, from `directory` if that is not the usual one.
+/// Starts a dataplane, from `directory` if it is set.
 fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let words = by.arguments();
     let mut launcher = Vec::new();
@@ -173,7 +174,7 @@ fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     site.start_dataplane_by(&launcher, words)
 }
 
-/// Kills the dataplane; after a while another one replaces it.
+/// Kills the dataplane, and replaces it by another one after a pause.
 fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(Signal::SIGKILL)?;
@@ -186,7 +187,7 @@ fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let output = log.lines().find(|line| line.contains("took over"));
     println!(
         "{} ({answered:?} after its start)",
-        output.context("it says so")?
+        output.context("the log says so")?
     );
     Ok(())
 }
@@ -237,7 +238,7 @@ fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
     Ok(())
 }
 
-/// Connections move into tables of another size and number, and back.
+/// Connections move into a different number of tables of another size, and back.
 #[test]
 #[ignore = "long"]
 fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
@@ -275,8 +276,9 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
     report.all_ok(number)
 }
 
-/// The state keeper ends with an orderly stop and by `--cleanup`; a dataplane with another table
-/// continues its connections, and no dataplane takes the connections of another one.
+/// The state keeper exits after an orderly stop and after `--cleanup`. A dataplane with a table of
+/// another size continues the connections. A dataplane does not take over the connections of a
+/// running one.
 #[test]
 fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
@@ -303,27 +305,34 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     ensure!(rules.contains("lvs-"), "{rules}");
     site.start_dataplane(&["--warm-restart", "on", "--max-connections", "5000"])?;
     common::says(&site, "took over")?;
-    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it goes on");
+    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it continues");
     kill(&mut site, Signal::SIGKILL)?;
     let output = director.sh(&format!("{program} --cleanup"))?;
-    ensure!(output.starts_with("took away connections"), "{output}");
-    wait_until("its end", common::SOON, gone)?;
+    ensure!(output.starts_with("removed the connections"), "{output}");
+    wait_until("the state keeper to end", common::SOON, gone)?;
     start(&mut site, by, None)?;
-    ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+    ensure!(
+        !site.lvsadm("-L -n")?.contains(":80"),
+        "the successor starts without state"
+    );
     kill(&mut site, Signal::SIGTERM)?;
     wait_until("its end", common::SOON, gone)?;
-    wait_until("no rules", common::SOON, || {
-        director
-            .sh("nft list tables")
-            .is_ok_and(|rules| !rules.contains("lvs-"))
-    })
+    wait_until(
+        "the dataplane's nf_tables rules to be removed",
+        common::SOON,
+        || {
+            director
+                .sh("nft list tables")
+                .is_ok_and(|rules| !rules.contains("lvs-"))
+        },
+    )
 }
 
 const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t", Forward::Tun)];
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_survive_kills_in_the_kernel() -> Result<()> {
+fn connections_survive_kills_fast_path() -> Result<()> {
     for (label, forward) in ALL.into_iter().chain([("f", Forward::FullNat)]) {
         compared(&format!("inkm{label}"), (forward, By::Kernel))?;
     }
@@ -332,7 +341,7 @@ fn connections_survive_kills_in_the_kernel() -> Result<()> {
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_survive_kills_of_several_workers_and_through_a_device() -> Result<()> {
+fn connections_survive_kills_several_workers_and_tun_device() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdw{label}"), (forward, By::Workers))?;
     }
@@ -341,14 +350,14 @@ fn connections_survive_kills_of_several_workers_and_through_a_device() -> Result
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_survive_kills_with_a_state_keeper() -> Result<()> {
+fn connections_survive_kills_state_keeper() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdm{label}"), (forward, By::StateKeeper))?;
     }
     Ok(())
 }
 
-/// One version continues with the state of the other version, and back.
+/// Each version continues with the state of the other version.
 fn with_another_version(by: By) -> Result<()> {
     let other = std::env::var("LVS_OTHER_BIN_DIR").context("LVS_OTHER_BIN_DIR is not set")?;
     let full_nat = (by == By::Kernel).then_some(("f", Forward::FullNat));
@@ -361,12 +370,12 @@ fn with_another_version(by: By) -> Result<()> {
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn connections_survive_another_version_in_the_kernel() -> Result<()> {
+fn connections_survive_another_version_fast_path() -> Result<()> {
     with_another_version(By::Kernel)
 }
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn connections_survive_another_version_with_a_state_keeper() -> Result<()> {
+fn connections_survive_another_version_state_keeper() -> Result<()> {
     with_another_version(By::StateKeeper)
 }

@@ -1,6 +1,7 @@
-//! Services of a real Kubernetes API server, which two directors serve to clients that compare all bytes.
-//! There are no kubelets and no controllers: the test writes Nodes and EndpointSlices itself. Nodes are the
-//! servers of the testbed, which listen at the node ports. Pods are further addresses of them.
+//! Services of a real Kubernetes API server, which two directors serve to clients that compare all
+//! bytes. There are no kubelets and no controllers: the test writes Nodes and EndpointSlices
+//! itself. Nodes are the servers of the testbed, which listen at the node ports. Pods are further
+//! addresses of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 /// Limit for each step. The API server takes half a minute to start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The server of the testbed that is the control plane. The ones before it are nodes.
+/// The server of the testbed that is the control plane. The servers before it are nodes.
 const CONTROL: usize = 3;
 
 /// The rights that operators apply.
@@ -65,11 +66,11 @@ fn servers_of(listing: &str, address: &str) -> Servers {
         .collect()
 }
 
-/// A right of directors.
+/// An RBAC right of directors.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Right {
     group: String,
-    /// With its part, as in `services/status`.
+    /// The resource with its subresource, such as `services/status`.
     resource: String,
     verb: String,
 }
@@ -100,7 +101,7 @@ impl Bed {
         for index in [0, 1] {
             bed.write_file(index)?;
             bed.start(index)?;
-            bed.wait("the Lease", |bed| {
+            bed.wait("the director to renew its Lease", |bed| {
                 bed.status(index).contains("d1 writes addresses")
             })?;
         }
@@ -210,7 +211,7 @@ impl Bed {
                 "--shutdown-watch-termination-grace-period=20s",
             ],
         )?;
-        let ready = wait_until("the API server", PATIENCE, || {
+        let ready = wait_until("the API server to answer", PATIENCE, || {
             self.ask("GET", "/readyz", "", None)
                 .is_ok_and(|text| text == "ok")
         });
@@ -263,7 +264,7 @@ impl Bed {
     }
 
     /// Creates the objects of `rbac.yaml`, one after the other. The API server also accepts the
-    /// other manifests, without a field that it does not know.
+    /// other manifests, and none has an unknown field.
     fn permit(&self) -> Result<()> {
         self.apply(RBAC, "")?;
         self.apply(DIRECTORS, "&dryRun=All")
@@ -352,9 +353,11 @@ impl Bed {
     }
 
     fn wait_event(&self, name: &str, words: &str) -> Result<()> {
-        wait_until(&format!("the Event `{words}`"), PATIENCE, || {
-            self.output(name, words)
-        })
+        wait_until(
+            &format!("the Event `{words}` to be written"),
+            PATIENCE,
+            || self.output(name, words),
+        )
     }
 
     /// Whether a director has renewed its Lease.
@@ -363,7 +366,7 @@ impl Bed {
         spec["renewTime"].is_string() && spec["renewTime"] != spec["acquireTime"]
     }
 
-    /// Whether there is an Event about a Service with these words.
+    /// Whether an Event about a Service contains these words.
     fn output(&self, name: &str, words: &str) -> bool {
         let events = self.get("/api/v1/namespaces/default/events");
         let mut events = events["items"].as_array().into_iter().flatten();
@@ -373,7 +376,8 @@ impl Bed {
         })
     }
 
-    /// The first director has the API server and its credentials in the file, the other one in a kubeconfig.
+    /// Writes the director's file. The first director has the API server and its credentials in the
+    /// file, the other director has them in a kubeconfig.
     fn write_file(&self, index: usize) -> Result<()> {
         let (server, ca, token) = (
             self.server(),
@@ -460,7 +464,8 @@ impl Bed {
         servers_of(&listing, address)
     }
 
-    /// Whether a service has exactly these servers. Removed servers finish their connections.
+    /// Whether a service has exactly these servers. Removed servers finish their connections and do
+    /// not count.
     fn has(&self, index: usize, address: &str, wanted: &Servers) -> bool {
         Self::are(&self.servers(index, address), wanted)
     }
@@ -488,7 +493,7 @@ impl Bed {
         Ok(listed.map(|one| one.state).collect())
     }
 
-    /// Waits for the only download; returns the server that it has, of these.
+    /// Waits for the only download; returns its server, which must be one of these.
     fn wait_download(&self, servers: &Servers) -> Result<String> {
         let mut found = None;
         wait_until("the download to begin", PATIENCE, || {
@@ -556,7 +561,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Whether the API server permits it to directors. Changed rules are in force a little later.
+    /// Whether the API server grants directors this right. Changed rules take effect a little
+    /// later.
     fn allows(&self, (role, right): &(&str, Right)) -> bool {
         let (resource, part) = right
             .resource
@@ -574,9 +580,9 @@ impl Bed {
             },
         });
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-        let said = self.ask("POST", path, "application/json", Some(&asked.to_string()));
-        let said = said.and_then(|said| Ok(serde_json::from_str::<Value>(&said)?));
-        said.is_ok_and(|said| said["status"]["allowed"] == true)
+        let answer = self.ask("POST", path, "application/json", Some(&asked.to_string()));
+        let answer = answer.and_then(|answer| Ok(serde_json::from_str::<Value>(&answer)?));
+        answer.is_ok_and(|answer| answer["status"]["allowed"] == true)
     }
 
     /// Checks that `rbac.yaml` permits exactly the requests of directors to the API server. A
@@ -620,7 +626,8 @@ impl Bed {
     }
 
     /// Starts the container of the DaemonSet as a kubelet does: the arguments and mounts of the
-    /// manifest, a token of its account, the network of the host, and only the programs of the image.
+    /// manifest, a token of its account, the network of the host, and only the programs of the
+    /// image.
     fn start_pod(&self) -> Result<Pod> {
         let set = self.get("/apis/apps/v1/namespaces/lvsd/daemonsets/director");
         let spec = &set["spec"]["template"]["spec"];
@@ -703,7 +710,7 @@ impl Bed {
         let run = self.site.director.spawn("unshare", &command)?;
         let children = format!("/proc/{0}/task/{0}/children", run.pid());
         let mut first = String::new();
-        wait_until("the first process of the pod", PATIENCE, || {
+        wait_until("the first process of the pod to run", PATIENCE, || {
             first = fs::read_to_string(&children)
                 .unwrap_or_default()
                 .trim()
@@ -729,7 +736,7 @@ impl Bed {
         self.under_load_of(self.site.service(80), what, act)
     }
 
-    /// The same, with requests to that address.
+    /// Does the same, with requests to that address.
     fn under_load_of(
         &mut self,
         target: SocketAddr,
@@ -771,7 +778,7 @@ fn words(array: &Value) -> Vec<String> {
 struct Pod {
     run: Proc,
     host: Host,
-    /// Its first process.
+    /// Name of its first process.
     first: String,
     /// Command of the readiness probe.
     probe: Vec<String>,
@@ -787,8 +794,8 @@ impl Pod {
     }
 
     fn status(&self) -> String {
-        let said = self.exec("/usr/bin/lvsd status");
-        said.unwrap_or_else(|error| format!("{error:#}"))
+        let answer = self.exec("/usr/bin/lvsd status");
+        answer.unwrap_or_else(|error| format!("{error:#}"))
     }
 
     fn wait(&self, what: &str, right: impl Fn(&str) -> bool) -> Result<()> {
@@ -813,7 +820,7 @@ impl Pod {
         waited.with_context(|| format!("{}\n{}\n{}", listing(), self.status(), self.run.log()))
     }
 
-    /// Ends it with the signal that the image names.
+    /// Stops the pod with the signal that its image configures.
     fn end(mut self) -> Result<()> {
         kill(Pid::from_raw(self.first.parse()?), Signal::SIGINT)?;
         self.run.wait(PATIENCE).map(drop)
@@ -845,7 +852,7 @@ impl Endpoint {
         }
     }
 
-    /// A pod starts: its node has another address.
+    /// Starts a pod, whose node gets another address.
     fn start(bed: &Bed, number: usize) -> Result<Self> {
         let pod = Self {
             address: format!("10.0.0.{}", 100 + number),
@@ -869,7 +876,7 @@ impl Endpoint {
     /// Waits until its last connection has ended.
     fn end(&self, bed: &Bed) -> Result<()> {
         let server = format!("{}:80", self.address);
-        bed.wait("the last connection of a pod to end", |bed| {
+        bed.wait("the last connection of a pod to close", |bed| {
             let has_ended = |state: &String| state == "TIME_WAIT" || state == "CLOSE";
             let states = bed.states(&server);
             states.is_ok_and(|states| states.iter().all(has_ended))
@@ -946,8 +953,9 @@ fn services_of_kubernetes_keep_their_clients_through_all_events() -> Result<()> 
     bed.rights_are_those_that_are_used()
 }
 
-/// A Service whose nodes get connections by full NAT, and one whose pods get them by tunnel, both
-/// of a director that runs like the container of the DaemonSet. Each of its rights is needed.
+/// A Service whose nodes receive connections by full NAT, and a Service whose pods receive them
+/// through a tunnel. The director runs like the container of the DaemonSet, and needs each of its
+/// rights.
 #[test]
 #[ignore = "by hand: needs a Kubernetes API server (make test-kubernetes)"]
 fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<()> {
@@ -996,38 +1004,46 @@ fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<
     each_right_is_needed(&bed)
 }
 
-/// Starts the director without each of its rights. Something is refused each time.
+/// Starts the director without each of its rights in turn. The API server refuses a request each
+/// time.
 fn each_right_is_needed(bed: &Bed) -> Result<()> {
     let rights = bed.permitted();
     for taken in &rights {
         let Right { resource, verb, .. } = &taken.1;
         let others: Vec<_> = rights.iter().filter(|right| *right != taken).collect();
         bed.permit_only(&others)?;
-        wait_until("the right to end", PATIENCE, || !bed.allows(taken))?;
+        wait_until("the director's right to write to end", PATIENCE, || {
+            !bed.allows(taken)
+        })?;
         // There are a Lease to create and to renew, a status to write, and an Event.
         let _ = bed.ask("DELETE", LEASE, "", None);
         let status = json!({ "status": { "loadBalancer": { "ingress": null } } });
         bed.merge(&format!("{SERVICES}/web/status"), &status)?;
         let pod = bed.start_pod()?;
-        pod.wait(&format!("no {verb} of {resource}"), |status| {
-            status.contains(&format!("cannot {verb} resource \"{resource}\""))
-        })?;
+        pod.wait(
+            &format!("the directors to be refused the right to {verb} {resource}"),
+            |status| status.contains(&format!("cannot {verb} resource \"{resource}\"")),
+        )?;
         pod.end()?;
         println!("without {verb} of {resource}: refused");
     }
     bed.permit_only(&rights.iter().collect::<Vec<_>>())?;
     let pod = bed.start_pod()?;
     bed.wait_address("web", "203.0.113.9")?;
-    pod.wait("all rights", |status| !status.contains("403"))
+    pod.wait("the directors to have all rights", |status| {
+        !status.contains("403")
+    })
 }
 
-/// Addresses until the pool is exhausted; a wrong annotation changes nothing.
+/// Addresses are assigned until the pool is exhausted; an invalid annotation changes nothing.
 fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     let path = format!("{SERVICES}?dryRun=All");
     bed.ask("POST", &path, "application/yaml", Some(SERVICE))?;
     let port = json!({ "name": "http", "port": 80, "nodePort": 80 });
     bed.service("web", &port, "Cluster")?;
-    bed.wait("the address", |bed| bed.address("web") == "192.0.2.10")?;
+    bed.wait("the Service to have an address", |bed| {
+        bed.address("web") == "192.0.2.10"
+    })?;
     bed.wait_servers(&bed.web(), &bed.nodes(80, [1, 1, 1]))?;
     let service = bed.get(&format!("{SERVICES}/web"));
     let ingress = &service["status"]["loadBalancer"]["ingress"][0];
@@ -1046,28 +1062,34 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
             "{method} {path}"
         );
     }
-    bed.wait("the Event", |bed| bed.output("web", "assigned 192.0.2.10"))?;
+    bed.wait("the Event to be written", |bed| {
+        bed.output("web", "assigned 192.0.2.10")
+    })?;
     let port = json!({ "name": "dns", "protocol": "UDP", "port": 53, "nodePort": 53 });
     bed.service("dns", &port, "Local")?;
-    bed.wait("the second address", |bed| {
+    bed.wait("the second Service to have an address", |bed| {
         bed.address("dns") == "192.0.2.11"
     })?;
     let port = json!({ "name": "smtp", "port": 25, "nodePort": 8025 });
     bed.service("mail", &port, "Cluster")?;
-    bed.wait("the exhausted pool", |bed| {
-        bed.output("mail", "has a free IPv4 address") && bed.status(0).contains("1 object REFUSED")
-    })?;
+    bed.wait(
+        "the director to report that the pool has no free address",
+        |bed| {
+            bed.output("mail", "has a free IPv4 address")
+                && bed.status(0).contains("1 object REFUSED")
+        },
+    )?;
     bed.under_load("wrong annotation", |bed| {
         bed.annotate("web", "lvsd/chek", &"x".into())?;
         bed.wait("the Event", |bed| bed.output("web", "lvsd/chek is unknown"))?;
-        bed.wait("both directors to refuse it", |bed| {
+        bed.wait("both directors to refuse the Service", |bed| {
             [0, 1]
                 .iter()
                 .all(|&index| bed.status(index).contains("2 objects REFUSED"))
         })?;
         ensure!(bed.servers(0, &bed.web()) == bed.nodes(80, [1, 1, 1]));
         bed.annotate("web", "lvsd/chek", &Value::Null)?;
-        bed.wait("the end of the refusal", |bed| {
+        bed.wait("the refusal to end", |bed| {
             [0, 1]
                 .iter()
                 .all(|&index| bed.status(index).contains("1 object REFUSED"))
@@ -1076,7 +1098,7 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// A node that is cordoned keeps its connections, and gets no new ones; one that is excluded is no server.
+/// A cordoned node keeps its connections, and gets no new ones; an excluded node is not a server.
 fn cordon_keeps_a_download(bed: &mut Bed) -> Result<()> {
     let download = Downloads::start(bed, "cordon", 1)?;
     let server = bed.wait_download(&bed.nodes(80, [1, 1, 1]))?;
@@ -1112,13 +1134,13 @@ fn http() -> Value {
     json!({ "name": "http", "protocol": "TCP", "port": 80 })
 }
 
-/// Ten pods are replaced, one after the other. Returns the new ones.
+/// Replaces ten pods, one after the other. Returns the new ones.
 fn rolling_update(bed: &mut Bed) -> Result<Vec<Endpoint>> {
     let mut all = (0..10)
         .map(|n| Endpoint::start(bed, n))
         .collect::<Result<Vec<_>>>()?;
     bed.endpoints("web", &http(), &all)?;
-    bed.under_load("endpoints instead of nodes", |bed| {
+    bed.under_load("the endpoints to replace the nodes as servers", |bed| {
         bed.annotate("web", "lvsd/servers", &"endpoints".into())?;
         bed.wait_servers(&bed.web(), &pods(&all))
     })?;
@@ -1158,7 +1180,7 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
     ensure!(!answered.contains_key(&name), "{answered:?}");
     download.finish()?;
     let (left, gone): (Vec<_>, Vec<_>) = all.into_iter().partition(|pod| pod.ready);
-    bed.under_load("pods of the drained node end", |bed| {
+    bed.under_load("the pods of the drained node to terminate", |bed| {
         for pod in &gone {
             pod.end(bed)?;
         }
@@ -1171,17 +1193,17 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
 
 const LOST: &str = "DOES NOT ANSWER";
 
-/// Directors serve without an API server, and start without it.
+/// Directors continue to serve without an API server, and start without it.
 fn api_server_killed(bed: &mut Bed) -> Result<()> {
     bed.under_load("API server killed and back", |bed| {
         let before = [0, 1].map(|index| bed.servers(index, &bed.web()));
         bed.server.take().context("it runs")?.kill();
-        bed.wait("the loss", |bed| {
+        bed.wait("both directors to report the lost API server", |bed| {
             [0, 1].iter().all(|&index| bed.status(index).contains(LOST))
         })?;
         bed.director(0)?.stop(Signal::SIGTERM)?;
         bed.start(0)?;
-        bed.wait("what was kept", |bed| {
+        bed.wait("the stored servers to be used", |bed| {
             bed.status(0).contains("kept from before lvsd began")
         })?;
         ensure!(before == [0, 1].map(|index| bed.servers(index, &bed.web())));
@@ -1200,13 +1222,13 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
 /// A director misses changes, and the API server no longer has their history at the next request.
 /// Returns the pods.
 ///
-/// The history matters to a director whose watches end cleanly. One whose connection is reset lists all objects, and
-/// another round follows.
+/// Only a director whose watches end cleanly needs the history. If its connection is reset, it
+/// lists all objects, and the test is repeated.
 fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
     const ROUNDS: usize = 10;
     let refused = |bed: &Bed| {
         let log = bed.directors[1].as_ref().map(Proc::log);
-        log.is_some_and(|log| log.contains("all objects are read anew"))
+        log.is_some_and(|log| log.contains("all objects are read again"))
     };
     for round in 0..ROUNDS {
         bed.under_load("etcd compacted", |bed| {
@@ -1219,8 +1241,8 @@ fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoi
     bail!("no watch was refused in {ROUNDS} rounds");
 }
 
-/// Stops the second director, compacts the history of etcd, and adds the pods `first` and `first + 1`: the
-/// second one while that director is stopped.
+/// Stops the second director, compacts the history of etcd, and adds the pods `first` and `first +
+/// 1`: the second one while that director is stopped.
 fn compact_while_director_is_stopped(
     bed: &mut Bed,
     all: &mut Vec<Endpoint>,
@@ -1252,19 +1274,19 @@ fn compact_while_director_is_stopped(
     bed.wait_servers(&bed.web(), &pods(all))
 }
 
-/// The API server refuses the token of the directors, until they have the new one.
+/// The API server refuses the directors' token until they use the new one.
 fn token_replaced(bed: &mut Bed) -> Result<()> {
     bed.under_load("token replaced", |bed| {
         bed.server.take().context("it runs")?.kill();
         bed.start_api_server("second")?;
-        bed.wait("the refused token", |bed| {
+        bed.wait("the API server to refuse the old token", |bed| {
             [0, 1].iter().all(|&index| {
                 bed.status(index)
                     .contains("does not accept the credentials")
             })
         })?;
         fs::write(bed.path("token"), "second\n")?;
-        bed.wait("the new token", |bed| {
+        bed.wait("the API server to accept the new token", |bed| {
             [0, 1]
                 .iter()
                 .all(|&index| !bed.status(index).contains(LOST))
@@ -1273,8 +1295,8 @@ fn token_replaced(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// Packets of a UDP service are sent to the nodes with endpoints whose `healthCheckNodePort` is
-/// right.
+/// Packets of a UDP service are sent to the nodes that have endpoints according to their
+/// `healthCheckNodePort`.
 fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
     const ADDRESS: &str = "192.0.2.11:53";
     let programs = bed.site.servers[..CONTROL].iter().map(dnsmasq);
@@ -1296,13 +1318,13 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
     };
     // A datagram may be lost, so that dig asks again.
     let answers = |wanted: &[&str]| -> Result<()> {
-        let said = bed.site.client.sh(
+        let answer = bed.site.client.sh(
             "for i in 1 2 3 4 5 6 7 8; do dig +short +tries=4 +time=10 @192.0.2.11 id.test txt; done | grep -v '^;' | sort -u",
         )?;
-        let said: Vec<&str> = said.lines().collect();
+        let answer: Vec<&str> = answer.lines().collect();
         ensure!(
-            said == wanted,
-            "{said:?}\n{}\n{}\n{}",
+            answer == wanted,
+            "{answer:?}\n{}\n{}\n{}",
             bed.status(0),
             bed.site.lvsadm("-L -n --stats")?,
             bed.site.lvsadm("drops --all")?
@@ -1333,26 +1355,29 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
 fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Result<()> {
     let web = format!("{SERVICES}/web");
     bed.merge(&web, &json!({ "spec": { "type": "ClusterIP" } }))?;
-    bed.wait("the address of the Service without a class", |bed| {
+    bed.wait("the Service without a class to have an address", |bed| {
         bed.address("mail") == "192.0.2.10"
     })?;
-    bed.wait("its end, and the other Service", |bed| {
-        [0, 1].iter().all(|&index| {
-            let status = bed.status(index);
-            !status.contains("default/web/") && status.contains("default/mail/tcp/25")
-        })
-    })?;
+    bed.wait(
+        "the Service to be removed and its address to be assigned to the other one",
+        |bed| {
+            [0, 1].iter().all(|&index| {
+                let status = bed.status(index);
+                !status.contains("default/web/") && status.contains("default/mail/tcp/25")
+            })
+        },
+    )?;
     let back = json!({ "spec": { "type": "LoadBalancer", "loadBalancerClass": "lvsd" } });
     bed.merge(&web, &back)?;
     bed.wait("the exhausted pool", |bed| {
         bed.output("web", "has a free IPv4 address")
     })?;
     bed.ask("DELETE", &format!("{SERVICES}/mail"), "", None)?;
-    bed.wait("its address again", |bed| {
+    bed.wait("the Service to have its address again", |bed| {
         bed.address("web") == "192.0.2.10"
     })?;
     bed.ask("DELETE", &format!("{SERVICES}/dns"), "", None)?;
-    bed.wait("the end of both", |bed| {
+    bed.wait("both Services to be removed", |bed| {
         [0, 1].iter().all(|&index| {
             let status = bed.status(index);
             !status.contains("default/mail/")
@@ -1364,7 +1389,7 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
     bed.under_load("class back", |_| Ok(())).map(drop)
 }
 
-/// The director that has the addresses and the Lease is lost; the other one has its connections.
+/// The director that has the addresses and the Lease fails; the other one has its connections.
 fn director_lost(bed: &mut Bed) -> Result<()> {
     const DOWNLOADS: usize = 20;
     // The Lease ends with the other director.
@@ -1373,7 +1398,7 @@ fn director_lost(bed: &mut Bed) -> Result<()> {
         bed.status(0).contains("d1 writes addresses")
     })?;
     bed.start(1)?;
-    bed.wait("the other director", |bed| {
+    bed.wait("the other director to take over", |bed| {
         bed.status(1).contains("d1 writes addresses")
     })?;
     let downloads = Downloads::start(bed, "lost", DOWNLOADS)?;
@@ -1386,9 +1411,10 @@ fn director_lost(bed: &mut Bed) -> Result<()> {
         let listed = listed.iter().filter(|one| one.virtual_address == vip);
         listed.filter(|one| one.state == "ESTABLISHED").count()
     };
-    bed.wait("both directors to know all downloads", |bed| {
-        known(bed, 0) == DOWNLOADS && known(bed, 1) == DOWNLOADS
-    })?;
+    bed.wait(
+        "both directors to have all connections of the downloads",
+        |bed| known(bed, 0) == DOWNLOADS && known(bed, 1) == DOWNLOADS,
+    )?;
     let status: Value = serde_json::from_str(&bed.status_as(0, "--json"))?;
     let dataplane = status["dataplane"]["pid"]
         .as_i64()
@@ -1397,15 +1423,18 @@ fn director_lost(bed: &mut Bed) -> Result<()> {
     bed.director(0)?.kill();
     kill(Pid::from_raw(i32::try_from(dataplane)?), Signal::SIGKILL)?;
     bed.site.fail_over()?;
-    bed.wait("the other director to take the Lease", |bed| {
+    bed.wait("the other director to acquire the Lease", |bed| {
         bed.status(1).contains("d2 writes addresses")
     })?;
     let port = json!({ "name": "smtp", "port": 25, "nodePort": 8025 });
     bed.service("mail", &port, "Cluster")?;
-    bed.wait("an address by the other director", |bed| {
+    bed.wait("the other director to assign an address", |bed| {
         bed.address("mail") == "192.0.2.11"
     })?;
-    bed.under_load("with the other director", |_| Ok(()))?;
+    bed.under_load(
+        "the downloads to continue at the other director",
+        |_| Ok(()),
+    )?;
     downloads.finish()?;
     println!("director lost: {DOWNLOADS} downloads, 0 broken");
     Ok(())

@@ -127,11 +127,15 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
     ensure!(answering(&site)? == ["rs1", "rs2"]);
 
     let status = program.stop(Signal::SIGTERM)?;
-    wait_until("its services to be gone", Duration::from_secs(20), || {
-        site.director
-            .sh("/sbin/ipvsadm -Ln")
-            .is_ok_and(|text| rows(&text).is_empty())
-    })
+    wait_until(
+        "the services of the program to be removed",
+        Duration::from_secs(20),
+        || {
+            site.director
+                .sh("/sbin/ipvsadm -Ln")
+                .is_ok_and(|text| rows(&text).is_empty())
+        },
+    )
     .with_context(|| format!("{status}: {}", program.log()))
 }
 
@@ -149,13 +153,13 @@ fn ldirectord_nat_not_quiescent_removes_failed_server() -> Result<()> {
 
 #[test]
 #[ignore = "needs ldirectord"]
-fn direct_routing_quiescent() -> Result<()> {
+fn ldirectord_dr_quiescent_sets_weight_of_failed_server_to_0() -> Result<()> {
     managed(Forward::Dr, "lddrq", true)
 }
 
 #[test]
 #[ignore = "needs ldirectord"]
-fn direct_routing_not_quiescent() -> Result<()> {
+fn ldirectord_dr_not_quiescent_removes_failed_server() -> Result<()> {
     managed(Forward::Dr, "lddr", false)
 }
 
@@ -163,7 +167,7 @@ fn direct_routing_not_quiescent() -> Result<()> {
 /// unmodified, with its files.
 #[test]
 #[ignore = "needs ipvsadm"]
-fn rules_are_saved_and_restored_as_debian_does() -> Result<()> {
+fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
     let mut site = site("debian", Forward::Nat)?;
     let etc = site.testbed.dir().join("etc");
     site.director.sh(&format!(

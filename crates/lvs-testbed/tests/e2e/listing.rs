@@ -34,7 +34,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
         ))
     };
     // What is lost on the way comes again, and what has come makes no other connection.
-    wait_until("all connections", common::SOON, || {
+    wait_until("the director to list all connections", common::SOON, || {
         let sent = send().is_ok();
         let listed = site.lvsadm("-L -n -c").unwrap_or_default();
         sent && listed

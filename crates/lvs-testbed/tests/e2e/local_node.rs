@@ -24,7 +24,7 @@ fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<(
     Ok(())
 }
 
-/// Waits until there is a policy rule with these words, or none.
+/// Waits until a policy rule with these words exists, or with `present` false until none does.
 fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
     let rules = || site.director.sh("ip rule; ip -6 rule");
     wait_until(&format!("{words}: {present}"), common::SOON, || {
@@ -64,7 +64,10 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
         let seen = site
             .client
             .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
-        ensure!(seen == "192.0.2.100\n", "the local server sees {seen}");
+        ensure!(
+            seen == "192.0.2.100\n",
+            "the local server receives requests from {seen}"
+        );
         common::upload(&site)?;
 
         // A client of the server itself gets its answer too, though its packets take the same path.
@@ -101,7 +104,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
 
 /// Direct routing and a tunnel to the director: the packets are its own as they are.
 #[test]
-fn direct_routing_to_the_director_itself() -> Result<()> {
+fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     for (forward, flag) in [(Forward::Dr, "-g"), (Forward::Tun, "-i")] {
         let mut options = SiteOptions::new("local-dr", forward);
         options.servers = 1;
@@ -121,7 +124,7 @@ fn direct_routing_to_the_director_itself() -> Result<()> {
 /// With full NAT the director needs no local address for its own clients: it is the host that they
 /// would be translated to.
 #[test]
-fn full_nat_to_the_director_itself() -> Result<()> {
+fn full_nat_server_on_director_serves_clients() -> Result<()> {
     let mut options = SiteOptions::new("local-fullnat", Forward::FullNat);
     options.servers = 1;
     let site = common::site(options)?;
@@ -137,7 +140,7 @@ fn full_nat_to_the_director_itself() -> Result<()> {
 }
 
 /// A director whose host filters source addresses strictly continues to accept packets for its
-/// other ports, for any port of its own server.
+/// other ports, if its own server uses any port.
 #[test]
 fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
     let mut options = SiteOptions::new("local-strict", Forward::Nat);

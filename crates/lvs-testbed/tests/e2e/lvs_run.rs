@@ -101,7 +101,7 @@ fn answering(site: &Site) -> Result<Vec<String>> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn keepalived_with_dead_servers_reload_and_stop() -> Result<()> {
+fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<()> {
     let mut site = site("lvsrun")?;
     let file = configure(&site, [2, 1], 1)?;
     let mut program = keepalived(&site, &file)?;
@@ -135,17 +135,21 @@ fn keepalived_with_dead_servers_reload_and_stop() -> Result<()> {
     wait_listed(&site, &program, &[(2, 1)])?;
 
     let status = program.stop(Signal::SIGTERM)?;
-    wait_until("its services to be gone", Duration::from_secs(20), || {
-        site.lvsadm("-L -n")
-            .is_ok_and(|text| rows(&text).is_empty())
-    })
+    wait_until(
+        "the services of the program to be removed",
+        Duration::from_secs(20),
+        || {
+            site.lvsadm("-L -n")
+                .is_ok_and(|text| rows(&text).is_empty())
+        },
+    )
     .with_context(|| format!("{status}: {}", program.log()))
 }
 
 /// Without a supervisor, keepalived would continue, and leave dead servers in the list.
 #[test]
 #[ignore = "needs keepalived"]
-fn keepalived_whose_supervisor_is_killed_ends() -> Result<()> {
+fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
     let site = site("lvsrunkill")?;
     let file = configure(&site, [2, 1], 1)?;
     let mut program = keepalived(&site, &file)?;
@@ -161,8 +165,8 @@ fn keepalived_whose_supervisor_is_killed_ends() -> Result<()> {
     Ok(())
 }
 
-/// The tests of the library of kube-proxy and dockerd, in a static Go program. The library accepts only answers that come
-/// from the kernel's port.
+/// The tests of the library of kube-proxy and dockerd, in a static Go program. The library accepts
+/// only answers that come from the kernel's port.
 #[test]
 #[ignore = "by hand: needs the tests of moby/ipvs (make test-kubernetes)"]
 fn moby_ipvs_passes_its_own_tests() -> Result<()> {
@@ -185,7 +189,8 @@ fn moby_ipvs_passes_its_own_tests() -> Result<()> {
     Ok(())
 }
 
-/// By netlink; by a program that drops its capabilities; and below another launcher.
+/// Services are added by netlink; by a program that drops its capabilities; and below another
+/// launcher.
 #[test]
 fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     let site = site("lvsrunadm")?;
@@ -207,7 +212,7 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     // A program that may not have such high descriptors uses the old interface.
     // The counts of connections change when the dataplane handles the last packets of the clients.
     let mut both = (String::new(), String::new());
-    wait_until("the same listing", Duration::from_secs(20), || {
+    wait_until("the listings to be equal", Duration::from_secs(20), || {
         let few = run("sh -c 'ulimit -n 512; ipvsadm -Ln'");
         let ours = site.lvsadm("-L -n");
         both = (few.unwrap_or_default(), ours.unwrap_or_default());
@@ -248,9 +253,11 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 
     ensure!(answering(&site)? == ["rs1", "rs2", "rs3"]);
-    wait_until("a connection", Duration::from_secs(20), || {
-        run("ipvsadm -Lnc").is_ok_and(|text| text.contains(&site.vip.to_string()))
-    })
+    wait_until(
+        "ipvsadm to list a connection",
+        Duration::from_secs(20),
+        || run("ipvsadm -Lnc").is_ok_and(|text| text.contains(&site.vip.to_string())),
+    )
     .with_context(|| run("ipvsadm -Lnc 2>&1").unwrap_or_default())?;
     let services = run(&format!("{nobody} cat /proc/net/ip_vs"))?;
     ensure!(services.lines().count() == 3 + 1 + 3, "{services}");
@@ -299,7 +306,7 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     Ok(())
 }
 
-/// ipvsadm and keepalived add their services once.
+/// ipvsadm and keepalived add their services once, and do not add them again.
 #[test]
 fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
     let mut site = site("lvsrunagain")?;
@@ -314,14 +321,14 @@ fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
         .spawn(&launcher, &["--", "sh", "-c", &script])?;
     let timeouts = |site: &Site| site.lvsadm("-L --timeout").unwrap_or_default();
     let patience = Duration::from_secs(30);
-    wait_until("the timeouts", patience, || {
+    wait_until("the dataplane to have the timeouts", patience, || {
         timeouts(&site).contains("100 20 30")
     })
     .with_context(|| program.log())?;
     let before = site.lvsadm("-S -n")?;
     site.dataplane.take().context("it runs")?.kill();
     site.start_dataplane(&[])?;
-    wait_until("the services again", patience, || {
+    wait_until("the new dataplane to have the services", patience, || {
         site.lvsadm("-S -n").is_ok_and(|text| text == before)
             && timeouts(&site).contains("100 20 30")
     })
@@ -350,10 +357,14 @@ fn change_is_refused_while_lvsd_manages_the_services() -> Result<()> {
     fs::create_dir_all(&state)?;
     let words = ["--config", &file, "--state", &state];
     let program = site.director.spawn(&lvsd, &words)?;
-    wait_until("the service of lvsd", Duration::from_secs(20), || {
-        site.lvsadm("-L -n")
-            .is_ok_and(|text| rows(&text).len() == 2)
-    })
+    wait_until(
+        "the dataplane to have lvsd's service",
+        Duration::from_secs(20),
+        || {
+            site.lvsadm("-L -n")
+                .is_ok_and(|text| rows(&text).len() == 2)
+        },
+    )
     .with_context(|| program.log())?;
     let listed = site.director.sh(&format!("{launcher} -- ipvsadm -Ln"))?;
     ensure!(rows(&listed).len() == 2, "{listed}");

@@ -50,9 +50,11 @@ fn usable(site: &Site) -> usize {
 }
 
 fn wait_usable(site: &Site, servers: usize, lvsd: &Proc) -> Result<()> {
-    wait_until(&format!("{servers} usable servers"), common::SOON, || {
-        usable(site) == servers
-    })
+    wait_until(
+        &format!("the director to have {servers} usable servers"),
+        common::SOON,
+        || usable(site) == servers,
+    )
     .with_context(|| format!("{:?}\nlvsd printed:\n{}", site.lvsadm("-L -n"), lvsd.log()))
 }
 
@@ -63,7 +65,7 @@ fn site(label: &str) -> Result<Site> {
 }
 
 #[test]
-fn checks_reload_and_stop() -> Result<()> {
+fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     let mut site = site("lvsd")?;
     let before = common::host_state(&site)?;
     let path = configure(&site, 2)?;
@@ -91,7 +93,7 @@ fn checks_reload_and_stop() -> Result<()> {
     // A file with an error changes nothing and does not end the daemon.
     fs::write(&path, "[[service]]\nnane = \"web\"\n")?;
     lvsd.signal(Signal::SIGHUP)?;
-    wait_until("the report of the error", common::SOON, || {
+    wait_until("lvsd to log the error in the file", common::SOON, || {
         lvsd.log().contains("nane")
     })?;
     ensure!(lvsd.is_running() && usable(&site) == 3, "{}", lvsd.log());
@@ -130,7 +132,10 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
         lvsd.signal(Signal::SIGKILL)?;
         lvsd.wait(common::SOON)?;
         steady.wait_for_more(50)?;
-        ensure!(usable(&site) == 3, "the dataplane goes on without lvsd");
+        ensure!(
+            usable(&site) == 3,
+            "the dataplane keeps running without lvsd"
+        );
         lvsd = start(&site, &[])?;
         wait_until("lvsd to be ready", common::SOON, || {
             lvsd.log().contains("ready:")
@@ -160,7 +165,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
         .director
         .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
     site.director.sh(&format!("kill -9 {dataplane}"))?;
-    wait_until("a new dataplane", common::SOON, || {
+    wait_until("lvsd to start a new dataplane", common::SOON, || {
         let now = site
             .director
             .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")
@@ -177,7 +182,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 30)?, &[10, 10, 10])
 }
 
-/// Tunnels as written in the file: those of both servers, and their lines in a listing.
+/// Tunnels in the file: those of both servers, and their lines in a listing.
 const TUNNELS: [[(&str, &str); 2]; 4] = [
     [("", "ipip"), ("", "ipip")],
     [
@@ -243,7 +248,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
         write(tunnels)?;
         lvsd.signal(Signal::SIGHUP)?;
         let listed = || site.lvsadm("-L -n --tun-info").unwrap_or_default();
-        wait_until("the tunnels", common::SOON, || {
+        wait_until("lvsadm to list the tunnels", common::SOON, || {
             let listing = listed();
             let all = listing.split_whitespace();
             tunnels
@@ -262,7 +267,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(common::SOON)?;
     let mut lvsd = start(&site, &[])?;
-    wait_until("the new lvsd", common::SOON, || {
+    wait_until("the new lvsd to answer", common::SOON, || {
         lvsd.log().contains("ready:")
     })?;
     ensure!(!lvsd.log().contains("changed server"), "{}", lvsd.log());
@@ -317,13 +322,13 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
     wait_usable(&site, 3, &lvsd)?;
     site.director.run(&program, &["stop", "--config", &path])?;
     ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
-    ensure!(usable(&site) == 3, "the dataplane goes on");
+    ensure!(usable(&site) == 3, "the dataplane keeps running");
     site.director
         .run(&program, &["stop", "--all", "--config", &path])?;
     common::wait_for_host_state(&site, &before)
 }
 
-/// A new server, whose first answer takes half a second, replaces the only one.
+/// A new server, whose first answer takes half a second, replaces the only server.
 #[test]
 fn replacing_reload_loses_no_request() -> Result<()> {
     let site = site("replace")?;
@@ -348,14 +353,18 @@ fn replacing_reload_loses_no_request() -> Result<()> {
     ensure!(
         site.lvsadm("-L -n")?
             .contains(&site.real_address(0).to_string()),
-        "the old server has gone before the new one serves"
+        "the old server was removed before the new one served"
     );
     site.servers[1].sh("nft delete table inet slow")?;
-    wait_until("the new server alone", Duration::from_secs(20), || {
-        let listing = site.lvsadm("-L -n").unwrap_or_default();
-        listing.contains(&site.real_address(1).to_string())
-            && !listing.contains(&site.real_address(0).to_string())
-    })
+    wait_until(
+        "only the new server to be listed",
+        Duration::from_secs(20),
+        || {
+            let listing = site.lvsadm("-L -n").unwrap_or_default();
+            listing.contains(&site.real_address(1).to_string())
+                && !listing.contains(&site.real_address(0).to_string())
+        },
+    )
     .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
     // More than are under way to the old one.
     steady.wait_for_more(1 + site.load().concurrency)?;
@@ -418,14 +427,14 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
         let report = steady.finish()?;
         report.all_ok(report.ok)?;
         ensure!(report.ok > 500, "{report:?}");
-        ensure!(lvsd.is_running(), "lvsd has ended");
+        ensure!(lvsd.is_running(), "lvsd has exited");
         ensure!(lvsd.stop(Signal::SIGINT)?.success());
         site.director.sh(&format!("rm -f {fifo} {fifo}-closed"))?;
     }
     Ok(())
 }
 
-/// A probe of a closed connection leaves no state at either end.
+/// A probe whose connection is closed leaves no state in the director or the server.
 #[test]
 fn probes_leave_no_time_wait() -> Result<()> {
     let site = site("probes")?;
@@ -450,9 +459,9 @@ fn lvsd(site: &Site, words: &str) -> Result<String> {
     ))
 }
 
-/// Whether lvsd runs or not.
+/// The result is the same whether lvsd runs or not.
 #[test]
-fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
+fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     let site = site("sweep")?;
     configure(&site, 3)?;
     let files = || {
@@ -471,9 +480,11 @@ fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
             ensure!(files()?.contains(".lvsd.toml"), "{}", files()?);
         }
         self::lvsd(&site, "stop --all")?;
-        wait_until("no files", common::SOON, || {
-            files().is_ok_and(|left| left.trim().is_empty())
-        })
+        wait_until(
+            "the files of the namespace to be removed",
+            common::SOON,
+            || files().is_ok_and(|left| left.trim().is_empty()),
+        )
         .with_context(|| format!("{ends_before}: {:?}", files()))?;
         lvsd.wait(common::SOON)?;
     }
@@ -483,7 +494,7 @@ fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
 /// `lvsadm drain` sends a request to lvsd, which keeps the server drained over a reload, a restart
 /// and the loss of the dataplane, and reports that.
 #[test]
-fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
+fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     let site = site("admin")?;
     let path = configure(&site, 3)?;
     let state = site.testbed.dir().join("state").display().to_string();
@@ -494,10 +505,10 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     load.sizes = vec![1000];
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
-    let said = site.lvsadm(&format!(
+    let message = site.lvsadm(&format!(
         "drain {service} {server} --deadline 300s --active --why disk"
     ))?;
-    ensure!(said.contains("drained"), "{said}");
+    ensure!(message.contains("drained"), "{message}");
     wait_usable(&site, 2, &daemon)?;
     let output = || lvsd(&site, "status").unwrap_or_default();
     let is_shown = || {
@@ -505,7 +516,12 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
         let output = output();
         parts.iter().all(|part| output.contains(part))
     };
-    wait_until("the status to contain it", common::SOON, is_shown).with_context(output)?;
+    wait_until(
+        "the status to contain the missing interface",
+        common::SOON,
+        is_shown,
+    )
+    .with_context(output)?;
 
     let text = fs::read_to_string(&path)?;
     fs::write(&path, format!("{text}weight = 2\n"))?;
@@ -519,9 +535,11 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
 
     ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
     daemon = start(&site, &["--state", &state])?;
-    wait_until("the daemon", common::SOON, || {
-        lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable"))
-    })?;
+    wait_until(
+        "lvsd status to report 2 usable servers",
+        common::SOON,
+        || lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable")),
+    )?;
     wait_usable(&site, 2, &daemon)?;
     // A user without write access cannot end it.
     let denied = site
@@ -543,7 +561,7 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     // In maintenance it leaves the service.
     let host = site.real_address(0);
     site.lvsadm(&format!("maintenance all {host} --for 1h"))?;
-    wait_until("the server to be gone", Duration::from_secs(40), || {
+    wait_until("the server to be removed", Duration::from_secs(40), || {
         site.lvsadm("-L -n")
             .is_ok_and(|text| !text.contains(&server))
     })?;
@@ -555,8 +573,9 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     Ok(())
 }
 
-/// Below the quorum the sorry server has all new connections, and none when the quorum is back; a
-/// program is notified of both. Connections to servers that are up continue.
+/// Below the quorum, the sorry server gets all new connections; when the quorum is reached again,
+/// it gets none. A program is notified of both changes. Connections to servers that are up
+/// continue.
 #[test]
 fn sorry_server_answers_below_quorum() -> Result<()> {
     let mut site = site("sorry")?;
@@ -591,7 +610,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     let report = common::ok(site.client.load(&load)?, 20)?;
     ensure!(!report.servers.contains_key("rs3"), "{report:?}");
     let sorry_serves = |site: &Site| {
-        wait_until("the sorry server", common::SOON, || {
+        wait_until("lvsd to use the sorry server", common::SOON, || {
             lvsd(site, "status")
                 .is_ok_and(|output| output.contains("BELOW ITS QUORUM; the sorry server"))
         })?;
@@ -601,7 +620,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         anyhow::Ok(())
     };
     let quorum = |site: &Site| {
-        wait_until("the quorum", common::SOON, || {
+        wait_until("the service to reach its quorum", common::SOON, || {
             lvsd(site, "status").is_ok_and(|output| {
                 output.contains("2 of 2 servers usable") && !output.contains("BELOW")
             })
@@ -647,12 +666,12 @@ fn is_answered_for(site: &Site) -> bool {
         "ip neigh flush to {0}; ping -n -c 1 -W 3 {0} >/dev/null; ip neigh show {0}",
         site.vip
     );
-    let said = site.client.sh(&format!("{{ {asked}; }} 2>&1 || true"));
-    said.is_ok_and(|said| said.contains("lladdr"))
+    let message = site.client.sh(&format!("{{ {asked}; }} 2>&1 || true"));
+    message.is_ok_and(|message| message.contains("lladdr"))
 }
 
-/// Below the quorum no host answers for a released VIP; it is announced when it is taken back, and
-/// is released with lvsd if the service is to end.
+/// Below the quorum no host answers for a released VIP. It is announced when the director takes it
+/// over again. If the service ends with lvsd, lvsd releases it.
 #[test]
 fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut options = SiteOptions::new("giveup", Forward::Nat);
@@ -692,17 +711,21 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
 
     site.programs.remove(0).kill();
     becomes(&site, false).with_context(|| daemon.log())?;
-    answered(&site, false).context("somebody answers for a VIP that was given up")?;
+    answered(&site, false).context("a host answers for a released VIP")?;
 
     site.client
         .sh(&format!("ip neigh flush to {}; ip neigh show", site.vip))?;
     site.programs
         .push(nginx(&site.servers[0], &NginxOptions::default())?);
     becomes(&site, true)?;
-    wait_until("the announcement", common::SOON, || {
-        let known = site.client.sh(&format!("ip neigh show {}", site.vip));
-        known.is_ok_and(|known| known.contains("lladdr"))
-    })?;
+    wait_until(
+        "the client to learn the VIP's link-layer address",
+        common::SOON,
+        || {
+            let known = site.client.sh(&format!("ip neigh show {}", site.vip));
+            known.is_ok_and(|known| known.contains("lladdr"))
+        },
+    )?;
     let mut load = site.load();
     load.requests = 20;
     load.sizes = vec![1000];
@@ -760,11 +783,15 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     let begun = std::time::Instant::now();
     let state = site.testbed.dir().display().to_string();
     let mut daemon = start(&site, &["--state", &state])?;
-    wait_until("ready", Duration::from_secs(100), || {
-        daemon
-            .log()
-            .contains("ready: 2277 services, 37205 of 37205 servers up")
-    })
+    wait_until(
+        "lvsd to report all 2277 services ready",
+        Duration::from_secs(100),
+        || {
+            daemon
+                .log()
+                .contains("ready: 2277 services, 37205 of 37205 servers up")
+        },
+    )
     .with_context(|| daemon.log().chars().take(4000).collect::<String>())?;
     let filled = begun.elapsed();
     let changed = text.replacen("weight = 2", "weight = 3", 1);
@@ -860,9 +887,11 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
         &site,
         &["--state", &site.testbed.dir().display().to_string()],
     )?;
-    wait_until("the same as a cold start", common::SOON, || {
-        rules(&site).is_ok_and(|now| now == after)
-    })
+    wait_until(
+        "the state equals that of a cold start",
+        common::SOON,
+        || rules(&site).is_ok_and(|now| now == after),
+    )
     .with_context(|| format!("{after:#?}\n{:#?}", rules(&site)))?;
     ensure!(cold.stop(Signal::SIGINT)?.success(), "{}", cold.log());
     Ok(())

@@ -1,5 +1,5 @@
-//! The programs in network namespaces, with real servers and clients. One program of all these
-//! tests: that many would be linked one after another, and run so too.
+//! End-to-end tests: the programs in network namespaces, with real servers and clients. All tests
+//! are in one executable, because many executables would be linked one after another.
 
 mod common;
 

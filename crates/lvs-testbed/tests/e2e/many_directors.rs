@@ -1,6 +1,6 @@
 //! Directors that are all active behind a router with BIRD: the scenarios of `lvs-testbed cluster`
-//! with small numbers, and what becomes of routes. Their files are the examples', as printed but
-//! for each director's own addresses.
+//! with small numbers, and the fate of routes. Their files are the printed examples, except for
+//! each director's own addresses.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ fn maintenance_of_one_of_three_directors_breaks_nothing_tun() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn dataplane_dies_and_returns_tun() -> Result<()> {
+fn connections_survive_death_and_return_of_dataplane_tun() -> Result<()> {
     nothing_breaks(Scenario::Dataplane, Forward::Tun)
 }
 
@@ -65,15 +65,15 @@ fn downloads_survive_stopped_dataplane_and_lost_datagrams_tun() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     common::nothing_breaks(&outcomes)?;
-    let said = outcomes[0].said.join("\n");
-    ensure!(said.contains("NOT READY, waits for"), "{said}");
-    ensure!(outcomes[1].said.len() == 3, "{outcomes:?}");
+    let output = outcomes[0].reported.join("\n");
+    ensure!(output.contains("NOT READY, waits for"), "{output}");
+    ensure!(outcomes[1].reported.len() == 3, "{outcomes:?}");
     Ok(())
 }
 
 #[test]
 #[ignore = "needs BIRD"]
-fn without_synchronisation_connections_of_a_drained_server_wait_dr() -> Result<()> {
+fn connections_of_drained_server_without_synchronisation_stall_dr() -> Result<()> {
     let options = options(Forward::Dr, 30);
     common::nothing_breaks(&play_in_turn(&[Scenario::Alone], &options)?)
 }
@@ -86,7 +86,7 @@ fn downloads_survive_loss_of_etcd_dr() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD, FRR and ExaBGP"]
-fn routing_daemons_of_others_follow() -> Result<()> {
+fn other_routing_daemons_follow_announcements() -> Result<()> {
     nothing_breaks(Scenario::Daemons, Forward::Dr)
 }
 
@@ -103,8 +103,8 @@ fn downloads_survive_killed_bird_and_power_failure_tun() -> Result<()> {
     common::nothing_breaks(&play_in_turn(&scenarios, &options(Forward::Tun, 60))?)
 }
 
-/// One call to the dataplane whose control socket is at a path; its answer. `@9@x@` is nine times
-/// x.
+/// A script that makes one call to the dataplane whose control socket is at a path, and prints the
+/// answer. `@9@x@` stands for nine times x.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $method, $params) = @ARGV;
@@ -141,9 +141,11 @@ fn site(label: &str) -> Result<Site> {
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let words = ["--interface", "eth0", "--socket", SOCKET];
     site.dataplane = Some(site.director.spawn(program, &words)?);
-    wait_until("the dataplane", common::SOON, || {
-        site.lvsadm(&format!("--socket {SOCKET} -L -n")).is_ok()
-    })?;
+    wait_until(
+        "the dataplane to answer on its control socket",
+        common::SOON,
+        || site.lvsadm(&format!("--socket {SOCKET} -L -n")).is_ok(),
+    )?;
     for words in [
         "-A -t 203.0.113.10:80 -s mh".to_owned(),
         format!("-a -t 203.0.113.10:80 -r {}:80 -g", site.real_address(0)),
@@ -185,7 +187,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     let asked = site.servers[1].sh(&format!(
         "ip addr del {VIP}/32 dev lo; ip route add {VIP}/32 dev eth0; ping -c 1 -W 1 {VIP}; ip neigh show {VIP}"
     ));
-    ensure!(asked.is_err(), "it answers ARP: {asked:?}");
+    ensure!(asked.is_err(), "the dataplane answers ARP: {asked:?}");
     announce(&site, &both("leaving"), 600)?;
     ensure!(
         has_route(&site, "203.0.113.10 proto 78"),
@@ -213,21 +215,23 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     announce(&site, &both("announced"), 600)?;
     std::thread::sleep(Duration::from_millis(1200));
     site.director.sh(&format!("ip route del {VIP}/32"))?;
-    wait_until("the route to come back", common::SOON, || {
+    wait_until("the route to be announced again", common::SOON, || {
         has_route(&site, "203.0.113.10 proto 77")
     })?;
     // lvsd no longer renews the announcements.
     announce(&site, &both("announced"), 13)?;
-    wait_until("others to be preferred", Duration::from_secs(20), || {
-        has_route(&site, "203.0.113.10 proto 78")
-    })?;
-    let said = site.lvsadm(&format!("--socket {SOCKET} sync"))?;
+    wait_until(
+        "the routers to prefer other directors",
+        Duration::from_secs(20),
+        || has_route(&site, "203.0.113.10 proto 78"),
+    )?;
+    let output = site.lvsadm(&format!("--socket {SOCKET} sync"))?;
     ensure!(
-        said.contains("other directors are to be preferred"),
-        "{said}"
+        output.contains("routers prefer other directors"),
+        "{output}"
     );
-    ensure!(said.contains("does lvsd run?"), "{said}");
-    wait_until("the end of it", Duration::from_secs(20), || {
+    ensure!(output.contains("does lvsd run?"), "{output}");
+    wait_until("the maintenance to end", Duration::from_secs(20), || {
         !has_route(&site, "proto 7")
     })?;
     announce(&site, &both("announced"), 600)?;
@@ -248,7 +252,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
 }
 
 #[test]
-fn bad_lists_of_addresses_are_refused() -> Result<()> {
+fn invalid_address_lists_are_refused() -> Result<()> {
     let site = site("announce-bad")?;
     let one = r#"{"address":"203.0.113.10","standing":"announced"}"#;
     announce(&site, one, 600)?;
@@ -271,7 +275,7 @@ fn bad_lists_of_addresses_are_refused() -> Result<()> {
     site.director.sh("ip route add blackhole 198.18.0.1/32")?;
     let other = r#"{"address":"198.18.0.1","standing":"announced"}"#;
     let answer = announce(&site, &format!("{one},{other}"), 600)?;
-    ensure!(answer.contains("the host has one already"), "{answer}");
+    ensure!(answer.contains("the host already has one"), "{answer}");
     ensure!(answer.contains("withdrawn"), "{answer}");
     ensure!(
         has_route(&site, "203.0.113.10 proto 77"),

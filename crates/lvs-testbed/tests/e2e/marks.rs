@@ -50,7 +50,7 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
         "mark add --destination {vip} --protocol tcp --ports 81 --drop --position 1"
     ))?;
     assert_eq!(curl(81)?, "28", "curl's status for a timeout");
-    wait_until("the rule's count", SOON, || {
+    wait_until("the rule to count the packets", SOON, || {
         let listing = site.lvsadm("mark list").unwrap_or_default();
         let first = listing.lines().next().unwrap_or_default();
         first.contains("--ports 81 --drop") && !first.contains(" 0 packets")
@@ -69,7 +69,7 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
 /// curl's status for a refused connection.
 const REFUSED: &str = "7";
 
-/// Exit status of curl with a limit of one second.
+/// The exit status of curl with a time limit of one second.
 fn fetched(site: &Site, port: u16) -> Result<String> {
     let vip = site.vip;
     let status = site.client.sh(&format!(
@@ -78,10 +78,10 @@ fn fetched(site: &Site, port: u16) -> Result<String> {
     Ok(status.trim().to_owned())
 }
 
-/// Waits until curl ends with this status; a busy machine may take longer.
+/// Waits until curl exits with this status; a busy machine may take longer.
 fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
     let mut last = String::new();
-    wait_until(&format!("curl to end with {wanted}"), SOON, || {
+    wait_until(&format!("curl to exit with {wanted}"), SOON, || {
         last = fetched(site, port).unwrap_or_default();
         last == wanted
     })
@@ -109,7 +109,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     };
     ends_with(&site, 80, "0")?;
     site.lvsadm(&format!("mark add --source {client} --drop"))?;
-    assert_ne!(fetched(&site, 80)?, "0", "it is served");
+    assert_ne!(fetched(&site, 80)?, "0", "the request is served");
     wait_until("the host to be reached", SOON, || {
         reaches_the_host().unwrap_or(false)
     })?;

@@ -1,5 +1,5 @@
 //! NAT, direct routing, tunnelling and full NAT, end to end: the same traffic through each, with
-//! the real programs between a real client and real servers.
+//! real programs, a real client and real servers.
 
 macro_rules! method {
     ($name:ident, $forward:ident) => {

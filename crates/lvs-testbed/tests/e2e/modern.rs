@@ -14,10 +14,10 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, servers, wait_until, waiters};
 use nix::sys::signal::Signal;
 
-/// How long anything may take on a busy machine. The kernel's silence lasts a quarter of an hour.
+/// Time limit for any operation on a busy machine. The kernel's silence lasts a quarter of an hour.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A daemon over a dataplane that it has started.
+/// A daemon with a dataplane that it has started.
 struct Daemon<'a> {
     site: &'a Site,
     virt: SocketAddr,
@@ -72,15 +72,19 @@ impl Daemon<'_> {
     }
 
     fn running(&self) -> Result<&Proc> {
-        self.program.as_ref().context("it was started")
+        self.program.as_ref().context("the program was started")
     }
 
     /// Waits until the service has `servers` servers.
     fn has(&self, servers: usize) -> Result<()> {
         let listed = || self.site.lvsadm("-L -n").unwrap_or_default();
         let count = || rows(&listed()).iter().filter(|row| row.is_server()).count();
-        wait_until(&format!("{servers} servers"), SOON, || count() == servers)
-            .with_context(|| self.running().map(Proc::log).unwrap_or_default())
+        wait_until(
+            &format!("the service to have {servers} servers"),
+            SOON,
+            || count() == servers,
+        )
+        .with_context(|| self.running().map(Proc::log).unwrap_or_default())
     }
 }
 
@@ -92,11 +96,13 @@ fn idle(client: &Host, virt: SocketAddr) -> Result<Proc> {
         virt.port()
     );
     let client = client.spawn("bash", &["-c", &script])?;
-    wait_until("a connection", SOON, || client.log().contains("waiting"))?;
+    wait_until("the client to have a connection", SOON, || {
+        client.log().contains("waiting")
+    })?;
     Ok(client)
 }
 
-/// A client that downloads much, slowly.
+/// Starts a large download at a low rate.
 fn download(client: &Host, virt: SocketAddr) -> Result<Proc> {
     let url = format!("http://{virt}/large?rate=50k");
     client.spawn("curl", &["-sS", "-g", "-o", "/dev/null", &url])
@@ -123,8 +129,8 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
     !client.is_running() && client.log().contains("reset by peer")
 }
 
-/// Two servers, of which one is taken out of the file while connections of all kinds are open to
-/// both.
+/// Two servers, of which one is removed from the file while connections of all kinds to both are
+/// open.
 fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     let mut options = SiteOptions::new("down", forward);
     options.servers = 2;
@@ -152,29 +158,37 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         clients.push(download(&site.client, virt)?);
     }
     for server in &site.servers {
-        wait_until("three connections", SOON, || established(server) == 3)?;
+        wait_until("the server to have three connections", SOON, || {
+            established(server) == 3
+        })?;
     }
     daemon.reload(&[0])?;
     // Both ends are reset: the server, which is alive, and its three clients. A slow download first
     // reads the buffered bytes.
     let (idle, slow) = clients.split_at_mut(4);
-    let output = wait_until("the resets", SOON, || {
+    let output = wait_until("the idle clients to be reset", SOON, || {
         let ended = idle
             .iter_mut()
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
         ended.count() == 2 && open(&site.client) == 3 && established(&site.servers[1]) == 0
     });
-    ensure!(slow.iter_mut().any(Proc::is_running), "one goes on");
+    ensure!(
+        slow.iter_mut().any(Proc::is_running),
+        "one download continues"
+    );
     let logs: Vec<String> = clients.iter().map(Proc::log).collect();
     let lvsd = daemon.running()?.log();
     output.with_context(|| format!("{forward:?}, IPv6: {six}: {logs:?}\n{lvsd}"))?;
     let running = clients[..4]
         .iter_mut()
         .filter_map(|c| c.is_running().then_some(()));
-    ensure!(running.count() == 2, "the other server's go on: {logs:?}");
+    ensure!(
+        running.count() == 2,
+        "the downloads from the other server continue: {logs:?}"
+    );
     ensure!(established(&site.servers[0]) == 3);
     // It is said when they have been sent, which both ends may know before.
-    wait_until("the log to say so", SOON, || {
+    wait_until("the log to contain the message", SOON, || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
         lvsd.contains("6 TCP resets sent")
     })
@@ -182,24 +196,24 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
 }
 
 #[test]
-fn both_ends_are_reset_when_a_server_is_taken_out_nat() -> Result<()> {
+fn server_taken_out_resets_both_ends_nat() -> Result<()> {
     one_is_taken_out(Forward::Nat, false)?;
     one_is_taken_out(Forward::Nat, true)
 }
 
 #[test]
-fn both_ends_are_reset_when_a_server_is_taken_out_direct_routing() -> Result<()> {
+fn server_taken_out_resets_both_ends_direct_routing() -> Result<()> {
     one_is_taken_out(Forward::Dr, false)?;
     one_is_taken_out(Forward::Dr, true)
 }
 
 #[test]
-fn both_ends_are_reset_when_a_server_is_taken_out_tunnel() -> Result<()> {
+fn server_taken_out_resets_both_ends_tunnel() -> Result<()> {
     one_is_taken_out(Forward::Tun, false)
 }
 
-/// The dataplane does not know the sequence numbers of such a connection, because the kernel
-/// forwarded its last packets: it sends a probe to the client.
+/// The dataplane does not have the sequence numbers of such a connection, because the kernel
+/// forwarded its last packets. So it sends a probe to the client.
 #[test]
 fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out() -> Result<()> {
     fast_path::require_permission()?;
@@ -231,7 +245,9 @@ fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out()
         })
         .with_context(|| client.log())?;
         fs::write(&falls_silent, "")?;
-        wait_until("silence", SOON, || client.log().contains("waiting"))?;
+        wait_until("the client to be silent", SOON, || {
+            client.log().contains("waiting")
+        })?;
         let used = usize::from(established(&site.servers[1]) == 1);
         let server = &site.servers[used];
         daemon.reload(&[1 - used])?;
@@ -273,9 +289,9 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
         ended.count() == 2
     });
     output.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
-    wait_until("the log to say so", SOON, || {
-        let said = daemon.running().map(Proc::log).unwrap_or_default();
-        said.contains("it is taken out, and its connections are reset")
+    wait_until("the log to contain the message", SOON, || {
+        let answer = daemon.running().map(Proc::log).unwrap_or_default();
+        answer.contains("it is removed, and its connections are reset")
     })
     .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
 
@@ -315,7 +331,9 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     ]
     .map(str::to_owned);
     let clients = site.client.spawn(programs::own()?, &words)?;
-    wait_until("the clients", SOON, || clients.log().contains("waiting"))?;
+    wait_until("all clients to wait", SOON, || {
+        clients.log().contains("waiting")
+    })?;
     let mut events = site.director.spawn(
         programs::find("lvsd")?,
         &[
@@ -326,7 +344,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
         ],
     )?;
     // It listens when it tells of something: that a file was loaded which is as before.
-    wait_until("the events", SOON, || {
+    wait_until("the event stream to report a loaded file", SOON, || {
         let loads = || daemon.running()?.signal(Signal::SIGHUP);
         let asked = loads().is_ok();
         std::thread::sleep(Duration::from_millis(100));
@@ -346,7 +364,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     ensure!(ends.len() == CLIENTS / 2, "{}", ends.len());
     ends.sort_unstable();
     let down = || events.log().contains("server_down");
-    wait_until("the event", SOON, down).with_context(|| events.log())?;
+    wait_until("the event server_down to arrive", SOON, down).with_context(|| events.log())?;
     let output = events.log();
     let down = output.lines().find(|line| line.contains("server_down"));
     let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
@@ -365,7 +383,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
 }
 
 #[test]
-fn datagrams_of_one_client_go_to_another_server() -> Result<()> {
+fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
     let mut options = SiteOptions::new("moved", Forward::Nat);
     options.servers = 2;
     let site = Site::new(options)?;
@@ -392,11 +410,11 @@ fn datagrams_of_one_client_go_to_another_server() -> Result<()> {
     };
     let first = ask()?;
     for _ in 0..3 {
-        ensure!(ask()? == first, "it stays where it is");
+        ensure!(ask()? == first, "the connection stays on its server");
     }
     let gone = usize::from(first.contains("rs2"));
     daemon.reload(&[1 - gone])?;
-    wait_until("the other one", SOON, || {
+    wait_until("the other server to answer", SOON, || {
         ask().is_ok_and(|other| other.contains("rs") && other != first)
     })
 }

@@ -15,7 +15,7 @@ use lvs_testbed::{
     content, programs, servers, wait_until,
 };
 
-/// Time limit from a change until traffic flows again; much more than it needs.
+/// Time limit from a change until traffic flows again; much longer than necessary.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) -> Result<Site> {
@@ -25,14 +25,14 @@ fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) ->
     common::site(options)
 }
 
-/// Waits until the dataplane has logged `what`, and ensures that it has done so once.
+/// Waits until the dataplane has logged `what`, and checks that it has logged it only once.
 fn is_logged_once(site: &Site, what: &str) -> Result<()> {
     common::says(site, what)?;
     ensure!(logged(site, what) == 1, "{what}: {}", logged(site, what));
     Ok(())
 }
 
-/// Number of times that the dataplane has logged `what`.
+/// Returns the number of log lines of the dataplane that contain `what`.
 fn logged(site: &Site, what: &str) -> usize {
     let log = site.dataplane.as_ref().map(Proc::log).unwrap_or_default();
     log.lines().filter(|line| line.contains(what)).count()
@@ -74,7 +74,7 @@ impl<'a> Download<'a> {
             program,
             size: SIZE,
         };
-        wait_until("a download to be under way", PATIENCE, || {
+        wait_until("a download to have started", PATIENCE, || {
             std::fs::metadata(&file).is_ok_and(|file| file.len() > 0)
         })?;
         Ok(download)
@@ -98,7 +98,7 @@ fn new_connections(site: &Site, what: &str) -> Result<()> {
     let mut load = site.load();
     load.requests = 20;
     load.timeout_ms = 4000;
-    wait_until(&format!("traffic after {what}"), PATIENCE, || {
+    wait_until(&format!("traffic to flow after {what}"), PATIENCE, || {
         site.client
             .load(&load)
             .is_ok_and(|report| report.failed == 0)
@@ -125,9 +125,11 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     new_connections(&site, "another name")?;
     is_logged_once(&site, "eth1 is called lan1 now")?;
     let rules = || director.sh("nft list ruleset").unwrap_or_default();
-    wait_until("the rules of its name", PATIENCE, || {
-        rules().contains("in-lan1") && !rules().contains("in-eth1")
-    })
+    wait_until(
+        "the host to have the rules for the interface name",
+        PATIENCE,
+        || rules().contains("in-lan1") && !rules().contains("in-eth1"),
+    )
     .with_context(rules)?;
 
     // The servers' MTU is smaller from now on: clients must receive ICMP errors.
@@ -155,12 +157,15 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
 }
 
 #[test]
-fn route_to_clients_is_followed() -> Result<()> {
+fn changed_route_to_clients_is_used() -> Result<()> {
     let site = site("routes", Forward::Nat, |options| {
         options.topology = Topology::OneArm;
     })?;
     site.add_service(80, "rr")?;
-    let router = site.router.as_ref().context("a one-arm site has one")?;
+    let router = site
+        .router
+        .as_ref()
+        .context("the one-arm site has a router")?;
     router.sh("ip addr add 192.0.2.253/24 dev eth1")?;
 
     let download = Download::start(&site)?;
@@ -173,16 +178,20 @@ fn route_to_clients_is_followed() -> Result<()> {
     // The packets may be those of a new connection, if the download is over.
     let url = format!("http://{}/id", site.vip);
     let _new = site.client.spawn("curl", &["-sS", "-m", "240", &url])?;
-    wait_until("packets without a route", PATIENCE, || {
-        counted(&site, "no_route").is_ok_and(|count| count > 0)
-    })?;
+    wait_until(
+        "the dataplane to drop packets without a route",
+        PATIENCE,
+        || counted(&site, "no_route").is_ok_and(|count| count > 0),
+    )?;
     site.director.sh("ip route add default via 192.0.2.254")?;
-    download.finish().context("no way for a while")
+    download
+        .finish()
+        .context("the route to be missing for a while")
 }
 
 /// Routes that packet sockets cannot follow: the reason names the device, and the fix is possible.
 #[test]
-fn route_without_link_layer_is_named() -> Result<()> {
+fn route_without_link_layer_is_reported() -> Result<()> {
     let mut site = site("nolink", Forward::Nat, |_| {})?;
     site.director.sh(
         "ip tuntap add dev tun9 mode tun; ip link set tun9 up; ip route add 10.9.8.0/24 dev tun9; \
@@ -224,7 +233,7 @@ fn route_without_link_layer_is_named() -> Result<()> {
                 .filter_map(|finding| finding["fix"].as_str().map(str::to_owned))
                 .collect::<String>()
         };
-        wait_until(&format!("a finding: {reason}"), PATIENCE, || {
+        wait_until(&format!("doctor to report {reason}"), PATIENCE, || {
             let reported = of(&found());
             reported.contains(names) && reported.contains(fix)
         })
@@ -250,7 +259,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
             .with_context(|| format!("announced: {notify}"))?;
     }
     // No host announces it: the server is silent, and has a static entry for its gateway.
-    new_connections(&site, "two other addresses")?;
+    new_connections(&site, "both new addresses to be used")?;
     let gateway = site.director.sh("cat /sys/class/net/eth1/address")?;
     server.sh(&format!(
         "ip link set eth0 address 02:00:00:00:77:03\nip neigh replace 10.0.0.1 lladdr {} dev eth0 nud permanent",
@@ -285,9 +294,9 @@ fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
         site.add_service(80, "rr")?;
         let url = format!("http://{}/id", site.vip);
         let refused = site.client.run("curl", &["-sSv", "-m", "120", &url]);
-        let said = format!("{:#}", refused.err().context("nobody answers")?);
-        ensure!(said.contains("No route to host"), "{forward:?}: {said}");
-        wait_until("its count", PATIENCE, || {
+        let output = format!("{:#}", refused.err().context("nobody answers")?);
+        ensure!(output.contains("No route to host"), "{forward:?}: {output}");
+        wait_until("the counter no_neighbour to increase", PATIENCE, || {
             counted(&site, "no_neighbour").is_ok_and(|count| count > 0)
         })
         .with_context(|| format!("{forward:?}"))?;
@@ -305,8 +314,8 @@ fn gateway_is_resolved_in_advance() -> Result<()> {
     site.add_service(80, "rr")?;
     for gateway in ["192.0.2.254", "fd00:192::254"] {
         let known = || {
-            let said = site.director.run("ip", &["neigh", "show", gateway]);
-            said.is_ok_and(|said| said.contains("lladdr"))
+            let output = site.director.run("ip", &["neigh", "show", gateway]);
+            output.is_ok_and(|output| output.contains("lladdr"))
         };
         wait_until(gateway, PATIENCE, known)?;
     }
@@ -328,7 +337,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     site.lvsadm(&format!("-a -t {virt} -r {server} -m"))?;
     // With a blank behind it: the client has ff00:100.
     let group = "ff02::1:ff00:10 ";
-    wait_until("the switch to have heard", PATIENCE, || {
+    wait_until("the switch to have learned the group", PATIENCE, || {
         site.testbed
             .groups()
             .is_ok_and(|groups| groups.contains(group))
@@ -352,7 +361,8 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     .with_context(|| site.dataplane.as_ref().map(Proc::log).unwrap_or_default())
 }
 
-/// One trunk for all: clients in VLAN 100, servers in VLAN 200, and a host that is in neither.
+/// A site with one trunk for all: clients in VLAN 100, servers in VLAN 200, and a host that is in
+/// neither.
 struct TrunkSite {
     processes: Vec<Proc>,
     director: Host,
@@ -425,8 +435,12 @@ impl TrunkSite {
         arguments.extend(more);
         let program = programs::find("lvs-dataplane")?;
         let dataplane = self.director.spawn(program, &arguments)?;
-        wait_until("the dataplane", PATIENCE, || self.director.has_dataplane())
-            .with_context(|| dataplane.log())?;
+        wait_until(
+            "the dataplane to answer on its control socket",
+            PATIENCE,
+            || self.director.has_dataplane(),
+        )
+        .with_context(|| dataplane.log())?;
         self.processes.push(dataplane);
         Ok(())
     }
@@ -470,7 +484,7 @@ impl TrunkSite {
 
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
-fn services_on_the_vlans_of_a_trunk() -> Result<()> {
+fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
     for mtu in [1500, 9000] {
         let mut site = trunk("vlan", mtu)?;
         site.start_dataplane(&[])?;
@@ -494,12 +508,12 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
     Ok(())
 }
 
-/// The programs at the devices forward packets that arrive on one VLAN and leave on another.
+/// The BPF programs at the devices forward packets that arrive on one VLAN and leave on another.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
-fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
+fn services_on_vlans_of_a_trunk_are_forwarded_by_the_kernel() -> Result<()> {
     if Mode::detect()? == Mode::Rootless {
-        ensure!(!is_root_of_all(), "root can test it");
+        ensure!(!is_root_of_all(), "a test as root may load BPF programs");
         not_run("the kernel fast path needs root, outside of containers");
     }
     let mut site = trunk("vlan-ink", 1500)?;
@@ -527,27 +541,35 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
         Ok::<_, anyhow::Error>(site.client.sh(fetch)?.trim() == "yes")
     };
     let doctor = || {
-        let said = format!("{program} --json doctor || true");
-        site.director.sh(&said)
+        let output = format!("{program} --json doctor || true");
+        site.director.sh(&output)
     };
-    wait_until("the way at first", PATIENCE, || served().unwrap_or(false))?;
+    wait_until("the first route to be used", PATIENCE, || {
+        served().unwrap_or(false)
+    })?;
     ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
     let drop = super::filters::TCX_DROP;
     let mut tcx = site
         .director
         .spawn("perl", &["-e", drop, "eth0", "egress"])?;
-    wait_until("the program", PATIENCE, || tcx.log().contains("attached"))
-        .with_context(|| tcx.log())?;
+    wait_until("the BPF program to be attached", PATIENCE, || {
+        tcx.log().contains("attached")
+    })
+    .with_context(|| tcx.log())?;
     ensure!(!served()?);
-    let said = doctor()?;
+    let output = doctor()?;
     let found =
         "a BPF program at the egress of eth0 (tcx: somebodys) may drop requests and answers";
-    ensure!(said.contains(found), "{said}");
+    ensure!(output.contains(found), "{output}");
     tcx.kill();
-    wait_until("the way", PATIENCE, || served().unwrap_or(false))
+    wait_until(
+        "requests to be answered after the program was detached",
+        PATIENCE,
+        || served().unwrap_or(false),
+    )
 }
 
-/// The frames on the wire have the tags, as another program reads them.
+/// The frames on the wire have the VLAN tags; another program reads them.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q, and tshark"]
 fn frames_of_a_vlan_carry_its_tag() -> Result<()> {
@@ -570,8 +592,10 @@ fn frames_of_a_vlan_carry_its_tag() -> Result<()> {
             &file,
         ],
     )?;
-    wait_until("the capture", PATIENCE, || capture.log().contains("File:"))
-        .with_context(|| capture.log())?;
+    wait_until("the capture to start", PATIENCE, || {
+        capture.log().contains("File:")
+    })
+    .with_context(|| capture.log())?;
     let own = programs::own()?;
     site.client.run(&own, &["ping", "192.0.2.1"])?;
     capture.wait(PATIENCE)?;

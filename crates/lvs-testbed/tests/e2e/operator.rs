@@ -30,7 +30,7 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     open.concurrency = 2;
     open.pause_ms = 20;
     let steady = site.client.steady_load(&open)?;
-    wait_until("two connections", SOON, || {
+    wait_until("the director to list two connections", SOON, || {
         site.lvsadm("-L -n -c")
             .is_ok_and(|text| text.matches("ESTABLISHED").count() == 2)
     })?;
@@ -133,7 +133,7 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     let reported = site.lvsadm(&question)?;
     for line in [
         "mark        7: rule 2 (",
-        "rule 1 if it comes in on eth1",
+        "rule 1 if it arrives on eth1",
         "it has the mark 7",
         // The upper eight bits of 0xc0000201 * 0x61c88647, as the kernel has it.
         "slot        50 of 256",
@@ -175,7 +175,7 @@ fn captures_are_read_by_tshark() -> Result<()> {
     let mut capture = site.director.spawn(programs::find("lvsadm")?, &arguments)?;
     let service = site.service(80);
     // The capture begins a moment after the program does.
-    wait_until("eight packets", SOON, || {
+    wait_until("the capture to end after eight packets", SOON, || {
         let _ = site.client.sh(&format!("curl -sS http://{service}/id"));
         !capture.is_running()
     })?;
@@ -238,7 +238,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
         "status 1",
     ];
     let mut missing = Vec::new();
-    let found = wait_until("the findings", SOON, || {
+    let found = wait_until("doctor to report all expected findings", SOON, || {
         let found = doctor(&site).unwrap_or_default();
         let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
         missing = expected.to_vec();
@@ -277,7 +277,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     load.sizes = vec![1000];
     load.pause_ms = 5;
     let steady = site.client.steady_load(&load)?;
-    wait_until("connections", SOON, || {
+    wait_until("the director to have connections", SOON, || {
         let listing = site.lvsadm("-L -n --stats --exact").unwrap_or_default();
         let all = rows(&listing);
         all.first()
@@ -293,8 +293,10 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
         let rate = service.split_whitespace().nth(5).context("a rate")?;
         Ok(rate.trim_end_matches('K').parse()?)
     };
-    wait_until("a rate", SOON, || rate().is_ok_and(|rate| rate > 1.0))
-        .with_context(|| format!("{:?}", rate()))?;
+    wait_until("lvsadm watch to show a rate above 1", SOON, || {
+        rate().is_ok_and(|rate| rate > 1.0)
+    })
+    .with_context(|| format!("{:?}", rate()))?;
     // In a terminal: colours, the other screen and back, q ends it.
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let words = format!("exec script -qec '{lvsadm} watch --interval 0.5' /dev/null");
@@ -331,9 +333,11 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
                 .map(|line| line.find('\x1b').unwrap_or(line.len()))
                 .collect()
         };
-        wait_until(&format!("a width of {width}"), SOON, || {
-            widths().contains(&width)
-        })
+        wait_until(
+            &format!("the terminal to have a width of {width}"),
+            SOON,
+            || widths().contains(&width),
+        )
         .with_context(|| format!("{:?} {:?}", widths(), screen.log()))
     };
     is_wide(&screen, 50)?;
@@ -355,7 +359,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
 }
 
 #[test]
-fn rules_are_restored_whole_or_not_at_all() -> Result<()> {
+fn rules_are_restored_completely_or_not_at_all() -> Result<()> {
     let site = common::site(options("atomic"))?;
     site.add_service(80, "rr")?;
     let before = site.lvsadm("-S -n")?;

@@ -1,9 +1,10 @@
 //! Faults that page an operator: `lvsd status` names the faulty host or service with a code, and no other one, until
 //! the fault is repaired.
 //!
-//! Tests of such faults elsewhere: `checks.rs` (a server with another gateway, or without the VIP), `unanswered.rs`
-//! (the same without checks that notice), `checks_errors.rs` (this host's own filter), `doctor.rs` (the MTU of tunnels,
-//! filters of the host), `failure.rs` (a VIP of another host), `discovery.rs` (a name server that is dead).
+//! Tests of such faults elsewhere: `checks.rs` (a server with another gateway, or without the VIP),
+//! `unanswered.rs` (the same without checks that notice), `checks_errors.rs` (this host's own
+//! filter), `doctor.rs` (the MTU of tunnels, filters of the host), `failure.rs` (a VIP of another
+//! host), `discovery.rs` (a name server that is dead).
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Topology, Vip, program
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// A web server with few waiting connections. The first line of a file is its behaviour: `hang`, `slow`, or a status.
+/// A web server with few waiting connections. The first line of a file is its behaviour: `hang`,
+/// `slow`, or a status.
 const APP: &str = r#"
 use IO::Socket::INET; $SIG{CHLD} = 'IGNORE';
 my $s = IO::Socket::INET->new(LocalPort => 8081, Listen => 2, ReuseAddr => 1) or die;
@@ -26,7 +28,7 @@ while (1) {
     print $c 'HTTP/1.1 ', $does =~ /(\d+)/ ? $1 : 200, " x\r\nContent-Length: 0\r\n\r\n"; exit;
 }
 "#;
-/// The times of all checks here.
+/// The timing of all checks in this file.
 const TIMES: &str =
     "interval = \"300ms\", fast_interval = \"100ms\", timeout = \"1s\", fall = 2, rise = 1";
 
@@ -86,7 +88,7 @@ impl Director {
         serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
     }
 
-    /// Waits until these faults are all that the status names, and prints the time.
+    /// Waits until the status names exactly these faults, and prints the time.
     fn names(&self, what: &str, faults: &[String]) -> Result<()> {
         let began = Instant::now();
         let named = || named(&self.status());
@@ -99,7 +101,7 @@ impl Director {
         Ok(())
     }
 
-    /// Breaks something, and mends it when its fault is named.
+    /// Causes a fault, checks that it is reported, and repairs it.
     fn scenario(
         &self,
         what: &str,
@@ -143,8 +145,8 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The faults of a status in order: the code, and who is blamed. Each fault here may be the third fall of a server in
-/// this test.
+/// Returns the faults of a status in order: the code, and the accused server or host. Each fault
+/// here may be the third failure of a server in this test.
 fn named(status: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut all = Vec::new();
@@ -190,7 +192,7 @@ fn site(label: &str, forward: Forward, topology: Topology, servers: usize) -> Re
     Ok(site)
 }
 
-/// Certificates of an authority: one that is valid, and one that has expired.
+/// Certificates of a CA: a valid one, and an expired one.
 fn certificates(site: &Site) -> Result<String> {
     let dir = site.testbed.dir().display().to_string();
     site.director.sh(&format!(
@@ -231,7 +233,7 @@ const NO_FILTER: &str = "nft delete table inet f";
 
 #[test]
 #[ignore = "long"]
-fn faults_behind_nat_are_named_until_mended() -> Result<()> {
+fn nat_faults_are_reported_until_repaired() -> Result<()> {
     let site = site("pagenat", Forward::Nat, Topology::OneArm, 2)?;
     let dir = certificates(&site)?;
     let mode = format!("{dir}/mode");
@@ -297,7 +299,12 @@ fn faults_behind_nat_are_named_until_mended() -> Result<()> {
             "tcp dport 80 reject with tcp reset",
             "refused",
         ),
-        ("a link with one direction", "output", "drop", "silent"),
+        (
+            "a link that drops one direction",
+            "output",
+            "drop",
+            "silent",
+        ),
     ] {
         let fault = filter(hook, rule);
         director.scenario(what, server, [&fault, NO_FILTER], &of(code, "web", 1))?;
@@ -307,7 +314,7 @@ fn faults_behind_nat_are_named_until_mended() -> Result<()> {
     let router = site
         .router
         .as_ref()
-        .context("a one-arm site has a router")?;
+        .context("the one-arm site has a router")?;
     let client = format!(
         "while :; do curl -s -m 1 -o /dev/null http://{}/id; sleep 0.3; done",
         site.vip
@@ -344,13 +351,14 @@ fn faults_behind_nat_are_named_until_mended() -> Result<()> {
         &["dataplane".to_owned()],
     )?;
     let pid = director.status()["dataplane"]["pid"].clone();
-    ensure!(pid != hung, "another one was started: {pid}");
+    ensure!(pid != hung, "another dataplane was started: {pid}");
     director.end()
 }
 
-/// Direct routing with two arms: replies for the director come by another interface than packets to the VIP leave by.
+/// Direct routing with two arms: replies for the director arrive on another interface than the one
+/// on which packets to the VIP leave.
 #[test]
-fn faults_of_direct_routing_are_named_until_mended() -> Result<()> {
+fn direct_routing_faults_are_reported_until_repaired() -> Result<()> {
     let site = site("pagedr", Forward::Dr, Topology::TwoArm, 2)?;
     let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
     let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;
@@ -385,7 +393,7 @@ fn faults_of_direct_routing_are_named_until_mended() -> Result<()> {
 }
 
 #[test]
-fn strict_filter_of_a_tunnel_server_is_named_until_mended() -> Result<()> {
+fn strict_filter_of_tunnel_server_is_reported_until_repaired() -> Result<()> {
     let site = site("pagetun", Forward::Tun, Topology::Routed, 2)?;
     let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
     let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;
@@ -402,10 +410,10 @@ fn strict_filter_of_a_tunnel_server_is_named_until_mended() -> Result<()> {
     director.end()
 }
 
-/// Faults that only clients meet, while the checks of all servers are good.
+/// Faults that affect only clients, while the checks of all servers succeed.
 #[test]
 #[ignore = "long"]
-fn servers_without_a_way_to_clients_are_named_until_mended() -> Result<()> {
+fn servers_without_route_to_clients_are_reported_until_repaired() -> Result<()> {
     let site = site("pagecli", Forward::Nat, Topology::OneArm, 3)?;
     let director = Director::start(site, &[("web", 80, "type = \"tcp\"", &[0, 1, 2])])?;
     let site = &director.site;
@@ -427,7 +435,7 @@ fn servers_without_a_way_to_clients_are_named_until_mended() -> Result<()> {
 /// A server of direct routing that answers ARP for the VIP.
 #[test]
 #[ignore = "long"]
-fn server_that_takes_the_vip_is_named_until_mended() -> Result<()> {
+fn server_that_answers_arp_for_vip_is_reported_until_repaired() -> Result<()> {
     let site = site("pagevip", Forward::Dr, Topology::OneArm, 2)?;
     let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
     let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;

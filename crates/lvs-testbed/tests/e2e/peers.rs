@@ -39,7 +39,7 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// A dataplane with the peer at `peer`, and without state of a killed one.
+/// Starts a dataplane with the peer at `peer`, and without the state of a killed dataplane.
 fn dataplane(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
     dataplane_of(site, director, peer, key, "1")
 }
@@ -116,8 +116,8 @@ fn connections_of(site: &Site, director: &Host) -> Result<BTreeSet<[String; 4]>>
 }
 
 /// 250 clients with consecutive downloads over one connection each: the director dies meanwhile,
-/// returns with an empty table, and takes over when it is ready. The directors have these numbers
-/// of packet workers.
+/// returns with an empty table, and takes over when it is ready. The two directors have the given
+/// numbers of packet workers.
 fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     const CLIENTS: u64 = 250;
     let mut site = site(label, forward, 60_000)?;
@@ -138,11 +138,11 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     load.first_port = 20_000;
     let downloads = site.client.steady_load(&load)?;
     let mut scenario = || -> Result<()> {
-        wait("the other to know all connections", || {
+        wait("the other director to have all connections", || {
             of_peer(&site, &second, "borrowed") == Some(CLIENTS)
         })?;
         ensure!(of_peer(&site, &first, "borrowed") == Some(0));
-        wait("both to have the same connections", || {
+        wait("both directors to have the same connections", || {
             let all = [&first, &second].map(|director| connections_of(&site, director).ok());
             let count = all[0].as_ref().map(BTreeSet::len);
             count.is_some_and(|count| count as u64 == CLIENTS) && all[0] == all[1]
@@ -150,9 +150,10 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
         site.unplug()?;
         one.kill();
         site.fail_over()?;
-        wait("their packets to come to the other", || {
-            number(&site, &second, "replicated") == CLIENTS
-        })?;
+        wait(
+            "packets of the connections to arrive at the other director",
+            || number(&site, &second, "replicated") == CLIENTS,
+        )?;
         // It is there again, and has nothing.
         let vip = site.vip;
         let mut plug = format!("ip addr del {vip}/32 dev eth0; ip link set eth0 up\n");
@@ -165,18 +166,19 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
         first.sh(&plug)?;
         one = dataplane_of(&site, &first, TWO, &key, workers[0])?;
         copy_services(&site, &second, &first)?;
-        let said = site.lvsadm_on(&first, "sync --wait 120s");
-        let said = said.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
-        println!("{said}");
+        let printed = site.lvsadm_on(&first, "sync --wait 120s");
+        let printed = printed.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
+        println!("{printed}");
         ensure!(
             of_peer(&site, &first, "borrowed") == Some(CLIENTS),
-            "it is ready and knows them all: {said}"
+            "the director is ready and has all connections: {printed}"
         );
         hand_over(&site, &second, &first)?;
-        wait("their packets to come to it", || {
-            number(&site, &first, "replicated") == CLIENTS
-        })?;
-        wait("the other to know that", || {
+        wait(
+            "packets of the connections to arrive at the director",
+            || number(&site, &first, "replicated") == CLIENTS,
+        )?;
+        wait("the other director to receive the update", || {
             of_peer(&site, &second, "borrowed") == Some(CLIENTS)
                 && of_peer(&site, &second, "missing") == Some(0)
         })?;
@@ -228,7 +230,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
     let mut one = dataplane(&site, &first, TWO, &right)?;
     let mut two = dataplane(&site, &second, ONE, &wrong)?;
     for (director, log) in [(&first, &mut one), (&second, &mut two)] {
-        wait("the refusal", || {
+        wait("the directors to refuse each other's key", || {
             state(&site, director).is_ok_and(|state| {
                 state["peers"][0]["state"] == "refused" && state["refused_key"] != 0
             })
@@ -237,17 +239,20 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         let state = state(&site, director)?;
         ensure!(
             state["ready"] == false,
-            "somebody has to do something: {state}"
+            "the state is not alarming: {state}"
         );
-        let said = state["waits_for"].as_str().unwrap_or_default();
-        ensure!(said.contains("another key"), "{said}");
-        wait("the log to say so", || log.log().contains("sha256sum")).with_context(|| log.log())?;
+        let printed = state["waits_for"].as_str().unwrap_or_default();
+        ensure!(printed.contains("another key"), "{printed}");
+        wait("the log to contain the message", || {
+            log.log().contains("sha256sum")
+        })
+        .with_context(|| log.log())?;
     }
     // An address of no peer, with any content.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
-    let said = site.client.run("bash", &["-c", script])?;
-    ensure!(said.trim() == "0", "{said}");
-    wait("it to be counted", || {
+    let printed = site.client.run("bash", &["-c", script])?;
+    ensure!(printed.trim() == "0", "{printed}");
+    wait("the invalid frame to be counted", || {
         number(&site, &second, "refused_address") == 1
     })?;
     // The peer's address: garbage, and silence.
@@ -256,12 +261,12 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         "exec 3<>/dev/tcp/192.0.2.2/8848 && head -c 5000 /dev/urandom >&3; cat <&3 | wc -c";
     let before = number(&site, &second, "refused_key");
     first.run("bash", &["-c", garbage])?;
-    wait("it to be counted", || {
+    wait("the invalid frame to be counted", || {
         number(&site, &second, "refused_key") > before
     })?;
     let silent = "for i in 1 2 3 4 5 6; do exec {fd}<>/dev/tcp/192.0.2.2/8848; done; sleep 600";
     let mut silent = first.spawn("bash", &["-c", silent])?;
-    wait("places to be refused", || {
+    wait("connections above the limit to be refused", || {
         number(&site, &second, "refused_places") >= 4
     })?;
     silent.kill();
@@ -290,17 +295,20 @@ fn single_director_becomes_ready() -> Result<()> {
     let state = state(&site, &first)?;
     ensure!(state["ready"] == false, "{state}");
     let program = programs::find("lvsadm")?.display().to_string();
-    let said = first.sh(&format!("{program} sync --wait 1s || echo status $?"))?;
+    let printed = first.sh(&format!("{program} sync --wait 1s || echo status $?"))?;
     ensure!(
-        said.contains("not ready") && said.contains("status 1"),
-        "{said}"
+        printed.contains("not ready") && printed.contains("status 1"),
+        "{printed}"
     );
     for wait in ["0", "1"] {
         dataplane.kill();
         dataplane = start(wait)?;
         site.lvsadm_on(&first, "sync --wait 120s")?;
     }
-    wait("it to be said", || dataplane.log().contains("ready: ")).with_context(|| dataplane.log())
+    wait("the alarm to be logged", || {
+        dataplane.log().contains("ready: ")
+    })
+    .with_context(|| dataplane.log())
 }
 
 #[test]
@@ -314,7 +322,7 @@ fn invalid_peer_options_are_reported() -> Result<()> {
         .with_file_name("absent")
         .display()
         .to_string();
-    for (options, said) in [
+    for (options, printed) in [
         (format!("--sync-peer {TWO}"), "--sync-key"),
         (format!("--sync-peer {TWO} --sync-key {open}"), "chmod 600"),
         (
@@ -332,7 +340,7 @@ fn invalid_peer_options_are_reported() -> Result<()> {
     ] {
         let script = format!("{program} --interface eth0 {options} 2>&1 || true");
         let answer = site.director.sh(&script)?;
-        ensure!(answer.contains(said), "{options}: {answer}");
+        ensure!(answer.contains(printed), "{options}: {answer}");
     }
     Ok(())
 }
@@ -352,8 +360,8 @@ fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
             .all(|director| tables(site, director) == word)
     };
     wait(&format!("tables to be {word}"), || all(word)).with_context(|| {
-        let said = directors.map(|director| site.lvsadm_on(director, "sync"));
-        said.into_iter().flatten().collect::<String>()
+        let printed = directors.map(|director| site.lvsadm_on(director, "sync"));
+        printed.into_iter().flatten().collect::<String>()
     })
 }
 
@@ -378,8 +386,8 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
     Ok(output)
 }
 
-/// The directors choose the same servers, or `lvsadm sync` names the service in which they do not,
-/// and for how long, and `lvsadm diff` shows why.
+/// The directors choose the same servers. If they do not, `lvsadm sync` names the differing service
+/// and the duration of the difference, and `lvsadm diff` shows the reason.
 #[test]
 #[ignore = "long"]
 fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
@@ -434,32 +442,33 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     let line = format!("{}: weight: 1 here, 7 there", server(1));
     let named = format!("TCP {vip}:80 differs");
     let is_named = |director: &Host| {
-        let said = site.lvsadm_on(director, "sync");
-        said.is_ok_and(|said| said.contains(&named))
+        let printed = site.lvsadm_on(director, "sync");
+        printed.is_ok_and(|printed| printed.contains(&named))
     };
     let shows = |line: &str| -> Result<()> {
-        let said = diff(&site, &two)?;
-        ensure!(said.contains(line), "{line}: {said}");
+        let printed = diff(&site, &two)?;
+        ensure!(printed.contains(line), "{line}: {printed}");
         Ok(())
     };
     wait("the difference to be named", || is_named(&first))?;
     shows(&format!("TCP {vip}:80\n    {line}\n"))?;
     wait_for_tables(&site, "alarm")?;
-    wait("it to be said", || {
+    wait("the alarm to be logged", || {
         let log = one.log();
-        log.contains("has not chosen as this director does for 30 s") && log.contains(&named)
+        log.contains("has not chosen the same servers as this director for 30 s")
+            && log.contains(&named)
     })
     .with_context(|| one.log())?;
-    let said = first.sh(&format!(
+    let printed = first.sh(&format!(
         "{} doctor || true",
         programs::find("lvsadm")?.display()
     ))?;
-    ensure!(said.contains("lvsadm sync"), "{said}");
+    ensure!(printed.contains("lvsadm sync"), "{printed}");
     edit(1)?;
     wait_for_tables(&site, "alike")?;
-    shows("both have the same services and servers")?;
+    shows("both directors have the same services and servers")?;
     for dataplane in [&one, &two] {
-        wait("the log to say so", || {
+        wait("the log to contain the message", || {
             dataplane.log().contains("as this director again")
         })
         .with_context(|| dataplane.log())?;
@@ -473,7 +482,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     edit(0)?;
     let server = server(1);
     site.lvsadm_on(&first, &format!("-e -t {vip}:80 -r {server} -m -w 0"))?;
-    let line = format!("{server}: weight before it was 0: 1 here, 7 there");
+    let line = format!("{server}: weight before it became 0: 1 here, 7 there");
     wait("the difference to be named", || is_named(&first))?;
     shows(&line)?;
     edit(1)?;
@@ -506,20 +515,22 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     for (director, side) in [(&first, "here"), (&second, "there")] {
         let named = format!("TCP {vip}:81 is {side} only");
         wait("the service to be named", || {
-            let said = site.lvsadm_on(director, "sync");
-            said.is_ok_and(|said| said.contains(&named))
+            let printed = site.lvsadm_on(director, "sync");
+            printed.is_ok_and(|printed| printed.contains(&named))
         })?;
     }
-    shows(&format!("TCP {vip}:81\n    the service is here only\n"))?;
+    shows(&format!(
+        "TCP {vip}:81\n    only this director has the service\n"
+    ))?;
 
     // A director that is gone: its connections are lost.
     drop(two);
     let doctor = format!("{} doctor || true", programs::find("lvsadm")?.display());
-    wait("its absence to be found", || {
-        let said = first.sh(&doctor);
-        said.is_ok_and(|said| said.contains("are not known here"))
+    wait("the missing peer to be detected", || {
+        let printed = first.sh(&doctor);
+        printed.is_ok_and(|printed| printed.contains("are not replicated to this one"))
     })?;
-    wait("the log to say so", || {
+    wait("the log to contain the message", || {
         one.log().contains("has not been in step for")
     })?;
     Ok(())
@@ -545,7 +556,7 @@ socket(my $s, PF_INET, SOCK_RAW, 1) or die "$!";
 send($s, $icmp, 0, pack_sockaddr_in(0, inet_aton($vip))) or die "$!";
 "#;
 
-/// Counts at a server: whole datagrams of that length from a port, and ICMP errors.
+/// Rules that count at a server: complete datagrams of one length from a port, and ICMP errors.
 const COUNT: &str = "nft -f - <<'END'
 table ip seen {
     counter whole { }
@@ -560,14 +571,14 @@ table ip seen {
 END";
 
 fn seen(host: &Host, counter: &str) -> Result<u64> {
-    let said = host.sh(&format!("nft list counter ip seen {counter}"))?;
-    let count = said.split_once("packets ").context("a counter")?.1;
+    let printed = host.sh(&format!("nft list counter ip seen {counter}"))?;
+    let count = printed.split_once("packets ").context("a counter")?.1;
     let count = count.split(' ').next().unwrap_or_default();
     Ok(count.parse()?)
 }
 
-/// A router that distributes packets by ports finds none in fragments and ICMP errors: these arrive
-/// at another director than the other packets of their connection.
+/// A router that distributes packets by ports finds no ports in fragments and ICMP errors: these
+/// arrive at another director than the other packets of their connection.
 #[test]
 fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Result<()> {
     let mut options = SiteOptions::new("elsewhere", Forward::Dr);
@@ -592,7 +603,7 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
         let words = ["-e", SEND, &vip, port, "3", "100"];
         site.client.run("perl", &words)?;
     }
-    wait("the other to know both connections", || {
+    wait("the other director to have both connections", || {
         of_peer(&site, &second, "borrowed") == Some(2)
     })?;
     // A connection that the other director does not know would be the first of its turn.
@@ -605,9 +616,9 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
     let whole = match (has(":5001", 0), has(":5002", 0)) {
         (true, false) => [0, 2],
         (false, true) => [2, 0],
-        _ => bail!("they are not in turn: {listing}"),
+        _ => bail!("the connections are not divided in turn: {listing}"),
     };
-    let router = site.router.as_ref().context("there is a router")?;
+    let router = site.router.as_ref().context("the site has a router")?;
     router.sh(&format!("ip route replace {vip}/32 via {TWO}"))?;
     let words = ["-e", SEND, &vip, "5002", "2", "3000"];
     site.client.run("perl", &words)?;
@@ -624,7 +635,7 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
         all("whole").is_ok_and(|came| came == whole)
             && all("error").is_ok_and(|error| error == [1, 1])
     };
-    wait("datagrams and errors at their servers", came).with_context(|| {
+    wait("datagrams and ICMP errors to reach their servers", came).with_context(|| {
         let drops = site.lvsadm_on(&second, "drops");
         format!("{:?} {:?} {drops:?}", all("whole"), all("error"))
     })

@@ -1,16 +1,16 @@
-//! Path MTU discovery, end to end: big downloads and uploads through a hop that carries 1,400
-//! bytes, before the director and behind it, by every forwarding method and of both IP versions.
+//! Path MTU discovery, end to end: big downloads and uploads through a hop with an MTU of 1,400
+//! bytes, before the director and behind it, for every forwarding method and both IP versions.
 
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Link, Site, SiteOptions, Topology, content};
 
-/// Enough for hundreds of segments.
+/// Size of a file of hundreds of segments.
 const SIZE: u64 = 1_500_001;
 
-/// Client and director on two networks of a router, servers behind it on a third one: two hops that
-/// can have a small MTU.
+/// Creates a site whose client and director are on two networks of a router, and whose servers are
+/// on a third network behind it: two hops that can have a small MTU.
 fn site(label: &str, forward: Forward) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.topology = Topology::Routed;
@@ -30,24 +30,24 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 }
 
 fn router(site: &Site) -> Result<&Host> {
-    site.router.as_ref().context("a routed site has a router")
+    site.router.as_ref().context("the routed site has a router")
 }
 
 /// The narrow routes of the router.
 #[derive(Clone, Copy, Debug)]
 enum Narrow {
-    /// To the client: answers do not fit.
+    /// The hop towards the client is small: answers do not fit.
     Client,
-    /// To the director: requests do not fit before they are there.
+    /// The path to the director: requests are too long before they reach it.
     Director,
-    /// To the servers: requests do not fit behind the director.
+    /// The hop towards the servers is small: requests do not fit behind the director.
     Servers,
 }
 
 const HOPS: [Narrow; 3] = [Narrow::Client, Narrow::Director, Narrow::Servers];
 
-/// Sets a small MTU on one path of the router, and a large one on all others; no host remembers a
-/// path MTU.
+/// Sets a small MTU on one path of the router, and a large one on all others; removes the path MTUs
+/// that hosts have learned.
 fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
     let mut script = String::new();
     for (way, four, six, device) in [
@@ -232,7 +232,7 @@ fn pmtu_is_discovered_direct_routing() -> Result<()> {
 
 /// Without path MTU discovery, the host before the narrow hop fragments too long packets.
 #[test]
-fn pmtu_discovery_switched_off_fragments() -> Result<()> {
+fn pmtu_discovery_disabled_causes_fragments() -> Result<()> {
     let mut site = site("pmtu-off", Forward::Tun)?;
     narrow(&mut site, Narrow::Servers)?;
     site.start_dataplane(&["--sysctl", "pmtu_disc=0"])?;

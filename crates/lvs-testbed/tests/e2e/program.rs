@@ -1,4 +1,4 @@
-//! `lvs-testbed` without hosts: its lists, and its refusals.
+//! `lvs-testbed` without network namespaces: its lists and its error messages.
 
 use std::process::{Command, Output};
 
@@ -26,9 +26,9 @@ fn unknown_scenario_is_refused() {
     let output = testbed(&["cluster", "nonsense"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty(), "{output:?}");
-    let said = String::from_utf8_lossy(&output.stderr);
+    let message = String::from_utf8_lossy(&output.stderr);
     assert!(
-        said.contains("no scenario is called nonsense") && said.contains("--list"),
-        "{said}"
+        message.contains("no scenario is called nonsense") && message.contains("--list"),
+        "{message}"
     );
 }

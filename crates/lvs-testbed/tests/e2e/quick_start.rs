@@ -30,7 +30,7 @@ on $client ip link set lo up; on $client ip address add 192.0.2.2/24 dev eth0; o
 on $server ip link set lo up; on $server ip address add 10.0.0.2/24 dev eth0; on $server ip link set eth0 up
 ";
 
-/// A director with a network for clients and one for servers, and a `/run` of its own.
+/// A director with a network for clients, a network for servers, and a separate `/run`.
 const DIRECTOR: &str = r"
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
@@ -56,7 +56,7 @@ fn starts_dataplane(block: &str) -> bool {
 
 /// A newcomer pastes the block at once: `lvsadm` runs before the dataplane answers.
 #[test]
-fn block_that_starts_a_dataplane_works_in_one_paste() -> Result<()> {
+fn quick_start_block_with_dataplane_works_pasted_at_once() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut pages = vec![root.join("README.md")];
     for entry in fs::read_dir(root.join("docs"))? {
@@ -116,7 +116,9 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
     let mut blocks = 0;
     for block in text.split("\n```sh ").skip(1) {
         let (host, rest) = block.split_once('\n').context("a host")?;
-        let (commands, _) = rest.split_once("\n```").context("the end of a block")?;
+        let (commands, _) = rest
+            .split_once("\n```")
+            .context("the code block has an end")?;
         let enter = match host {
             "director" => String::new(),
             host => format!("nsenter --net=/proc/${host}/ns/net "),

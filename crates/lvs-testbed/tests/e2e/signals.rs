@@ -23,7 +23,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Sends all of them to a process, one after another.
+/// Sends all of these signals to a process, one after another.
 fn shower(site: &Site, pid: u32) -> Result<()> {
     site.director
         .sh(&format!(
@@ -32,8 +32,9 @@ fn shower(site: &Site, pid: u32) -> Result<()> {
         .map(drop)
 }
 
-/// Whether the process has done something about SIGHUP: `masks` of `/proc/PID/status` says what. An exec removes handlers, and
-/// the tests inherit no signal that is ignored: so `nsenter`, which becomes the program, has neither.
+/// Whether the process handles SIGHUP: `masks` are the lines of `/proc/PID/status` to examine. An
+/// exec removes handlers, and the tests inherit no ignored signals: so `nsenter`, which then
+/// executes the program, has neither.
 fn minds_hangup(pid: u32, masks: &[&str]) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let minds = |name: &&str| {
@@ -74,12 +75,16 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         ensure!(status.success(), "{status}: {}", dataplane.log());
         let program = programs::find("lvs-dataplane")?;
         let left = site.director.run(program, &["--cleanup"])?;
-        ensure!(left.contains("no dataplane has left anything"), "{left}");
+        ensure!(
+            left.contains("found no state of a killed dataplane"),
+            "{left}"
+        );
     }
     Ok(())
 }
 
-/// A terminal that closes sends SIGHUP to its foreground, and its shell to the jobs in the background.
+/// A terminal that closes sends SIGHUP to its foreground, and its shell to the jobs in the
+/// background.
 #[test]
 fn dataplane_survives_closed_terminal() -> Result<()> {
     let site = site("sigterminal")?;
@@ -92,16 +97,20 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     terminal.send(&format!(
         "{program} --own-vips --interface eth0 & echo $! > {number}\n"
     ))?;
-    wait_until("an answer", PATIENCE, || site.director.has_dataplane())
-        .with_context(|| terminal.log())?;
-    wait_until("the number", PATIENCE, || {
+    wait_until(
+        "the dataplane to answer on its control socket",
+        PATIENCE,
+        || site.director.has_dataplane(),
+    )
+    .with_context(|| terminal.log())?;
+    wait_until("the shell to write the process id", PATIENCE, || {
         fs::read_to_string(&number).is_ok_and(|text| text.ends_with('\n'))
     })?;
     let pid = fs::read_to_string(&number)?.trim().to_owned();
     terminal.signal(Signal::SIGKILL)?;
     terminal.wait(PATIENCE)?;
     // The shell receives SIGHUP from its terminal, and passes it on to its children.
-    wait_until("the shell to end", PATIENCE, || {
+    wait_until("the shell to exit", PATIENCE, || {
         let parent = site.director.sh(&format!("ps -o ppid= -p {pid} || true"));
         let parent = parent.unwrap_or_default();
         let name = site
@@ -114,7 +123,7 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     answer.map(drop)
 }
 
-/// While it reads its file, here one that does not end yet.
+/// The signals arrive while lvsd reads its file, which is a pipe that is still open.
 #[test]
 fn lvsd_signals_during_start_are_kept() -> Result<()> {
     let site = site("siglvsd")?;
@@ -124,11 +133,11 @@ fn lvsd_signals_during_start_are_kept() -> Result<()> {
     let program = programs::find("lvsd")?;
     let mut lvsd: Proc = site.director.spawn(&program, &["--config", &path])?;
     // The first thing that lvsd does, before it reads its arguments.
-    wait_until("the beginning", PATIENCE, || {
+    wait_until("lvsd to ignore SIGHUP", PATIENCE, || {
         minds_hangup(lvsd.pid(), &["SigIgn:", "SigCgt:"])
     })?;
     shower(&site, lvsd.pid())?;
-    wait_until("a handler", PATIENCE, || {
+    wait_until("lvsd to handle SIGHUP", PATIENCE, || {
         minds_hangup(lvsd.pid(), &["SigCgt:"])
     })?;
     shower(&site, lvsd.pid())?;
@@ -144,12 +153,12 @@ fn lvsd_signals_during_start_are_kept() -> Result<()> {
     let mut pipe = fs::File::options();
     pipe.write(true).custom_flags(nix::libc::O_NONBLOCK);
     let mut opened = None;
-    wait_until("lvsd to read its file", PATIENCE, || {
+    wait_until("lvsd to have opened its file", PATIENCE, || {
         opened = pipe.open(&file).ok();
         opened.is_some()
     })
     .with_context(|| lvsd.log())?;
-    let mut reads = opened.context("it was opened")?;
+    let mut reads = opened.context("the pipe was opened")?;
     let next = file.with_extension("next");
     fs::write(&next, text(81))?;
     fs::rename(&next, &file)?;
@@ -160,7 +169,7 @@ fn lvsd_signals_during_start_are_kept() -> Result<()> {
     wait_until("the file to be read again", PATIENCE, || {
         ended = !lvsd.is_running();
         let listed = site.lvsadm("-L -n");
-        ended || listed.is_ok_and(|said| said.contains(&service))
+        ended || listed.is_ok_and(|output| output.contains(&service))
     })
     .with_context(|| lvsd.log())?;
     ensure!(!ended, "{}", lvsd.log());

@@ -1,4 +1,5 @@
-//! Dataplanes that do not answer: one line with the fix, and ipvsadm's exit code.
+//! Tests with dataplanes that do not answer: `lvsadm` prints one line with the fix, and exits with
+//! ipvsadm's status.
 
 use crate::common;
 

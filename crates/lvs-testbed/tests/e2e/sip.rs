@@ -29,8 +29,7 @@ fn site(label: &str, options: &str) -> Result<(Site, Vec<Proc>)> {
     Ok((site, programs))
 }
 
-/// Makes the calls `1@label` to `20@label` from the client, all of which must be answered and
-/// ended.
+/// Makes the calls `1@label` to `20@label` from the client; all calls must be answered and ended.
 fn call(site: &Site, label: &str, options: &str) -> Result<()> {
     let log = site.testbed.dir().join("calls");
     site.client
@@ -61,7 +60,7 @@ fn calls(site: &Site) -> Result<Vec<BTreeSet<String>>> {
         .collect()
 }
 
-/// No call has been with two servers, and all of them have been with one.
+/// Checks that all packets of each call were sent to one server.
 fn check(site: &Site, total: usize) -> Result<()> {
     let calls = calls(site)?;
     ensure!(
@@ -105,7 +104,7 @@ fn connections(site: &Site) -> Result<usize> {
         .count())
 }
 
-/// A connection for each port: those of one call lead to the same server.
+/// A connection for each port: those of one call are sent to the same server.
 #[test]
 #[ignore = "needs SIPp"]
 fn sip_connections_of_a_call_share_a_server() -> Result<()> {
@@ -122,5 +121,5 @@ fn sip_connections_of_a_call_share_a_server() -> Result<()> {
         }
         return Ok(());
     }
-    bail!("each time a port has come again")
+    bail!("a port was used again in each attempt")
 }

@@ -1,4 +1,4 @@
-//! Two directors: connections of one continue at the other.
+//! Two directors: connections of one director continue at the other.
 
 use crate::{common, fast_path};
 
@@ -52,8 +52,8 @@ const RATE: u64 = 60_000;
 /// Longest time until the backup has all connections.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Clients with consecutive downloads over one connection each, so that each is always in a
-/// download.
+/// Returns the load of clients with consecutive downloads over one connection each, so that each
+/// client always has a download in progress.
 fn downloads(site: &Site, clients: u64) -> LoadOptions {
     LoadOptions {
         concurrency: clients,
@@ -65,7 +65,8 @@ fn downloads(site: &Site, clients: u64) -> LoadOptions {
     }
 }
 
-/// The downloads in progress complete at the other director, and further ones succeed.
+/// Checks that the downloads in progress complete at the other director, and that further downloads
+/// succeed.
 fn finish(downloads: SteadyLoad, clients: u64) -> Result<()> {
     downloads.wait_for_more(2 * clients)?;
     let report = downloads.finish()?;
@@ -90,7 +91,7 @@ fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str
 
     let running = site.client.steady_load(&downloads(&site, CLIENTS))?;
     let mut known = 0;
-    wait_until("the backup to know all connections", PATIENCE, || {
+    wait_until("the backup to have all connections", PATIENCE, || {
         known = established(&site, &standby).unwrap_or(0);
         known as u64 == CLIENTS
     })
@@ -115,20 +116,20 @@ fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str
 const PLAIN: &str = "--mcast-interface eth0 --syncid 5";
 
 #[test]
-fn downloads_go_on_after_kill_9_nat() -> Result<()> {
+fn downloads_continue_after_kill_of_master_nat() -> Result<()> {
     downloads_go_on(Forward::Nat, PLAIN, PLAIN, &[])
 }
 
 #[test]
 #[ignore = "long"]
-fn downloads_go_on_after_kill_9_dr() -> Result<()> {
+fn downloads_continue_after_kill_of_master_dr() -> Result<()> {
     let group = "--mcast-interface eth0 --mcast-group ff02::81 --mcast-port 9000";
     downloads_go_on(Forward::Dr, group, group, &["sync_ports=4"])
 }
 
 #[test]
 #[ignore = "long"]
-fn downloads_go_on_after_kill_9_tun() -> Result<()> {
+fn downloads_continue_after_kill_of_master_tun() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
 }
 
@@ -161,7 +162,7 @@ fn offloaded_connections_reach_backup() -> Result<()> {
     site.lvsadm_on(&standby, &format!("--start-daemon backup {PLAIN}"))?;
     site.lvsadm(&format!("--start-daemon master {PLAIN}"))?;
     let mut known = 0;
-    wait_until("the backup to know all connections", PATIENCE, || {
+    wait_until("the backup to have all connections", PATIENCE, || {
         known = established(&site, &standby).unwrap_or(0);
         known as u64 == CLIENTS
     })
@@ -178,7 +179,7 @@ fn offloaded_connections_reach_backup() -> Result<()> {
 /// The same with `lvsd` on both directors and one file for both: each has the daemons of both
 /// roles, and reports their counters.
 #[test]
-fn downloads_go_on_between_two_lvsd() -> Result<()> {
+fn downloads_continue_between_two_lvsd() -> Result<()> {
     const CLIENTS: u64 = 100;
     let mut options = SiteOptions::new("sync-lvsd", Forward::Nat);
     options.standby = true;
@@ -214,26 +215,30 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
         let daemon = director.spawn(&program, &words)?;
         wait_until("both daemons to run", PATIENCE, || {
             let running = site.lvsadm_on(director, "-L --daemon");
-            running.is_ok_and(|said| said.contains("master") && said.contains("backup"))
+            running.is_ok_and(|answer| answer.contains("master") && answer.contains("backup"))
         })
         .with_context(|| daemon.log())?;
         daemons.push(daemon);
     }
 
     let running = site.client.steady_load(&downloads(&site, CLIENTS))?;
-    wait_until("the backup to know all connections", PATIENCE, || {
+    wait_until("the backup to have all connections", PATIENCE, || {
         established(&site, &standby).is_ok_and(|known| known as u64 == CLIENTS)
     })?;
     site.unplug()?;
     daemons[0].kill();
     site.fail_over()?;
     finish(running, CLIENTS).with_context(|| daemons[1].log())?;
-    wait_until("the report of lvsd", PATIENCE, || {
-        let status = lvsd(&standby, "status --json").unwrap_or_default();
-        let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
-        let taken = status["dataplane"]["sync"]["taken"].as_u64();
-        taken.is_some_and(|taken| taken >= CLIENTS)
-    })?;
+    wait_until(
+        "lvsd status to report the received connections",
+        PATIENCE,
+        || {
+            let status = lvsd(&standby, "status --json").unwrap_or_default();
+            let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
+            let taken = status["dataplane"]["sync"]["taken"].as_u64();
+            taken.is_some_and(|taken| taken >= CLIENTS)
+        },
+    )?;
     let output = lvsd(&standby, "status")?;
     ensure!(output.contains("synchronisation: "), "{output}");
     lvsd(&site.director, "stop --all")?;
@@ -244,14 +249,14 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
 fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
     let program = programs::find("lvsadm")?;
     let script = format!("{} {arguments} 2>&1 || echo \"=> $?\"", program.display());
-    let said = director.sh(&script)?;
-    Ok(match said.split_once("=> ") {
+    let answer = director.sh(&script)?;
+    Ok(match answer.split_once("=> ") {
         Some((text, status)) => (text.trim().to_owned(), status.trim().to_owned()),
-        None => (said.trim().to_owned(), "0".to_owned()),
+        None => (answer.trim().to_owned(), "0".to_owned()),
     })
 }
 
-/// Sockets of the usual ports: those of backups, and those that send.
+/// Number of sockets of the default ports: those of backups, and those that send.
 fn backup_sockets(director: &Host) -> Result<usize> {
     Ok(director
         .sh("cat /proc/net/udp")?
@@ -269,7 +274,7 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     let rules = site.lvsadm("-S -n")?;
     director.sh("ip link add d1 type veth peer name d2")?;
     let words = "--start-daemon master --mcast-interface d1";
-    wait_until("the dataplane to know it", PATIENCE, || {
+    wait_until("the dataplane to use the new interface", PATIENCE, || {
         says(&director, words).is_ok_and(|(text, _)| text != "No such device")
     })?;
     // As Linux 6.12 answers.
@@ -329,16 +334,18 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
         ),
         ("--stop-daemon backup", "", "0"),
     ] {
-        let said = says(&director, arguments)?;
+        let answer = says(&director, arguments)?;
         ensure!(
-            said == (text.to_owned(), status.to_owned()),
-            "{arguments}: {said:?}"
+            answer == (text.to_owned(), status.to_owned()),
+            "{arguments}: {answer:?}"
         );
     }
     let has_sockets = |count: usize| {
-        wait_until(&format!("{count} sockets"), PATIENCE, || {
-            backup_sockets(&director).is_ok_and(|sockets| sockets == count)
-        })
+        wait_until(
+            &format!("the daemon to have {count} sockets"),
+            PATIENCE,
+            || backup_sockets(&director).is_ok_and(|sockets| sockets == count),
+        )
         .with_context(|| format!("{:?}", backup_sockets(&director)))
     };
     has_sockets(0)?;
@@ -363,13 +370,15 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
         Ok(of_d1.into_iter().any(|line| line.contains("510000E0")))
     };
     director.sh("ip link set d1 up; ip link set d2 up")?;
-    wait_until("it to be a member", PATIENCE, || joined().unwrap_or(false))?;
+    wait_until("the backup to be a member of the group", PATIENCE, || {
+        joined().unwrap_or(false)
+    })?;
     director.sh("ip link del d1")?;
-    wait_until("it to be none", PATIENCE, || {
+    wait_until("the backup to have left the group", PATIENCE, || {
         joined().is_ok_and(|joined| !joined)
     })?;
     director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
-    wait_until("the backup to find its interface", PATIENCE, || {
+    wait_until("the backup to use its created interface", PATIENCE, || {
         joined().unwrap_or(false)
     })?;
     // The end of the dataplane is theirs.
@@ -393,7 +402,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     site.add_service(80, "rr")?;
     site.lvsadm("--start-daemon backup --mcast-interface eth0 --syncid 5")?;
     // 224.0.0.81
-    wait_until("the group is joined", PATIENCE, || {
+    wait_until("the backup to join the multicast group", PATIENCE, || {
         let groups = site.director.sh("cat /proc/net/igmp");
         groups.is_ok_and(|groups| groups.contains("510000E0"))
     })?;
@@ -428,7 +437,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     let listing = site.lvsadm("-L -c -n")?;
     ensure!(
         listing.matches("192.0.2.100:40000").count() == 1,
-        "the whole part of a damaged message: {listing}"
+        "the valid part of a damaged message is taken over: {listing}"
     );
     let mut load = site.load();
     load.requests = 20;
@@ -460,7 +469,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
     let ask = || client.run("curl", &["-sS", "-m", "60", &url]);
     let name = ask()?;
     let number: usize = name.trim().trim_start_matches("rs").parse()?;
-    wait_until("the template at the backup", PATIENCE, || {
+    wait_until("the backup to have the template", PATIENCE, || {
         let listing = site.lvsadm_on(&standby, "-L -c -n");
         listing.is_ok_and(|listing| listing.contains("192.0.2.100:0"))
     })?;
@@ -486,14 +495,14 @@ fn sync_messages_of_own_users_are_ignored() -> Result<()> {
     let director = &site.director;
     site.lvsadm("--start-daemon backup --mcast-interface eth0")?;
     director.sh("ip route add 224.0.0.0/4 dev eth0")?;
-    let said = "printf hello > /dev/udp/224.0.0.81/8848";
-    director.run("bash", &["-c", said])?;
-    wait_until("it to be refused", PATIENCE, || {
+    let answer = "printf hello > /dev/udp/224.0.0.81/8848";
+    director.run("bash", &["-c", answer])?;
+    wait_until("the message to be refused", PATIENCE, || {
         reason(&site, director, "sync_lost").is_ok_and(|lost| lost == 1)
     })?;
     ensure!(reason(&site, director, "sync_malformed")? == 0, "read");
-    site.client.run("bash", &["-c", said])?;
-    wait_until("others to be heard", PATIENCE, || {
+    site.client.run("bash", &["-c", answer])?;
+    wait_until("messages of other users to be received", PATIENCE, || {
         reason(&site, director, "sync_malformed").is_ok_and(|malformed| malformed == 1)
     })?;
     ensure!(reason(&site, director, "sync_lost")? == 1, "nothing else");
@@ -521,20 +530,20 @@ fn master_sends_from_first_address_of_its_interface() -> Result<()> {
     let director = &site.director;
     director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
     director.sh("ip addr add 192.0.2.201/24 dev d1; ip addr add 192.0.2.202/24 dev d1")?;
-    wait_until("the dataplane to know it", PATIENCE, || {
+    wait_until("the dataplane to use the new interface", PATIENCE, || {
         site.lvsadm("--start-daemon master --mcast-interface d1")
             .is_ok()
     })?;
-    wait_until("the first one", PATIENCE, || {
+    wait_until("a message to be sent from 192.0.2.201", PATIENCE, || {
         sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 201)])
     })?;
     // Other addresses, or none.
     director.sh("ip addr flush dev d1; ip addr add 192.0.2.203/24 dev d1")?;
-    wait_until("the next one", PATIENCE, || {
+    wait_until("a message to be sent from 192.0.2.203", PATIENCE, || {
         sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 203)])
     })?;
     director.sh("ip addr flush dev d1")?;
-    wait_until("none", PATIENCE, || {
+    wait_until("the master to send no message", PATIENCE, || {
         sources(director).is_ok_and(|all| all.is_empty())
     })?;
     Ok(())

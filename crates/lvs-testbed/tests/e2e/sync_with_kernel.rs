@@ -1,5 +1,5 @@
-//! Connections between the kernel's IPVS and this director, both ways, while downloads go on. It
-//! needs a kernel with IPVS as User Mode Linux:
+//! Connections between the kernel's IPVS and this director, in both directions, while downloads
+//! continue. It needs a kernel with IPVS as User Mode Linux:
 //!
 //! ```text
 //! LVS_UML=COMMAND cargo test --release -p lvs-testbed --test e2e sync_with_kernel -- --ignored
@@ -31,7 +31,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// Boots it on `host`, in place of the previous one.
+    /// Boots a kernel on `host`, in place of the previous one.
     fn boot(site: &Site, host: &Host, name: &str) -> Result<Self> {
         let dir = site.testbed.dir().join(name);
         fs::create_dir(&dir)?;
@@ -76,7 +76,7 @@ impl Kernel {
         Ok(this)
     }
 
-    /// Runs a script in it.
+    /// Runs a script in the machine.
     fn sh(&mut self, script: &str) -> Result<String> {
         let (ask, answer) = (
             self.dir.join(format!("do-{}", self.asked)),
@@ -86,10 +86,12 @@ impl Kernel {
         let part = self.dir.join("part");
         fs::write(&part, script)?;
         fs::rename(&part, &ask)?;
-        wait_until("the kernel's answer", LONG, || answer.exists())?;
-        let said = fs::read_to_string(answer)?;
-        let (text, status) = said.rsplit_once("=> ").context("its output has a status")?;
-        ensure!(status.trim() == "0", "{script}: {said}");
+        wait_until("the virtual machine to answer", LONG, || answer.exists())?;
+        let message = fs::read_to_string(answer)?;
+        let (text, status) = message
+            .rsplit_once("=> ")
+            .context("the output of the kernel contains a status")?;
+        ensure!(status.trim() == "0", "{script}: {message}");
         Ok(text.to_owned())
     }
 
@@ -108,7 +110,7 @@ impl Drop for Kernel {
 
 #[test]
 #[ignore = "by hand: needs a kernel with IPVS (make sync-with-kernel)"]
-fn downloads_go_from_the_kernel_to_us_and_back() -> Result<()> {
+fn downloads_continue_from_kernel_to_dataplane_and_back() -> Result<()> {
     let mut options = SiteOptions::new("kernel", Forward::Nat);
     options.standby = true;
     options.nginx = NginxOptions {
@@ -158,10 +160,13 @@ fn downloads_go_from_the_kernel_to_us_and_back() -> Result<()> {
     let client = site.client.clone();
     let report: Result<LoadReport> = std::thread::scope(|scope| {
         let downloads = scope.spawn(|| client.load(&load));
-        wait_until("the kernel's connections to come", LONG, || {
+        wait_until("the connections of the kernel to arrive", LONG, || {
             ours().is_ok_and(|count| count == DOWNLOADS)
         })?;
-        ensure!(kernel.established()? == DOWNLOADS, "the kernel has them");
+        ensure!(
+            kernel.established()? == DOWNLOADS,
+            "the kernel has the connections"
+        );
         // The kernel falls silent at once.
         site.fail_over()?;
         drop(kernel);
@@ -173,10 +178,12 @@ fn downloads_go_from_the_kernel_to_us_and_back() -> Result<()> {
         kernel.sh(&serve)?;
         kernel.sh("ipvsadm --start-daemon backup --mcast-interface vec0")?;
         site.lvsadm_on(&standby, "--start-daemon master --mcast-interface eth0")?;
-        wait_until("our connections to come to the kernel", LONG, || {
-            kernel.established().is_ok_and(|count| count == DOWNLOADS)
-        })?;
-        ensure!(ours()? == DOWNLOADS, "none has ended so far");
+        wait_until(
+            "the dataplane's connections to arrive at the kernel",
+            LONG,
+            || kernel.established().is_ok_and(|count| count == DOWNLOADS),
+        )?;
+        ensure!(ours()? == DOWNLOADS, "no connection has ended");
         dataplane.kill();
         standby.sh(&addresses("del", ["eth0", "eth1"]))?;
         standby.sh("ip link set eth0 down; ip link set eth1 down")?;

@@ -76,19 +76,21 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
         ..load
     })?;
     let patience = Duration::from_secs(20);
-    lvs_testbed::wait_until("an answer", patience, || steady.so_far().0 > 0)?;
+    lvs_testbed::wait_until("a request to be answered", patience, || {
+        steady.so_far().0 > 0
+    })?;
     site.programs.clear();
-    lvs_testbed::wait_until("nginx to be gone", patience, || {
+    lvs_testbed::wait_until("nginx to have exited", patience, || {
         !site.servers[0].listens("tcp", 80)
     })?;
-    lvs_testbed::wait_until("a failure", patience, || steady.so_far().1 > 0)?;
+    lvs_testbed::wait_until("a request to fail", patience, || steady.so_far().1 > 0)?;
     let report = steady.finish()?;
     ensure!(report.ok > 0 && report.failed > 0, "{report:?}");
     Ok(())
 }
 
-/// The director's part is played by one hand-made packet: IPIP with an echo request inside, from
-/// the client to the VIP.
+/// The test sends one packet as a director would: IPIP with an echo request inside, from the client
+/// to the VIP.
 #[test]
 fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
     let mut options = SiteOptions::new("ipip", Forward::Tun);
@@ -108,7 +110,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
         server = site.real_address(0)
     );
     site.director.sh(&script)?;
-    lvs_testbed::wait_until("the echo reply", Duration::from_secs(20), || {
+    lvs_testbed::wait_until("the echo reply to arrive", Duration::from_secs(20), || {
         site.client
             .counter("Icmp", "InEchoReps")
             .is_ok_and(|now| now == before + 1)
@@ -124,7 +126,7 @@ fn vip_of_real_server_answers_no_arp() -> Result<()> {
         options.offloads = false;
         ensure!(options.topology == Topology::OneArm);
         let site = Site::new(options)?;
-        let router = site.router.as_ref().expect("a one-arm site has a router");
+        let router = site.router.as_ref().expect("the one-arm site has a router");
         // The owner refuses; without one, there is no answer.
         let limit = if vip == Vip::Host { 60 } else { 1 };
         let _ = router.sh(&format!(
@@ -164,25 +166,25 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
     let dir = testbed.dir().to_owned();
     ensure!(dir.is_dir());
     drop(testbed);
-    ensure!(!dir.exists(), "{} is still there", dir.display());
+    ensure!(!dir.exists(), "{} still exists", dir.display());
     for entry in fs::read_dir("/proc")?.flatten() {
         if let Ok(namespace) = fs::read_link(entry.path().join("ns/net")) {
             ensure!(
                 !namespaces.contains(&namespace),
-                "process {:?} is still there",
+                "process {:?} still runs",
                 entry.file_name()
             );
         }
     }
     ensure!(
         !fs::exists("/run/netns/lvs-gone-one")?,
-        "the name is still there"
+        "the name still exists"
     );
     Ok(())
 }
 
-/// The kernel gives the inode of a namespace that has ended to the next one. A janitor that has only
-/// the inode would kill the processes of another test.
+/// The kernel uses the inode of a namespace that has ended for the next one. A janitor that has
+/// only the inode would kill the processes of another test.
 #[test]
 fn namespace_inode_is_not_reused_before_testbed_end() -> Result<()> {
     let mut testbed = Testbed::new("inode")?;
@@ -195,7 +197,7 @@ fn namespace_inode_is_not_reused_before_testbed_end() -> Result<()> {
         for host in &next {
             ensure!(
                 inode(host)? != ended,
-                "a namespace got {} again",
+                "a namespace reused the inode {}",
                 ended.display()
             );
         }

@@ -1,4 +1,4 @@
-//! TFTP with real servers and clients: a UDP service whose connections last for a whole transfer.
+//! TFTP with real servers and clients: a UDP service whose connections last as long as a transfer.
 
 use crate::common;
 
@@ -9,7 +9,7 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::netns::Proc;
 use lvs_testbed::{Forward, Site, SiteOptions, servers};
 
-/// A few hundred blocks of 512 bytes, and one that is not full.
+/// Size of a file of a few hundred blocks of 512 bytes, and one block that is not full.
 const SIZE: u64 = 300_001;
 
 fn site(label: &str, forward: Forward, single_port: bool) -> Result<(Site, Vec<Proc>)> {

@@ -6,14 +6,14 @@ use lvs_testbed::suite::is_full;
 use lvs_testbed::transcripts::{Program, transcripts};
 
 #[test]
-fn every_recorded_session_of_ipvsadm() {
+fn recorded_ipvsadm_sessions_are_reproduced() {
     play_all(Program::Lvsadm);
 }
 
 /// Debian's own ipvsadm, which drives the dataplane over netlink.
 #[test]
 #[ignore = "long"]
-fn every_recorded_session_of_ipvsadm_by_ipvsadm_under_lvs_run() {
+fn recorded_sessions_of_ipvsadm_under_lvs_run_are_reproduced() {
     play_all(Program::Ipvsadm);
 }
 
@@ -32,8 +32,8 @@ fn play_all(program: Program) {
     } else {
         (&files[..2], 4, 700)
     };
-    let report = transcripts(files, None, every, program)
-        .expect("the recordings and the programs are there");
+    let report =
+        transcripts(files, None, every, program).expect("the recordings and the programs exist");
     println!("{} passed, {} failed", report.passed, report.failed);
     assert!(
         report.failed == 0,

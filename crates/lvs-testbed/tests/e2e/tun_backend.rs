@@ -1,5 +1,5 @@
-//! The dataplane with a TUN device, with CAP_NET_ADMIN as its only privilege: the host routes
-//! packets to it, and from it to their destinations.
+//! Tests of the dataplane with a TUN device, with CAP_NET_ADMIN as its only privilege: the host
+//! routes packets to the device, and from it to their destinations.
 
 use crate::common;
 
@@ -22,7 +22,7 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_dataplane_by(&NET_ADMIN_ONLY, &["--backend", "tun"])
 }
 
-/// A site whose director forwards, without its dataplane.
+/// A site whose director forwards packets, without its dataplane.
 fn prepared(label: &str, forward: Forward, servers: usize, vip: Vip) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.servers = servers;
@@ -82,8 +82,8 @@ fn tun_backend_follows_added_and_removed_servers() -> Result<()> {
     common::administration(&site("hop-admin", Forward::Nat, 3)?)
 }
 
-/// Full NAT answers to addresses that the host routes to the dataplane like virtual ones; a client
-/// on the director itself is served like all others.
+/// The servers' replies of full NAT are sent to local addresses, which the host routes to the
+/// dataplane like virtual ones. A client on the director is served like all others.
 #[test]
 fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     let site = site("hop-fullnat", Forward::FullNat, 2)?;
@@ -96,12 +96,12 @@ fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     site.lvsadm("-C")?;
     traffic6(&site, &["--fullnat"], true)?;
     let refusal = site.lvsadm("local add 192.0.2.1");
-    let text = format!("{:#}", refusal.err().context("it has to be refused")?);
+    let text = format!("{:#}", refusal.err().context("the option must be refused")?);
     ensure!(text.contains("TUN"), "{text}");
     Ok(())
 }
 
-/// The director's own web server behind a service, together with another one.
+/// A service with two real servers, of which one is a web server on the director.
 #[test]
 fn tun_backend_director_is_real_server() -> Result<()> {
     let site = site("hop-local", Forward::Nat, 1)?;
@@ -132,7 +132,10 @@ fn tun_backend_serves_routed_address() -> Result<()> {
     let mut load = site.load();
     load.requests = 94;
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
-    ensure!(!steered(&site)?.contains("proxy"), "nobody asked for it");
+    ensure!(
+        !steered(&site)?.contains("proxy"),
+        "the option was not requested"
+    );
     Ok(())
 }
 
@@ -182,10 +185,10 @@ fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
     traffic6(&tunnels, &kinds[..1], false)
 }
 
-/// Without offloads, and with small packets, the host or the other end cuts and finishes
-/// everything.
+/// Without offloads, and with small packets, the host or the other end divides all segments and
+/// completes all checksums.
 #[test]
-fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
+fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<()> {
     for forward in [Forward::Nat, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280)] {
             let mut options = SiteOptions::new("hop-links", forward);
@@ -209,7 +212,7 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
 /// Fragmented datagrams have no ports for a policy rule. For a narrow link behind the director, the
 /// director sends the ICMP error.
 #[test]
-fn fragments_and_a_narrow_link() -> Result<()> {
+fn tun_backend_forwards_fragments_over_narrow_link() -> Result<()> {
     let site = site("hop-fragments", Forward::Nat, 1)?;
     let _iperf = iperf3(&site.servers[0], site.real_address(0))?;
     site.add_service_weighted("-t", 5201, "rr", &[1])?;
@@ -250,7 +253,7 @@ fn tun_backend_impossible_methods_are_refused_without_change() -> Result<()> {
         ),
     ] {
         let Err(refusal) = site.lvsadm(&arguments) else {
-            bail!("lvsadm {arguments} has to be refused");
+            bail!("lvsadm {arguments} must be refused");
         };
         let text = format!("{refusal:#}");
         ensure!(text.contains(reason) && text.contains("TUN"), "{text}");
@@ -261,7 +264,7 @@ fn tun_backend_impossible_methods_are_refused_without_change() -> Result<()> {
 }
 
 #[test]
-fn rules_and_routes_go_with_services_and_with_the_dataplane() -> Result<()> {
+fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()> {
     let mut site = prepared("hop-ends", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;
     let load = |site: &Site| {
@@ -309,7 +312,7 @@ fn rules_and_routes_go_with_services_and_with_the_dataplane() -> Result<()> {
     })?;
     start(&mut site)?;
     is_not(&site)?;
-    common::says(&site, "of a dataplane that was killed")?;
+    common::says(&site, "of a killed dataplane")?;
     site.add_service(80, "rr")?;
     load(&site)?;
 
@@ -350,16 +353,18 @@ fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     };
     let all = sorted()?;
     let everything = || {
-        wait_until("everything again", common::SOON, || {
-            sorted().is_ok_and(|now| now == all)
-        })
+        wait_until(
+            "the host to have the same rules and routes again",
+            common::SOON,
+            || sorted().is_ok_and(|now| now == all),
+        )
         .with_context(|| format!("{all:#?}\n{:#?}", sorted()))
     };
     site.director
         .sh("ip link set eth0 down; sleep 0.3; ip link set eth0 up")?;
     site.client.sh("ip neigh flush dev eth0")?;
     let traffic = || {
-        wait_until("traffic again", common::SOON, || {
+        wait_until("traffic to flow again", common::SOON, || {
             site.client
                 .load(&load)
                 .is_ok_and(|report| report.failed == 0)
@@ -423,7 +428,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
         ..site.load()
     };
     // Of a connection that was refused before it is waited for, the error is not to be had.
-    wait_until("an error that says why", common::SOON, || {
+    wait_until("a request to fail with the reason", common::SOON, || {
         let report = site.director.load(&own);
         report.is_ok_and(|report| {
             let mut errors = report.errors.iter();
@@ -441,7 +446,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
 /// The director decrements the TTL of a packet once, for any number of forwarding steps of the
 /// host.
 #[test]
-fn packets_lose_one_hop() -> Result<()> {
+fn tun_backend_lowers_ttl_by_one() -> Result<()> {
     let site = site("hop-ttl", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
     let listen = |port: &str| {
@@ -465,7 +470,7 @@ fn packets_lose_one_hop() -> Result<()> {
         site.servers[0].spawn("sh", &["-c", &at_server])?,
         site.client.spawn("sh", &["-c", &at_client])?,
     ];
-    wait_until("the listeners", common::SOON, || {
+    wait_until("all listeners to be ready", common::SOON, || {
         listeners
             .iter()
             .all(|listener| listener.log().contains("ready"))
@@ -485,7 +490,7 @@ fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
     let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Dataplane)?;
     site.start_dataplane_by(&NET_ADMIN_ONLY, &[])?;
     let dataplane = site.dataplane.as_ref().context("started above")?;
-    wait_until("the log to say so", common::SOON, || {
+    wait_until("the log to contain the message", common::SOON, || {
         let log = dataplane.log();
         log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
     })?;
@@ -544,7 +549,7 @@ fn tun_backend_works_under_lvsd() -> Result<()> {
     let lvsd = programs::find("lvsd")?;
     write("dr")?;
     let refusal = site.director.run(&lvsd, &["check", &path]);
-    let text = format!("{:#}", refusal.err().context("it has to be refused")?);
+    let text = format!("{:#}", refusal.err().context("the option must be refused")?);
     ensure!(
         text.contains("direct routing needs frames") && text.contains("lvsd.toml:"),
         "{text}"
@@ -555,7 +560,7 @@ fn tun_backend_works_under_lvsd() -> Result<()> {
         requests: 20,
         ..site.load()
     };
-    wait_until("requests that succeed", common::SOON, || {
+    wait_until("requests to succeed", common::SOON, || {
         site.client
             .load(&load)
             .is_ok_and(|report| report.failed == 0 && report.servers.len() == 2)

@@ -1,6 +1,6 @@
 //! The userspace fast path against the slow path: the same frames, valid and hostile, pass through
-//! one dataplane with and one without the userspace fast path. The same frames are sent, with the
-//! same connections, states, deadlines and counters.
+//! a dataplane with the userspace fast path and one without. Both send the same frames, and have
+//! the same connections, states, deadlines and counters.
 
 use lvs_testbed::hostile::{Method, two_ways};
 use lvs_testbed::suite::size;
@@ -14,7 +14,7 @@ fn same(names: &[&str], seed: u64) {
     for name in names {
         let method = Method::named(name).expect("a method");
         let passed = two_ways(method, seed, frames);
-        println!("{name}: {passed} of {frames} frames took the short way");
+        println!("{name}: {passed} of {frames} frames used the userspace fast path");
         // Only IPv4 has one.
         let short = name.ends_with("4") && !name.contains("6in");
         assert_eq!(short, passed > frames / 20, "{name}: {passed}");

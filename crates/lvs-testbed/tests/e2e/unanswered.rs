@@ -1,5 +1,5 @@
-//! Servers with good checks whose clients get no answer: the dataplane counts the attempts, and
-//! `lvsadm doctor` names the server until its clients are answered again.
+//! Servers whose checks succeed but whose clients get no answer: the dataplane counts the attempts,
+//! and `lvsadm doctor` names the server until it answers its clients again.
 
 use crate::common;
 
@@ -18,7 +18,8 @@ fn doctor(site: &Site) -> Result<String> {
     Ok(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// Breaks the second of three servers, waits for the finding, mends it, and waits for the end of the finding.
+/// Breaks the second of three servers, waits for the finding, mends it, and waits for the end of
+/// the finding.
 fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()> {
     let mut options = SiteOptions::new("unansw", forward);
     options.servers = 3;
@@ -36,13 +37,15 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
         let parts = [&finding(1), "got no answer", fix];
         parts.iter().all(|part| text.contains(part)) && !of_good
     };
-    wait_until("a finding", Duration::from_secs(40), || {
-        doctor(&site).is_ok_and(|text| found(&text))
-    })
+    wait_until(
+        "doctor to report the expected finding",
+        Duration::from_secs(40),
+        || doctor(&site).is_ok_and(|text| found(&text)),
+    )
     .with_context(|| format!("{:?}", doctor(&site)))?;
     site.servers[1].sh(&repair)?;
     let healed = || doctor(&site).is_ok_and(|text| !text.contains("got no answer"));
-    wait_until("the end of the finding", Duration::from_secs(70), healed)
+    wait_until("the finding to end", Duration::from_secs(70), healed)
 }
 
 #[test]
@@ -61,7 +64,7 @@ fn server_with_another_gateway_is_a_finding() -> Result<()> {
     found_and_healed(Forward::Nat, faults, "default gateway")
 }
 
-/// `lvsd` names the server in its status and its log, although its check is good.
+/// `lvsd` names the server in its status and its log, although its check succeeds.
 #[test]
 #[ignore = "long"]
 fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {

@@ -1,5 +1,5 @@
-//! A killed dataplane: the state that its successor in the same network namespace takes over, the
-//! state that one in another namespace does not, and the packets dropped while there is none.
+//! A killed dataplane: its successor in the same network namespace takes over its state, a
+//! dataplane in another namespace does not, and packets are dropped while no dataplane runs.
 
 use crate::common;
 
@@ -22,13 +22,14 @@ fn kill(site: &mut Site) -> Result<()> {
     dataplane.wait(SOON).map(drop)
 }
 
-/// The available state keepers: the kernel fast path only if it is permitted.
+/// Returns the arguments for each available kind of state keeper; with the kernel fast path only if
+/// it is permitted.
 fn ways() -> Result<Vec<&'static [&'static str]>> {
     let kernel = super::fast_path::is_permitted()?.then_some(&KERNEL[..]);
     Ok(kernel.into_iter().chain([&HOLDER[..]]).collect())
 }
 
-/// The kernel gives the number of a namespace that is gone to the next one.
+/// The kernel reuses the number of a removed namespace.
 #[test]
 fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     super::fast_path::require_permission()?;
@@ -52,7 +53,7 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     );
     let output = site.director.sh(&script)?;
     let log = fs::read_to_string(site.director.dir().join("next"))?;
-    ensure!(log.contains("in a network namespace that is gone"), "{log}");
+    ensure!(log.contains("in a removed network namespace"), "{log}");
     ensure!(!log.contains("going on where"), "{log}");
     ensure!(
         !output.contains(":80") && !output.contains("203.0.113"),
@@ -99,7 +100,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
             let listed = site.lvsadm("-L -n -c");
             listed.is_ok_and(|listed| listed.matches("ESTABLISHED").count() == 2)
         };
-        wait_until("connections", SOON, opened)?;
+        wait_until("two connections to be established", SOON, opened)?;
         // Changes of so many are kept within a few seconds, and connections are offloaded meanwhile.
         std::thread::sleep(Duration::from_secs(6));
         kill(&mut site)?;
@@ -115,12 +116,12 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
     Ok(())
 }
 
-/// curl's status for a refused connection, and for one that has no answer in time.
+/// curl's exit status for a refused connection, and for a connection without an answer in time.
 const REFUSED: &str = "7";
 const SILENT: &str = "28";
 
 #[test]
-fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
+fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Result<()> {
     for words in ways()? {
         let mut site = Site::new(SiteOptions::new("wr-mark", Forward::Nat))?;
         let vip = site.vip;
@@ -149,7 +150,10 @@ fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
         })?;
         kill(&mut site)?;
         for port in [80, 9001, 9100] {
-            ensure!(status(port)? == SILENT, "{words:?}: port {port} is held");
+            ensure!(
+                status(port)? == SILENT,
+                "{words:?}: port {port} is not answered by the host"
+            );
         }
         // Port 81 is in no rule. The kernel fast path leaves 9005 to the host, and 443, whose mark has no service; the state
         // keeper holds the ports of all rules.
@@ -170,7 +174,7 @@ fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
 
 /// State of a namespace that is gone is another tenant's.
 #[test]
-fn files_of_removed_namespaces_are_deleted_at_a_start() -> Result<()> {
+fn files_of_removed_namespaces_are_deleted_at_start() -> Result<()> {
     // Others cannot see all processes.
     super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;
@@ -179,7 +183,7 @@ fn files_of_removed_namespaces_are_deleted_at_a_start() -> Result<()> {
          for name in sock sock.lock sock.lvsd sock.lvsd.lock sock.7.lvsd.toml; do \
          echo 1 >/run/lvs/netns-12.$name; done")?;
     site.start_dataplane(&[])?;
-    wait_until("the old files to be gone", SOON, || {
+    wait_until("the old files to be deleted", SOON, || {
         let left = site.director.sh("ls /run/lvs").unwrap_or_default();
         !left.contains("netns-12") && left.contains(".sock.lock")
     })

@@ -1,4 +1,5 @@
-//! Several packet workers: the same traffic as through one, and each connection is one worker's.
+//! Several packet workers: the traffic is the same as with one, and each connection belongs to one
+//! worker.
 
 use crate::{common, fast_path};
 
@@ -24,7 +25,7 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
     SiteOptions::new(&format!("workers-{label}"), forward)
 }
 
-/// The report of each worker. Each of them handles a part of the packets.
+/// Returns the report of each worker, and checks that each worker handles a part of the packets.
 fn workers(site: &Site) -> Result<Vec<Value>> {
     let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
     ensure!(listed.len() == 4, "{listed:?}");
@@ -40,8 +41,8 @@ fn sum(workers: &[Value], name: &str) -> u64 {
         .sum()
 }
 
-/// Checks that each worker gets at least one in `least` packets, and that almost none arrives at a
-/// wrong worker.
+/// Checks that each worker receives at least one in `least` packets, and that almost none arrives
+/// at a wrong worker.
 fn shared(site: &Site, least: u64) -> Result<()> {
     let workers = workers(site)?;
     let all = sum(&workers, "packets");
@@ -136,7 +137,7 @@ fn workers_forward_every_byte_ipv6() -> Result<()> {
 
 /// Active and passive, with the helper: data connections are where their control connections are.
 #[test]
-fn workers_forward_ftp() -> Result<()> {
+fn workers_transfer_ftp_files() -> Result<()> {
     let mut site = Site::new(options("ftp", Forward::Nat))?;
     site.start_dataplane(&["--workers", "4", "--helper", "ftp"])?;
     let _servers = site
@@ -162,10 +163,10 @@ fn workers_forward_ftp() -> Result<()> {
     Ok(())
 }
 
-/// Servers and services are added and removed while connections continue; then the director's own
-/// host is a client, whose packets arrive on one queue.
+/// Servers and services are added and removed while connections continue; afterwards the director's
+/// own host is a client, whose packets arrive on one queue.
 #[test]
-fn changes_while_traffic_runs() -> Result<()> {
+fn workers_apply_changes_while_traffic_runs() -> Result<()> {
     let mut options = options("changes", Forward::Nat);
     options.servers = 3;
     options.vip = Vip::Dataplane;
@@ -196,7 +197,8 @@ fn changes_while_traffic_runs() -> Result<()> {
     Ok(())
 }
 
-/// Downloads whose bytes are compared, by two workers: each connection is offloaded by its owner.
+/// Runs downloads whose bytes are compared, with two workers: each connection is offloaded by its
+/// owner.
 fn offloaded(label: &str, forward: Forward) -> Result<()> {
     const DOWNLOADS: u64 = 16;
     const RATE: u64 = 60_000;
@@ -226,14 +228,19 @@ fn offloaded(label: &str, forward: Forward) -> Result<()> {
         }
         Ok(known.len() as u64 == DOWNLOADS && owners.len() == 2 && owners.iter().all(has_some))
     };
-    let offloaded = wait_until("all in the kernel", Duration::from_secs(60), || {
-        running.is_finished() || all_are().unwrap_or(false)
-    });
+    let offloaded = wait_until(
+        "all connections to be offloaded",
+        Duration::from_secs(60),
+        || running.is_finished() || all_are().unwrap_or(false),
+    );
     let before_the_end = !running.is_finished();
     let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     report.all_ok(DOWNLOADS)?;
     offloaded?;
-    ensure!(before_the_end, "they ended before all were in the kernel");
+    ensure!(
+        before_the_end,
+        "connections ended before all were offloaded"
+    );
     Ok(())
 }
 
@@ -244,7 +251,7 @@ fn fast_path_forwards_connections_of_each_worker() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn fast_path_forwards_connections_of_each_worker_by_other_methods() -> Result<()> {
+fn fast_path_forwards_connections_of_each_worker_other_methods() -> Result<()> {
     offloaded("ink-dr", Forward::Dr)?;
     offloaded("ink-tun", Forward::Tun)?;
     offloaded("ink-fullnat", Forward::FullNat)

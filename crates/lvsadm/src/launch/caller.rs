@@ -1,4 +1,4 @@
-//! The thread that makes a noticed call: its rights, its descriptors and its request.
+//! The thread that makes a reported call: its rights, its descriptors and its request.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read};
@@ -14,9 +14,9 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use super::wire::{u32_at, u64_at};
 
-/// Longest request that is looked at. The longest one that is meant for IPVS has some 300 bytes.
+/// Longest request that is examined. The longest request for IPVS has some 300 bytes.
 const REQUEST_MAX: usize = 64 << 10;
-/// Most parts of a request (`UIO_MAXIOV`).
+/// Maximum of parts in a request (`UIO_MAXIOV`).
 const PARTS_MAX: usize = 1024;
 /// Length of `struct msghdr`, and offsets in it.
 const MESSAGE: usize = 56;
@@ -25,24 +25,27 @@ const MESSAGE_CONTROL: usize = 32;
 /// Length of `struct iovec`.
 const PART: usize = 16;
 
-/// The thread that makes a call, and its directory in `/proc`. Both stay those of the same thread, even
-/// if its number is given to another one.
+/// The thread that makes a call, and its directory in `/proc`. Both refer to the same thread, even
+/// if its number is reused.
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) thread: u32,
     directory: OwnedFd,
-    /// A pidfd of the thread, which may have other descriptors than its process. Before Linux 6.9, one of the process.
+    /// A pidfd of the thread, which may have other descriptors than its process. Before Linux 6.9,
+    /// a pidfd of the process.
     pidfd: OwnedFd,
-    /// Keeps the inode of the caller's user namespace in memory. Without it, the kernel makes a new inode for each look.
+    /// Keeps the inode of the caller's user namespace in memory. Without it, the kernel creates a
+    /// new inode for each look-up.
     _pin: Option<OwnedFd>,
-    /// Its user namespace.
+    /// The caller's user namespace.
     user: NamespaceId,
     has_net_admin: bool,
 }
 
 impl Caller {
-    /// A thread, and its rights now. A worker keeps the `last` one, because a program makes many calls. `None` if it
-    /// cannot be seen. What is read here is of the caller only if the call is still valid afterwards.
+    /// A thread and its present rights. A worker stores the `last` caller, because a program makes
+    /// many calls. `None` if the thread is not visible. The result is valid only if the call is
+    /// still valid afterwards.
     pub(super) fn of(thread: u32, last: Option<Self>) -> Option<Self> {
         if let Some(last) = last.filter(|last| last.thread == thread)
             && let Some((user, has_net_admin)) = rights(&last.directory, thread)
@@ -83,8 +86,8 @@ impl Caller {
         })
     }
 
-    /// Whether it has CAP_NET_ADMIN in a namespace with these owners: its capabilities count in its
-    /// own user namespace and below.
+    /// Whether the thread has CAP_NET_ADMIN in a namespace with these owners: capabilities apply in
+    /// the thread's own user namespace and its descendants.
     pub(super) fn may_administer(&self, owners: &[NamespaceId]) -> bool {
         self.has_net_admin && owners.contains(&self.user)
     }
@@ -94,7 +97,7 @@ impl Caller {
         process(&self.directory)
     }
 
-    /// The network namespace that it is in.
+    /// Returns the network namespace of the caller.
     pub(super) fn network(&self) -> Option<NamespaceId> {
         namespace(&self.directory, NETWORK)
     }
@@ -104,20 +107,20 @@ impl Caller {
         self.file(NETWORK, OFlags::RDONLY).ok()
     }
 
-    /// A copy of its descriptor `number`.
+    /// Returns a copy of the caller's descriptor `number`.
     pub(super) fn descriptor(&self, number: u64) -> Option<OwnedFd> {
         // The kernel reads the low half, too.
         let number = (number & 0xffff_ffff) as u32;
         pidfd_getfd(&self.pidfd, number.cast_signed(), PidfdGetfdFlags::empty()).ok()
     }
 
-    /// Device and inode of its program.
+    /// Returns device and inode of the caller's program.
     pub(super) fn program(&self) -> Option<(u64, u64)> {
         let found = fs::statat(&self.directory, "exe", AtFlags::empty()).ok()?;
         Some((found.st_dev, found.st_ino))
     }
 
-    /// The description of its memory.
+    /// Returns the description of the caller's memory (`/proc/PID/maps`).
     pub(super) fn maps(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Ok(mut file) = self.file("maps", OFlags::RDONLY) {
@@ -126,13 +129,13 @@ impl Caller {
         bytes
     }
 
-    /// Its memory, for reading only. Cheaper than [`memory`](Self::memory): the bytes count only if the call is still
-    /// valid after they were read.
+    /// Its memory, for reading only. This is cheaper than [`memory`](Self::memory): the bytes are
+    /// valid only if the call is still valid after they were read.
     pub(super) const fn look(&self) -> Look {
         Look(self.thread)
     }
 
-    /// Its memory; `None` if it has ended.
+    /// Its memory; `None` if the thread has exited.
     pub(super) fn memory(&self, call: &Call, listener: &Listener) -> Option<Memory> {
         let memory = Memory(self.file("mem", OFlags::RDWR).ok()?);
         // The caller still waits, so the memory was its own when the file was opened.
@@ -150,7 +153,7 @@ impl Caller {
     }
 }
 
-/// The user namespace of a thread, and whether it has CAP_NET_ADMIN there; `None` if it has ended.
+/// The user namespace of a thread, and whether it has CAP_NET_ADMIN there; `None` if it has exited.
 fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
     let user = namespace(directory, USER)?;
     // Without a number, they would be those of this thread.
@@ -183,15 +186,15 @@ fn process(directory: &OwnedFd) -> Option<u32> {
     line?.trim().parse().ok()
 }
 
-/// The memory of a process, which stays that of the same process even if its number is given to another one.
+/// The memory of a process. It refers to the same process, even if its number is reused.
 #[derive(Debug)]
 pub(super) struct Memory(File);
 
 impl Memory {
-    /// The memory of a process or thread.
+    /// Opens the memory of a process or thread.
     ///
     /// # Errors
-    /// It has ended, or this process has no CAP_SYS_PTRACE.
+    /// If it has ended, or this process has no CAP_SYS_PTRACE.
     pub(super) fn open(thread: u32) -> io::Result<Self> {
         let path = format!("/proc/{thread}/mem");
         File::options().read(true).write(true).open(path).map(Self)
@@ -228,13 +231,13 @@ impl Source for Look {
     }
 }
 
-/// Memory that can be read.
+/// Memory from which bytes can be read.
 pub(super) trait Source {
     /// Fills `bytes` from address `at`.
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()>;
 }
 
-/// Parts of a program's memory.
+/// Address ranges in a program's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parts(Vec<(u64, usize)>);
 
@@ -259,13 +262,13 @@ impl Parts {
         Some(Self(vec![(at, usize::try_from(length).ok()?)]))
     }
 
-    /// Bytes of all parts, at most `limit`.
+    /// Returns the number of bytes of all parts, at most `limit`.
     fn room(&self, limit: usize) -> usize {
         let sum = |sum: usize, (_, length): &(u64, usize)| sum.saturating_add(*length);
         self.0.iter().fold(0, sum).min(limit)
     }
 
-    /// Copies all parts; `None` if they are too long.
+    /// Copies all ranges; `None` if they are too long.
     fn copy(&self, memory: &impl Source) -> Option<Vec<u8>> {
         let length = self.room(REQUEST_MAX + 1);
         if length > REQUEST_MAX {
@@ -281,7 +284,7 @@ impl Parts {
         Some(all)
     }
 
-    /// Writes `bytes` to the parts, in their order.
+    /// Writes `bytes` to the ranges, in their order.
     fn fill(&self, memory: &Memory, mut bytes: &[u8]) -> Option<()> {
         for (at, length) in &self.0 {
             let (part, rest) = bytes.split_at(bytes.len().min(*length));
@@ -292,8 +295,8 @@ impl Parts {
     }
 }
 
-/// A copy of the bytes that a call sends to the kernel. `None`: they are for another receiver, too
-/// long, or cannot be read; the kernel then handles the call itself.
+/// Returns a copy of the bytes that a call sends to the kernel. `None`: the bytes are for another
+/// receiver, too long, or cannot be read; the kernel then handles the call itself.
 pub(super) fn sent(call: &Call, memory: &impl Source) -> Option<Vec<u8>> {
     let [_, a, b, _, name, name_length] = call.arguments;
     let (parts, name, name_length) = match call.kind {
@@ -345,7 +348,8 @@ enum Place {
 }
 
 impl Buffers {
-    /// Longest datagram that is received. Those of the family have at most some kilobytes.
+    /// Maximum length of received datagrams. Datagrams of the netlink family have at most some
+    /// kilobytes.
     const LENGTH_MAX: usize = 1 << 20;
     const CONTROL_MAX: usize = 4096;
 
@@ -375,12 +379,12 @@ impl Buffers {
         })
     }
 
-    /// Bytes that fit.
+    /// Number of bytes that fit into the buffers.
     pub(super) fn room(&self) -> usize {
         self.parts.room(Self::LENGTH_MAX)
     }
 
-    /// Writes a datagram, its sender and its ancillary data to the program.
+    /// Writes a datagram, its sender and its ancillary data to the program's memory.
     pub(super) fn fill(
         &self,
         bytes: &[u8],
@@ -434,20 +438,26 @@ mod tests {
     #[test]
     fn address_without_memory_is_an_error() {
         let memory = Memory::open(std::process::id()).expect("readable");
-        assert!(memory.read(8, &mut [0; 4]).is_err(), "no page is there");
+        assert!(
+            memory.read(8, &mut [0; 4]).is_err(),
+            "the address has no memory"
+        );
         assert!(memory.write(u64::MAX - 2, &[0; 4]).is_err());
         assert!(memory.read(8, &mut []).is_ok());
         assert!(Memory::open(0).is_err());
     }
 
     #[test]
-    fn look_at_mapped_memory_gives_its_bytes() {
+    fn look_at_mapped_memory_returns_its_bytes() {
         let bytes = *b"a request";
         let (at, own) = (bytes.as_ptr().addr() as u64, Look(std::process::id()));
         let mut copy = [0; 9];
         own.read(at, &mut copy).expect("readable");
         assert_eq!(copy, bytes);
-        assert!(own.read(8, &mut [0; 4]).is_err(), "no page is there");
+        assert!(
+            own.read(8, &mut [0; 4]).is_err(),
+            "the address has no memory"
+        );
         assert!(own.read(u64::MAX - 2, &mut [0; 4]).is_err());
         assert!(own.read(8, &mut []).is_ok());
         assert!(Look(u32::MAX).read(at, &mut copy).is_err());
@@ -478,17 +488,17 @@ mod tests {
         assert!(caller.may_administer(&owners));
         assert!(
             !caller.may_administer(&[]),
-            "another user namespace owns it"
+            "the namespace belongs to another user namespace"
         );
         caller.has_net_admin = false;
         assert!(!caller.may_administer(&owners));
     }
 
     #[test]
-    fn last_caller_that_has_ended_is_not_reused() {
+    fn exited_last_caller_is_not_reused() {
         let own = || u32::try_from(rustix::thread::gettid().as_raw_pid()).expect("positive");
         let ended = std::thread::spawn(move || Caller::of(own(), None).expect("readable"));
-        let ended = ended.join().expect("it has ended");
+        let ended = ended.join().expect("it has stopped");
         // Another thread has got the number of the last one.
         let last = Caller {
             thread: own(),

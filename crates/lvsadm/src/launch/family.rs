@@ -19,7 +19,7 @@ const CONTROLLER: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 const NEW_FAMILY: u8 = 1;
 
-/// The family's number. The kernel gives its own families numbers from 0x13 up.
+/// The number of the netlink family. The kernel uses numbers from 0x13 up for its own families.
 pub(super) const FAMILY: u16 = 1000;
 const NAME: &str = "IPVS";
 /// IPVS 1.2.1.
@@ -61,14 +61,14 @@ pub(super) const HASHED: u32 = 2;
 /// The calls of a dataplane that programs use.
 pub(super) trait Dataplane {
     fn change(&mut self, call: Call) -> Result<(), Errno>;
-    /// All services, or one; [`Errno::ESRCH`] if that does not exist.
+    /// All services, or one service; [`Errno::ESRCH`] if it does not exist.
     fn services(&mut self, one: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Errno>;
     fn daemons(&mut self) -> Result<Vec<SyncDaemon>, Errno>;
     fn timeouts(&mut self) -> Result<Timeouts, Errno>;
     fn table_size(&mut self) -> Result<u32, Errno>;
 }
 
-/// Whether `message` is for this family, or asks the controller about it.
+/// Whether `message` is for this family, or queries the controller about this family.
 pub(super) fn is_ours(message: &Message<'_>) -> bool {
     if message.kind != CONTROLLER {
         return message.kind == FAMILY;
@@ -236,7 +236,7 @@ impl Ask<'_> {
     }
 }
 
-/// The change that a command asks for.
+/// Returns the change that a command requests.
 fn change(
     command: u8,
     attributes: Attributes<'_>,
@@ -373,7 +373,7 @@ fn family_number(family: Family) -> u16 {
     u16::try_from(number).unwrap_or(0)
 }
 
-/// The service that attributes name. A missing one is refused before a wrong one.
+/// The service that the attributes identify. A missing attribute is reported before an invalid one.
 fn service_id(of: Attributes<'_>) -> Result<(ServiceId, Family), Errno> {
     let number = of.u16(1).ok_or(Errno::EINVAL)?;
     if let Some(mark) = of.u32(5) {
@@ -399,8 +399,8 @@ pub(super) fn service_of(protocol: u16, address: SocketAddr) -> Option<ServiceId
     }
 }
 
-/// Settings of a service. Flags that the program does not name, and settings that only this director
-/// has, stay as they are `now`.
+/// Reads the settings of a service. Flags that the program does not name, and settings that only
+/// this director has, keep the values in `now`.
 fn service_config(
     of: Attributes<'_>,
     family: Family,
@@ -450,7 +450,7 @@ pub(super) const fn forwarding_number(forwarding: Forwarding) -> u32 {
     }
 }
 
-/// A server and, with `full`, its settings.
+/// Reads a server and, with `full`, its settings.
 fn server_config(
     of: Attributes<'_>,
     of_service: Family,
@@ -594,7 +594,10 @@ pub(super) fn rows(stats: &Stats) -> [u64; 10] {
 }
 
 /// The low 32 bits, as the kernel shows its counters in old structures.
-#[allow(clippy::cast_possible_truncation, reason = "that is what it is for")]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the dataplane of this test supports it"
+)]
 pub(super) const fn low(value: u64) -> u32 {
     value as u32
 }

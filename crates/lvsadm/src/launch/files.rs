@@ -1,5 +1,5 @@
-//! IPVS's files in `/proc`, for the program and all that it starts: a file system that the supervisor
-//! serves, with what the dataplane has when a file is opened.
+//! IPVS's files in `/proc`, for the program and all processes that it starts: a file system that
+//! the supervisor serves. Files have the dataplane's state at the time when they are opened.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -21,15 +21,15 @@ use super::log;
 use super::space::{Space, errno_of, lock};
 use super::supervisor::{Supervisor, Worker};
 
-/// The directory with what the other directories are made of. It is not listed.
+/// Name of the unlisted directory that contains the parts of the other directories.
 pub(super) const INSIDE: &str = ".lvs-run";
-/// In it: the real `/proc`.
+/// Name in this directory: the real `/proc`.
 pub(super) const PROC: &str = "proc";
-/// In it: the link that replaces `/proc/net`.
+/// Name in this directory: the link that replaces `/proc/net`.
 pub(super) const LINK: &str = "link";
-/// In it: the directory that `/proc/net` leads to.
+/// Name in this directory: the directory to which `/proc/net` links.
 const NET: &str = "net";
-/// The directory with that of sysctls.
+/// The directory that contains the directory of sysctls.
 const IPV4: &str = "ipv4";
 /// The directory of sysctls.
 const VS: &str = "vs";
@@ -44,18 +44,18 @@ const FILES: [&str; 6] = [
     "ip_vs_stats_percpu",
 ];
 
-/// Files that are open at most.
+/// Maximum number of open files.
 const OPEN_MAX: usize = 256;
 /// Bytes of all open files at most.
 const BYTES_MAX: usize = 256 << 20;
-/// Bytes that a growing file takes at a time.
+/// Number of bytes by which a file's buffer grows at a time.
 const BYTES_STEP: usize = 1 << 20;
 /// Threads at most that wait for a dataplane.
 const THREADS_MAX: usize = 16;
 /// Names of other files at most that are remembered.
 const LINKS_MAX: usize = 4096;
 
-/// Numbers of the first file, sysctl and link. Those before them are of directories.
+/// Numbers of the first file, sysctl and link. Smaller numbers belong to directories.
 const FIRST_FILE: u64 = 16;
 const FIRST_SYSCTL: u64 = 64;
 const FIRST_LINK: u64 = 4096;
@@ -65,11 +65,11 @@ const LINK_MODE: u32 = 0o120_777;
 const FILE_MODE: u32 = 0o100_444;
 const SYSCTL_MODE: u32 = 0o100_644;
 
-/// A directory in which all names but IPVS's own are links to the real ones.
+/// A directory in which all names except those of IPVS are links to the real files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Overlay {
-    /// `/proc/sys/net`, the root: what is mounted in a directory below it is missing in other network
-    /// namespaces.
+    /// `/proc/sys/net`, the root: file systems that are mounted in a directory below it do not
+    /// exist in other network namespaces.
     Sys,
     /// `/proc/sys/net/ipv4`.
     Ipv4,
@@ -82,9 +82,9 @@ enum Node {
     Overlay(Overlay),
     Sysctls,
     Inside,
-    /// The place of the real `/proc`.
+    /// The mount point of the real `/proc`.
     Proc,
-    /// The one that replaces `/proc/net`.
+    /// The link that replaces `/proc/net`.
     Link,
     File(&'static str),
     Sysctl(&'static str),
@@ -142,7 +142,7 @@ impl Links {
     }
 }
 
-/// The content of an open file, and its part of all bytes.
+/// The content of an open file; it counts towards the limit of all contents.
 #[derive(Debug)]
 struct Content {
     text: String,
@@ -200,7 +200,7 @@ pub(super) fn start(own: Arc<Supervisor>, device: OwnedFd) {
     }
 }
 
-/// A node as its number.
+/// A found node with its number, or the error of the look-up.
 type Found = Result<(u64, Node), Errno>;
 
 impl Files {
@@ -399,7 +399,7 @@ impl Files {
         all
     }
 
-    /// The namespace of the thread that asks.
+    /// Returns the network namespace of the thread that makes the request.
     fn space(
         &self,
         request: &Request<'_>,
@@ -476,7 +476,7 @@ fn number(first: u64, names: &[&str], name: &str) -> Result<u64, Errno> {
     index.map(|index| first + index as u64).ok_or(Errno::ENOENT)
 }
 
-/// Writes one of [`FILES`].
+/// Writes one of [`FILES`] into `content`.
 fn write_file(name: &str, client: &mut Client, content: &mut Content) -> Result<(), Errno> {
     let errno = |error: Error| errno_of(&error);
     // A string takes everything.
@@ -561,7 +561,7 @@ mod tests {
         assert_eq!(find(&net, "ip_vs_conn"), Ok(Node::File("ip_vs_conn")));
         assert_eq!(find(&net, "no_such_file"), Err(Errno::ENOENT));
         assert_eq!(find(&net, VS), Err(Errno::ENOENT));
-        let real = find(&net, "protocols").expect("every kernel has it");
+        let real = find(&net, "protocols").expect("every kernel has this file");
         assert_eq!(real.target().as_deref(), Some("../proc/self/net/protocols"));
         assert_eq!(find(&ipv4, VS), Ok(Node::Sysctls));
         let sys = Node::Overlay(Overlay::Sys);

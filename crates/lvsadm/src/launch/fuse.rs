@@ -1,4 +1,5 @@
-//! Requests of the kernel for files of a file system in userspace (`linux/fuse.h`), and their answers.
+//! Requests of the kernel for files of a file system in userspace (`linux/fuse.h`), and their
+//! answers.
 
 use nix::errno::Errno;
 
@@ -41,14 +42,14 @@ pub(super) struct Request<'a> {
     /// Its number.
     pub(super) unique: u64,
     pub(super) node: u64,
-    /// The thread that asks.
+    /// The thread that makes the request.
     pub(super) thread: u32,
-    /// Its parameters, which depend on the operation.
+    /// The parameters of the request, which depend on the operation.
     pub(super) body: &'a [u8],
 }
 
 impl<'a> Request<'a> {
-    /// Reads a request; `None` if it is too short for one.
+    /// Parses a request; `None` if it is too short.
     pub(super) fn of(bytes: &'a [u8]) -> Option<Self> {
         Some(Self {
             operation: u32_at(bytes, 4)?,
@@ -75,7 +76,7 @@ impl<'a> Request<'a> {
         u64_at(self.body, 0).ok_or(Errno::EINVAL)
     }
 
-    /// Place and length of a `READ` or `READDIR`.
+    /// Returns offset and length of a `READ` or `READDIR`.
     pub(super) fn extent(&self) -> Result<(usize, usize), Errno> {
         let at = u64_at(self.body, 8).and_then(|at| usize::try_from(at).ok());
         let length = u32_at(self.body, 16).and_then(|length| usize::try_from(length).ok());
@@ -106,12 +107,12 @@ pub(super) fn answer(unique: u64, result: Result<Vec<u8>, Errno>) -> Vec<u8> {
     answer
 }
 
-/// The answer to `INIT`: what this server can do.
+/// The answer to `INIT`: the features of this server.
 pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
     const MAJOR: u32 = 7;
     /// Linux 5.4: no later addition is needed.
     const MINOR: u32 = 31;
-    /// `O_TRUNC` is a part of `OPEN`; the kernel keeps the targets of links.
+    /// `O_TRUNC` is a part of `OPEN`; the kernel caches the targets of links.
     const ABILITIES: u32 = 1 << 3 | 1 << 23;
     let number = |at| u32_at(body, at).ok_or(Errno::EPROTO);
     if number(0)? != MAJOR {
@@ -170,7 +171,8 @@ pub(super) fn attribute(node: u64, mode: u32, length: usize) -> Vec<u8> {
 
 /// The answer to `OPEN` and `OPENDIR`.
 pub(super) fn opened(file: u64) -> Vec<u8> {
-    /// Nothing is cached, and the length of a file is not known before it is read.
+    /// The kernel caches no content, and does not use a file's length, which is unknown before the
+    /// file is read.
     const DIRECT_IO: u32 = 1;
     let mut out = file.to_ne_bytes().to_vec();
     out.extend(DIRECT_IO.to_ne_bytes());
@@ -192,8 +194,8 @@ pub(super) fn empty() -> Vec<u8> {
     out
 }
 
-/// The answer to `READDIR`: entries behind the first `at` ones, as many as fit. Of each one its type
-/// (`S_IF*`) and its name.
+/// The answer to `READDIR`: the entries after the first `at`, as many as fit into `room`. Each
+/// entry has a type (`S_IF*`) and a name.
 pub(super) fn entries(all: &[(u32, String)], at: usize, room: usize) -> Vec<u8> {
     let mut out = Vec::new();
     for (index, (kind, name)) in all.iter().enumerate().skip(at) {
@@ -233,7 +235,7 @@ mod tests {
             let bytes = request(operation, &[1; 15]);
             let short = Request::of(&bytes).expect("a header");
             assert!(short.extent().is_err() && short.data().is_err());
-            assert_eq!(short.name(), None, "no NUL is behind it");
+            assert_eq!(short.name(), None, "the name has no final NUL");
         }
         // It has fewer bytes than it names.
         let bytes = request(WRITE, &[9; 41]);

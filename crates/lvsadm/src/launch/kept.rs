@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 use lvs_core::api::{CHANGES_MAX, Call, ServerSpec, ServiceId, ServiceSpec, Sysctl, Timeouts};
 use lvs_core::sync::{SyncDaemon, SyncRole};
 
-/// Services with their servers, and settings; as many as one request applies.
+/// The services with their servers, and the settings, that a program has configured, up to the
+/// size of one request.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// In the order in which they were added, as the program's listings depend on it.
+    /// Services in the order in which they were added, because the program's listings depend on it.
     services: BTreeMap<u64, Service>,
     numbers: HashMap<ServiceId, u64>,
     /// The number of the next service.
@@ -19,19 +20,19 @@ pub(super) struct Kept {
     daemons: Vec<SyncDaemon>,
     timeouts: Option<Timeouts>,
     sysctls: BTreeMap<String, String>,
-    /// Whether there was too much data, and none is kept.
+    /// Whether there was too much data, so that nothing is stored.
     is_full: bool,
 }
 
 #[derive(Debug)]
 struct Service {
     spec: ServiceSpec,
-    /// In the order in which they were added.
+    /// Servers in the order in which they were added.
     servers: Vec<ServerSpec>,
 }
 
 impl Kept {
-    /// Whether there is no configuration, or too much to keep.
+    /// Whether no configuration is stored.
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0 && self.daemons.is_empty() && self.timeouts.is_none()
     }
@@ -40,7 +41,7 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Records a change that was made. `false` if there is too much from now on.
+    /// Records a change that was made. `false` if there are too many changes to record from now on.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();
@@ -135,8 +136,8 @@ impl Kept {
         self.daemons.retain(|daemon| daemon.role != role);
     }
 
-    /// The requests that configure all of it: one for what is applied as a whole, and one for each
-    /// daemon, whose interface may not be there any more.
+    /// The requests that restore the configuration: one for everything that is applied as a whole,
+    /// and one for each daemon, whose interface may be missing.
     pub(super) fn requests(&self) -> Vec<Call> {
         let timeouts = self.timeouts.map(Call::TimeoutsSet);
         let sysctls = self.sysctls.iter().map(|(name, value)| {
@@ -248,7 +249,7 @@ mod tests {
         assert!(kept.keep(&Call::ServiceAdd(add(1, "rr"))));
         let all = u32::try_from(CHANGES_MAX).expect("a small number");
         // The search for a server is linear, so it is not asked here.
-        let service = kept.service(service(1)).expect("it was added");
+        let service = kept.service(service(1)).expect("the server was added");
         service.servers = (2..all).map(|number| server(1, number, 1)).collect();
         kept.servers = service.servers.len();
         assert!(!kept.keep(&Call::ServerAdd(server(1, all, 1))));

@@ -70,7 +70,7 @@ The supervisor writes errors to the system log.
 
 const VERSION: &str = concat!("lvs-run ", env!("CARGO_PKG_VERSION"), "\n");
 
-/// This program has failed.
+/// Exit status if this program itself has failed.
 const FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -120,7 +120,8 @@ impl Invocation {
     }
 }
 
-/// Runs `lvs-run` with these words, and gives its exit status if it does not become the command.
+/// Runs `lvs-run` with these arguments, and returns its exit status if the command could not be
+/// executed.
 pub fn main(words: impl IntoIterator<Item = OsString>) -> u8 {
     let invocation = match Invocation::parse(words) {
         Ok(invocation) => invocation,
@@ -157,7 +158,7 @@ fn failed(text: &str) -> u8 {
     FAILED
 }
 
-/// Becomes the command.
+/// Replaces this process by the command.
 fn execute(command: &[OsString]) -> u8 {
     let Some((program, arguments)) = command.split_first() else {
         return FAILED;
@@ -201,14 +202,13 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
             let probe = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC);
             if !probe.is_ok_and(|socket| is_placed(&socket)) {
                 return Err(
-                    "another program notices system calls here (a container manager?), and a process can have one such filter: \
-                     run lvs-run outside of it"
+                    "another program has installed a filter of system calls here (a container manager?), and a process can have only one: run lvs-run outside of it"
                         .into(),
                 );
             }
             if socket.is_some() {
                 complain(
-                    "another lvs-run runs this one, and decides: --socket and LVS_SOCKET are ignored",
+                    "this lvs-run runs in another lvs-run, whose dataplane is used: --socket and LVS_SOCKET are ignored",
                 );
             }
             return Ok(());
@@ -245,19 +245,19 @@ fn refusal(error: &io::Error) -> String {
         Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",
         Some(Errno::EINVAL | Errno::ENOSYS) => "Linux 5.19 or newer with seccomp is needed",
         _ if error.kind() == io::ErrorKind::Unsupported => "only x86-64 and aarch64 are supported",
-        _ => "is another sandbox in the way?",
+        _ => "does another sandbox prevent it?",
     };
     format!("cannot install the seccomp filter: {error}: {fix}")
 }
 
-/// Sends the listener and the supervisor's end of the file system to the supervisor, and waits until it
-/// is ready.
+/// Sends the listener and the supervisor's end of the file system to the supervisor, and waits
+/// until it is ready.
 fn hand_over(
     mut supervisor: UnixStream,
     listener: &Listener,
     files: Option<OwnedFd>,
 ) -> Result<(), String> {
-    let lost = |error: io::Error| format!("the supervisor has ended: {error}");
+    let lost = |error: io::Error| format!("the supervisor has exited: {error}");
     let mut fds = vec![listener.as_fd()];
     fds.extend(files.as_ref().map(OwnedFd::as_fd));
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -271,7 +271,7 @@ fn hand_over(
     supervisor.read_to_string(&mut answer).map_err(lost)?;
     match answer.strip_prefix(READY) {
         Some(_) => Ok(()),
-        None if answer.is_empty() => Err("the supervisor has ended".into()),
+        None if answer.is_empty() => Err("the supervisor has exited".into()),
         None => Err(answer),
     }
 }
@@ -333,8 +333,9 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
 /// Written to the watcher by a supervisor that ends because all programs have ended.
 const ENDED: &[u8] = b"ended";
 
-/// Starts the watcher, a process that ends the program if the supervisor is killed: a program without
-/// a supervisor would go on, and its changes would fail. The watcher sees that the socket is closed.
+/// Starts the watcher, a process that ends the program if the supervisor is killed: a program
+/// without a supervisor would go on, and its changes would fail. The watcher sees that the socket
+/// is closed.
 fn watched(program: Pid) -> io::Result<UnixStream> {
     let (own, mut supervisor) = UnixStream::pair()?;
     if notify::detach(&supervisor)? == Side::Caller {
@@ -355,10 +356,11 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     std::process::exit(0)
 }
 
-/// The parts that a supervisor receives: the listener, its end of the file system, and the program's process number.
+/// The parts that a supervisor receives: the listener, its end of the file system, and the program's process
+/// id.
 type TakenOver = (Listener, Option<OwnedFd>, Pid);
 
-/// Receives the listener of a program, and finds its process number; `None` if the program ends or
+/// Receives the listener of a program, and finds its process id; `None` if the program ends or
 /// needs no supervisor.
 fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     let mut probe = [0; size_of::<usize>()];
@@ -389,7 +391,8 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     Ok(Some((Listener::from(fd), files, peer.pid)))
 }
 
-/// Writes an error to the system log. Without one, it is lost: standard error belongs to the program.
+/// Writes an error to the system log. Without a system log, the error is lost: standard error
+/// belongs to the program.
 fn log(text: &str) {
     /// Facility `daemon`, priority `err`.
     const PRIORITY: u8 = 3 << 3 | 3;

@@ -1,8 +1,8 @@
 //! The program's own view of `/proc`: IPVS's files appear in it.
 //!
 //! `/proc/sys/net` and `/proc/net` become directories of the supervisor's file system, with IPVS's
-//! files and links to all others. These lead to a second mount of the real `/proc`, which is inside.
-//! Other mounts of the program stay shared with those of its host.
+//! files and links to all others. These lead to a second mount of the real `/proc`, which is
+//! inside. Other mounts of the program stay shared with those of its host.
 
 use std::fs::File;
 use std::io;
@@ -28,11 +28,11 @@ pub(super) struct Mounts {
     proc: OwnedFd,
 }
 
-/// Gives this process a mount namespace of its own. The second value is the supervisor's end of the
-/// file system.
+/// Moves this process into a new mount namespace. The second value is the supervisor's descriptor
+/// of the FUSE file system.
 ///
 /// # Errors
-/// The kernel has no FUSE, or `/proc` is not a mount.
+/// The kernel has no FUSE, or `/proc` is not a mount point.
 pub(super) fn prepare() -> io::Result<(Mounts, OwnedFd)> {
     let requests = File::options().read(true).write(true).open("/dev/fuse")?;
     unshare(CloneFlags::CLONE_NEWNS)?;
@@ -69,10 +69,10 @@ pub(super) fn prepare() -> io::Result<(Mounts, OwnedFd)> {
 }
 
 impl Mounts {
-    /// Mounts all, or nothing.
+    /// Mounts all file systems or none.
     ///
     /// # Errors
-    /// The supervisor has ended, or a mount is refused.
+    /// The supervisor has exited, or a mount is refused.
     pub(super) fn mount(self) -> io::Result<()> {
         mount_at(&self.files, PLACE)?;
         self.mount_inside().inspect_err(|_| {

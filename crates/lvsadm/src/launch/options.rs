@@ -132,7 +132,8 @@ fn change(option: u32, value: &[u8], dataplane: &mut dyn Dataplane) -> Result<Ca
     })
 }
 
-/// Whether the kernel leaves the length of the program's buffer as it is, although it may write less.
+/// Whether the kernel does not change the length of the program's buffer, although it may write
+/// less.
 pub(super) const fn keeps_length(option: u32) -> bool {
     matches!(option, GET_SERVICES | GET_SERVERS)
 }
@@ -219,7 +220,7 @@ fn is_v4(info: &ServiceInfo) -> bool {
     }
 }
 
-/// The room must be that of `wanted` entries.
+/// Checks that the buffer's size is that of `wanted` entries.
 fn exactly(room: usize, head: usize, entry: usize, wanted: usize) -> Result<(), Errno> {
     let length = wanted
         .checked_mul(entry)
@@ -298,7 +299,7 @@ fn daemon_change(option: u32, value: &[u8]) -> Result<Call, Errno> {
     }))
 }
 
-/// Writes numbers and texts at their offsets.
+/// A buffer to which numbers and texts are written at their offsets.
 struct Entry(Vec<u8>);
 
 impl Entry {
@@ -319,7 +320,7 @@ impl Entry {
         self.put(port, &at.port().to_be_bytes());
     }
 
-    /// A text with a NUL behind it.
+    /// Writes a text with a NUL behind it.
     fn text(&mut self, at: usize, text: &str) {
         self.put(at, &text.as_bytes()[..text.len().min(NAME - 1)]);
     }

@@ -22,9 +22,9 @@ use super::family::Dataplane;
 use super::kept::Kept;
 use super::log;
 
-/// For how long a program may leave its socket full while a dump is sent.
+/// Time in seconds for which a program may leave its socket full while a dump is sent.
 const PATIENCE_SECONDS: i64 = 5;
-/// For how long the servers of a dump are those that the same thread asks for next.
+/// Time for which the servers of a dump are stored for the next requests of the same thread.
 const LISTING: Duration = Duration::from_secs(1);
 /// Greatest number of simultaneous dumps in a namespace.
 const DUMPS_MAX: usize = 16;
@@ -32,13 +32,13 @@ const DUMPS_MAX: usize = 16;
 /// A namespace, with a socket in it that sends answers.
 #[derive(Debug)]
 pub(super) struct Space {
-    /// The dataplane; the usual one if no socket is named.
+    /// The address of the dataplane; the default if no socket is configured.
     pub(super) address: Address,
     pub(super) id: NamespaceId,
     pub(super) namespace: File,
-    /// Its number, from a socket.
+    /// Number of the namespace, read from a socket.
     pub(super) cookie: u64,
-    /// The user namespaces whose capabilities count in it.
+    /// The user namespaces whose capabilities apply in it.
     pub(super) owners: Vec<NamespaceId>,
     sender: OwnedFd,
     link: Mutex<Link>,
@@ -52,9 +52,9 @@ pub(super) struct Space {
 struct Link {
     client: Option<Client>,
     steering: Option<Steering>,
-    /// Whether another `lvs-run` has the lock that keeps lvsd away.
+    /// Whether another `lvs-run` holds the lock that prevents lvsd from starting.
     is_shared: bool,
-    /// Its last failure, which is logged once.
+    /// The last error in this namespace, which is logged once.
     failure: String,
     listing: Option<Listing>,
     kept: Kept,
@@ -63,8 +63,8 @@ struct Link {
 }
 
 impl Link {
-    /// Configures a dataplane that has restarted without what was configured; one that has kept its
-    /// services (warm restart) stays as it is. Returns what is to be logged.
+    /// Restores the configuration of a dataplane that has restarted without it. A dataplane that
+    /// has kept its services (warm restart) is unchanged. Returns a message for the log.
     fn restore(&mut self, client: &mut Client) -> Result<String, Error> {
         let info: Info = client.call(&Call::Info {})?;
         let now = Instant::now();
@@ -143,7 +143,7 @@ impl Space {
         }
     }
 
-    /// Whether the dataplane of what was configured has ended.
+    /// Whether the dataplane to which the configuration was applied has ended.
     pub(super) fn has_lost(&self) -> bool {
         self.link.try_lock().is_ok_and(|link| {
             let is_open = link.client.as_ref().is_some_and(Client::is_open);
@@ -151,7 +151,7 @@ impl Space {
         })
     }
 
-    /// Connects to the dataplane again, and configures it if it has restarted.
+    /// Connects to the dataplane again, and restores its configuration if it has restarted.
     pub(super) fn reconnect(&self) {
         let mut link = lock(&self.link);
         link.client = None;
@@ -167,7 +167,8 @@ impl Space {
         }
     }
 
-    /// Tries to take the lock that keeps lvsd away from another `lvs-run`, which has ended.
+    /// Tries to take the lock that prevents lvsd from starting, after another `lvs-run` that held
+    /// it has ended.
     pub(super) fn retry_lock(&self) {
         if let Ok(mut link) = self.link.try_lock()
             && link.is_shared
@@ -178,7 +179,8 @@ impl Space {
         }
     }
 
-    /// Frees the listing of a thread that has had time to ask for its servers.
+    /// Frees the listing that is kept for a thread, if the thread has had enough time to ask for
+    /// its servers.
     pub(super) fn forget_listing(&self) {
         if let Ok(mut link) = self.link.try_lock() {
             link.listing
@@ -191,7 +193,7 @@ impl Space {
         port_of(&self.sender, || Some(std::process::id()))
     }
 
-    /// Sends as many `datagrams` to `port` as its socket accepts now, and returns the rest.
+    /// Sends to `port` as many of the `datagrams` as its socket accepts, and returns the others.
     pub(super) fn send(
         self: &Arc<Self>,
         port: u32,
@@ -230,7 +232,7 @@ impl Space {
     }
 }
 
-/// The end of a dump, which the program's socket has no room for yet.
+/// The end of a dump that does not fit into the program's socket yet.
 #[derive(Debug)]
 pub(super) struct Rest {
     space: Arc<Space>,
@@ -239,7 +241,7 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// Sends it while the program receives.
+    /// Sends the rest while the program receives.
     pub(super) fn send(self) {
         let to = NetlinkAddr::new(self.port, 0);
         for datagram in &self.datagrams {
@@ -280,8 +282,8 @@ pub(super) fn generic_socket(kind: SockType, flags: SockFlag) -> nix::Result<Own
     )
 }
 
-/// The port of a socket. One that has none gets one, as the kernel gives it when it sends: the
-/// number of its process, or another one if that is taken.
+/// The netlink port of a socket. A socket without a port gets one, as when the kernel sends from
+/// it: the number of its process, or another if that is in use.
 pub(super) fn port_of(socket: &impl AsFd, process: impl Fn() -> Option<u32>) -> Option<u32> {
     let fd = socket.as_fd().as_raw_fd();
     let port = || getsockname::<NetlinkAddr>(fd).map(|address| address.pid());
@@ -309,7 +311,7 @@ pub(super) struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    /// Logs a failure, unless it is the last one.
+    /// Logs a failure, unless it equals the previous one.
     fn report(&mut self, failure: String) {
         if self.link.failure != failure {
             log(&failure);
@@ -390,7 +392,7 @@ impl Connection<'_> {
     }
 }
 
-/// Whether the holder of the lock is a supervisor like this one.
+/// Whether the process that has the lock is a supervisor like this one.
 fn is_launcher(holder: Option<u32>) -> bool {
     holder.is_some_and(|pid| {
         std::fs::read_to_string(format!("/proc/{pid}/comm"))

@@ -1,4 +1,5 @@
-//! The process that answers the noticed calls of a program and of all that it starts.
+//! The process that answers the intercepted system calls of a program and of all processes that it
+//! starts.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,22 +25,23 @@ use super::caller::{self, Buffers, Caller, Source as _};
 use super::space::{Rest, Space, generic_socket, lock, port_of};
 use super::{family, log, options, wire};
 
-/// Threads at most. Each one answers a call or sends the end of a dump.
+/// Maximum of threads. Each one answers a call or sends the end of a dump.
 const THREADS_MAX: usize = 64;
-/// Network namespaces at most that are in use at the same time.
+/// Maximum number of network namespaces in use at the same time.
 const SPACES_MAX: usize = 256;
-/// A namespace that is not used for this long is left, so that it can end.
+/// Time after which an unused namespace is released, so that the kernel can remove it.
 const IDLE: Duration = Duration::from_secs(60);
-/// Between two looks for namespaces that are not used, and for a lock that has become free.
+/// Interval in milliseconds of the searches for unused namespaces, and for a lock that has become
+/// free.
 const SWEEP: u16 = 1_000;
-/// Milliseconds after which a call takes long: its caller's memory, or the dataplane, makes its thread wait. Another
-/// thread then receives calls.
+/// Milliseconds after which a call counts as long: its thread waits for the caller's memory, or for
+/// the dataplane. Another thread then receives calls.
 const LONG: u16 = 10;
-/// Mark (`SO_MARK`) of the sockets that the supervisor gives to programs that may administer IPVS. To set a mark takes
-/// the same capability, so no other socket has it: a privileged program that is led to write to a socket of an
-/// unprivileged one changes nothing.
+/// Mark (`SO_MARK`) of the sockets that the supervisor creates for programs that may administer
+/// IPVS. To set a mark requires the same capability, so no other socket has it. If an unprivileged
+/// program makes a privileged one write to its socket, the request has no effect.
 const MARK: u32 = 0x6c76_7372;
-/// Programs whose library is remembered.
+/// Maximum of programs for which the supervisor stores whether they use a library.
 const PROGRAMS_MAX: usize = 256;
 
 /// Length of the type of a socket, without its flags.
@@ -53,20 +55,21 @@ pub(super) struct Supervisor {
     start: NamespaceId,
     address: Option<Address>,
     spaces: Mutex<HashMap<NamespaceId, Arc<Space>>>,
-    /// Held while a place for a descriptor is found and filled.
+    /// Locked while a descriptor number is chosen and used.
     placing: Mutex<()>,
-    /// By device and inode of a program: whether it uses libnl.
+    /// Whether a program uses libnl, by the program's device and inode.
     programs: Mutex<HashMap<(u64, u64), bool>>,
     threads: AtomicUsize,
     /// A limit of the supervisor was logged.
     has_complained: AtomicBool,
-    /// The turn of the thread that receives calls: one at a time, because the kernel would wake all that wait for one.
+    /// The number of the thread that receives calls: one thread at a time, because the kernel would
+    /// wake all threads that wait for a call.
     turn: AtomicU64,
-    /// Calls that the threads in turn have received.
+    /// Number of calls that the threads that took turns have received.
     received: AtomicU64,
-    /// The thread in turn answers the last one.
+    /// Whether the receiving thread answers a call.
     is_answering: AtomicBool,
-    /// The main thread looks every [`LONG`] whether a call takes long.
+    /// Whether the main thread checks every [`LONG`] if a call takes long.
     is_watching: AtomicBool,
     /// Wakes the main thread.
     wake: EventFd,
@@ -77,7 +80,7 @@ pub(super) struct Supervisor {
 /// A thread that answers calls.
 #[derive(Debug, Default)]
 pub(super) struct Worker {
-    /// The network namespace that it is in.
+    /// The network namespace of the thread.
     here: Option<NamespaceId>,
     /// The last caller.
     last: Option<Caller>,
@@ -102,7 +105,7 @@ impl Worker {
     }
 }
 
-/// Answer to a call, and a dump that is sent after it.
+/// The answer to a call, and a dump that is sent after it.
 type Answered = (Answer, Option<Rest>);
 
 impl Supervisor {
@@ -151,7 +154,7 @@ impl Supervisor {
                 Ok(_) => {}
                 Err(Errno::EINTR) => {}
                 Err(error) => {
-                    log(&format!("cannot wait for the end of the program: {error}"));
+                    log(&format!("cannot wait until the program exits: {error}"));
                     return;
                 }
             }
@@ -166,8 +169,8 @@ impl Supervisor {
         }
     }
 
-    /// Passes the turn of a thread that answers the same call since the last look; `seen` is the number
-    /// of calls then.
+    /// Makes another thread receive calls if the receiving thread has been answering the same call
+    /// since the last check; `seen` is the number of calls at that check.
     fn watch(self: &Arc<Self>, seen: &mut u64) {
         let turn = self.turn.load(Ordering::SeqCst);
         let received = self.received.load(Ordering::SeqCst);
@@ -224,7 +227,8 @@ impl Supervisor {
         }
     }
 
-    /// Starts a thread that receives calls instead of that of `turn`, which may have to wait.
+    /// Starts a thread that receives calls in place of the thread of `turn`, which may have to
+    /// wait.
     fn start_thread(self: &Arc<Self>, turn: u64) {
         if self.threads.fetch_add(1, Ordering::SeqCst) >= THREADS_MAX {
             self.threads.fetch_sub(1, Ordering::SeqCst);
@@ -241,7 +245,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes the turn of the thread of `before`, and answers one call after another until it is passed on.
+    /// Takes over from the thread `before`, and answers one call after another until another thread
+    /// takes over.
     fn serve(self: Arc<Self>, before: u64) {
         let order = Ordering::SeqCst;
         let turn = before + 1;
@@ -286,7 +291,7 @@ impl Supervisor {
         }
     }
 
-    /// The answer to a call; `None` if the kernel handles it.
+    /// Returns the answer to a call; `None` if the kernel handles it.
     fn answer(&self, call: &Call, worker: &mut Worker) -> Option<Answered> {
         let caller = Caller::of(call.thread, worker.last.take())?;
         let answered = match call.kind {
@@ -376,8 +381,8 @@ impl Supervisor {
         Some(space.clone())
     }
 
-    /// Enters the network namespace of a caller that reads or changes a file. All may read those of
-    /// namespaces in use, and of the first one.
+    /// Enters the network namespace of a caller that reads or changes a file. All callers may read
+    /// the files of namespaces in use, and of the first namespace.
     pub(super) fn of_file(
         &self,
         caller: &Caller,
@@ -401,7 +406,8 @@ impl Supervisor {
         }
     }
 
-    /// Gives the caller a socket of generic netlink at a place where its calls are noticed.
+    /// Creates a generic netlink socket in the caller, at a descriptor number at which its calls
+    /// are reported.
     fn socket(&self, call: &Call, caller: &Caller, worker: &mut Worker) -> Option<Answered> {
         // A program that may not use IPVS gets the kernel's own socket.
         let known = lock(&self.spaces).get(&caller.network()?).cloned();
@@ -428,7 +434,7 @@ impl Supervisor {
         let free = places.clone().rev().find(is_free);
         let Some(place) = free else {
             log(&format!(
-                "thread {} has {} sockets of generic netlink: refused another one",
+                "thread {} has {} generic netlink sockets: refused another one",
                 caller.thread,
                 places.len()
             ));
@@ -449,8 +455,8 @@ impl Supervisor {
         Some((answer, None))
     }
 
-    /// Whether a process uses libnl. That library accepts answers from any port; others are given
-    /// answers that come from port 0, the kernel's.
+    /// Whether a process uses libnl. That library accepts answers from any port; other programs
+    /// receive answers from port 0, the kernel's port.
     fn uses_libnl(&self, caller: &Caller) -> bool {
         let Some(program) = caller.program() else {
             return false;
@@ -469,7 +475,8 @@ impl Supervisor {
         uses
     }
 
-    /// The caller's descriptor, if that is a socket of generic netlink that the supervisor has placed.
+    /// The caller's descriptor, if that is a socket of generic netlink that the supervisor has
+    /// placed.
     fn generic(caller: &Caller, number: u64) -> Option<OwnedFd> {
         let socket = caller.descriptor(number)?;
         let is_netlink = socket_domain(&socket).is_ok_and(|it| it == AddressFamily::NETLINK);
@@ -632,7 +639,7 @@ impl Supervisor {
     }
 }
 
-/// Whether the supervisor has given this socket to a program.
+/// Whether the supervisor has created this socket for a program.
 pub(super) fn is_placed(socket: &OwnedFd) -> bool {
     getsockopt(socket, sockopt::Mark).is_ok_and(|mark| mark == MARK)
 }
@@ -650,7 +657,7 @@ fn int(argument: u64) -> i32 {
     ((argument & 0xffff_ffff) as u32).cast_signed()
 }
 
-/// The network namespace of this thread.
+/// Returns the network namespace of this thread.
 fn own_network() -> io::Result<NamespaceId> {
     NamespaceId::of(&File::open("/proc/thread-self/ns/net")?)
 }

@@ -1,4 +1,4 @@
-//! The answers of the family, compared with those of a kernel, and malformed requests.
+//! Compares the answers of the netlink family with those of a kernel, and tests malformed requests.
 
 use std::ffi::OsString;
 
@@ -15,7 +15,7 @@ const RECORDED: &str = include_str!("kernel.txt");
 /// The program's port in the recordings.
 const PORT: u32 = 4242;
 
-/// A dataplane that keeps what it is given, in that order.
+/// A dataplane that stores the services that it receives, in their order.
 #[derive(Default)]
 struct Kept(Vec<ServiceInfo>);
 
@@ -83,7 +83,7 @@ impl Dataplane for Kept {
     }
 }
 
-/// A recorded message, with its title.
+/// Returns the recorded messages, with their titles.
 fn recorded() -> Vec<(&'static str, Vec<u8>)> {
     let lines = RECORDED.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -124,8 +124,8 @@ fn ask(request: &[u8], dataplane: &mut Kept) -> Vec<u8> {
     family::answer(&message, PORT, dataplane).concat()
 }
 
-/// Attributes as text; `None` if the bytes are none. Kernels of some architectures pad counters of 64
-/// bits, which is left out.
+/// Formats attributes as text; `None` if the bytes are no attributes. Kernels of some architectures
+/// pad counters of 64 bits; the padding is omitted.
 fn show(attributes: &[u8], path: &[u16]) -> Option<String> {
     let mut rest = attributes;
     let mut text = String::new();
@@ -170,7 +170,7 @@ fn shown(messages: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn answers_equal_the_kernel() {
+fn netlink_answers_equal_the_kernel() {
     let recorded = recorded();
     let of = |title: &str| -> Vec<&Vec<u8>> {
         let with_title = recorded.iter().filter(|(of, _)| *of == title);
@@ -345,7 +345,7 @@ fn malformed_requests_never_panic() {
 }
 
 #[test]
-fn old_interface_adds_and_lists() {
+fn setsockopt_interface_adds_and_lists_services() {
     let mut dataplane = Kept::default();
     let mut service = vec![0; 44];
     service[0] = 6;

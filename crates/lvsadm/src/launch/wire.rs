@@ -51,7 +51,7 @@ pub(super) struct Message<'a> {
     pub(super) sequence: u32,
     /// The message with its header.
     pub(super) whole: &'a [u8],
-    /// Behind the header.
+    /// The message without its header.
     pub(super) body: &'a [u8],
 }
 
@@ -66,7 +66,7 @@ impl<'a> Message<'a> {
         self.flags & DUMP == DUMP
     }
 
-    /// Whether the kernel would handle it at all.
+    /// Whether the kernel would process the message.
     pub(super) const fn is_request(&self) -> bool {
         self.flags & REQUEST != 0 && self.kind >= MIN_TYPE
     }
@@ -88,7 +88,7 @@ pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Message<'_>>
     })
 }
 
-/// Attributes, nested ones as bytes. Of two with one number, the last one counts.
+/// Attributes; nested ones as bytes. If two have the same number, the last one applies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
 
@@ -130,7 +130,7 @@ impl<'a> Attributes<'a> {
         u32_at(self.get(number)?, 0)
     }
 
-    /// A text, which may end with a NUL.
+    /// Reads an attribute as text, which may end with a NUL.
     pub(super) fn text(self, number: u16) -> Option<String> {
         self.get(number).map(text)
     }
@@ -171,7 +171,7 @@ impl Writer {
         message
     }
 
-    /// Writes an attribute. A value that is too long for one is left out.
+    /// Writes an attribute. A value that is too long for an attribute is left out.
     pub(super) fn put(&mut self, number: u16, value: &[u8]) {
         if let Ok(length) = u16::try_from(value.len() + ATTRIBUTE_HEADER) {
             self.0.extend(length.to_ne_bytes());
@@ -205,7 +205,7 @@ impl Writer {
         self.put(number, &[text.as_bytes(), &[0]].concat());
     }
 
-    /// Writes an attribute that contains others. One that becomes too long is left out.
+    /// Writes an attribute that contains others. If it becomes too long, it is left out.
     pub(super) fn nest(&mut self, number: u16, write: impl FnOnce(&mut Self)) {
         let start = self.0.len();
         self.0.extend([0; 2]);
@@ -217,7 +217,7 @@ impl Writer {
         }
     }
 
-    /// The message with its length.
+    /// Returns the message with its length.
     pub(super) fn finish(mut self) -> Vec<u8> {
         let length = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
         self.0[..4].copy_from_slice(&length.to_ne_bytes());
@@ -226,7 +226,7 @@ impl Writer {
     }
 }
 
-/// The message with which the kernel acknowledges (`errno` 0) or refuses `request`.
+/// Returns the message with which the kernel acknowledges (`errno` 0) or refuses `request`.
 pub(super) fn error(request: &Message<'_>, port: u32, errno: i32) -> Vec<u8> {
     let (flags, echo) = match errno {
         0 => (CAPPED, &request.whole[..HEADER]),
@@ -238,7 +238,7 @@ pub(super) fn error(request: &Message<'_>, port: u32, errno: i32) -> Vec<u8> {
     message.finish()
 }
 
-/// The end of a dump.
+/// The last message of a dump.
 pub(super) fn done(request: &Message<'_>, port: u32) -> Vec<u8> {
     let mut message = Writer::new(DONE, MULTI, request, port);
     message.0.extend([0; 4]);

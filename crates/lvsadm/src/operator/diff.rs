@@ -36,17 +36,17 @@ fn services(run: &mut Invocation<'_>, at: &Address) -> Result<Vec<ServiceInfo>, 
     Ok(client.collect(&Call::ServiceList { service: None })?)
 }
 
-/// A service in which two directors differ.
+/// A service that differs between two directors.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Difference {
     service: ServiceId,
-    /// The differences, one a line.
+    /// The differences, one on each line.
     what: Vec<String>,
 }
 
 fn text(differ: &[Difference]) -> String {
     if differ.is_empty() {
-        return "both have the same services and servers\n".to_owned();
+        return "both directors have the same services and servers\n".to_owned();
     }
     let mut text = String::new();
     for one in differ {
@@ -71,7 +71,7 @@ fn differences(here: &[ServiceInfo], there: &[ServiceInfo]) -> Vec<Difference> {
         let one = &here[place];
         let what = match theirs.remove(&name) {
             Some(other) => service(one, &there[other]),
-            None => vec!["the service is here only".to_owned()],
+            None => vec!["only this director has the service".to_owned()],
         };
         if !what.is_empty() {
             let service = one.service;
@@ -80,7 +80,7 @@ fn differences(here: &[ServiceInfo], there: &[ServiceInfo]) -> Vec<Difference> {
     }
     differ.extend(theirs.into_values().map(|place| Difference {
         service: there[place].service,
-        what: vec!["the service is there only".to_owned()],
+        what: vec!["only the other director has the service".to_owned()],
     }));
     differ
 }
@@ -162,7 +162,7 @@ fn server(all: &mut Vec<String>, here: &ServerInfo, there: &ServerInfo) {
     };
     of("weight", &ours.weight, &theirs.weight);
     if let (Some(ours), Some(theirs)) = (here.last_weight, there.last_weight) {
-        of("weight before it was 0", &ours, &theirs);
+        of("weight before it became 0", &ours, &theirs);
     }
     of("upper threshold", &ours.upper, &theirs.upper);
     of("lower threshold", &ours.lower, &theirs.lower);
@@ -279,8 +279,8 @@ mod tests {
                 "order of the servers: number 1 is 10.0.0.1:80 here, 10.0.0.3:80 there",
             ),
         ];
-        for (change, said) in cases {
-            assert_eq!(of(change), said);
+        for (change, message) in cases {
+            assert_eq!(of(change), message);
         }
     }
 
@@ -302,7 +302,7 @@ mod tests {
         let differ = differences(&[ours], &[theirs]);
         assert_eq!(
             differ[0].what,
-            ["10.0.0.1:80: weight before it was 0: 1 here, 7 there"]
+            ["10.0.0.1:80: weight before it became 0: 1 here, 7 there"]
         );
     }
 
@@ -312,14 +312,14 @@ mod tests {
         let differ = differences(&[a.clone(), b.clone()], &[b, c]);
         assert_eq!(
             text(&differ),
-            "TCP 198.51.100.1:80\n    the service is here only\nTCP 198.51.100.1:82\n    the service is there only\n"
+            "TCP 198.51.100.1:80\n    only this director has the service\nTCP 198.51.100.1:82\n    only the other director has the service\n"
         );
         assert_eq!(
             text(&differences(
                 std::slice::from_ref(&a),
                 std::slice::from_ref(&a)
             )),
-            "both have the same services and servers\n"
+            "both directors have the same services and servers\n"
         );
     }
 }

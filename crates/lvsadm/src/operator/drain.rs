@@ -17,7 +17,7 @@ use super::{
 };
 use crate::invocation::Invocation;
 
-/// Time between two polls.
+/// Interval between two polls.
 const POLL: Duration = Duration::from_millis(500);
 /// Longest time that lvsd may take to apply a request to the dataplane.
 const GRACE: Duration = Duration::from_secs(30);
@@ -62,7 +62,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     if first.persistent > 0 {
         writeln!(
             run.output,
-            "{} persistence templates still send clients here; lvsadm sysctl expire_quiescent_template=1 ends that",
+            "{} persistence templates still send clients to this server; lvsadm sysctl expire_quiescent_template=1 ends this",
             first.persistent
         )?;
     }
@@ -137,7 +137,7 @@ fn late(
     };
     writeln!(
         run.output,
-        "the deadline has passed with {left} connections left; {end}"
+        "the deadline has passed, and {left} connections remain; {end}"
     )?;
     Ok(1)
 }
@@ -147,9 +147,9 @@ struct Target {
     client: Client,
     service: ServiceId,
     server: SocketAddr,
-    /// The service as messages name it.
+    /// The name of the service in messages.
     name: String,
-    /// The lvsd that owns the service, if there is one.
+    /// The lvsd that owns the service, if one runs.
     daemon: Option<Daemon>,
     /// The dataplane has set its weight to 0.
     settled: bool,
@@ -165,7 +165,7 @@ impl Target {
         maintenance::spec(target, state, words)
     }
 
-    /// Takes the server out of service, through lvsd if it manages the service, so that lvsd does
+    /// Removes the server from service, through lvsd if lvsd manages the service, so that lvsd does
     /// not revert the change.
     fn begin(
         &mut self,
@@ -196,14 +196,14 @@ impl Target {
         for option in ["--why", "--for"] {
             if words.has(option) {
                 return Err(Trouble::Usage(format!(
-                    "{option} is for services of an lvsd that runs"
+                    "{option} is for services of a running lvsd"
                 )));
             }
         }
         if owned {
             writeln!(
                 run.errors,
-                "warning: no lvsd answers, whose service this is; an lvsd that starts keeps the weight 0 that the server has now"
+                "warning: the lvsd that owns this service does not answer; an lvsd that starts keeps the present weight 0 of the server"
             )?;
         }
         self.set(
@@ -215,7 +215,7 @@ impl Target {
         )
     }
 
-    /// Restores its weight.
+    /// Restores the server's weight.
     fn undo(
         &mut self,
         run: &mut Invocation<'_>,
@@ -236,7 +236,7 @@ impl Target {
         }
     }
 
-    /// The server as it is now; none if it is gone.
+    /// The present state of the server; `None` if it was removed.
     fn look(&mut self) -> Result<Option<ServerInfo>, Trouble> {
         let services: Vec<ServiceInfo> = self.client.collect(&Call::ServiceList {
             service: Some(self.service),
@@ -278,7 +278,7 @@ impl Progress {
         }
     }
 
-    /// A line if the numbers have changed, or if there was none for a while.
+    /// Prints a line if the numbers have changed, or if none was printed for a while.
     fn show(
         &mut self,
         run: &mut Invocation<'_>,

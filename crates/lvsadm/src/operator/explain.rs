@@ -22,7 +22,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// The call for these words.
+/// Returns the call for these words.
 fn question(words: &Words) -> Result<Call, Trouble> {
     let [name, client, virt] = words.free.as_slice() else {
         return Err(Trouble::Usage(

@@ -55,7 +55,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// A service, or all of them.
+/// Parses the name of a service, or the word for all services.
 fn scope_named(run: &Invocation<'_>, word: &str) -> Result<Option<ServiceId>, Trouble> {
     Ok(match word {
         "all" => None,
@@ -172,7 +172,7 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
     let items: Vec<FilterItem> = connect(run)?.collect(&Call::FilterList {})?;
     writeln!(
         run.output,
-        "# {} filter(s) by source; `lvsadm filter restore` replaces all filters by what it reads",
+        "# {} filter(s) by source; `lvsadm filter restore` replaces all filters by its input",
         together(items.clone()).len()
     )?;
     for (service, lists) in together(items).into_values() {
@@ -191,7 +191,7 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
 /// failed contains an empty or truncated input, which would remove all missing filters.
 const END: &str = "# end of filters";
 
-/// Whether all of a file is there.
+/// Checks that a file was read completely.
 fn whole(text: &str) -> Result<(), Trouble> {
     let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
     if last == Some(END) {
@@ -202,8 +202,7 @@ fn whole(text: &str) -> Result<(), Trouble> {
         Some(_) => "the input does not end with that line",
     };
     Err(Trouble::Dataplane(format!(
-        "`lvsadm filter save` ends with the line `{END}`, and {what}; nothing was changed; see whether what gives \
-         the input has failed, and put that line at the end of a file that you have written"
+        "`lvsadm filter save` ends with the line `{END}`, and {what}; nothing was changed; check whether the program that writes the input has failed, and add that line to a file that you have written"
     )))
 }
 

@@ -9,7 +9,7 @@ use crate::invocation::Invocation;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let [service] = words.free.as_slice() else {
-        return Err(Trouble::Usage("it takes a service".into()));
+        return Err(Trouble::Usage("a service is required".into()));
     };
     let service = service_named(run, service)?;
     let mut client = connect(run)?;

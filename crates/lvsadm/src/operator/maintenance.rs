@@ -88,7 +88,7 @@ fn print_done(run: &mut Invocation<'_>, done: &AdminDone, state: &str) -> Outcom
     Ok(0)
 }
 
-/// The daemon that manages the dataplane, if one runs.
+/// The lvsd that manages the dataplane, if one runs.
 pub(super) fn daemon(run: &Invocation<'_>) -> Result<Option<Daemon>, Trouble> {
     Daemon::connect(run.address()).map_err(Trouble::Dataplane)
 }
@@ -112,7 +112,7 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
     let until = match duration(words, "--for")? {
         None => None,
         Some(Duration::ZERO) => {
-            return Err(Trouble::Usage("--for: that is over at once".to_owned()));
+            return Err(Trouble::Usage("--for: the duration is 0".to_owned()));
         }
         Some(time) => {
             let now = SystemTime::now()
@@ -131,7 +131,7 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
     })
 }
 
-/// The local user, if known.
+/// The name of the local user, if known.
 fn who() -> Option<String> {
     let name = std::env::var("SUDO_USER")
         .or_else(|_| std::env::var("USER"))
@@ -140,7 +140,7 @@ fn who() -> Option<String> {
     fits.then_some(name)
 }
 
-/// The servers that are meant by `SERVICE|all SERVER`.
+/// Returns the servers that `SERVICE|all SERVER` selects.
 fn target(run: &Invocation<'_>, words: &Words) -> Result<Target, Trouble> {
     let [service, server] = words.free.as_slice() else {
         return Err(Trouble::Usage(

@@ -1,6 +1,7 @@
 //! The additional commands of `lvsadm`, for operators.
 //!
-//! ipvsadm's command lines begin with an option, so no existing script can mean one of these.
+//! ipvsadm's command lines begin with an option, so no existing script can use one of these
+//! commands by accident.
 
 mod capture;
 mod diff;
@@ -58,13 +59,13 @@ const fn flag(name: &'static str, argument: &'static str, help: &'static str) ->
 /// A command.
 pub(crate) struct Operator {
     pub(crate) name: &'static str,
-    /// Its arguments, as a synopsis.
+    /// The command's arguments, as a synopsis.
     pub(crate) arguments: &'static str,
     pub(crate) summary: &'static str,
-    /// The rest, for its help and the manual page.
+    /// The other lines of its help text and its manual page.
     pub(crate) text: &'static str,
     pub(crate) flags: &'static [Flag],
-    /// Arguments after its name, in examples.
+    /// The command's arguments in examples, without its name.
     pub(crate) examples: &'static [&'static str],
     run: fn(&mut Invocation<'_>, &Words) -> Outcome,
 }
@@ -72,9 +73,9 @@ pub(crate) struct Operator {
 /// The reason why a command failed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// A wrong command line.
+    /// An invalid command line.
     Usage(String),
-    /// There is no dataplane.
+    /// No dataplane runs.
     Absent(String),
     /// The dataplane, or lvsd, refused.
     Dataplane(String),
@@ -83,7 +84,7 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// The output of this command.
+    /// Returns the output of this command.
     fn text(&self) -> String {
         match self {
             Self::Usage(text) | Self::Dataplane(text) | Self::Absent(text) => text.clone(),
@@ -115,7 +116,7 @@ pub(crate) fn find(word: &[u8]) -> Option<&'static Operator> {
 }
 
 impl Operator {
-    /// Runs it with the words behind its name.
+    /// Runs the command with the arguments after its name.
     pub(crate) fn run(&self, run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result<u8> {
         let mut words = words.to_vec();
         words.retain(|word| {
@@ -201,7 +202,7 @@ pub(crate) fn capital(text: &str) -> String {
 /// The width of a help.
 const HELP_WIDTH: usize = 92;
 
-/// The column in which the summaries begin.
+/// The column at which the summaries begin.
 const OVERVIEW_COLUMN: usize = 44;
 
 /// The part of the help that lists the commands.
@@ -236,8 +237,8 @@ pub(crate) fn change(
     Ok(warn(run, &done)?)
 }
 
-/// The service with this name in the file of the lvsd that runs, as [`service_words`] writes it; the word itself if it
-/// is no such name.
+/// The service with this name in the file of the running lvsd, as [`service_words`] writes it; the
+/// word itself if no service has this name.
 fn by_name<'a>(run: &Invocation<'_>, word: &'a str) -> Result<Cow<'a, str>, Trouble> {
     // An address without a port is a service with all ports.
     if word.contains(':') || word.parse::<std::net::IpAddr>().is_ok() {
@@ -288,7 +289,7 @@ fn service_and_server(
     }
 }
 
-/// A service alone, in the form that [`service_and_server`] accepts.
+/// Parses a service alone, in the form that [`service_and_server`] accepts.
 fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Trouble> {
     let service = &*by_name(run, service)?;
     let server = if service.contains('[') || service.starts_with("fwmark6:") {
@@ -299,7 +300,7 @@ fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Troub
     service_and_server(run, service, server).map(|(service, _)| service)
 }
 
-/// A service as [`service_named`] reads it.
+/// Formats a service as [`service_named`] parses it.
 fn service_words(service: ServiceId) -> String {
     match ServiceKey::from(service) {
         ServiceKey::Address { protocol, addr } => {
@@ -326,13 +327,13 @@ fn protocol(name: &str) -> Option<Protocol> {
     })
 }
 
-/// The time of the option `name`, as in lvsd's file; nothing if it is not there.
+/// Parses the time in the option `name`, in the form of lvsd's file; `None` without the option.
 fn duration(words: &Words, name: &str) -> Result<Option<Duration>, Trouble> {
     let time = words.value(name).map(parse_duration).transpose();
     time.map_err(|why| Trouble::Usage(format!("{name}: {why}")))
 }
 
-/// Message about a first word that is no command; nothing if it may belong to ipvsadm.
+/// Message about a first word that is not a command; empty if the word may belong to ipvsadm.
 pub(crate) fn unknown(word: &[u8]) -> Option<String> {
     let word = String::from_utf8_lossy(word);
     if word.is_empty() || word.starts_with('-') {
@@ -387,7 +388,7 @@ mod tests {
 
     #[test]
     fn command_line_is_split_into_words_and_options() {
-        let drain = find(b"drain").expect("it is in the table");
+        let drain = find(b"drain").expect("the number is in the table");
         let words = |line: &str| {
             let words: Vec<Vec<u8>> = line.split(' ').map(|w| w.as_bytes().to_vec()).collect();
             Words::new(drain, &words)
@@ -409,12 +410,12 @@ mod tests {
 
     #[test]
     fn unknown_words_get_a_suggestion() {
-        let said = |word: &str| unknown(word.as_bytes()).unwrap_or_default();
-        assert!(said("wach").contains("did you mean `lvsadm watch'?"));
-        assert!(said("Drain").contains("`lvsadm drain'"));
+        let message = |word: &str| unknown(word.as_bytes()).unwrap_or_default();
+        assert!(message("wach").contains("did you mean `lvsadm watch'?"));
+        assert!(message("Drain").contains("`lvsadm drain'"));
         assert!(help_on(b"help").is_ok() && help_on(b"-A").is_ok());
-        assert!(said("xyzzy").contains("`lvsadm help' lists"));
-        assert!(said("-L").is_empty() && said("").is_empty());
+        assert!(message("xyzzy").contains("`lvsadm help' lists"));
+        assert!(message("-L").is_empty() && message("").is_empty());
         assert!(
             help_on(b"drain")
                 .expect("a command")

@@ -14,7 +14,7 @@ pub(super) struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a section.
+    /// Writes the header of a new section.
     pub(super) fn new(mut out: W) -> io::Result<Self> {
         let mut body = Vec::new();
         body.extend(0x1a2b_3c4d_u32.to_le_bytes());

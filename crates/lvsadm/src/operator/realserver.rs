@@ -49,14 +49,14 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Whether clients on a network can send packets to it.
+/// Whether clients on a network can send packets to the address.
 fn may_be_virtual(ip: IpAddr) -> bool {
     let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
     !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || broadcast || link_local)
 }
 
-/// The VIPs on `device`, or off it.
+/// Writes the commands that add the VIPs to `device`, or with `undo` those that remove them.
 fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     for vip in vips {
         let (family, bits) = match vip {
@@ -94,8 +94,9 @@ fn arp(text: &mut String, vips: &[IpAddr], undo: bool) {
 }
 
 fn dr(vips: &[IpAddr], undo: bool) -> String {
-    let mut text =
-        String::from("# Direct routing: the server has the VIPs, and answers no ARP for them.\n");
+    let mut text = String::from(
+        "# Direct routing: the server has the VIPs, and does not answer ARP for them.\n",
+    );
     if !undo {
         arp(&mut text, vips, undo);
     }
@@ -110,7 +111,7 @@ fn tun(vips: &[IpAddr], tunnel: &str, port: u16, undo: bool) -> Result<String, T
     let v4 = vips.iter().any(IpAddr::is_ipv4);
     let v6 = vips.iter().any(IpAddr::is_ipv6);
     let mut text = String::from(
-        "# Tunnelling: the server unpacks what the director sends, and has the VIPs.\n",
+        "# Tunnelling: the server unpacks the tunnel packets of the director, and has the VIPs.\n",
     );
     let mut devices = Vec::new();
     let mut add =
@@ -180,13 +181,13 @@ fn tun(vips: &[IpAddr], tunnel: &str, port: u16, undo: bool) -> Result<String, T
         }
         let _ = writeln!(
             text,
-            "sysctl -w net.ipv4.conf.all.rp_filter=0   # the larger of both counts for {first}"
+            "sysctl -w net.ipv4.conf.all.rp_filter=0   # the larger value of all and {first} applies"
         );
     }
     addresses(&mut text, vips, "lo", false);
-    text.push_str("# The path to the server must carry packets that are larger by the tunnel's header, or its MTU be lower.\n");
+    text.push_str("# The path to the server must have an MTU that is larger by the tunnel's header; otherwise lower the clients' MTU.\n");
     if tunnel != "gre" {
-        text.push_str("# Reached at an address of the other family: IPv6 in IPv4 ends at sit0 (modprobe sit), IPv4 in IPv6 at ip6tnl0 (modprobe ip6_tunnel).\n");
+        text.push_str("# If the server is reached at an address of the other family: sit0 receives IPv6 in IPv4 (modprobe sit), ip6tnl0 IPv4 in IPv6 (modprobe ip6_tunnel).\n");
     }
     Ok(text)
 }
@@ -208,7 +209,7 @@ fn nat(gateway: Option<&str>, undo: bool) -> Result<String, Trouble> {
         false => writeln!(text, "ip {family}route replace default via {gateway}"),
         true => writeln!(
             text,
-            "ip {family}route del default via {gateway}   # and add the route that was there before"
+            "ip {family}route del default via {gateway}   # and add the previous route again"
         ),
     };
     Ok(text)

@@ -26,14 +26,14 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         return Ok(0);
     }
     if reasons.is_empty() {
-        writeln!(run.output, "no packet was dropped or left to the host")?;
+        writeln!(run.output, "no packet was dropped or passed to the host")?;
     }
     let mut action = "";
     for reason in &reasons {
         if reason.action != action {
             let title = match reason.action.as_str() {
                 "drop" => "Dropped",
-                "host" => "Left to this host",
+                "host" => "Passed to this host",
                 "kernel" => "Forwarded by the kernel fast path",
                 "up" => "Handed to the dataplane by the kernel fast path",
                 "sync" => "Synchronisation",

@@ -9,9 +9,9 @@ use super::{Outcome, Trouble, Words, connect, duration};
 use crate::invocation::Invocation;
 use crate::session::json;
 
-/// Pause between two checks.
+/// Interval between two checks.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Milliseconds after which a peer counts as silent; it compares every two seconds.
+/// Milliseconds after which a peer counts as silent; peers compare every two seconds.
 const UNHEARD: u64 = 4_000;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
@@ -34,15 +34,15 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         writeln!(run.output)?;
     } else {
         let info: Info = client.call(&Call::Info {})?;
-        let said = text(&state) + &announced(&info);
-        run.output.write_all(said.as_bytes())?;
+        let message = text(&state) + &announced(&info);
+        run.output.write_all(message.as_bytes())?;
     }
     Ok(u8::from(waits && !state.ready))
 }
 
 fn text(state: &SyncState) -> String {
     if state.peers.is_empty() {
-        return "no other directors: lvs-dataplane --sync-peer names them\n".to_owned();
+        return "no peers: configure them with lvs-dataplane --sync-peer\n".to_owned();
     }
     let mut text = match state.ready {
         true => "ready".to_owned(),
@@ -69,12 +69,12 @@ fn text(state: &SyncState) -> String {
         ("refused, without the key", state.refused_key),
         ("forged", state.forged),
         ("not understood", state.malformed),
-        ("connections that make no sense", state.nonsense),
+        ("invalid connections", state.nonsense),
         ("connections without room", state.no_room),
-        ("replicated again what was missing", state.repairs),
+        ("missing connections replicated again", state.repairs),
         ("repeated full syncs", state.full_syncs),
         (
-            "services that are too many to be compared",
+            "services above the limit of comparisons",
             state.tables_beyond,
         ),
     ];
@@ -86,7 +86,7 @@ fn text(state: &SyncState) -> String {
     text
 }
 
-/// The services that differ from those of peers.
+/// The services that differ from those of peers, as text.
 fn tables(state: &SyncState) -> String {
     let mut text = String::new();
     for (n, info) in state.tables.iter().enumerate() {
@@ -99,8 +99,8 @@ fn tables(state: &SyncState) -> String {
         for one in shown {
             let (service, seconds) = (ServiceKey::from(one.service), one.seconds);
             let how = match (one.here, one.there) {
-                (_, false) => "is here only",
-                (false, true) => "is there only",
+                (_, false) => "only on this director",
+                (false, true) => "only on the peer",
                 (true, true) => "differs",
             };
             text.push_str(&format!("    {service} {how}, for {seconds} s\n"));
@@ -120,7 +120,7 @@ fn comparison(info: &TablesInfo) -> String {
     };
     match info.state {
         TablesState::Unknown => "not known".to_owned(),
-        TablesState::Older => "not compared: it runs an older version".to_owned(),
+        TablesState::Older => "not compared: the peer runs an older version".to_owned(),
         TablesState::Alike => "alike".to_owned(),
         TablesState::Differ => format!("{services}, for {} s", info.seconds),
         TablesState::Alarm => format!("ALARM: {services}, for {} s", info.seconds),
@@ -136,7 +136,7 @@ fn announced(info: &Info) -> String {
     for vip in &info.announced {
         let standing = match vip.standing {
             Standing::Announced => "announced",
-            Standing::Leaving => "leaving: other directors are to be preferred",
+            Standing::Leaving => "leaving: routers prefer other directors",
             Standing::Withdrawn => "withdrawn",
         };
         text.push_str(&format!("{:<40}{standing}\n", vip.address));
@@ -195,20 +195,20 @@ mod tests {
                 vip(
                     "192.0.2.11",
                     Standing::Withdrawn,
-                    "the host has one already",
+                    "the host already has one",
                 ),
             ],
             announced_ago: Some(12),
             ..Info::default()
         };
-        let said = announced(&info);
+        let message = announced(&info);
         for part in [
             "192.0.2.10                              announced\n",
-            "2001:db8::10                            leaving: other",
-            "192.0.2.11                              withdrawn\n    the host has one already\n",
+            "2001:db8::10                            leaving: routers prefer other directors",
+            "192.0.2.11                              withdrawn\n    the host already has one\n",
             "was not renewed for 12 s",
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(message.contains(part), "{part}: {message}");
         }
     }
 
@@ -218,7 +218,7 @@ mod tests {
         let peer = PeerInfo {
             address: "192.0.2.2:8848".parse().expect("an address"),
             state: "refused".to_owned(),
-            trouble: "it has another key".to_owned(),
+            trouble: "the peer has another key".to_owned(),
             replicated: 0,
             borrowed: 0,
             missing: 0,
@@ -243,24 +243,24 @@ mod tests {
         };
         assert_eq!(line(&compared).lines().count(), 1);
         let state = SyncState {
-            waits_for: "192.0.2.2:8848: it has another key".to_owned(),
+            waits_for: "192.0.2.2:8848: the peer has another key".to_owned(),
             peers: vec![peer],
             replicated: 5,
             forged: 2,
             ..SyncState::default()
         };
-        let said = text(&state);
+        let message = text(&state);
         for part in [
-            "not ready: 192.0.2.2:8848: it has another key\n",
+            "not ready: 192.0.2.2:8848: the peer has another key\n",
             "5 connections are replicated",
             "7 in 12 ms, 3 s ago",
             "4 ms behind",
-            "    it has another key\n",
+            "    the peer has another key\n",
             "\nforged: 2\n",
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(message.contains(part), "{part}: {message}");
         }
-        assert!(!said.contains("without room"));
+        assert!(!message.contains("without room"));
     }
 
     #[test]
@@ -285,16 +285,16 @@ mod tests {
             peer(2)
         );
         let state: SyncState = serde_json::from_str(&text).expect("a state");
-        let said = super::text(&state);
+        let message = super::text(&state);
         for part in [
-            "192.0.2.2:8848              ALARM: 3 services differ, for 45 s\n    TCP 203.0.113.10:80 differs, for 45 s\n    TCP 203.0.113.10:81 is there only, for 9 s\n    and 1 more\n",
+            "192.0.2.2:8848              ALARM: 3 services differ, for 45 s\n    TCP 203.0.113.10:80 differs, for 45 s\n    TCP 203.0.113.10:81 only on the peer, for 9 s\n    and 1 more\n",
             "192.0.2.3:8848              alike\n",
-            "192.0.2.4:8848              not compared: it runs an older version\n",
+            "192.0.2.4:8848              not compared: the peer runs an older version\n",
             "192.0.2.5:8848              not known\n",
             "192.0.2.6:8848              1 service differs, for 2 s\n",
-            "services that are too many to be compared: 7\n",
+            "services above the limit of comparisons: 7\n",
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(message.contains(part), "{part}: {message}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The one table of the additional commands.
+//! The table of all additional commands.
 
 use super::{
     Operator, capture, diff, doctor, drain, explain, filter, flag, limit, local, maintenance, mark,
@@ -28,18 +28,18 @@ pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "explain",
         arguments: "tcp|udp|sctp SRC:PORT VIP:PORT",
-        summary: "show what would happen to a new packet, and why",
+        summary: "show the decision about a new packet, and its reason",
         text: "Shows the firewall mark, the service, the connection or persistence template that decides, and the slot in the scheduler's hash table. It lists every server with the reason why it can or cannot be chosen, names the chosen one, and shows whether the kernel fast path forwards the connection, or why not. Nothing is changed.",
         flags: &[
             flag(
                 "--mark",
                 "N",
-                "assume this firewall mark, instead of the result of the mark rules",
+                "use this firewall mark, instead of the result of the mark rules",
             ),
             flag(
                 "--interface",
                 "NAME",
-                "assume this incoming interface, for mark rules that match on one",
+                "use this incoming interface, for mark rules that match an interface",
             ),
         ],
         examples: &["tcp 198.51.100.7:4000 192.0.2.10:80"],
@@ -49,12 +49,12 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "drain",
         arguments: "SERVICE SERVER",
         summary: "take a server out of service without breaking connections",
-        text: "Sets the weight to 0, waits until the last connection has ended, and shows how many are left. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N, fwmark6:N, or the name of a service in the file of the lvsd that runs. When interrupted, or when the deadline passes without --undo, the server keeps weight 0. For a service of lvsd, the command asks lvsd, which keeps the server drained over reloads, restarts and reboots, until lvsadm undrain.",
+        text: "Sets the weight to 0, waits until the last connection has ended, and shows how many remain. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N, fwmark6:N, or the name of a service in the file of the running lvsd. When interrupted, or when the deadline passes without --undo, the server keeps weight 0. For a service of lvsd, the command requests the drain from lvsd, which keeps the server drained over reloads, restarts and reboots, until lvsadm undrain.",
         flags: &[
             flag(
                 "--deadline",
                 "TIME",
-                "give up after 90s, 10m or 1h30m, with exit status 1",
+                "stop after 90s, 10m or 1h30m, with exit status 1",
             ),
             flag(
                 "--active",
@@ -65,7 +65,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             flag(
                 "--force",
                 "",
-                "also if it is the last usable server of a service of lvsd",
+                "even if it is the last usable server of a service of lvsd",
             ),
             flag("--undo", "", "restore the weight when the deadline passes"),
             flag(
@@ -112,13 +112,13 @@ pub(crate) const OPERATORS: &[Operator] = &[
             flag(
                 "--force",
                 "",
-                "also if it is the last usable server of a service of lvsd",
+                "even if it is the last usable server of a service of lvsd",
             ),
             flag("--why", "TEXT", "the reason, for lvsd status"),
             flag(
                 "--for",
                 "TIME",
-                "end automatically after this: 90s, 10m, 2h, 1d",
+                "end it automatically after 90s, 10m, 2h, 1d",
             ),
         ],
         examples: &["all 10.0.0.11 --why \"kernel update\" --for 2h"],
@@ -153,7 +153,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "drops",
         arguments: "",
-        summary: "show packets that were dropped or left to the host, by reason",
+        summary: "show packets that were dropped or passed to the host, by reason",
         text: "Each reason comes with its count and its fix.",
         flags: &[flag("--all", "", "include reasons that have not occurred")],
         examples: &["--all"],
@@ -163,7 +163,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "workers",
         arguments: "",
         summary: "show the state and the load of each packet worker",
-        text: "Each connection belongs to one worker. Other workers hand its packets over to that worker, and drop them if its queue is full. Frames that arrive faster than a worker reads them are lost.",
+        text: "Each connection belongs to one worker. Other workers pass its packets to that worker, and drop them if its queue is full. Frames that arrive faster than a worker reads them are lost.",
         flags: &[],
         examples: &[],
         run: simple::workers,
@@ -206,7 +206,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             flag(
                 "--position",
                 "N",
-                "insert the rule here (default: at the end)",
+                "insert the rule at this position (default: at the end)",
             ),
         ],
         examples: &["add --destination 192.0.2.10 --ports 80,443 --mark 7"],
@@ -225,11 +225,11 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "sync",
         arguments: "",
         summary: "show the replication with peers, and whether this director is ready",
-        text: "Shows for each peer (lvs-dataplane --sync-peer): whether it is in step, the numbers of its connections that are stored here and missing, the last full sync, and the delay of updates. It also shows which services of the peer differ from those of this director, so that the two choose different servers for a client (lvsadm diff shows the differences). This director is ready when it has the connections of its peers. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
+        text: "Shows for each peer (lvs-dataplane --sync-peer): whether it is in step, the numbers of its connections that this director has and that are missing, the last full sync, and the delay of updates. It also shows which services of the peer differ from those of this director, so that the two choose different servers for a client (lvsadm diff shows the differences). This director is ready when it has the connections of its peers. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
         flags: &[flag(
             "--wait",
             "TIME",
-            "wait until it is ready; exit status 1 if it is not by then",
+            "wait until it is ready; exit status 1 if it is not ready after this time",
         )],
         examples: &["--wait 30s"],
         run: sync::run,
@@ -255,11 +255,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
                 "N",
                 "new connections per second, also the burst; 0: no limit",
             ),
-            flag(
-                "--source-rate",
-                "N",
-                "the same from one source; 0: no limit",
-            ),
+            flag("--source-rate", "N", "the same for one source; 0: no limit"),
             flag(
                 "--source-bits-v4",
                 "N",
@@ -270,7 +266,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
                 "N",
                 "prefix length of a source in IPv6 (default: 64)",
             ),
-            flag("--off", "", "remove the limits that are not given as well"),
+            flag("--off", "", "also remove the limits that are not given"),
         ],
         examples: &["192.0.2.10:80 --source-rate 20"],
         run: limit::run,
@@ -286,9 +282,9 @@ pub(crate) const OPERATORS: &[Operator] = &[
             flag(
                 "--allow-file",
                 "FILE",
-                "prefixes, separated by whitespace or line ends; # begins a comment",
+                "prefixes, separated by whitespace or line breaks; # begins a comment",
             ),
-            flag("--deny-file", "FILE", "the same, denied"),
+            flag("--deny-file", "FILE", "the same for denied prefixes"),
         ],
         examples: &["add all --deny 198.51.100.0/24"],
         run: filter::run,

@@ -1,8 +1,8 @@
-//! The words behind a command, taken apart by the table of its options.
+//! Parses the arguments after a command by the table of its options.
 
 use super::{Operator, Trouble};
 
-/// The words behind a command, taken apart.
+/// The parsed arguments after a command.
 #[derive(Debug, Default)]
 pub(crate) struct Words {
     pub(crate) free: Vec<String>,
@@ -42,7 +42,7 @@ impl Words {
         Ok(taken)
     }
 
-    /// For commands that take options only.
+    /// Checks that there are only options.
     pub(crate) fn no_arguments(&self) -> Result<(), Trouble> {
         match self.free.first() {
             None => Ok(()),
@@ -50,7 +50,7 @@ impl Words {
         }
     }
 
-    /// The value of an option; the last one counts.
+    /// The value of an option. If it is given several times, the last value applies.
     pub(crate) fn value(&self, name: &str) -> Option<&str> {
         let mut options = self.options.iter().rev();
         let found = options.find(|(option, _)| *option == name)?;

@@ -72,7 +72,7 @@ impl Bed {
         });
         let address = Address::new(format!("@lvs-test-atomic-{name}-{}", std::process::id()));
         let server = Server::bind(&address, Permissions::default())
-            .expect("the socket is free")
+            .expect("the socket is not in use")
             .serve(Arc::new(Shared(half.clone())))
             .expect("a thread");
         Self {
@@ -158,7 +158,10 @@ fn invalid_lines_are_refused_without_dataplane() {
     let bed = Bed::new("wrong");
     for (rules, expected) in [
         ("-C\n-A -t 192.0.2.2:80 --wrong\n", "line 2: "),
-        ("-C\n\n-L\n", "line 3: only commands that change something"),
+        (
+            "-C\n\n-L\n",
+            "line 3: only commands that change the configuration",
+        ),
     ] {
         let (errors, status) = bed.restore(rules);
         assert!(

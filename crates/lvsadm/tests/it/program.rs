@@ -15,7 +15,7 @@ use serde_json::Value;
 
 const CONNECTIONS: u64 = 100_000;
 
-/// Lists very many connections, and refuses everything else.
+/// A dataplane that lists very many connections, and refuses all other requests.
 struct Busy;
 
 impl Handler for Busy {
@@ -62,7 +62,7 @@ fn address(what: &str) -> Address {
 
 fn start(address: &Address) -> Handle {
     Server::bind(address, Permissions::default())
-        .expect("the socket is free")
+        .expect("the socket is not in use")
         .serve(Arc::new(Busy))
         .expect("a thread")
 }
@@ -168,7 +168,8 @@ fn unusable_sockets_are_reported_in_one_line() {
     if nix::unistd::geteuid().is_root() {
         let copy = std::env::temp_dir().join(format!("lvs-test-copy-{}", std::process::id()));
         std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &copy).expect("a copy");
-        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).expect("it is ours");
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700))
+            .expect("this test owns the file");
         let (_, err, code) = run(Command::new(&copy)
             .arg("-Ln")
             .env("LVS_SOCKET", at("stale"))
@@ -177,9 +178,9 @@ fn unusable_sockets_are_reported_in_one_line() {
             .gid(65_534));
         assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
         assert!(err.contains("run as root"), "{err}");
-        std::fs::remove_file(copy).expect("it is ours");
+        std::fs::remove_file(copy).expect("this test owns the file");
     }
-    std::fs::remove_dir_all(&dir).expect("it is ours");
+    std::fs::remove_dir_all(&dir).expect("this test owns the file");
 }
 
 #[test]
@@ -201,11 +202,12 @@ fn dataplane_that_cannot_start_is_reported() {
 
     let dataplane = dir.join("lvs-dataplane");
     std::fs::write(&dataplane, "#!/bin/sh\nexit 3\n").expect("a script");
-    std::fs::set_permissions(&dataplane, PermissionsExt::from_mode(0o755)).expect("it is ours");
+    std::fs::set_permissions(&dataplane, PermissionsExt::from_mode(0o755))
+        .expect("this test owns the file");
     let (_, err, code) = run_it();
     assert!(err.contains("ended at once (exit status: 3)"), "{err}");
     assert_eq!((err.lines().count(), code), (1, Some(2)));
-    std::fs::remove_dir_all(&dir).expect("it is ours");
+    std::fs::remove_dir_all(&dir).expect("this test owns the file");
 }
 
 #[test]

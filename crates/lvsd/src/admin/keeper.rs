@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::StoredOverride;
 use crate::replace::replace_for_good;
 
-/// Files that are put aside.
+/// Maximum of renamed copies of damaged files.
 const ASIDE_MAX: u32 = 100;
 
 /// Writes the file.
@@ -50,7 +50,7 @@ impl fmt::Debug for Keeper {
 pub struct Kept(Option<oneshot::Receiver<Result<(), String>>>);
 
 impl Kept {
-    /// A keeper without a file, whose writes complete at once.
+    /// A keeper without a file: every write completes at once.
     pub(super) const fn nowhere() -> Self {
         Self(None)
     }
@@ -63,7 +63,7 @@ impl Kept {
         match self.0 {
             None => Ok(()),
             Some(reported) => reported.await.unwrap_or_else(|_| {
-                Err("it is not known whether this is kept: lvsd ends; it holds if `lvsd status` still shows it after a start".to_owned())
+                Err("lvsd exits before the override is known to be stored; it applies if `lvsd status` still shows it after a start".to_owned())
             }),
         }
     }
@@ -110,12 +110,12 @@ impl Keeper {
         Kept(Some(reported))
     }
 
-    /// Whether there is something to be written, or being written.
+    /// Whether data waits to be written, or is being written.
     pub(super) fn is_writing(&self) -> bool {
         self.lock().writing
     }
 
-    /// Writes until nothing waits any more.
+    /// Writes until no data waits.
     fn write_all(&self) {
         loop {
             let mut state = self.lock();
@@ -139,16 +139,20 @@ impl Keeper {
         if unread {
             let aside = put_aside(path).map_err(|error| {
                 format!(
-                    "cannot keep this: {} could neither be read nor be renamed ({error}); repair it, or move it away, and restart lvsd; the override is lost at that restart",
+                    "cannot store the override: {} could neither be read nor be renamed ({error}); repair it, or move it away, and restart lvsd; the override is lost at that restart",
                     path.display()
                 )
             })?;
-            tracing::warn!("what was in {} is in {}", path.display(), aside.display());
+            tracing::warn!(
+                "the previous content of {} is in {}",
+                path.display(),
+                aside.display()
+            );
             self.lock().unread = false;
         }
         (self.write)(path, all).map_err(|error| {
             format!(
-                "cannot store this in {}: {error}; it is lost when lvsd is restarted",
+                "cannot store the override in {}: {error}; it is lost when lvsd is restarted",
                 path.display()
             )
         })
@@ -234,7 +238,11 @@ mod tests {
         assert_eq!(keeper.lock().waiting.len(), 2);
         go.send(Ok(())).unwrap();
         first.done().await.unwrap();
-        assert_eq!(begins.recv().unwrap(), [stored(3)], "the last one only");
+        assert_eq!(
+            begins.recv().unwrap(),
+            [stored(3)],
+            "only the last list is written"
+        );
         assert!(keeper.is_writing());
         go.send(Err(io::Error::other("full"))).unwrap();
         for kept in [second, third] {
@@ -245,7 +253,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let fourth = keeper.keep(Vec::new());
-        assert!(begins.recv().unwrap().is_empty(), "it goes on");
+        assert!(begins.recv().unwrap().is_empty(), "it continues");
         go.send(Ok(())).unwrap();
         fourth.done().await.unwrap();
     }

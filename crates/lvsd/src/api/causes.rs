@@ -1,4 +1,4 @@
-//! The faults of servers, grouped: a dead host of hundreds of services is one line.
+//! Groups the faults of servers: a failed host with hundreds of services is one line.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,11 +24,11 @@ pub struct Cause {
     pub code: String,
     /// The reason, without the address of a server in front.
     pub reason: String,
-    /// The fix, while they are suspicious.
+    /// The fix for suspicious servers.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
-    /// The host that they have in common, if it has the fault in several services.
+    /// The common host, if the host's servers have the fault in several services.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub host: Option<IpAddr>,
@@ -38,11 +38,11 @@ pub struct Cause {
     pub services: usize,
     /// The first services of a host, or the first servers of a service.
     pub named: Vec<String>,
-    /// The name of the service, unless it is a host's.
+    /// The name of the service; `None` if the fault is that of a host.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub service: Option<String>,
-    /// Seconds since the first of them had the fault.
+    /// Seconds since the first of the servers had the fault.
     pub since: Option<u64>,
 }
 
@@ -57,7 +57,7 @@ struct Fault<'a> {
     since: Option<u64>,
 }
 
-/// The first causes, those of most servers first, and the total number.
+/// The causes that concern most servers, and the total number of causes.
 pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
     let faults: Vec<Fault<'_>> = services
         .iter()
@@ -119,7 +119,7 @@ fn host_key<'a>(fault: &'a Fault<'_>) -> (&'static str, &'a str, IpAddr) {
     (fault.health, &fault.reason, fault.server.ip())
 }
 
-/// The worst health, and then most servers, come first; names make the order stable.
+/// The order of causes: by the worst health, then by the number of servers; names make it stable.
 fn order(cause: &Cause) -> (u8, usize, Option<IpAddr>, Option<&str>, &str) {
     let health = match cause.health.as_str() {
         "down" => 0,
@@ -137,7 +137,7 @@ fn order(cause: &Cause) -> (u8, usize, Option<IpAddr>, Option<&str>, &str) {
     )
 }
 
-/// The fault of a server, if it has one.
+/// The fault of a server; `None` if it serves as configured.
 fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fault<'a>> {
     let falls = server.checks.map_or(0, |checks| checks.falls_in_day);
     let (health, reason, since) = match server.health.as_str() {
@@ -175,7 +175,8 @@ mod tests {
     use super::*;
     use crate::api::overview::tests::snapshot;
 
-    /// A service with a server on each host, which is down for a reason, or up without one.
+    /// A service with a server on each host; each server is down for this reason, or up if the
+    /// reason is empty.
     fn service(name: &str, servers: &[(u8, &str)]) -> ServiceStatus {
         let mut service = snapshot(name).status.services[0].clone();
         let one = service.servers[0].clone();

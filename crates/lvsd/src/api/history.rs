@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::snapshot::Snapshot;
 
-/// Time between two points.
+/// Interval between two points.
 pub const STEP: Duration = Duration::from_secs(15);
-/// Points that are kept: an hour.
+/// Maximum of stored points: those of one hour.
 const POINTS_MAX: usize = 240;
 /// Maximum of services with a history, the first of the file: 24 bytes a point.
 const SERVICES_MAX: usize = 4096;
@@ -28,11 +28,11 @@ pub struct History {
 struct Series {
     /// The counters at the last point.
     last: Option<Counts>,
-    /// The points; the last belongs to the last time.
+    /// The points in order of time.
     points: VecDeque<Point>,
 }
 
-/// Rates a second over the step before, and health at its end.
+/// Rates a second over the last interval, and the health at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Point {
     usable: u32,
@@ -43,7 +43,7 @@ struct Point {
     out_bytes: f32,
 }
 
-/// A history in the API: columns of one length.
+/// A history in the API: columns of equal length.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 pub struct Curves {
@@ -51,13 +51,13 @@ pub struct Curves {
     pub step: u64,
     /// Seconds since 1970.
     pub time: Vec<u64>,
-    /// Servers that took new connections.
+    /// Servers that received new connections.
     pub usable: Vec<u32>,
     /// Servers in the file.
     pub servers: Vec<u32>,
     /// New connections a second.
     pub connections: Vec<f32>,
-    /// Packets a second, both ways.
+    /// Packets a second in both directions.
     pub packets: Vec<f32>,
     /// Bytes a second from clients.
     pub in_bytes: Vec<f32>,
@@ -155,7 +155,8 @@ impl History {
         true
     }
 
-    /// The history of a service, or of everything; `None` for a service without one.
+    /// The history of a service, or without a name the sums of all services; `None` for an unknown
+    /// service.
     pub fn curves(&self, service: Option<&str>) -> Option<Curves> {
         let series = match service {
             Some(name) => self.services.get(name)?,
@@ -202,7 +203,7 @@ mod tests {
             Arc::make_mut(&mut found.seen).services[0].stats.live.conns = n * 30;
             assert!(history.take(&snapshot, 1000 + n * 15));
         }
-        let curves = history.curves(Some("web")).expect("it is there");
+        let curves = history.curves(Some("web")).expect("the entry exists");
         assert_eq!(curves.time.len(), POINTS_MAX);
         assert_eq!(curves.time.last(), Some(&(1000 + 299 * 15)));
         assert!(
@@ -217,7 +218,7 @@ mod tests {
         assert!(!history.take(&Snapshot::default(), 8000));
         assert!(history.take(&snapshot("mail"), 9000));
         assert_eq!(history.curves(Some("web")), None);
-        let curves = history.curves(Some("mail")).expect("it is there");
+        let curves = history.curves(Some("mail")).expect("the entry exists");
         assert_eq!((curves.time, curves.connections), (vec![9000], vec![0.0]));
         assert_eq!(history.curves(None).expect("always").time.len(), POINTS_MAX);
     }

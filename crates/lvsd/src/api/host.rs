@@ -1,8 +1,9 @@
 //! The `Host` of a request over TCP.
 //!
-//! A page whose name is made to resolve to an address of this network ("DNS rebinding") has the
-//! browser of an operator ask here under that name, and reads the answers. So names are answered
-//! only if they are known to be this director's. An address is no name that a stranger controls.
+//! If an attacker lets the name of a web page resolve to an address of this network ("DNS
+//! rebinding"), the browser of an operator sends requests with that name to this director, and the
+//! page reads the answers. So requests are answered only if the name is known to be this
+//! director's. Addresses are accepted, because an attacker cannot control them.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

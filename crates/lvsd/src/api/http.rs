@@ -1,4 +1,5 @@
-//! HTTP as strangers may speak it: one request a connection, within bounds.
+//! An HTTP server for untrusted clients: one request for each connection, with limits for size and
+//! time.
 
 use std::convert::Infallible;
 use std::io;
@@ -59,7 +60,7 @@ pub(super) async fn accept(listener: TcpListener, api: &Arc<Api>) {
     }
 }
 
-/// A whole answer, for a client whose request is not read.
+/// A complete error response, for a client whose request is not read.
 pub(crate) fn refusal(code: StatusCode, why: &str) -> String {
     let body = serde_json::json!({ "error": { "message": why } });
     let body = format!("{body}\n");
@@ -73,10 +74,10 @@ pub(crate) fn refusal(code: StatusCode, why: &str) -> String {
     )
 }
 
-/// Serves one connection, which is one request.
+/// Serves one connection, on which one request is accepted.
 ///
 /// # Errors
-/// The client went away, or took too long.
+/// The client disconnected, or exceeded a time limit.
 pub(crate) async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     api: Arc<Api>,

@@ -39,27 +39,27 @@ const WORKER_COUNTERS: [WorkerCounter; 6] = [
     ),
     (
         "lvs_worker_lost_frames",
-        "Frames that came faster than a packet worker read them",
+        "Frames that arrived faster than a packet worker read them",
         |worker| worker.lost,
     ),
     (
         "lvs_worker_handed_over",
-        "Frames that a packet worker has handed over to the one that they belong to",
+        "Frames that a packet worker has passed to the worker to which they belong",
         |worker| worker.handed_over,
     ),
     (
         "lvs_worker_taken",
-        "Frames that others have handed over to a packet worker",
+        "Frames that a packet worker has received from other workers",
         |worker| worker.taken,
     ),
     (
         "lvs_worker_busy",
-        "Frames that a packet worker could not hand over, because the other one had no room",
+        "Frames that a packet worker dropped because the queue of the other worker was full",
         |worker| worker.busy,
     ),
     (
         "lvs_worker_demoted",
-        "Times that a packet worker took more than half of a processor and left real time",
+        "Times that a packet worker used more than half of a processor and lost real-time scheduling",
         |worker| worker.demoted,
     ),
 ];
@@ -68,10 +68,10 @@ const WORKER_COUNTERS: [WorkerCounter; 6] = [
 const LVSD: &str = "lvsd";
 const DATAPLANE: &str = "lvs-dataplane";
 
-/// Servers that have metrics of their own, at most.
+/// Maximum of servers with separate metrics.
 const SERVERS_MAX: usize = 5000;
 
-/// Labels of something.
+/// The names and values of a metric's labels.
 type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
 
 /// All metrics in the text format of OpenMetrics 1.0.0.
@@ -84,8 +84,8 @@ pub fn open_metrics(snapshot: Arc<Snapshot>, counts: counters::Counts) -> String
     out
 }
 
-/// The same in Prometheus' own text format 0.0.4, in which a counter's name has its suffix at its
-/// description, too, and nothing marks the end.
+/// Converts OpenMetrics to the Prometheus text format 0.0.4: a counter's description has the name
+/// with the suffix `_total`, too, and there is no end marker.
 pub fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut help = None;
@@ -141,7 +141,8 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.refused)
     }
 
-    /// Whether its connections are known: it is a proxied service, or the dataplane answers.
+    /// Whether the number of the service's connections is known: lvsd proxies the service, or the
+    /// dataplane answers.
     const fn is_known(&self, connected: bool) -> bool {
         connected || self.status.proxied
     }
@@ -167,7 +168,7 @@ struct Server<'a> {
     address: String,
 }
 
-/// Descriptions and values, one metric after the other.
+/// Writes descriptions and values, one metric after the other.
 struct Out<'e>(DescriptorEncoder<'e>);
 
 impl Out<'_> {
@@ -311,7 +312,7 @@ impl View {
         let loaded = &status.loaded;
         out.gauge(
             "lvs_config_last_reload_successful",
-            "Whether the last reading of the file was taken",
+            "Whether the file was loaded when it was last read",
             u32::from(loaded.ok),
         )?;
         out.gauge(
@@ -329,12 +330,12 @@ impl View {
         )?;
         out.gauge(
             "lvs_drift",
-            "Changes by hand that are left as they are",
+            "Manual changes that lvsd does not revert",
             status.drift.len(),
         )?;
         out.counter(
             "lvs_drift_changes",
-            "Changes by hand that were seen",
+            "Manual changes that lvsd has found",
             counts.drift,
         )?;
         out.gauge(
@@ -350,22 +351,22 @@ impl View {
             )?;
             out.gauge(
                 "lvs_proxy_connections_max",
-                "As many are relayed at a time",
+                "Maximum of simultaneously relayed connections and clients",
                 proxy.most,
             )?;
             out.counter(
                 "lvs_proxy_full",
-                "Connections and clients that were refused because there were that many",
+                "Connections and clients that were refused because the maximum was reached",
                 proxy.full,
             )?;
             out.counter(
                 "lvs_proxy_evicted",
-                "Clients of datagrams that had to give way to others",
+                "Clients of datagrams that were evicted for others",
                 proxy.evicted,
             )?;
             out.counter(
                 "lvs_proxy_refused",
-                "Connections and clients for which there was no server",
+                "Connections and clients for which no server was available",
                 proxy.refused,
             )?;
         }
@@ -387,7 +388,7 @@ impl View {
         )?;
         out.counter(
             "lvs_http_refused_connections",
-            "HTTP connections and streams that there was no place for",
+            "HTTP connections and streams that were refused because the maximum was reached",
             counts.http_no_place,
         )
     }
@@ -397,12 +398,12 @@ impl View {
         let kinds = || counts.checks.iter().map(|(kind, of)| (kind.as_str(), of));
         out.histograms(
             "lvs_check_duration_seconds",
-            "What health checks took, by their kind",
+            "Durations of health checks by kind",
             kinds().map(|(kind, of)| ([("kind", kind)], &of.times)),
         )?;
         out.counters(
             "lvs_checks",
-            "Health checks by what came of them",
+            "Health checks by result",
             kinds().flat_map(|(kind, of)| {
                 [
                     ("good", of.good),
@@ -414,12 +415,12 @@ impl View {
         )?;
         out.counter(
             "lvs_checks_prompted",
-            "Health checks made at once because clients got no answer (`passive`)",
+            "Health checks that ran at once because clients got no answer (`passive`)",
             counts.prompted,
         )?;
         out.histogram(
             "lvs_check_lag_seconds",
-            "What health checks waited for their turn",
+            "Delays of health checks after their due time",
             &counts.lag,
         )?;
         out.counters(
@@ -444,7 +445,7 @@ impl View {
         }
         out.counter(
             "lvs_dataplane_restarts",
-            "Dataplanes that lvsd found in the place of another one",
+            "Dataplanes that lvsd found in place of a previous one",
             self.counts.dataplane_restarts,
         )?;
         self.processes(out)?;
@@ -473,7 +474,7 @@ impl View {
         )?;
         out.gauge(
             "lvs_table_capacity",
-            "Connections that the dataplane's table holds at most",
+            "Maximum of connections in the dataplane's table",
             info.capacity,
         )?;
         out.gauge(
@@ -550,7 +551,7 @@ impl View {
         )?;
         out.counters(
             "lvs_interface_lost_frames",
-            "Frames that came faster than the dataplane read them",
+            "Frames that arrived faster than the dataplane read them",
             all().map(|(label, interface)| (label, interface.lost)),
         )
     }
@@ -578,11 +579,7 @@ impl View {
 
     fn reasons(out: &mut Out<'_>, reasons: &[ReasonCount]) -> fmt::Result {
         for (action, name, help) in [
-            (
-                "drop",
-                "lvs_drops",
-                "Packets that were dropped, by the reason",
-            ),
+            ("drop", "lvs_drops", "Dropped packets by reason"),
             (
                 "host",
                 "lvs_left_to_host",
@@ -596,7 +593,7 @@ impl View {
             (
                 "up",
                 "lvs_fast_path_handed_up_packets",
-                "Packets that the kernel fast path handed to the dataplane, by the reason",
+                "Packets that the kernel fast path passed to the dataplane, by reason",
             ),
         ] {
             let of = reasons.iter().filter(|reason| reason.action == action);
@@ -628,7 +625,7 @@ impl View {
         let shown = count <= SERVERS_MAX;
         out.gauge(
             "lvs_servers_without_series",
-            "Servers that have no metrics of their own, because there are more than 5000",
+            "Servers without separate metrics, because there are more than 5000",
             if shown { 0 } else { count },
         )?;
         if !shown {
@@ -703,7 +700,7 @@ impl View {
         )?;
         out.gauges(
             "lvs_server_inactive_connections",
-            "Other connections of a server",
+            "Inactive connections of a server",
             known().map(|(labels, status)| (labels, status.inactive)),
         )?;
         traffic(
@@ -769,7 +766,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
     };
     out.gauges(
         "lvs_service_checks_not_made",
-        "Servers whose checks this host cannot make, after three in a row",
+        "Servers whose checks this host could not run three times in a row",
         each().map(|(labels, status)| {
             let of = status.servers.iter();
             (
@@ -793,7 +790,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
     let all: [(&str, &str, Pick); 6] = [
         (
             "lvs_service_usable_servers",
-            "Servers of a service that take new connections",
+            "Servers of a service that receive new connections",
             |s| s.usable as u64,
         ),
         (
@@ -803,7 +800,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
         ),
         (
             "lvs_service_panic",
-            "Whether all servers of a service are taken to be up, because too few are",
+            "Whether all servers of a service count as up, because too few are up",
             |s| s.panic.into(),
         ),
         (
@@ -813,12 +810,12 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
         ),
         (
             "lvs_service_vip_withdrawn",
-            "Whether the VIP of a service is given up",
+            "Whether the VIP of a service is released",
             |s| s.withdrawn.into(),
         ),
         (
             "lvs_service_conflict",
-            "Whether a service of another program has the address of a service",
+            "Whether a service of another program uses the address of a service",
             |s| s.conflict.into(),
         ),
     ];
@@ -837,7 +834,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
         ),
         (
             "lvs_service_inactive_connections",
-            "Other connections of a service",
+            "Inactive connections of a service",
             |s| s.servers.iter().map(|s| u64::from(s.inactive)).sum(),
         ),
     ];
@@ -872,7 +869,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
 
 const DIRECTIONS: [Labels<'static, 1>; 2] = [[("direction", "in")], [("direction", "out")]];
 
-/// Connections, packets and bytes of many things.
+/// Writes connections, packets and bytes, with one sample for each set of labels.
 fn traffic<'a, const N: usize>(
     out: &mut Out<'_>,
     [connections, packets, bytes]: [(&str, &str); 3],
@@ -1099,7 +1096,7 @@ mod tests {
     }
 
     #[test]
-    fn many_servers_have_no_series_of_their_own() {
+    fn many_servers_have_no_separate_series() {
         let mut snapshot = snapshot("web");
         let servers = &mut snapshot.status.services[0].servers;
         servers.resize(SERVERS_MAX, servers[0].clone());
@@ -1127,7 +1124,7 @@ mod tests {
     #[test]
     fn older_metrics_format_names_counters_in_full() {
         let plain = plain(&text("web"));
-        assert!(plain.contains("# HELP lvs_drops_total Packets that were dropped, by the reason\n# TYPE lvs_drops_total counter\nlvs_drops_total{"), "{plain}");
+        assert!(plain.contains("# HELP lvs_drops_total Dropped packets by reason\n# TYPE lvs_drops_total counter\nlvs_drops_total{"), "{plain}");
         assert!(plain.contains("# TYPE lvs_dataplane_up gauge\nlvs_dataplane_up 1\n"));
         assert!(plain.contains("# TYPE lvs_check_duration_seconds histogram\n"));
         assert!(!plain.contains("# EOF"));

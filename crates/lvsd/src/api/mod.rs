@@ -55,13 +55,13 @@ pub(crate) use places::{ConnectionSlot, Holder};
 
 /// Time for which a snapshot is fresh.
 const FRESH: Duration = Duration::from_millis(500);
-/// Longest time that the daemon's loop may take to return its status.
+/// Longest time that the daemon's main loop may take to return its status.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum of events that are stored for later requests.
 const EVENTS_MAX: usize = 1000;
-/// Period of the log lines about wrong tokens.
+/// Shortest interval between two log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
-/// Longest time that the removal of files may take.
+/// Time limit for the removal of files.
 const ENDING: Duration = Duration::from_secs(3);
 /// Pause between two attempts to listen on an address.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ pub struct Api {
     seen: tokio::sync::Mutex<Option<(Instant, Arc<Snapshot>)>>,
     pages: Pages,
     own: Own,
-    /// Start of this daemon in milliseconds since 1970: its events count from this time.
+    /// Start time of this daemon in milliseconds since 1970; event numbers count from this start.
     started_ms: u64,
     token: Mutex<Result<Option<Token>, String>>,
     past: Mutex<VecDeque<Arc<Event>>>,
@@ -125,10 +125,10 @@ impl Api {
         place
     }
 
-    /// How everything is, or was less than [`FRESH`] ago.
+    /// The present state, or one that is younger than [`FRESH`].
     ///
     /// # Errors
-    /// In words: the daemon does not say it.
+    /// The reason why the main loop does not return its status.
     async fn snapshot(&self) -> Result<Arc<Snapshot>, String> {
         let mut seen = self.seen.lock().await;
         if let Some((at, snapshot)) = seen.as_ref()
@@ -147,7 +147,7 @@ impl Api {
                 *seen = Some((Instant::now(), Arc::clone(&snapshot)));
                 Ok(snapshot)
             }
-            Ok(None) => Err("lvsd is about to end; ask again when it is back".to_owned()),
+            Ok(None) => Err("lvsd is stopping; repeat the request when it runs again".to_owned()),
             Err(_) => Err(format!(
                 "lvsd has not answered within {PATIENCE:?}: its log names the cause"
             )),
@@ -165,8 +165,8 @@ impl Api {
         self.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs that `source` has sent a wrong token: the first one, and once a minute how many others
-    /// there were.
+    /// Logs that `source` has sent a wrong token: at the first wrong token, and then once a minute
+    /// the number of further ones.
     fn log_wrong_token(&self, source: IpAddr) {
         let mut reported = self
             .wrong_tokens
@@ -186,7 +186,7 @@ impl Api {
         *last = Some(Instant::now());
     }
 
-    /// `status` in JSON, as written for all who ask at the same time.
+    /// The status in JSON. Clients that request it at the same time share one copy.
     ///
     /// # Errors
     /// As [`snapshot`](Self::snapshot).
@@ -208,7 +208,7 @@ impl Api {
         let path = self.config().token_file;
         let token = path.as_deref().map(Token::read).transpose();
         if let Err(why) = &token {
-            tracing::error!("{why}; until then nothing can be changed over TCP");
+            tracing::error!("{why}; until then the configuration cannot be changed over TCP");
         }
         *self.token() = token;
     }
@@ -222,7 +222,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Ends the API, and removes its files.
+    /// Stops the API, and removes its files.
     pub fn end(mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -308,17 +308,17 @@ async fn run(
     let _ = tokio::time::timeout(ENDING, files).await;
 }
 
-/// Listens, as soon as that can be done.
+/// Listens on an address, and tries again until this succeeds.
 async fn listen(address: SocketAddr, api: Arc<Api>) {
-    let mut said = false;
+    let mut logged = false;
     loop {
         match http::bind(address) {
             Ok(listener) => {
                 tracing::info!("metrics, API and dashboard at http://{address}/");
                 http::accept(listener, &api).await;
             }
-            Err(error) if !said => {
-                said = true;
+            Err(error) if !logged => {
+                logged = true;
                 let fix = match error.kind() {
                     std::io::ErrorKind::AddrInUse => {
                         "something else listens there: `ss -Hltnp` says what; name another in [api]"
@@ -327,9 +327,9 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                         "this host does not have the address (a VIP that the dataplane owns is not the host's)"
                     }
                     std::io::ErrorKind::PermissionDenied => {
-                        "ports below 1024 need CAP_NET_BIND_SERVICE; name a higher one in [api]"
+                        "ports below 1024 need CAP_NET_BIND_SERVICE; use a higher one in [api]"
                     }
-                    _ => "name another in [api]",
+                    _ => "use another address or port in [api]",
                 };
                 tracing::error!("no metrics and no API at {address}: {error}; {fix}");
             }

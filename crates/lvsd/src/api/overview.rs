@@ -36,27 +36,27 @@ pub struct Overview {
     pub version: String,
     /// Its file.
     pub config: String,
-    /// Seconds for which it has run.
+    /// Seconds since its start.
     pub uptime: u64,
-    /// The last reading of the file.
+    /// The result of the last read of the file.
     pub loaded: LoadStatus,
     /// The state of the dataplane.
     pub dataplane: DataplaneStatus,
-    /// Connections in its table.
+    /// Connections in the dataplane's table.
     pub connections: u64,
-    /// Connections that the table holds at most.
+    /// Maximum of connections in the table.
     pub capacity: u64,
     /// Interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,
     /// VIPs for which another host answers, too.
     pub conflicts: Vec<Conflict>,
-    /// The director among its peers.
+    /// This director in its cluster.
     pub director: DirectorStatus,
     /// The sources of servers and services besides the file.
     pub sources: Vec<SourceStatus>,
-    /// Rates a second of everything.
+    /// Rates a second, summed over all services.
     pub rates: Counts,
-    /// Milliseconds that checks have waited for their turn at most, lately.
+    /// Longest recent delay of a check's start after its due time, in milliseconds.
     pub check_lag_ms: u64,
     /// The first manual changes, as text.
     pub drift: Vec<String>,
@@ -68,21 +68,21 @@ pub struct Overview {
     pub left_out: usize,
     /// Servers in the file.
     pub servers: usize,
-    /// Servers that take new connections.
+    /// Servers that receive new connections.
     pub usable: usize,
-    /// Servers that are down, all of them.
+    /// The total number of servers that are down.
     pub down: usize,
-    /// Servers that are suspicious, all of them.
+    /// The total number of suspicious servers.
     pub suspicious: usize,
     /// The first that are down, then the first that are suspicious.
     pub broken: Vec<Broken>,
-    /// The faults of all servers, grouped; those of most servers first.
+    /// The faults of all servers, grouped by cause; the causes with most servers come first.
     pub causes: Vec<Cause>,
-    /// The number of causes, the unlisted ones included.
+    /// The number of all causes, including those that are not listed.
     pub causes_in_all: usize,
-    /// The services, the broken ones first, and otherwise in the order of the file.
+    /// The services: broken ones first, then the others in the order of the file.
     pub services: Vec<Summary>,
-    /// Reasons for which packets were dropped.
+    /// Numbers of dropped packets by reason.
     pub drops: Vec<ReasonCount>,
 }
 
@@ -91,7 +91,7 @@ pub struct Overview {
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
 pub struct Broken {
-    /// The name of its service.
+    /// The name of the server's service.
     pub name: String,
     /// The service.
     pub service: ServiceId,
@@ -103,15 +103,15 @@ pub struct Broken {
     pub code: String,
     /// The reason.
     pub reason: String,
-    /// The fix, while it is down or suspicious; absent if none is known.
+    /// The fix, while the server is down or suspicious; absent if none is known.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
-    /// Seconds for which it has been so.
+    /// Seconds since it broke.
     pub since: Option<u64>,
-    /// Its administrative state.
+    /// The server's administrative state.
     pub admin: AdminState,
-    /// Active connections that it still has.
+    /// Active connections that the server still has.
     pub active: u32,
 }
 
@@ -120,14 +120,14 @@ pub struct Broken {
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
 pub struct Summary {
-    /// Its name in the file.
+    /// The service's name in the file.
     pub name: String,
     /// The service.
     pub service: ServiceId,
     /// The address as text: `tcp 192.0.2.10:80`.
     pub address: String,
-    /// How it is: `ok`, `suspicious` (clients of a server get no answer), `degraded` (servers are down), or `broken` (it
-    /// does not serve as it should).
+    /// `ok`, `suspicious` (a server does not answer clients), `degraded` (servers are down), or
+    /// `broken` (the service does not serve as configured).
     pub state: String,
     /// The faults, as text.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -135,13 +135,13 @@ pub struct Summary {
     pub trouble: String,
     /// Servers in the file.
     pub servers: usize,
-    /// Servers that take new connections.
+    /// Servers that receive new connections.
     pub usable: usize,
     /// Servers whose checks fail.
     pub down: usize,
-    /// Servers whose clients get no answer.
+    /// Servers that do not answer clients.
     pub suspicious: usize,
-    /// Servers that an operator keeps from new connections.
+    /// Servers to which an operator permits no new connections.
     pub out_of_service: usize,
     /// Active connections.
     pub active: u64,
@@ -220,7 +220,8 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
     }
 }
 
-/// The servers that are down, then the suspicious ones; within each, the most recent change first.
+/// The servers that are down, then the suspicious ones; in each group, the most recent change is
+/// first.
 fn broken(services: &[ServiceStatus]) -> Vec<Broken> {
     let mut all: Vec<Broken> = services
         .iter()
@@ -263,7 +264,7 @@ fn summary(service: &ServiceStatus, dataplane: Option<&ServiceInfo>) -> Summary 
     }
 }
 
-/// The services called `name`, of which there is one for each of its addresses.
+/// The services named `name`: one for each of its addresses.
 pub fn details(snapshot: &Snapshot, name: &str) -> Vec<Detail> {
     let named = snapshot.status.services.iter().filter(|s| s.name == name);
     named
@@ -290,7 +291,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::dataplane::{DataplaneView, Found};
 
-    /// A service with one server that is up and one that is down.
+    /// A state with one service, which has a server that is up and a server that is down.
     pub(crate) fn snapshot(name: &str) -> Snapshot {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
@@ -426,7 +427,7 @@ pub(crate) mod tests {
         assert_eq!(
             services,
             [
-                ("mail", "broken", "no server takes new connections"),
+                ("mail", "broken", "no server receives new connections"),
                 ("web", "degraded", ""),
             ]
         );

@@ -9,17 +9,19 @@ use tokio::sync::Mutex;
 
 use crate::snapshot::Snapshot;
 
-/// Maximum of versions of one page for slow readers; a further reader gets the last version.
+/// Maximum of versions of one page that are stored for slow clients; a further client receives the
+/// last version.
 const HELD_MAX: usize = 3;
 
-/// Bytes of answers of one's own that slow readers may hold, all together.
+/// Maximum, in bytes, of all answers for single clients that wait to be sent.
 pub(super) const OWN_MAX: usize = 32 << 20;
 
-/// Answers that belong to a single reader.
+/// Limits the memory of answers for single clients.
 #[derive(Clone, Debug, Default)]
 pub struct Own(Arc<AtomicUsize>);
 
-/// One of them, counted until its last byte is sent or its reader is gone.
+/// An answer for a single client. It counts until its last byte is sent or its client has
+/// disconnected.
 struct Held {
     bytes: Vec<u8>,
     all: Own,
@@ -38,8 +40,8 @@ impl Drop for Held {
 }
 
 impl Own {
-    /// Stores an answer; `None` if slow readers hold too much already. A single reader gets an
-    /// answer of any length.
+    /// Stores an answer; `None` if the stored answers for slow clients exceed the limit. A single
+    /// client gets an answer of any length.
     pub(super) fn hold(&self, bytes: Vec<u8>) -> Option<Bytes> {
         let room = |held: usize| {
             let all = held.checked_add(bytes.len())?;
@@ -56,7 +58,7 @@ impl Own {
     }
 }
 
-/// The pages that are kept.
+/// The cached pages.
 #[derive(Debug, Default)]
 pub struct Pages {
     pub(super) metrics: Page,
@@ -77,7 +79,7 @@ impl Pages {
     }
 }
 
-/// One of them.
+/// A cached page.
 #[derive(Debug, Default)]
 pub struct Page(Mutex<Versions>);
 
@@ -86,7 +88,7 @@ struct Versions {
     /// The snapshot from which the last page was written.
     of: Option<Arc<Snapshot>>,
     last: Bytes,
-    /// Older versions that a reader still holds.
+    /// Older versions that are still being sent to a client.
     held: Vec<Bytes>,
 }
 
@@ -129,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_of_ones_own_are_bounded_together() {
+    fn answers_for_single_clients_share_a_limit() {
         let own = Own::default();
         let part = || vec![0; OWN_MAX / 8];
         let mut held: Vec<Bytes> = (0..8).map(|_| own.hold(part()).expect("room")).collect();
@@ -143,14 +145,14 @@ mod tests {
         held.clear();
         let long = own
             .hold(vec![0; 2 * OWN_MAX])
-            .expect("nobody else is there");
+            .expect("no other client exists");
         assert!(own.hold(vec![0]).is_none());
         drop(long);
         assert_eq!(own.0.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]
-    async fn slow_readers_hold_a_few_versions_and_no_more() {
+    async fn slow_clients_keep_a_bounded_number_of_page_versions() {
         let page = Page::default();
         let text = |n: u8| move |_: Arc<Snapshot>| vec![n];
         let snapshot = Arc::new(Snapshot::default());
@@ -161,7 +163,7 @@ mod tests {
         for n in 2..10 {
             readers.push(page.of(&Arc::new(Snapshot::default()), text(n)).await);
         }
-        let last = readers.last().expect("there are some")[0];
+        let last = readers.last().expect("entries exist")[0];
         assert_eq!(usize::from(last), HELD_MAX + 1);
         drop(readers);
         let now = page.of(&Arc::new(Snapshot::default()), text(77)).await;

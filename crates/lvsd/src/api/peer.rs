@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 /// The refusal for a client beyond the limit of connections.
 pub(crate) const FULL: &str =
-    "lvsd serves as many connections as it may already: close some, or ask again later";
+    "lvsd serves the maximum of connections: close some, or try again later";
 /// The longest time of a request, until the client has read the last byte of the answer; also the
 /// longest time for which the client of a stream may read nothing.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -22,9 +22,9 @@ pub(crate) enum Peer {
     Tcp(SocketAddr),
     /// A client of the daemon's own socket.
     Local {
-        /// Its user in a word.
+        /// A short name of the client's user.
         who: String,
-        /// The reason why it may not change things.
+        /// The reason why the client has no write access.
         denied: Option<String>,
     },
 }

@@ -9,23 +9,23 @@ use lvs_core::Prefix;
 
 /// Connections over TCP.
 const TCP_MAX: usize = 128;
-/// Connections over TCP of one source: an IPv4 address, or an IPv6 /64.
+/// Maximum of TCP connections of one source: an IPv4 address, or an IPv6 /64.
 pub(super) const SOURCE_MAX: usize = 32;
-/// Streams of events among them.
+/// Maximum of event streams among these connections.
 pub(super) const STREAMS_MAX: usize = 8;
 /// Connections over the Unix socket.
 const LOCAL_MAX: usize = 64;
 /// Connections over the Unix socket of users with read access.
 const READERS_MAX: usize = 32;
-/// Connections over the Unix socket of one such user.
+/// Maximum of connections over the Unix socket for a user with read access.
 const READER_MAX: usize = 8;
 
-/// The client that a place is for.
+/// The client to which a slot belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Holder {
     /// A source over TCP.
     Tcp(IpAddr),
-    /// The same, for a stream of events, beside the place of its connection.
+    /// A source with a stream of events over TCP. The stream counts in addition to its connection.
     Stream(IpAddr),
     /// Users of the Unix socket with write access, together.
     Operators,
@@ -33,7 +33,7 @@ pub(crate) enum Holder {
     Reader(u32),
 }
 
-/// The places that are taken.
+/// Counts the open connections of each client.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionLimits(Arc<Mutex<HashMap<Holder, usize>>>);
 
@@ -42,7 +42,7 @@ pub(crate) struct ConnectionLimits(Arc<Mutex<HashMap<Holder, usize>>>);
 pub(crate) struct ConnectionSlot(ConnectionLimits, Holder);
 
 impl ConnectionLimits {
-    /// Takes a slot; `None` if all slots, or all slots of this holder, are in use.
+    /// Reserves a slot; `None` if all slots, or all slots of this client, are in use.
     pub(crate) fn take(&self, holder: Holder) -> Option<ConnectionSlot> {
         let holder = match holder {
             Holder::Tcp(ip) => Holder::Tcp(Prefix::source(ip)),

@@ -14,13 +14,14 @@ const WORKER: &str = "lvs-worker-";
 /// Processor time and memory of a process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Usage {
-    /// Processor time since its start, in seconds.
+    /// Processor time of the process since its start, in seconds.
     pub(super) cpu_seconds: f64,
     /// Memory in use, in bytes.
     pub(super) resident_bytes: u64,
 }
 
-/// The usage of a process called `name`; `None` if there is none with this id, as in another namespace.
+/// The usage of the process with this id, if its name is `name`; `None` for another process, for
+/// instance of another PID namespace.
 pub(super) fn usage(pid: u32, name: &str) -> Option<Usage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (comm, cpu_seconds) = of_stat(&stat)?;

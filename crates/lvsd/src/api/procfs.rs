@@ -1,5 +1,5 @@
-//! A directory tree like that of the kernel's IPVS in `/proc`, for node_exporter and scripts that
-//! read those files.
+//! A directory tree that imitates the files of the kernel's IPVS in `/proc`, for node_exporter and
+//! scripts that read those files.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -21,7 +21,7 @@ use crate::snapshot::Snapshot;
 
 /// Period of writing.
 const EVERY: Duration = Duration::from_secs(2);
-/// The inverse of the share of time that writing connections may take.
+/// One part in this many of the time may be used to write connections.
 const SHARE: u32 = 20;
 /// Longest silence of a dataplane.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -40,7 +40,7 @@ const CONNECTIONS: [&str; 2] = ["net/ip_vs_conn", "net/ip_vs_conn_sync"];
 /// Directory of the sysctls.
 const SYSCTLS: &str = "sys/net/ipv4/vs";
 
-/// Updates the tree of the settings until `stopped`, and then removes it.
+/// Updates the configured tree until `stopped`, and then removes it.
 pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::Receiver<bool>) {
     let mut settings = api.settings.subscribe();
     let mut written: Option<PathBuf> = None;
@@ -100,7 +100,7 @@ pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::
     }
 }
 
-/// The content of one round.
+/// The content of all files at one update.
 struct Round {
     tree: Tree,
     snapshot: Arc<Snapshot>,
@@ -168,7 +168,7 @@ impl Round {
         Ok(())
     }
 
-    /// Connections and templates, unless there are too many.
+    /// Writes connections and templates, unless there are too many.
     fn connections(&self, dataplane: &mut Client) -> Result<(), Refused> {
         let info: &Info = &self.snapshot.found.seen.info;
         let (mut conn, mut sync) = (
@@ -213,7 +213,7 @@ enum Refused {
     TooMany,
 }
 
-/// The directory that is like `/proc`.
+/// The directory whose files imitate `/proc`.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -234,7 +234,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Replaces a file as a whole.
+    /// Replaces a file in one step.
     fn put(&self, name: &str, text: &str) -> io::Result<()> {
         let file = self.0.join(name);
         let (Some(directory), Some(base)) = (file.parent(), file.file_name()) else {
@@ -303,7 +303,7 @@ mod tests {
         tree.put("sys/net/ipv4/vs/drop_entry", "0\n")
             .expect("written");
         let mode = |name: &str| {
-            let meta = fs::metadata(path.join(name)).expect("it is there");
+            let meta = fs::metadata(path.join(name)).expect("the file exists");
             meta.permissions().mode() & 0o777
         };
         assert_eq!(

@@ -20,7 +20,7 @@ use crate::snapshot::Snapshot;
 
 /// The longest body of a request.
 const BODY_MAX: usize = 16 << 10;
-/// The delay of the refusal of a wrong token.
+/// Delay before a wrong token is refused.
 const WRONG_TOKEN: Duration = Duration::from_millis(500);
 
 /// The content security policy: a browser may only show the answers.
@@ -32,7 +32,7 @@ const EVENTS: &str = "text/event-stream";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The description of everything below `/v1`.
+/// The OpenAPI description of all paths below `/v1`.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
 /// The dashboard: path, type, content.
@@ -110,13 +110,13 @@ pub(super) struct Whoami {
     why: String,
 }
 
-/// Events that are kept.
+/// The stored events.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Past {
     /// Start of the daemon that has counted them, in milliseconds since 1970.
     started_ms: u64,
-    /// In their order.
+    /// The events in their order.
     events: Vec<Event>,
 }
 
@@ -185,7 +185,7 @@ fn json(value: &impl Serialize) -> Reply {
 fn own(api: &Api, content: Vec<u8>) -> Result<Reply, Refusal> {
     let content = api.own.hold(content).ok_or_else(|| {
         Refusal::unavailable(
-            "slow readers hold as many answers as they may: close their connections, or ask again later"
+            "the answers that wait for slow clients have reached their maximum size: close their connections, or try again later"
                 .to_owned(),
         )
     })?;
@@ -232,7 +232,7 @@ async fn route(
     show(api, head, peer).await
 }
 
-/// Refuses a request for a name that is not this director's.
+/// Refuses a request whose host name is not this director's.
 fn answers_to(api: &Api, head: &Parts) -> Result<(), Refusal> {
     host::check(head, &api.config().allowed_hosts).map_err(|name| {
         let name: String = name.chars().take(100).collect();
@@ -251,7 +251,7 @@ fn is_known(path: &str) -> bool {
         || ASSETS.iter().any(|(known, ..)| *known == path)
 }
 
-/// Answers a request that changes nothing.
+/// Answers a read-only request.
 async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     let path = head.uri.path();
     let snapshot = || async { api.snapshot().await.map_err(Refusal::unavailable) };
@@ -337,12 +337,12 @@ fn accepts(head: &Parts, kind: &str) -> bool {
     accept.is_some_and(|kinds| kinds.contains(kind))
 }
 
-/// Events from now on, without an end.
+/// Streams events from now on, without an end.
 fn events(api: &Api, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     if parameter(head, "after")?.is_some() {
         return Err(Refusal::new(
             StatusCode::BAD_REQUEST,
-            "a stream has events from now on: leave `after` out, or ask for JSON",
+            "a stream contains only events from now on: leave `after` out, or request JSON",
         ));
     }
     let place = match peer {
@@ -353,8 +353,7 @@ fn events(api: &Api, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
         Peer::Local { .. } => None,
     };
     let deadline = head.extensions.get::<Deadline>();
-    let deadline =
-        deadline.ok_or_else(|| Refusal::unavailable("lvsd is about to end".to_owned()))?;
+    let deadline = deadline.ok_or_else(|| Refusal::unavailable("lvsd is stopping".to_owned()))?;
     let stream = stream::stream_events(api.events.subscribe(), deadline.clone(), place);
     let mut reply = Response::new(Either::Right(stream));
     set(&mut reply, header::CONTENT_TYPE, EVENTS);
@@ -365,7 +364,7 @@ fn no_service(name: &str) -> Refusal {
     let name: String = name.chars().take(100).collect();
     Refusal::new(
         StatusCode::NOT_FOUND,
-        format!("the file has no service called `{name}`; /v1/overview lists them"),
+        format!("the file has no service named `{name}`; /v1/overview lists them"),
     )
 }
 
@@ -393,8 +392,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
             )),
             (Ok(None), _) => Err(Refusal::new(
                 StatusCode::FORBIDDEN,
-                "this lvsd takes no changes over TCP: use its Unix socket (lvsadm, lvsd reload, curl --unix-socket), \
-                 or set token_file in [api]",
+                "this lvsd accepts no changes over TCP: use its Unix socket (lvsadm, lvsd reload, curl --unix-socket), or set token_file in [api]",
             )),
             (Err(_), _) => Err(Refusal::new(
                 StatusCode::FORBIDDEN,
@@ -410,11 +408,11 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(
         StatusCode::UNAUTHORIZED,
-        "this is not the token of token_file; lvsd reads that file at its start and with `lvsd reload`",
+        "the token is not that of token_file; lvsd reads that file at its start and with `lvsd reload`",
     ))
 }
 
-/// Returns the rights of the client. A wrong token is an error; a missing one is not.
+/// Returns the rights of the client. A wrong token is an error; a missing token is not.
 async fn whoami(api: &Api, head: &Parts, peer: &Peer) -> Result<Whoami, Refusal> {
     let wrong = head.headers.contains_key(header::AUTHORIZATION);
     match authorize(api, head, peer).await {

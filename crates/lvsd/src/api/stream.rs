@@ -1,4 +1,4 @@
-//! Events as they happen, as server-sent events.
+//! Streams events to clients as server-sent events.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -34,7 +34,7 @@ impl Body for Stream {
     }
 }
 
-/// Sends `events` for as long as the client reads. Then it releases `place`.
+/// Sends `events` as long as the client reads. Then it releases `place`.
 pub(super) fn stream_events(
     events: broadcast::Receiver<Arc<Event>>,
     deadline: Deadline,

@@ -15,7 +15,7 @@ use super::peer::Peer;
 use super::*;
 use crate::requests::{answer, channel};
 
-/// An API in front of a daemon with one service; its requests to the daemon are received here.
+/// An API for a fake daemon with one service; the receiver gets the API's requests to the daemon.
 fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(ChangeRequest, String)>) {
     let (sender, mut requests) = channel();
     let (done, deeds) = mpsc::unbounded_channel();
@@ -95,7 +95,7 @@ async fn post(api: &Arc<Api>, path: &str, token: Option<&str>, body: &str) -> (u
 }
 
 #[tokio::test]
-async fn strange_host_is_refused_over_tcp_only() {
+async fn request_with_foreign_host_header_is_refused_over_tcp_only() {
     let (api, mut deeds) = api("web");
     api.settings.send_modify(|settings| {
         settings.token_file = None;
@@ -125,7 +125,7 @@ async fn strange_host_is_refused_over_tcp_only() {
     )
     .await;
     assert_eq!(code, 421);
-    assert!(deeds.try_recv().is_err(), "the daemon was not asked");
+    assert!(deeds.try_recv().is_err(), "the daemon received no request");
     for host in ["198.51.100.1:9560", "[2001:db8::1]", "localhost", "x"] {
         let (code, ..) = send(&api, stranger(), &request("GET", "/v1/status", host)).await;
         assert_eq!(code, 200, "{host}");
@@ -148,7 +148,7 @@ fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String>
         let target = reference
             .strip_prefix('#')
             .and_then(|path| root.pointer(path));
-        return differs(root, target.expect("a reference to something"), value, at);
+        return differs(root, target.expect("a reference to a schema"), value, at);
     }
     if let Some(all) = schema["allOf"].as_array() {
         return all
@@ -323,7 +323,7 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
     *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
     for (token, words) in [
         (None, "Authorization: Bearer"),
-        (Some("0123456789abcdeF"), "not the token"),
+        (Some("0123456789abcdeF"), "the token is not"),
         (Some(""), "Authorization: Bearer"),
     ] {
         let (code, body) = post(&api, "/v1/admin", token, drain).await;
@@ -410,15 +410,18 @@ async fn invalid_request_is_refused_with_a_fix() {
 #[tokio::test(start_paused = true)]
 async fn silent_or_unreading_client_is_disconnected() {
     let (api, _deeds) = api(&"long name ".repeat(2000));
-    for said in [
+    for request_text in [
         "",
         "GET /metrics HTTP/1.1\r\nhost:",
         "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n",
     ] {
         let (mut client, task) = connect(&api, stranger());
-        client.write_all(said.as_bytes()).await.expect("it fits");
+        client
+            .write_all(request_text.as_bytes())
+            .await
+            .expect("it fits");
         let over = tokio::time::timeout(Duration::from_secs(31), task).await;
-        assert!(over.is_ok(), "{said:?}");
+        assert!(over.is_ok(), "{request_text:?}");
     }
 }
 
@@ -453,7 +456,7 @@ async fn dashboard_page_has_security_headers() {
     assert_eq!(get(&api, "/metrics").await.0, 200);
 }
 
-/// Readers cannot keep the daemon's loop busy, neither over TCP nor over the local socket.
+/// Clients cannot keep the main loop busy, neither over TCP nor over the local socket.
 #[tokio::test(start_paused = true)]
 async fn status_queries_reach_the_loop_twice_a_second_at_most() {
     let (sender, mut requests) = channel();
@@ -500,7 +503,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 
-/// The metrics as a scraper reads them.
+/// The metrics, in the format that a scraper requests.
 async fn metrics(api: &Arc<Api>) -> String {
     let (code, text) = get(api, "/metrics").await;
     assert_eq!(code, 200);
@@ -508,13 +511,13 @@ async fn metrics(api: &Arc<Api>) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_that_slow_readers_leave_no_room_for_are_refused_and_counted() {
+async fn answers_are_refused_and_counted_when_slow_readers_use_all_room() {
     let (api, _deeds) = api("web");
     let held = api.own.hold(vec![0; pages::OWN_MAX]).expect("it is empty");
     for path in ["/v1/events", "/v1/services/web"] {
         let (code, body) = get(&api, path).await;
         assert!(
-            code == 503 && body.contains("slow readers"),
+            code == 503 && body.contains("slow clients"),
             "{path}: {code} {body}"
         );
     }
@@ -543,13 +546,13 @@ fn event(message: &str) -> Arc<Event> {
 
 const STREAM: &str = "GET /v1/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n";
 
-/// Reads until `wanted` has arrived.
+/// Reads until `wanted` has been received.
 async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
     let mut text = String::new();
     while !text.contains(wanted) {
         let mut bytes = [0; 1024];
-        let len = client.read(&mut bytes).await.expect("it goes on");
-        assert!(len > 0, "it has ended: {text}");
+        let len = client.read(&mut bytes).await.expect("it continues");
+        assert!(len > 0, "the stream has ended: {text}");
         text.push_str(std::str::from_utf8(&bytes[..len]).expect("text"));
     }
     text
@@ -572,7 +575,7 @@ async fn event_stream_has_new_events_and_heartbeats() {
     api.events.send(event("late")).expect("it listens");
     read_to(&mut client, "\"late\"").await;
     drop(client);
-    task.await.expect("it ends with the client");
+    task.await.expect("the connection closes with the client");
     while api.events.receiver_count() > 0 {
         tokio::task::yield_now().await;
     }
@@ -600,8 +603,8 @@ async fn event_stream_without_reader_is_closed() {
         };
         tokio::select! {
             ended = &mut task => ended.expect("no panic"),
-            () = sending => unreachable!("it does not end"),
-            () = tokio::time::sleep(Duration::from_secs(90)) => panic!("it goes on"),
+            () = sending => unreachable!("it does not stop"),
+            () = tokio::time::sleep(Duration::from_secs(90)) => panic!("it continues"),
         }
         drop(client);
     }
@@ -641,7 +644,7 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
 async fn connections_above_the_limit_are_refused_and_counted() {
     let (api, _deeds) = api("web");
     let listener = http::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
-    let address = listener.local_addr().expect("it has one");
+    let address = listener.local_addr().expect("it has exactly one");
     let accepting = {
         let api = Arc::clone(&api);
         tokio::spawn(async move { http::accept(listener, &api).await })
@@ -670,8 +673,8 @@ async fn connections_above_the_limit_are_refused_and_counted() {
     accepting.abort();
 }
 
-/// The log keeps the last thousand events of any kind; a reader that is more than 4,096 behind
-/// misses some.
+/// The log stores the last thousand events of all kinds; a reader that is more than 4,096 events
+/// behind misses some.
 #[tokio::test]
 async fn event_log_keeps_a_bounded_number_of_last_events() {
     let (api, _deeds) = api("web");
@@ -698,6 +701,6 @@ async fn event_log_keeps_a_bounded_number_of_last_events() {
         "{missed:?}"
     );
     drop(events);
-    keeps.await.expect("it ends with them");
+    keeps.await.expect("the stream closes with the connections");
     assert_eq!(api.past().len(), EVENTS_MAX);
 }

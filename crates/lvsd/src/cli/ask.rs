@@ -18,7 +18,7 @@ pub(super) fn connect(dataplane: &Address) -> Result<Client, String> {
     })
 }
 
-/// Requests a reload from the daemon; does nothing if there is none.
+/// Requests a reload from the daemon; `None` if no daemon runs.
 pub(super) fn reload(dataplane: &Address, force: bool) -> Result<Option<Reloaded>, String> {
     let Some(mut client) = starting::connect_daemon(dataplane)? else {
         return Ok(None);
@@ -26,7 +26,7 @@ pub(super) fn reload(dataplane: &Address, force: bool) -> Result<Option<Reloaded
     client.reload(force).map(Some)
 }
 
-/// The status of the running daemon; `None` if none answers.
+/// The status of the running daemon; `None` if no daemon answers.
 pub(super) fn running(dataplane: &Address) -> Option<Status> {
     Client::connect(dataplane).ok().flatten()?.status().ok()
 }
@@ -89,7 +89,8 @@ fn clock(unix: u64) -> String {
     format!("{year}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}Z")
 }
 
-/// Year, month and day of a day since 1970. Years begin in March here, so that the leap day is their last.
+/// Year, month and day of a number of days since 1970. The computation lets years begin in March,
+/// so that the leap day is the last day.
 const fn date(day: u64) -> (u64, u64, u64) {
     // Days since 1 March of the year 0, and in the period of 400 years.
     let days = day + 719_468;

@@ -18,7 +18,7 @@ const EXIT_LOSSY: u8 = 4;
 /// keepalived could not run.
 const EXIT_NOT_COMPARED: u8 = 5;
 
-/// A kind of file, as it is named on the command line.
+/// A format of source files, as it is named on the command line.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum From {
     /// keepalived.conf
@@ -71,10 +71,10 @@ pub(super) fn check(file: &Path, from: Option<From>, config_id: Option<&str>) ->
         ExitCode::from(EXIT_NOT_COMPARED)
     };
     if kind != SourceFormat::Keepalived {
-        return not_asked("only keepalived prints how it reads its file");
+        return not_asked("only keepalived can print its interpretation of a file");
     }
     if converted.elsewhere {
-        return not_asked("keepalived would enter the network namespace that it names");
+        return not_asked("keepalived would enter the network namespace that the file names");
     }
     let compared = ask::keepalived(file, config_id)
         .and_then(|printed| compare::compare(&converted.toml, &printed));
@@ -92,7 +92,7 @@ pub(super) fn check(file: &Path, from: Option<From>, config_id: Option<&str>) ->
     text.push_str(match compared.whole {
         true => "\n",
         false => {
-            "; addresses and ports only, without groups: keepalived prints the rest where the kernel has IPVS (`modprobe ip_vs`)\n"
+            "; addresses and ports only, without groups: keepalived prints more if the kernel has IPVS (`modprobe ip_vs`)\n"
         }
     });
     let lost = counted(converted.lost.len(), "thing");
@@ -127,7 +127,7 @@ pub(super) fn run(
             }
         }
         None if !converted.rest.is_empty() => {
-            toml.push_str("\n# What keepalived keeps (--rest FILE writes it to a file):\n#\n");
+            toml.push_str("\n# The parts that keepalived continues to use (--rest FILE writes them to a file):\n#\n");
             for line in converted.rest.lines() {
                 toml.push_str(&format!("# {}\n", printable(line)));
             }

@@ -1,4 +1,4 @@
-//! `lvsd register`: a server has itself taken into a pool while this runs.
+//! `lvsd register`: registers a server in an etcd pool while the command runs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::sources::Cluster;
 use crate::sources::etcd::{Client, Registration};
 use crate::sources::retry;
 
-/// A server registers itself.
+/// Registers a server in etcd.
 #[derive(Debug, Args)]
 pub(super) struct Register {
     /// Pool, as services name it: discover = { etcd = "POOL" }.
     #[arg(long)]
     pool: String,
-    /// Address and port at which this server serves; without port, that of the service.
+    /// Address and port of this server; without a port, the port of the service applies.
     #[arg(long, value_name = "IP[:PORT]")]
     address: String,
     /// Weight. Default: the service's.
@@ -28,7 +28,7 @@ pub(super) struct Register {
     /// Name of this server in the pool. Default: the address.
     #[arg(long)]
     id: Option<String>,
-    /// Seconds after which it is taken for gone when this says nothing.
+    /// Seconds after which etcd removes the server if this command does not renew its record.
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     lease: u64,
 }
@@ -44,7 +44,7 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     })?;
     let lease = Duration::from_secs(register.lease);
     if !Cluster::LEASES.contains(&lease) {
-        return Err("--lease takes 2 to 3600 seconds".to_owned());
+        return Err("--lease must be 2 to 3600 seconds".to_owned());
     }
     let registration = Registration {
         address: register.address.clone(),
@@ -57,7 +57,7 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     for (option, name) in [("--pool", &register.pool), ("--id", id)] {
         if !Cluster::is_name(name) {
             return Err(format!(
-                "{option} takes 1 to 128 characters without whitespace and slashes"
+                "{option} must have 1 to 128 characters without whitespace and slashes"
             ));
         }
     }

@@ -14,7 +14,7 @@ pub(super) fn man() -> Vec<u8> {
     page
 }
 
-/// One page for all commands: those of a command of their own would have to be shipped, too.
+/// Writes one page for all commands: separate pages would have to be packaged one by one.
 fn write_page(page: &mut Vec<u8>) -> io::Result<()> {
     let command = Arguments::command();
     let man = Man::new(command.clone())
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn page_and_completions_know_all_commands() {
+    fn manual_page_and_completions_contain_all_commands() {
         Arguments::command().debug_assert();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
         let (page, bash) = (text(man()), text(completions(clap_complete::Shell::Bash)));
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn page_has_the_options_of_all_commands_and_names_shipped_pages_only() {
+    fn manual_page_has_options_of_all_commands_and_refers_to_shipped_pages_only() {
         let page = String::from_utf8(man()).expect("text");
         for words in [
             "\\-\\-force",

@@ -22,7 +22,7 @@ use crate::words::counted;
 
 /// Columns of a line, unless the terminal is narrower.
 const COLUMNS: usize = 80;
-/// The time between two pictures of `--watch`.
+/// Interval of updates of `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
 
 /// The selected services.
@@ -69,7 +69,7 @@ fn has_name(service: &ServiceStatus, name: &str) -> bool {
 struct Look {
     /// Colours.
     colour: bool,
-    /// The greatest width of a line. Without one, each server has a single line.
+    /// Maximum width of a line; `None`: each server has one line of any length.
     width: Option<usize>,
     /// The durations of checks, the falls and the clients of all servers.
     details: bool,
@@ -125,7 +125,8 @@ pub(super) fn status(dataplane: &Address, selection: &Selection, json: bool) -> 
     super::write(rendered(status, selection, look)?.as_bytes())
 }
 
-/// Prints the status again and again until interrupted. On a terminal, each picture replaces the last one.
+/// Prints the status repeatedly until interrupted. On a terminal, each output replaces the previous
+/// one.
 pub(super) fn watch(dataplane: &Address, selection: &Selection) -> Result<(), String> {
     loop {
         let look = Look::of_output(selection.name.is_some());
@@ -142,7 +143,7 @@ pub(super) fn watch(dataplane: &Address, selection: &Selection) -> Result<(), St
     }
 }
 
-/// As much of a text as a window of so many lines shows.
+/// The first `lines` lines of a text, which fit into the terminal.
 fn first_lines(text: &str, lines: usize) -> String {
     let all = text.lines().count();
     if all < lines {
@@ -177,7 +178,8 @@ fn rendered(mut status: Status, selection: &Selection, look: Look) -> Result<Str
     })
 }
 
-/// Breaks lines that are longer than `width` at spaces, or within words that are longer. Colours have no width.
+/// Breaks lines that are longer than `width` at spaces, or within words that are longer. Colours
+/// have no width.
 fn wrapped(text: &str, width: usize) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
@@ -198,7 +200,8 @@ fn wrapped(text: &str, width: usize) -> String {
     out
 }
 
-/// The last space in the first `room` columns, or their end; `None` if the line is not longer.
+/// The position of the last space in the first `room` columns, at which the line is broken; `None`
+/// if the line is not longer.
 fn line_end(line: &str, room: usize) -> Option<usize> {
     let begin = line.len() - line.trim_start().len();
     let (mut columns, mut escape, mut space) = (0, false, None);
@@ -246,7 +249,8 @@ fn health_line(verdict: &Verdict) -> (String, u8) {
     (line, code)
 }
 
-/// Text without control characters and without `|`, which precedes the performance data of a plugin.
+/// Text without control characters and without `|`, which precedes the performance data of a
+/// plugin.
 fn one_line(text: &str) -> String {
     let plain = |char: char| match char {
         '|' => '/',
@@ -256,7 +260,7 @@ fn one_line(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Begins or ends the maintenance of the director, and prints its state among its peers.
+/// Begins or ends the maintenance of the director, and prints its VRRP state.
 pub(super) fn maintenance(
     dataplane: &Address,
     on: Option<bool>,
@@ -341,7 +345,7 @@ fn director(status: &DirectorStatus, now: u64) -> String {
     text
 }
 
-/// A time in its two largest units.
+/// A duration in its two largest units.
 fn lasted(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
@@ -352,7 +356,7 @@ fn lasted(seconds: u64) -> String {
     }
 }
 
-/// The director without its services.
+/// The lines about the director, without its services.
 fn of_director(status: &Status, now: u64) -> String {
     let mut text = format!(
         "lvsd {} (pid {}), up {}; {}\n",
@@ -426,7 +430,7 @@ fn of_director(status: &Status, now: u64) -> String {
         for interface in &status.dataplane.down {
             let _ = writeln!(
                 text,
-                "INTERFACE DOWN: {interface}. To do: ip link set {interface} up; look at its cable or its peer"
+                "INTERFACE DOWN: {interface}. To do: ip link set {interface} up; check its cable or its peer"
             );
         }
         for conflict in &status.dataplane.conflicts {
@@ -434,15 +438,13 @@ fn of_director(status: &Status, now: u64) -> String {
             let host = host.map_or_else(|| mac.clone(), |host| format!("{host}, {mac}"));
             let _ = writeln!(
                 text,
-                "CONFLICT: another host ({host}) answers for {address}. To do: take the address away from one of them; on a \
-                 server that needs it (direct routing, tunnels): lvsadm realserver-setup"
+                "CONFLICT: another host ({host}) answers for {address}. To do: remove the address from one of them; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup"
             );
         }
         for SilentHop { address, interface } in &status.dataplane.silent_hops {
             let _ = writeln!(
                 text,
-                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, and packets to it are \
-                 dropped. To do: is it up and connected (ip neigh show {address}), and is the route to it right (ip route)?"
+                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, and packets to it are dropped. To do: is it up and connected (ip neigh show {address}), and is the route to it right (ip route)?"
             );
         }
         for Waiting { what, fix, .. } in &status.dataplane.waiting {
@@ -460,14 +462,15 @@ fn of_director(status: &Status, now: u64) -> String {
     if let Some(proxy) = &status.proxy {
         let _ = writeln!(
             text,
-            "proxied: {} of {} at a time; {} refused for want of room, {} evicted, {} without a server",
+            "proxied: {} of {} at a time; {} refused at the maximum, {} evicted, {} without a server",
             proxy.connections, proxy.most, proxy.full, proxy.evicted, proxy.refused
         );
     }
     text
 }
 
-/// The services: first the broken, then the degraded and the suspicious ones, then those with slow or flapping servers.
+/// The lines about services: first broken ones, then degraded and suspicious ones, then those with
+/// slow or flapping servers.
 fn of_services(text: &mut String, status: &Status, look: Look) {
     let mut services: Vec<&ServiceStatus> = status.services.iter().collect();
     services.sort_by_key(|service| (ServiceState::of(service), verdict::is_well(service)));
@@ -504,7 +507,7 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
     }
     if source.held > 0 {
         let held = counted(source.held, "service");
-        let _ = write!(text, "; {held} of the dataplane left as they are");
+        let _ = write!(text, "; {held} of the dataplane unchanged");
     }
     let _ = match &source.trouble {
         Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
@@ -543,21 +546,21 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
             "service",
         );
         format!(
-            "{services} differ from those here, for {}",
+            "{services} differ from this director's, for {}",
             lasted(tables.seconds)
         )
     };
-    let said = match tables.state {
+    let printed = match tables.state {
         TablesState::Unknown => "services and servers not known".to_owned(),
         TablesState::Older => "an older version, services and servers not compared".to_owned(),
-        TablesState::Alike => "the same services and servers as here".to_owned(),
+        TablesState::Alike => "the same services and servers as this director".to_owned(),
         TablesState::Differ => services(),
         TablesState::Alarm => format!("ALARM: {}; lvsadm sync shows them", services()),
     };
-    let _ = writeln!(text, "; {said}");
+    let _ = writeln!(text, "; {printed}");
 }
 
-/// A director, and how it differs from this one.
+/// One line about a director, with its differences from this director.
 fn director_line(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen]) {
     let _ = write!(
         text,
@@ -572,10 +575,10 @@ fn director_line(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen
         (director.own, "this one"),
         (!director.ready, "NOT READY"),
         (director.maintenance, "in maintenance"),
-        (director.left_out, "has left something out"),
+        (director.left_out, "has left out some services"),
         (
             own.is_some_and(|own| own.digest != director.digest),
-            "RUNS SOMETHING ELSE",
+            "HAS OTHER SERVICES",
         ),
     ] {
         if is {
@@ -595,7 +598,7 @@ fn dataplane(status: &Status) -> String {
             if dataplane.is_other_version(&status.version) {
                 let _ = write!(
                     text,
-                    ", NOT the version of lvsd: it stays in use until the dataplane is restarted"
+                    ", NOT the version of lvsd: it is used until the dataplane is restarted"
                 );
             }
             if let Some(seconds) = verdict::late_seconds(dataplane) {
@@ -605,7 +608,7 @@ fn dataplane(status: &Status) -> String {
         }
         (true, None) => "dataplane: it answers".to_owned(),
         (false, _) if dataplane.idle => "no dataplane is needed".to_owned(),
-        (false, _) => "NO DATAPLANE answers; the log of lvsd says why".to_owned(),
+        (false, _) => "NO DATAPLANE answers; see the log of lvsd for the reason".to_owned(),
     }
 }
 
@@ -622,18 +625,18 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
         (service.proxied, "proxied"),
         (
             service.conflict,
-            "NOT OURS: a service of another program has its address",
+            "NOT OURS: a service of another program uses its address",
         ),
         (
             service.unheard,
-            "its servers are NOT KNOWN YET, those of the dataplane stay",
+            "its servers are NOT KNOWN YET, those of the dataplane are unchanged",
         ),
         (!service.quorum, "BELOW ITS QUORUM"),
         (
             service.panic,
             "all servers are used, because too few are up",
         ),
-        (service.withdrawn, "its VIP is given up"),
+        (service.withdrawn, "its VIP is released"),
     ] {
         if is {
             let _ = write!(text, "; {words}");
@@ -656,7 +659,8 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
     }
 }
 
-/// The columns of a server, then its notes: on lines of their own if lines have a greatest width.
+/// The columns of a server and its notes. If lines have a maximum width, each note is a separate
+/// line.
 fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, look: Look) {
     let since = server.since.map(|since| format!(" {}", lasted(since)));
     let state = format!("{}{}", server.health, since.unwrap_or_default());
@@ -770,7 +774,7 @@ mod tests {
 
     use super::*;
 
-    /// All of a status as text.
+    /// The complete status as text.
     fn text_of(status: &Status, look: Look) -> String {
         let mut text = of_director(status, 1000);
         of_services(&mut text, status, look);
@@ -858,7 +862,7 @@ mod tests {
         for words in [
             "lvsd 1 (pid 7), up 59s; NO DATAPLANE answers",
             "\nlvsd is not confined; the dataplane is confined by landlock, not by seccomp (why)\n",
-            "\nproxied: 1 of 2 at a time; 3 refused for want of room, 4 evicted, 5 without a server\n",
+            "\nproxied: 1 of 2 at a time; 3 refused at the maximum, 4 evicted, 5 without a server\n",
             "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80           up 1h02m          weight 0   active 7     inactive 0  drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m        weight 0   active 7     inactive 0  connection refused\n",
@@ -894,7 +898,7 @@ mod tests {
         }];
         let text = text_of(&status, Look::default());
         for line in [
-            "peer 192.0.2.2: in step; the same services and servers as here\n",
+            "peer 192.0.2.2: in step; the same services and servers as this director\n",
             "peer 192.0.2.3: AWAY for 13s (no route to host)\n",
             "peer 192.0.2.4: BEHIND for 5s, 7 connections missing\n",
         ] {
@@ -942,7 +946,8 @@ mod tests {
         snapshot.status
     }
 
-    /// A longer status: long names, IPv6 addresses, large numbers, suspicious and down servers, every line of a director.
+    /// A longer status: long names, IPv6 addresses, large numbers, suspicious and down servers,
+    /// every line of a director.
     fn wide() -> Status {
         let mut status = suspicious();
         status.version = "0.12.13-rc1".to_owned();
@@ -1076,13 +1081,13 @@ mod tests {
         let plain = plain(&text);
         let words: Vec<&str> = plain.split_whitespace().collect();
         let words = words.join(" ");
-        for said in [
+        for printed in [
             "15 of 20 connections of clients got no answer in the last minute; went down 7 times in 24 h, last 5s ago, for 1m38s in total",
             "; checks take 1.2 ms (5 minutes: p50 1.2 ms, p99 700 ms)",
             "clients opened 20 connections in 5 minutes, 0 without an answer",
             "fix: on 10.0.0.1: is this director its default gateway",
         ] {
-            assert!(words.contains(said), "{said}: {words}");
+            assert!(words.contains(printed), "{printed}: {words}");
         }
     }
 

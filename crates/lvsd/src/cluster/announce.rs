@@ -20,15 +20,15 @@ use crate::clock::Now;
 use crate::config::Announce;
 use crate::watchdog::{Pulse, TURN_LIMIT};
 
-/// Pause between two queries whether the dataplane is ready.
+/// Interval between two queries whether the dataplane is ready.
 const PERIOD: Duration = Duration::from_millis(100);
 /// The interval at which an unchanged announcement is sent again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The ability of a director to serve an address, by one of its services.
+/// Whether a service can serve its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ability {
-    /// Unknown yet.
+    /// The service's state is not yet known.
     Unknown,
     /// The service has its quorum.
     Quorum,
@@ -38,8 +38,8 @@ pub(crate) enum Ability {
     None,
 }
 
-/// The announcement of an address with these services; `None`: unchanged. If one of several
-/// services has too few servers, the address stays announced for the others.
+/// The announcement of an address of services with these states; `None`: unchanged. If one of
+/// several services has too few servers, the address stays announced for the others.
 pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     let all = |ability| services.iter().all(|one| *one == ability);
     if services.contains(&Ability::Unknown) {
@@ -53,7 +53,7 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     }
 }
 
-/// Time at which a maintenance began.
+/// The start time of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
     /// Seconds after boot.
@@ -109,7 +109,7 @@ pub(super) struct Announced {
 
 #[derive(Debug, Default)]
 struct Door {
-    /// `None`: the thread is to end.
+    /// The addresses to announce; `None` stops the thread.
     wish: Mutex<Option<WantedAnnouncements>>,
     changed: Condvar,
 }

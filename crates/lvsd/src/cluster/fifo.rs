@@ -1,6 +1,6 @@
 //! The messages of keepalived on its `vrrp_notify_fifo`: lines like `INSTANCE "lvs" MASTER 200`.
 //!
-//! Messages stay in the pipe while no lvsd runs, as long as keepalived has it open.
+//! While no lvsd runs, messages stay in the FIFO as long as keepalived has it open.
 
 use std::fs::File;
 use std::io;
@@ -15,10 +15,10 @@ use tokio::task::JoinHandle;
 
 use super::INSTANCE;
 
-/// The longest line that is taken.
+/// Longest accepted line.
 const LINE_MAX: usize = 512;
-/// Interval of the checks that the FIFO still has its name, and of attempts to open one.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval of the checks that the FIFO's file still exists, and of attempts to open it.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The VRRP state of the instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,12 +56,12 @@ impl State {
     }
 }
 
-/// The messages received so far.
+/// The messages that have been received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct Messages {
     /// The last state that keepalived has reported, if any.
     pub(super) state: Option<State>,
-    /// The number of states that it has reported.
+    /// Number of received states.
     pub(super) changes: u64,
     /// Lines that were not understood, or too long.
     pub(super) ignored: u64,
@@ -70,44 +70,44 @@ pub(super) struct Heard {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum Message {
     State(State),
-    /// A message for another instance, or without a meaning here.
+    /// A message for another instance, or one that lvsd does not use.
     Other,
-    Nonsense,
+    Invalid,
 }
 
-fn parse(line: &[u8]) -> Said {
+fn parse(line: &[u8]) -> Message {
     let Ok(line) = std::str::from_utf8(line) else {
-        return Said::Nonsense;
+        return Message::Invalid;
     };
     let mut words = line.split_ascii_whitespace();
     match (words.next(), words.next(), words.next()) {
         (Some("INSTANCE"), Some(name), Some(state)) if name.trim_matches('"') == INSTANCE => {
             match state {
-                "MASTER" => Said::State(State::Master),
-                "BACKUP" => Said::State(State::Backup),
-                "FAULT" => Said::State(State::Fault),
-                "STOP" | "DELETED" => Said::State(State::Stopped),
+                "MASTER" => Message::State(State::Master),
+                "BACKUP" => Message::State(State::Backup),
+                "FAULT" => Message::State(State::Fault),
+                "STOP" | "DELETED" => Message::State(State::Stopped),
                 // Priorities, and messages about other instances.
-                _ => Said::Other,
+                _ => Message::Other,
             }
         }
-        (Some("INSTANCE" | "GROUP"), Some(_), Some(_)) => Said::Other,
-        _ => Said::Nonsense,
+        (Some("INSTANCE" | "GROUP"), Some(_), Some(_)) => Message::Other,
+        _ => Message::Invalid,
     }
 }
 
-/// Bytes become lines of a bounded length.
+/// Splits bytes into lines of limited length.
 #[derive(Debug, Default)]
 struct Lines {
     line: Vec<u8>,
-    /// The rest of a line that is too long.
+    /// Whether the rest of a too long line is being skipped.
     skips: bool,
 }
 
 impl Lines {
-    fn feed(&mut self, bytes: &[u8], heard: &mut Heard) {
+    fn feed(&mut self, bytes: &[u8], messages: &mut Messages) {
         for &byte in bytes {
             if byte != b'\n' {
                 self.skips |= self.line.len() == LINE_MAX;
@@ -116,30 +116,30 @@ impl Lines {
                 }
                 continue;
             }
-            let said = match std::mem::take(&mut self.skips) {
-                true => Said::Nonsense,
+            let message = match std::mem::take(&mut self.skips) {
+                true => Message::Invalid,
                 false => parse(&self.line),
             };
             self.line.clear();
-            match said {
-                Said::State(state) => {
-                    heard.state = Some(state);
-                    heard.changes += 1;
+            match message {
+                Message::State(state) => {
+                    messages.state = Some(state);
+                    messages.changes += 1;
                 }
-                Said::Other => {}
-                Said::Nonsense => heard.ignored += 1,
+                Message::Other => {}
+                Message::Invalid => messages.ignored += 1,
             }
         }
     }
 }
 
 /// Listens until the task is aborted.
-pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Heard>, JoinHandle<()>) {
-    let (sender, receiver) = watch::channel(Heard::default());
-    (receiver, tokio::spawn(hear(path, sender)))
+pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Messages>, JoinHandle<()>) {
+    let (sender, receiver) = watch::channel(Messages::default());
+    (receiver, tokio::spawn(read_messages(path, sender)))
 }
 
-async fn hear(path: PathBuf, sender: watch::Sender<Heard>) {
+async fn read_messages(path: PathBuf, sender: watch::Sender<Messages>) {
     let mut named: Option<Fifo> = None;
     // The old FIFO, which a writer still has open after its name was replaced.
     let mut lost: Option<Source> = None;
@@ -163,11 +163,11 @@ async fn hear(path: PathBuf, sender: watch::Sender<Heard>) {
             }
         }
         set_trouble(&sender, trouble.or(gone));
-        let look = tokio::time::Instant::now() + LOOK;
+        let next_check = tokio::time::Instant::now() + CHECK_INTERVAL;
         loop {
             tokio::select! {
                 biased;
-                () = tokio::time::sleep_until(look) => break,
+                () = tokio::time::sleep_until(next_check) => break,
                 ended = next(lost.as_mut(), &sender) => if ended {
                     lost = None;
                 },
@@ -179,26 +179,27 @@ async fn hear(path: PathBuf, sender: watch::Sender<Heard>) {
     }
 }
 
-fn set_trouble(sender: &watch::Sender<Heard>, trouble: Option<String>) {
-    sender.send_if_modified(|heard| {
-        let new = heard.trouble != trouble;
+fn set_trouble(sender: &watch::Sender<Messages>, trouble: Option<String>) {
+    sender.send_if_modified(|messages| {
+        let new = messages.trouble != trouble;
         if let (true, Some(why)) = (new, &trouble) {
             tracing::error!("{why}");
         }
-        heard.trouble = trouble;
+        messages.trouble = trouble;
         new
     });
 }
 
-/// The result of reading a FIFO.
+/// An open FIFO from which messages are read.
 #[derive(Debug)]
 struct Source {
     receiver: Receiver,
     lines: Lines,
 }
 
-/// Reads the next messages of a source, if there is one; returns whether it has ended.
-async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> bool {
+/// Reads the next messages; returns whether the FIFO has reached its end. Without a FIFO, never
+/// returns.
+async fn next(source: Option<&mut Source>, sender: &watch::Sender<Messages>) -> bool {
     let Some(source) = source else {
         return std::future::pending().await;
     };
@@ -208,10 +209,10 @@ async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> boo
     let mut bytes = [0; 4096];
     match source.receiver.try_read(&mut bytes) {
         Ok(0) => return true,
-        Ok(length) => sender.send_if_modified(|heard| {
-            let before = heard.clone();
-            source.lines.feed(&bytes[..length], heard);
-            *heard != before
+        Ok(length) => sender.send_if_modified(|messages| {
+            let before = messages.clone();
+            source.lines.feed(&bytes[..length], messages);
+            *messages != before
         }),
         Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
     };
@@ -224,7 +225,8 @@ async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> boo
 #[derive(Debug)]
 struct Fifo {
     source: Source,
-    /// An open writer of this process, so that the FIFO does not end when other writers close it.
+    /// A writer of this process, so that the FIFO does not reach its end when the other writers
+    /// close it.
     _writer: File,
     number: (u64, u64),
 }
@@ -295,20 +297,20 @@ mod tests {
 
     #[test]
     fn fifo_lines_of_own_instance_are_used() {
-        for (line, said) in [
-            ("INSTANCE \"lvs\" MASTER 200", Said::State(State::Master)),
-            ("INSTANCE \"lvs\" BACKUP 200", Said::State(State::Backup)),
-            ("INSTANCE \"lvs\" FAULT 0", Said::State(State::Fault)),
-            ("INSTANCE \"lvs\" STOP 200", Said::State(State::Stopped)),
-            ("INSTANCE \"lvs\" MASTER_PRIORITY 200", Said::Other),
-            ("INSTANCE \"other\" MASTER 200", Said::Other),
-            ("GROUP \"lvs\" MASTER 0", Said::Other),
-            ("MASTER", Said::Nonsense),
-            ("", Said::Nonsense),
+        for (line, message) in [
+            ("INSTANCE \"lvs\" MASTER 200", Message::State(State::Master)),
+            ("INSTANCE \"lvs\" BACKUP 200", Message::State(State::Backup)),
+            ("INSTANCE \"lvs\" FAULT 0", Message::State(State::Fault)),
+            ("INSTANCE \"lvs\" STOP 200", Message::State(State::Stopped)),
+            ("INSTANCE \"lvs\" MASTER_PRIORITY 200", Message::Other),
+            ("INSTANCE \"other\" MASTER 200", Message::Other),
+            ("GROUP \"lvs\" MASTER 0", Message::Other),
+            ("MASTER", Message::Invalid),
+            ("", Message::Invalid),
         ] {
-            assert_eq!(parse(line.as_bytes()), said, "{line}");
+            assert_eq!(parse(line.as_bytes()), message, "{line}");
         }
-        assert_eq!(parse(b"INSTANCE \xff x"), Said::Nonsense);
+        assert_eq!(parse(b"INSTANCE \xff x"), Message::Invalid);
         for state in [State::Backup, State::Master, State::Fault, State::Stopped] {
             assert_eq!(State::of_word(state.word()), state);
         }
@@ -316,16 +318,16 @@ mod tests {
 
     #[test]
     fn fifo_input_is_bounded_and_counted() {
-        let (mut lines, mut heard) = (Lines::default(), Heard::default());
+        let (mut lines, mut messages) = (Lines::default(), Messages::default());
         for _ in 0..1000 {
-            lines.feed(&[b'x'; 4096], &mut heard);
+            lines.feed(&[b'x'; 4096], &mut messages);
             assert!(lines.line.len() <= LINE_MAX);
         }
-        lines.feed(b"\nINSTANCE \"lvs\" MAS", &mut heard);
-        assert_eq!((heard.ignored, heard.changes), (1, 0));
-        lines.feed(b"TER 200\n", &mut heard);
-        assert_eq!(heard.state, Some(State::Master));
-        assert_eq!((heard.ignored, heard.changes), (1, 1));
+        lines.feed(b"\nINSTANCE \"lvs\" MAS", &mut messages);
+        assert_eq!((messages.ignored, messages.changes), (1, 0));
+        lines.feed(b"TER 200\n", &mut messages);
+        assert_eq!(messages.state, Some(State::Master));
+        assert_eq!((messages.ignored, messages.changes), (1, 1));
     }
 
     #[tokio::test]
@@ -333,7 +335,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run/fifo");
-        open(&path).expect("it is made");
+        open(&path).expect("it was created");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
         assert!(open(&path).unwrap_err().contains("other than root"));
         std::fs::remove_file(&path).unwrap();
@@ -348,7 +350,7 @@ mod tests {
     async fn replaced_fifo_is_opened_again() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");
-        let (mut heard, task) = listen(path.clone());
+        let (mut messages, task) = listen(path.clone());
         let say = |text: &str| {
             let (path, text) = (path.clone(), text.to_owned());
             tokio::task::spawn_blocking(move || std::fs::write(path, text).unwrap())
@@ -357,8 +359,8 @@ mod tests {
             tokio::task::yield_now().await;
         }
         say("INSTANCE \"lvs\" MASTER 200\n").await.unwrap();
-        heard
-            .wait_for(|heard| heard.state == Some(State::Master))
+        messages
+            .wait_for(|messages| messages.state == Some(State::Master))
             .await
             .unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -366,8 +368,8 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         say("INSTANCE \"lvs\" BACKUP 200\n").await.unwrap();
-        heard
-            .wait_for(|heard| heard.state == Some(State::Backup))
+        messages
+            .wait_for(|messages| messages.state == Some(State::Backup))
             .await
             .unwrap();
         task.abort();
@@ -378,15 +380,15 @@ mod tests {
         use std::io::Write;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");
-        let (mut heard, task) = listen(path.clone());
+        let (mut messages, task) = listen(path.clone());
         while !path.exists() {
             tokio::task::yield_now().await;
         }
         let mut keepalived = File::options().read(true).write(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        heard
-            .wait_for(|heard| {
-                let trouble = heard.trouble.as_deref();
+        messages
+            .wait_for(|messages| {
+                let trouble = messages.trouble.as_deref();
                 trouble.is_some_and(|why| why.contains("restart keepalived"))
             })
             .await
@@ -394,8 +396,8 @@ mod tests {
         keepalived
             .write_all(b"INSTANCE \"lvs\" BACKUP 200\n")
             .unwrap();
-        heard
-            .wait_for(|heard| heard.state == Some(State::Backup))
+        messages
+            .wait_for(|messages| messages.state == Some(State::Backup))
             .await
             .unwrap();
         // Again, with the FIFO that lvsd has created meanwhile, which has no other writer.
@@ -406,21 +408,21 @@ mod tests {
         keepalived
             .write_all(b"INSTANCE \"lvs\" STOP 200\n")
             .unwrap();
-        heard
-            .wait_for(|heard| heard.state == Some(State::Stopped))
+        messages
+            .wait_for(|messages| messages.state == Some(State::Stopped))
             .await
             .unwrap();
         drop(keepalived);
-        heard
-            .wait_for(|heard| heard.trouble.is_none())
+        messages
+            .wait_for(|messages| messages.trouble.is_none())
             .await
             .unwrap();
         let mut keepalived = File::options().read(true).write(true).open(&path).unwrap();
         keepalived
             .write_all(b"INSTANCE \"lvs\" MASTER 200\n")
             .unwrap();
-        heard
-            .wait_for(|heard| heard.state == Some(State::Master))
+        messages
+            .wait_for(|messages| messages.state == Some(State::Master))
             .await
             .unwrap();
         task.abort();

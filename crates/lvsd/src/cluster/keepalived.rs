@@ -93,7 +93,7 @@ fn written(address: &HostAddress) -> String {
     text
 }
 
-/// Seconds with as many decimals as VRRP has.
+/// Seconds with two decimals, the precision of VRRP.
 fn seconds(time: std::time::Duration) -> String {
     format!("{}.{:02}", time.as_secs(), time.subsec_millis() / 10)
 }
@@ -108,7 +108,7 @@ mod tests {
              forward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
         );
         let (config, _) = Config::from_toml("x.toml", &text).expect("valid");
-        super::text(&config, &config.services).expect("it has [vrrp]")
+        super::text(&config, &config.services).expect("the file has [vrrp]")
     }
 
     #[test]

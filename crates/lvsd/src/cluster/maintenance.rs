@@ -1,4 +1,5 @@
-//! That a director is in maintenance, kept in the state directory: a reboot does not end it.
+//! Stores in the state directory that a director is in maintenance, so that maintenance survives a
+//! reboot.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{Moment, Now};
 use crate::replace::replace_for_good;
 
-/// A maintenance, as it is kept.
+/// A maintenance, as it is stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Kept {
     #[serde(flatten)]
     pub(super) wish: Maintenance,
-    /// Its begin by the clock that does not step.
+    /// Its start on the boot-time clock, which is not adjusted when the wall clock is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) began: Option<Moment>,
 }
@@ -40,8 +41,8 @@ pub fn path(admin: &Path) -> PathBuf {
     PathBuf::from(format!("{name}.maintenance.json"))
 }
 
-/// Reads the stored maintenance. A file that cannot be read counts as one: a director in
-/// maintenance must not serve because of a broken file.
+/// Reads the stored maintenance. If the file cannot be read, the director counts as in maintenance:
+/// a director in maintenance must not serve because of a broken file.
 pub(super) fn recall(path: &Path) -> Option<Kept> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
@@ -57,19 +58,19 @@ fn unread(path: &Path, error: &str) -> Kept {
         "cannot read {path}: {error}; the director counts as in maintenance until `lvsd maintenance off`"
     );
     let wish = Maintenance {
-        why: Some("what was kept of it cannot be read".to_owned()),
+        why: Some("its stored state cannot be read".to_owned()),
         ..Maintenance::default()
     };
     Kept { wish, began: None }
 }
 
-/// Whether its words can be shown.
+/// Checks that the operator's name and reason can be printed.
 pub(super) fn check(wish: Option<&Maintenance>) -> Result<(), String> {
     let words = wish.into_iter().flat_map(|wish| [&wish.who, &wish.why]);
     for text in words.flatten() {
         if text.chars().count() > WORDS_MAX || text.contains(char::is_control) {
             return Err(format!(
-                "give the reason in one line of at most {WORDS_MAX} characters"
+                "use a reason of one line of at most {WORDS_MAX} characters"
             ));
         }
     }
@@ -91,7 +92,7 @@ pub(super) fn keep(path: &Path, wish: Option<&Kept>) -> Result<(), String> {
     };
     result.map_err(|error| {
         format!(
-            "undone, because it cannot be stored in {}: {error}; permit lvsd to write there, or name another directory with --state",
+            "undone, because it cannot be stored in {}: {error}; permit lvsd to write there, or use another directory with --state",
             path.display()
         )
     })
@@ -103,16 +104,16 @@ mod tests {
 
     #[test]
     fn maintenance_reason_is_one_line_of_bounded_length() {
-        let said = |why: String| {
+        let parsed = |why: String| {
             check(Some(&Maintenance {
                 why: Some(why),
                 ..Maintenance::default()
             }))
         };
-        assert_eq!(said("ä".repeat(200)), Ok(()));
-        let refused = said("ä".repeat(201)).unwrap_err();
+        assert_eq!(parsed("ä".repeat(200)), Ok(()));
+        let refused = parsed("ä".repeat(201)).unwrap_err();
         assert!(refused.contains("at most 200"), "{refused}");
-        said("x\ny".to_owned()).unwrap_err();
+        parsed("x\ny".to_owned()).unwrap_err();
     }
 
     #[test]

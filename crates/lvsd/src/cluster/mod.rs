@@ -37,13 +37,13 @@ use crate::replace::replace;
 use crate::watchdog::Pulse;
 pub(crate) use announce::{Ability, standing};
 use announce::{Announcer, Began, WantedAnnouncements};
-use fifo::{Heard, State};
+use fifo::{Messages, State};
 pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
 use track::Fitness;
 
 /// Period of the checks of the track file.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The name of the instance in keepalived's configuration and messages.
 pub const INSTANCE: &str = "lvs";
@@ -73,7 +73,7 @@ pub(crate) struct Cluster {
     reported: Vec<AnnouncedVip>,
 }
 
-/// The states that keepalived may be in, as [`VrrpStatus::state`] has them.
+/// The states of keepalived, in the form of [`VrrpStatus::state`].
 pub(crate) fn vrrp_states() -> impl Iterator<Item = &'static str> {
     State::ALL.into_iter().map(State::word)
 }
@@ -82,7 +82,7 @@ pub(crate) fn vrrp_states() -> impl Iterator<Item = &'static str> {
 #[derive(Debug)]
 struct Running {
     settings: Vrrp,
-    heard: watch::Receiver<Heard>,
+    messages: watch::Receiver<Messages>,
     readiness: watch::Receiver<Option<Readiness>>,
     listener: tokio::task::JoinHandle<()>,
     /// The last state from keepalived, also if an earlier daemon received it.
@@ -90,9 +90,9 @@ struct Running {
     written: Option<i16>,
     /// The error of the last write of the track file.
     trouble: Option<String>,
-    /// Times at which the track file is checked.
-    looks: Interval,
-    /// Whether another process had changed it at the last check.
+    /// The times at which the track file is checked.
+    checks: Interval,
+    /// Whether another process had changed the track file at the last check.
     meddled: bool,
 }
 
@@ -134,7 +134,7 @@ impl Cluster {
         self.follow();
     }
 
-    /// Sets the announcements of addresses; `None` leaves an address as it was.
+    /// Sets the announcements of addresses; `None` leaves an address unchanged.
     pub(crate) fn announce(
         &mut self,
         addresses: BTreeMap<IpAddr, Option<api::Standing>>,
@@ -180,7 +180,7 @@ impl Cluster {
                 news.push(match vip.standing {
                     api::Standing::Announced => format!("{} is announced", vip.address),
                     api::Standing::Leaving => format!(
-                        "{} is announced as one that other directors are to be preferred for",
+                        "{} is announced so that routers prefer other directors",
                         vip.address
                     ),
                     api::Standing::Withdrawn => format!("{} is withdrawn", vip.address),
@@ -204,9 +204,9 @@ impl Cluster {
         let vrrp = async {
             match &mut self.running {
                 Some(running) => tokio::select! {
-                    heard = running.heard.changed() => heard.is_err(),
+                    messages = running.messages.changed() => messages.is_err(),
                     ready = running.readiness.changed() => ready.is_err(),
-                    _ = running.looks.tick() => {
+                    _ = running.checks.tick() => {
                         running.look();
                         false
                     }
@@ -234,7 +234,7 @@ impl Cluster {
 
     fn take_vrrp(&mut self) -> Option<String> {
         let running = self.running.as_mut()?;
-        let now = running.heard.borrow_and_update().state;
+        let now = running.messages.borrow_and_update().state;
         running.readiness.mark_unchanged();
         let news = now.filter(|now| *now != running.state).map(|now| {
             running.state = now;
@@ -263,12 +263,14 @@ impl Cluster {
         self.follow();
     }
 
-    /// Sets or ends the maintenance, and stores that. A repeated change keeps its time and reason.
+    /// Begins or ends the maintenance, and stores the change. A repeated change keeps the previous
+    /// time and reason.
     ///
-    /// keepalived and the dataplane follow before it is stored: a disk under load may take seconds.
+    /// keepalived and the dataplane are informed before the change is stored, because a busy disk
+    /// may need seconds.
     ///
     /// # Errors
-    /// It cannot be stored. Then it is not in force either.
+    /// The change cannot be stored. Then it is reverted.
     pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: Now) -> Result<bool, String> {
         let on = spec.on;
         let before = self.maintenance.clone();
@@ -301,14 +303,14 @@ impl Cluster {
         self.follow_announces();
     }
 
-    /// Makes this director unfit: the dataplane ends with the daemon.
+    /// Marks this director as unfit, because the dataplane exits with the daemon.
     pub(crate) fn leave(&self) {
         if let Some(running) = &self.running {
             running.put(track::UNFIT);
         }
     }
 
-    /// Writes the track file, if another number belongs into it.
+    /// Writes the track file if the fitness has changed.
     fn follow(&mut self) {
         let (quorum, maintenance) = (self.quorum, self.maintenance.is_some());
         let Some(running) = &mut self.running else {
@@ -343,7 +345,7 @@ impl Cluster {
     /// The state for `lvsd status`.
     pub(crate) fn status(&self) -> DirectorStatus {
         let vrrp = self.running.as_ref().map(|running| {
-            let heard = running.heard.borrow();
+            let messages = running.messages.borrow();
             let readiness = running.readiness.borrow().clone().unwrap_or_default();
             VrrpStatus {
                 state: running.state.word().to_owned(),
@@ -351,14 +353,14 @@ impl Cluster {
                 ready: readiness.ready,
                 waits_for: readiness.waits_for,
                 track: running.written.unwrap_or(track::UNFIT),
-                trouble: heard
+                trouble: messages
                     .trouble
                     .iter()
                     .chain(&running.trouble)
                     .cloned()
                     .collect(),
-                changes: heard.changes,
-                ignored: heard.ignored,
+                changes: messages.changes,
+                ignored: messages.ignored,
             }
         });
         let announce = self.announcer.as_ref().map(|announcer| {
@@ -374,7 +376,7 @@ impl Cluster {
         let mut warnings = Vec::new();
         if self.maintenance.is_some() && vrrp.is_none() && announce.is_none() {
             warnings.push(
-                "nothing follows the maintenance: the file has neither [vrrp] nor services with vip = \"announce\": the program that moves the addresses must query `lvsd maintenance status`"
+                "the maintenance has no effect on addresses: the file has neither [vrrp] nor services with vip = \"announce\": the program that moves the addresses must query `lvsd maintenance status`"
                     .to_owned(),
             );
         }
@@ -389,19 +391,19 @@ impl Cluster {
 
 impl Running {
     fn start(settings: &Vrrp, places: &ClusterPaths) -> Self {
-        let (heard, listener) = fifo::listen(settings.fifo.clone());
+        let (messages, listener) = fifo::listen(settings.fifo.clone());
         let state = std::fs::read_to_string(state_path(&settings.fifo));
-        let mut looks = tokio::time::interval(LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut checks = tokio::time::interval(CHECK_INTERVAL);
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             settings: settings.clone(),
-            heard,
+            messages,
             readiness: readiness::watch(places.dataplane.clone()),
             listener,
             state: state.map_or(State::Unknown, |word| State::of_word(word.trim())),
             written: None,
             trouble: None,
-            looks,
+            checks,
             meddled: false,
         }
     }
@@ -426,8 +428,9 @@ impl Running {
         }
     }
 
-    /// Checks whether the track file still has the written content. If it is missing, keepalived
-    /// creates one at its start and is not active (`init_file`).
+    /// Checks whether the track file still has the written content. If the file is missing,
+    /// keepalived creates one at its start with a value that prevents it from being active
+    /// (`init_file`).
     fn look(&mut self) {
         let Some(value) = self.written else { return };
         let path = &self.settings.track_file;
@@ -492,13 +495,17 @@ mod tests {
         assert!(cluster.wish(spec(true), Now::at(7)).unwrap());
         assert!(
             !cluster.wish(spec(true), Now::at(9)).unwrap(),
-            "it is in it already"
+            "the director is already in maintenance"
         );
         let mut again = Cluster::recall(Some(places.clone()));
         again.follow_announces();
         assert_eq!(again.announces.maintenance, Some(Began::At(7)));
         assert_eq!(again.status().maintenance.unwrap().since, 7);
-        assert_eq!(again.status().warnings.len(), 1, "nothing follows it");
+        assert_eq!(
+            again.status().warnings.len(),
+            1,
+            "no program follows the maintenance"
+        );
         assert!(cluster.wish(spec(false), Now::at(9)).unwrap());
         assert!(
             Cluster::recall(Some(places.clone()))
@@ -529,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_without_vrrp_are_the_dataplanes() {
+    fn addresses_without_vrrp_are_owned_by_the_dataplane() {
         assert!(Cluster::recall(None).may_own());
     }
 
@@ -558,7 +565,7 @@ mod tests {
                 cluster.changed().await;
                 cluster.take();
             }
-            let status = cluster.status().vrrp.expect("it has [vrrp]");
+            let status = cluster.status().vrrp.expect("the file has [vrrp]");
             assert_eq!(status.track, track::UNFIT);
             assert!(status.trouble.is_empty(), "{status:?}");
         }

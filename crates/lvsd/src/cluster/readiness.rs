@@ -1,5 +1,5 @@
-//! Whether the dataplane has the connections of its peers. lvsd asks ten times a second, so that
-//! keepalived learns at once when the dataplane has ended.
+//! Finds out whether the dataplane has received the connections of its peers. lvsd queries it ten
+//! times a second, so that keepalived is informed at once when the dataplane has exited.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use lvs_api::{Address, Client};
 use lvs_core::api::{Call, SyncState};
 use tokio::sync::watch;
 
-/// Pause between two queries.
+/// Interval between two queries.
 const PERIOD: Duration = Duration::from_millis(100);
-/// A dataplane that does not answer for this time is assumed not to forward packets.
+/// Time after which a dataplane that does not answer is assumed not to forward packets.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Readiness of the dataplane.
@@ -19,7 +19,8 @@ pub(super) struct Readiness {
     pub(super) waits_for: String,
 }
 
-/// The readiness of the dataplane at `address`, while there is a receiver; `None` before its first answer.
+/// Queries the readiness of the dataplane at `address` as long as a receiver exists; `None` before
+/// its first answer.
 pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
     let (sender, receiver) = watch::channel(None);
     let thread = std::thread::Builder::new().name("lvsd-ready".to_owned());
@@ -47,7 +48,7 @@ pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
     receiver
 }
 
-/// Asks a dataplane once.
+/// Sends one query to a dataplane.
 pub(super) fn ask(address: &Address, client: &mut Option<Client>) -> Readiness {
     let unready = |why: String| Readiness {
         ready: false,

@@ -16,11 +16,11 @@ pub(super) const UNFIT: i16 = -254;
 /// The fitness of a director to be active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fitness {
-    /// Whether it has received the connections of its peers.
+    /// Whether this director has received the connections of its peers.
     pub(super) ready: bool,
-    /// All its services have their quorum.
+    /// Whether all its services have their quorum.
     pub(super) quorum: bool,
-    /// Whether it is in maintenance.
+    /// Whether this director is in maintenance.
     pub(super) maintenance: bool,
 }
 
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn track_file_is_compared_with_its_number() {
+    fn track_file_content_is_compared_with_the_number() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("track");
         assert!(!says(&path, 0));
@@ -64,7 +64,7 @@ mod tests {
         let mode = rustix::fs::Mode::RUSR;
         let kind = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
-        assert!(!says(&path, 0), "nobody waits for it");
+        assert!(!says(&path, 0), "no reader has opened the FIFO");
     }
 
     #[test]
@@ -82,7 +82,7 @@ mod tests {
         assert!(standing(true, true, true) < standing(true, false, false));
         assert!(
             standing(true, false, true) > -254,
-            "it serves if nobody else can"
+            "the director serves if no other can"
         );
         for (quorum, maintenance) in [(false, false), (false, true), (true, false), (true, true)] {
             assert_eq!(standing(false, quorum, maintenance), UNFIT);

@@ -9,14 +9,14 @@ use lvs_core::{Family, Protocol};
 use super::ports::ManyPorts;
 use super::{Service, VipMode};
 
-/// The properties of services that must be unique. `P` is their place in the text.
+/// The properties of services that must be unique. `P` is the type of their position in the text.
 #[derive(Debug)]
 pub(crate) struct Taken<P> {
     ids: HashMap<ServiceId, P>,
     owners: HashMap<IpAddr, (VipMode, P)>,
     /// By protocol and address, within which they may overlap.
     many: HashMap<(Protocol, IpAddr), Vec<(ManyPorts, P)>>,
-    /// Services with many ports, by their mark.
+    /// Services with several ports, by their mark.
     marks: HashMap<u32, (ManyPorts, P)>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Clash<P> {
     pub(crate) help: &'static str,
     /// The position of the other service, and the message for it.
     pub(crate) first: (P, &'static str),
-    /// Whether it concerns `vip`, not the address.
+    /// Whether the message is about `vip` instead of the address.
     pub(crate) about_vip: bool,
 }
 
@@ -43,7 +43,7 @@ impl<P> Default for Taken<P> {
 }
 
 impl<P: Clone> Taken<P> {
-    /// Adds a service, whose address is at `address` and whose `vip` at `vip`.
+    /// Adds a service. Its `address` is at position `address`, and its `vip` at position `vip`.
     pub(crate) fn take(&mut self, service: &Service, address: P, vip: P) {
         self.ids.insert(service.id, address.clone());
         if let Some(many) = &service.ports {
@@ -71,13 +71,13 @@ impl<P: Clone> Taken<P> {
         let first = self.ids.get(&service.id)?;
         Some(Clash {
             title: format!("service {} exists twice", label(&service.id)),
-            help: "put all its servers into one [[service]], or change address, port or protocol",
+            help: "put all servers into one [[service]], or change address, port or protocol",
             first: (first.clone(), "the first one"),
             about_vip: false,
         })
     }
 
-    /// Two services of many ports must not take the same packets.
+    /// Checks that two services of several ports do not match the same packets.
     fn overlap(&self, service: &Service) -> Option<Clash<P>> {
         let many = service.ports.as_ref()?;
         let beside = self.many.get(&(many.protocol, many.ip));
@@ -85,16 +85,16 @@ impl<P: Clone> Taken<P> {
         let mut beside = beside.into_iter().flatten().filter(|(one, _)| one != many);
         let (title, help, first) = match beside.find(|(one, _)| one.overlaps(many)) {
             Some((_, first)) => (
-                "two services take the same ports",
-                "give each port of an address to one service; one with a single port may be inside of another's",
+                "two services match the same ports",
+                "assign each port of an address to one service; a service with a single port may be within another's range",
                 first,
             ),
             None => {
                 let same = self.marks.get(&many.mark());
                 let (_, first) = same.filter(|(one, _)| one != many)?;
                 (
-                    "two services come to the same mark by chance",
-                    "write the ports of one of them otherwise: in two ranges, say",
+                    "two services have the same generated mark by chance",
+                    "write the ports of one of them differently, for instance in two ranges",
                     first,
                 )
             }
@@ -129,8 +129,8 @@ impl<P: Clone> Taken<P> {
         };
         Some(Clash {
             title,
-            help: "give every service of this address the same `vip`",
-            first: (first.clone(), "here it is otherwise"),
+            help: "use the same `vip` for every service of this address",
+            first: (first.clone(), "this service has another `vip`"),
             about_vip: true,
         })
     }
@@ -148,7 +148,7 @@ pub(crate) fn is_it(server: SocketAddr, other: &Service) -> bool {
     matches!(other.vip, VipMode::Own | VipMode::Announce) || its_port
 }
 
-/// Whether a service is proxied at all addresses of this host.
+/// Whether the service is proxied and listens on all addresses of this host.
 pub(crate) fn listens_everywhere(service: &Service) -> bool {
     let own = service.id.endpoint().filter(|_| service.proxy.is_some());
     own.is_some_and(|(_, own)| own.ip().is_unspecified())

@@ -16,7 +16,7 @@ pub struct Facts {
     /// The names and numbers of groups; `None` if they cannot be read.
     groups: Option<BTreeMap<String, u32>>,
     addresses: Addresses,
-    /// The names of interfaces; `None` to ask the kernel.
+    /// The names of interfaces; `None`: the kernel is queried.
     #[cfg(test)]
     interfaces: Option<BTreeSet<String>>,
 }
@@ -58,7 +58,7 @@ impl Facts {
         }
     }
 
-    /// Whether there is a group of this name. A number is always valid, as for chown(1).
+    /// Whether a group of this name exists. A number is always valid, as for chown(1).
     pub(super) fn has_group(&self, name: &str) -> bool {
         self.groups.is_none() || self.gid(name).is_some()
     }
@@ -84,7 +84,7 @@ impl Facts {
         self.groups.iter().flatten().map(|(name, _)| name.as_str())
     }
 
-    /// Whether there is an interface of this name.
+    /// Whether an interface of this name exists.
     pub(super) fn has_interface(&self, name: &str) -> bool {
         #[cfg(test)]
         if let Some(all) = &self.interfaces {
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_host_has_a_loopback_and_roots_group() {
+    fn this_host_has_a_loopback_interface_and_a_root_group() {
         let facts = Facts::read();
         assert!(facts.has_interface("lo"));
         assert!(!facts.has_interface("no-such"));

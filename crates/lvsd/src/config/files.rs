@@ -1,5 +1,5 @@
-//! A configuration in several files: the main one, and `conf.d/*.toml` beside it, in the order of
-//! their names, as one text.
+//! A configuration in several files: the main file, and `conf.d/*.toml` next to it, in the order of
+//! their names, joined to one text.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use super::{LoadError, shape};
 use crate::text::{Files, Findings, read_at_most};
 
-/// Bytes of one file at most: 40,000 servers take a twentieth of it.
+/// Maximum size of a file in bytes: 40,000 servers need a twentieth of it.
 const FILE_MAX: u64 = 64 << 20;
 
-/// Text behind text.
+/// Files that are joined to one text.
 struct Joined {
     text: String,
     files: Files,
 }
 
 impl Joined {
-    /// Appends a part; returns the position of its first byte.
+    /// Appends a file; returns the position of its first byte in the joined text.
     fn push(&mut self, path: String, part: &str) -> usize {
         if !self.text.ends_with('\n') && !self.text.is_empty() {
             self.text.push('\n');
@@ -94,7 +94,7 @@ fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     Ok(all)
 }
 
-/// The content of a file, which may be a pipe, but not one without end.
+/// Reads a file of limited size. The file may be a pipe.
 pub(in crate::config) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     read_at_most(File::open(path)?, FILE_MAX)
 }
@@ -143,7 +143,7 @@ mod tests {
         "[[service]]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1\"\n";
 
     #[test]
-    fn files_are_one_configuration_and_keep_their_places() {
+    fn joined_files_keep_their_positions() {
         let second = PART.replace("192.0.2.1", "192.0.2.2");
         let config = load(
             MAIN,

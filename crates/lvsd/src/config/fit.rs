@@ -1,4 +1,4 @@
-//! Checks whether the address of a server permits it in a service.
+//! Checks whether a server can have its address in a service.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use lvs_core::{Family, Forwarding};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unfit {
     pub(crate) title: String,
-    /// More about the server's address; may be empty.
+    /// An explanation of the server's address; may be empty.
     pub(crate) label: &'static str,
     pub(crate) help: String,
     /// The text to show at the service's virtual address, if any.
@@ -43,13 +43,13 @@ pub(crate) fn unusable(ip: IpAddr, what: &str) -> Option<(String, &'static str)>
     bad.then(|| {
         (
             format!("{ip} cannot be the address of a {what}"),
-            "give a unicast address that is not link-local",
+            "use a unicast address that is not link-local",
         )
     })
 }
 
-/// Why the server at `address` cannot serve the service `id` by `method`. `many_ports`: the service
-/// takes many ports of its address.
+/// The reason why the server at `address` cannot serve the service `id` with `method`.
+/// `many_ports`: the service has several ports.
 pub(crate) fn misfit(
     id: &ServiceId,
     many_ports: bool,
@@ -66,14 +66,14 @@ pub(crate) fn misfit(
     {
         return Some(Unfit::new(
             "server and service are of different families",
-            "give a server of the service's family, or set forward = \"tun\"",
+            "use a server of the service's family, or set forward = \"tun\"",
         ));
     }
     let Some(vip) = vip else {
         let wrong = !method.translates() && address.port() != 0 && many_ports;
         return wrong.then(|| {
             Unfit::new(
-                "only NAT can send the packets of many ports to one port",
+                "only NAT can translate several ports to one port",
                 format!("write \"{}\" without a port", address.ip()),
             )
         });
@@ -83,7 +83,7 @@ pub(crate) fn misfit(
             vip: Some("the VIP"),
             ..Unfit::new(
                 "the server is the virtual service itself: a loop",
-                "give the real server's own address, not the VIP that it has on lo",
+                "use the real server's own address, not the VIP that it has on lo",
             )
         });
     }
@@ -93,7 +93,7 @@ pub(crate) fn misfit(
             _ => "tunnelling",
         };
         return Some(Unfit {
-            label: "the server gets the packet as the client sent it",
+            label: "with this method, the server receives the packet with the client's destination port",
             vip: Some("the service's port"),
             ..Unfit::new(
                 format!(

@@ -48,12 +48,12 @@ use crate::health::Check;
 use crate::sources::{Cluster, Lookups, Source, kubernetes};
 use lvs_proxy as proxy;
 
-/// A file that has been checked.
+/// A checked file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// The file.
     pub path: String,
-    /// The files that it was read from.
+    /// The files from which the configuration was read.
     pub files: Files,
     /// Settings of the daemon itself.
     pub daemon: Daemon,
@@ -61,13 +61,13 @@ pub struct Config {
     pub api: Api,
     /// Options of a dataplane that the daemon starts.
     pub dataplane: Dataplane,
-    /// The synchronisation daemons of the dataplane; `None` does not change them.
+    /// The synchronisation daemons of the dataplane; `None` leaves them unchanged.
     pub sync: Option<Vec<SyncDaemon>>,
     /// If set, the dataplane owns the virtual addresses only while keepalived is active.
     pub vrrp: Option<Vrrp>,
-    /// Settings of the look-ups of servers' names.
+    /// Settings of the resolution of server names.
     pub lookups: Lookups,
-    /// The connection to etcd, which directors share.
+    /// The settings of etcd, which several directors share.
     pub cluster: Option<Cluster>,
     /// The connection to Kubernetes.
     pub kubernetes: Option<kubernetes::Settings>,
@@ -92,9 +92,10 @@ pub struct Discovery {
     pub source: Source,
     /// Its line.
     pub line: usize,
-    /// The port of servers without one.
+    /// The port of discovered servers for which the source has no port.
     pub port: u16,
-    /// Their settings in the dataplane, with the weight of servers without one.
+    /// The dataplane's settings of discovered servers, with the weight of servers for which the
+    /// source has none.
     pub config: ServerConfig,
     /// The health check.
     pub check: Option<Check>,
@@ -107,14 +108,14 @@ pub struct Daemon {
     pub adopt: bool,
     /// Filter of the log.
     pub log: Option<String>,
-    /// Percentage of all servers that a reload may take away unless it is forced; `None` for
+    /// Maximum percentage of all servers that a reload may remove unless it is forced; `None` for
     /// [`Self::MAX_REMOVE`].
     pub max_remove: Option<u8>,
-    /// Whether the daemon drops rights that it does not need: `off` or `auto`.
+    /// Whether lvsd drops the privileges that it does not need: `off` or `auto`.
     pub confine: Option<String>,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
-    /// The notification program with its arguments; empty for none.
+    /// The notification program with its arguments; empty if there is none.
     pub notify: Vec<String>,
     /// The user and the group that it runs as.
     pub notify_user: Option<(u32, u32)>,
@@ -131,9 +132,9 @@ pub struct Api {
     pub allowed_hosts: Vec<String>,
     /// Path of the file with the token that allows changes over TCP.
     pub token_file: Option<PathBuf>,
-    /// The directory of a tree like `/proc`.
+    /// The directory of a tree that imitates `/proc`.
     pub procfs: Option<PathBuf>,
-    /// Greatest number of connections that it lists; `None` for [`Self::PROCFS_CONNECTIONS`].
+    /// Maximum of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].
     pub procfs_connections: Option<usize>,
     /// With the dashboard.
     pub dashboard: bool,
@@ -150,7 +151,7 @@ pub enum OnDrift {
     /// Reported and reverted.
     #[default]
     Repair,
-    /// Reported, and kept until the file is loaded again.
+    /// Manual changes are reported, and kept until the file is loaded again.
     Report,
 }
 
@@ -162,7 +163,7 @@ impl Daemon {
     /// Number of servers that a change may always remove.
     const FEW: usize = 10;
 
-    /// Whether a reload may leave `after` of `before` servers.
+    /// Whether a reload may reduce the number of servers from `before` to `after`.
     pub fn may_shrink(&self, before: usize, after: usize) -> bool {
         let removed = before.saturating_sub(after);
         let most = usize::from(self.max_remove.unwrap_or(Self::MAX_REMOVE));
@@ -191,17 +192,17 @@ pub struct Dataplane {
     pub profile: Option<String>,
     /// The dataplane owns every VIP.
     pub own_vips: bool,
-    /// Local addresses of full NAT, and hairpin; `None` keeps the dataplane's.
+    /// Local addresses of full NAT, and hairpin; `None` leaves the dataplane's unchanged.
     pub local: Option<LocalPool>,
     /// Application helpers.
     pub helpers: Vec<String>,
-    /// `answer`, `drop`, or how many requests are answered in a second.
+    /// `answer`, `drop`, or the number of requests that are answered in a second.
     pub echo: Option<String>,
     /// `off`, `loose` or `strict`.
     pub reverse_path: Option<String>,
     /// `off`, `auto` or `on`.
     pub fast_path: Option<String>,
-    /// Whether a process holds connections, should the dataplane be killed.
+    /// Whether a process stores connections in case the dataplane is killed.
     pub warm_restart: Option<String>,
     /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer.
     pub xdp: Vec<String>,
@@ -213,11 +214,11 @@ pub struct Dataplane {
     pub icmp_limit: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
-    /// How many of them may be of IPv6, where connections are forwarded by the kernel fast path.
+    /// Maximum of IPv6 connections, if the kernel fast path is used.
     pub max_ipv6: Option<u32>,
     /// `drop`.
     pub when_full: Option<String>,
-    /// Peers, with which it replicates connections.
+    /// Peers, with which the dataplane replicates connections.
     pub peers: Option<Peers>,
     /// Path of the dataplane.
     pub program: Option<String>,
@@ -228,11 +229,11 @@ pub struct Dataplane {
 pub struct Vrrp {
     /// The interface for VRRP advertisements.
     pub interface: String,
-    /// The number that directors of one cluster share.
+    /// The virtual router number, which is the same on all directors of a cluster.
     pub router_id: u8,
-    /// Before this director's state is added.
+    /// The priority before the values of this director's state are added.
     pub priority: u8,
-    /// Between two advertisements.
+    /// The time between two advertisements.
     pub advert: Duration,
     /// The addresses of the other directors, if VRRP does not use multicast.
     pub peers: Vec<IpAddr>,
@@ -240,7 +241,7 @@ pub struct Vrrp {
     pub addresses: Vec<HostAddress>,
     /// Path of the track file, from which keepalived reads the readiness of this director.
     pub track_file: PathBuf,
-    /// Path of the FIFO into which keepalived writes whether it is active.
+    /// Path of the FIFO into which keepalived writes its state.
     pub fifo: PathBuf,
 }
 
@@ -251,20 +252,21 @@ impl Vrrp {
     pub const FIFO: &'static str = "/run/lvs/vrrp.fifo";
     /// The default time between advertisements.
     pub const ADVERT: Duration = Duration::from_millis(300);
-    /// The priority, if the file does not set it.
+    /// The default priority.
     pub const PRIORITY: u8 = 200;
     /// The addition to the priority during maintenance: an able director takes over.
     pub const MAINTENANCE: i16 = -100;
-    /// The addition to the priority below a quorum: a director with all its services takes over.
+    /// The value that is added to the priority below a quorum, so that a director with all its
+    /// services takes over.
     pub const BELOW_QUORUM: i16 = -50;
-    /// The least priority from which both can be subtracted: keepalived stops at 1.
+    /// The lowest priority from which both values can be subtracted: keepalived uses at least 1.
     pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (Self::MAINTENANCE + Self::BELOW_QUORUM) as i64;
 }
 
 /// Settings of the announcement of addresses by routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announce {
-    /// Time in maintenance in which other directors are preferred before an address is withdrawn.
+    /// Time in maintenance for which routers prefer other directors before an address is withdrawn.
     pub drain: Duration,
     /// Time that the dataplane continues to announce without messages from lvsd.
     pub hold: Duration,
@@ -284,7 +286,7 @@ impl Default for Announce {
 pub struct HostAddress {
     /// The address.
     pub ip: IpAddr,
-    /// Bits of its network.
+    /// Prefix length of its network.
     pub len: u8,
     /// Its interface; keepalived's default is the interface of the advertisements.
     pub device: Option<String>,
@@ -295,9 +297,9 @@ pub struct HostAddress {
 pub struct Peers {
     /// Their addresses.
     pub addresses: Vec<String>,
-    /// File with the key that they share.
+    /// File with the key that all peers use.
     pub key_file: String,
-    /// The address on which this director accepts them.
+    /// The address on which this director accepts connections of its peers.
     pub listen: Option<String>,
     /// Longest wait at the start for unreachable peers.
     pub wait: Option<Duration>,
@@ -313,7 +315,7 @@ impl Peers {
 }
 
 impl Dataplane {
-    /// The tables of the file in which a dataplane's options differ from `before`.
+    /// The tables of the file whose dataplane options differ from those of `before`.
     pub fn changed_tables(&self, before: &Self) -> Vec<&'static str> {
         let own = |all: &Self| Self {
             peers: None,
@@ -411,83 +413,87 @@ impl Dataplane {
 /// The owner of a VIP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// Owned by the dataplane, unless the host has it when the file is loaded.
+    /// The dataplane owns the VIP, unless the host has the address when the file is loaded.
     #[default]
     Auto,
-    /// The dataplane's: it answers ARP for it and announces it.
+    /// The dataplane owns the VIP: it answers ARP for the address and announces it.
     Own,
-    /// The host's, or routed here; the dataplane does not answer for it.
+    /// The host has the VIP, or a router routes it to this host; the dataplane does not answer ARP
+    /// for it.
     Host,
-    /// Several dataplanes own it at the same time: each announces a route to it, and none answers
-    /// ARP or neighbour discovery for it.
+    /// Several dataplanes have the VIP at the same time: each announces a route to it, and none
+    /// answers ARP or neighbour discovery for it.
     Announce,
 }
 
 /// The action if the check of a server fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnCheckFailure {
-    /// Weight 0: no new connections, the existing ones continue.
+    /// Weight 0: the server gets no new connections, and existing ones continue.
     #[default]
     Quiesce,
-    /// The server is deleted: nothing reaches it, its connections hang until it is back.
+    /// The server is deleted: no packet is forwarded to it, and its connections stall until it is
+    /// added again.
     Remove,
 }
 
 /// `[[service]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Its line, from 1.
+    /// Number of its line, from 1.
     pub line: usize,
     /// Name in logs.
     pub name: String,
-    /// Its identity in the dataplane.
+    /// The service's identity in the dataplane.
     pub id: ServiceId,
-    /// Its settings in the dataplane.
+    /// The service's settings in the dataplane.
     pub config: ServiceConfig,
-    /// The ports of its mark, if it has many.
+    /// The ports that its mark stands for, if the service has several.
     pub ports: Option<ManyPorts>,
     /// The owner of the VIP.
     pub vip: VipMode,
-    /// The filter of its new connections.
+    /// The filter of the service's new connections.
     pub filter: SourceFilter,
-    /// Proxy settings, if lvsd serves it; `None` if a dataplane does.
+    /// Proxy settings if lvsd proxies the service; `None` if the dataplane forwards it.
     pub proxy: Option<proxy::Options>,
     /// The action if the check of a server fails.
     pub on_check_failure: OnCheckFailure,
-    /// Whether a server with weight 0 gets no new connections, and the others get them.
+    /// Whether new connections for a server with weight 0 go to the other servers.
     pub quiesces_at_zero: bool,
-    /// Time for which a server that was removed from the file keeps its connections.
+    /// Time for which the connections of a server that was removed from the file continue.
     pub drain: Duration,
-    /// Number of servers that it requires.
+    /// Number of servers that the service requires.
     pub quorum: Quorum,
-    /// The action on its VIP below the quorum.
+    /// The action on the service's VIP below the quorum.
     pub below_quorum: BelowQuorum,
-    /// Its servers are down until a check has passed, even if they serve when the daemon starts.
+    /// Whether servers count as down until a check has succeeded, even if they serve when lvsd
+    /// starts.
     pub alpha: bool,
-    /// Whether it is removed when the daemon ends.
+    /// Whether the service is removed when the daemon exits.
     pub omega: bool,
-    /// Least percentage of its servers that are up; below it, all count as up. 0 for no minimum.
+    /// Minimum percentage of servers that are up. If fewer are up, all servers count as up. 0
+    /// disables this.
     pub min_share: u8,
-    /// The server that replaces the others below the quorum.
+    /// The server that replaces the other servers below the quorum.
     pub sorry: Option<Server>,
     /// Source of further servers.
     pub discovery: Option<Discovery>,
-    /// The list of servers is incomplete: the dataplane may have servers that belong to it. Always
-    /// false for the file alone.
+    /// Whether the list of servers is incomplete: the dataplane may have further servers of the
+    /// service. Always false for the file alone.
     pub incomplete: bool,
-    /// Their source has never answered. Never so in the file alone.
+    /// The source of its servers has not answered yet. Never set for a service whose servers are in
+    /// the file.
     pub unheard: bool,
-    /// Real servers, in the order of the file; behind them those that DNS and etcd name.
+    /// Real servers: first those of the file in its order, then those of DNS and etcd.
     pub servers: Vec<Server>,
 }
 
-/// Servers that a service needs: it has its quorum from `up` usable ones on, and loses it below
-/// `down`.
+/// Numbers of usable servers: at `up` a service gains its quorum, and below `down` it loses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quorum {
     /// Number of servers from which on the service has its quorum.
     pub up: u32,
-    /// Number of servers below which it loses its quorum; at most `up`.
+    /// The service loses its quorum below this number of servers; at most `up`.
     pub down: u32,
 }
 
@@ -500,15 +506,15 @@ impl Default for Quorum {
 /// The action on the VIP of a service below its quorum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BelowQuorum {
-    /// The dataplane continues to own it.
+    /// The dataplane continues to own the VIP.
     #[default]
     Keep,
-    /// The dataplane releases it, so that another director can take it over.
+    /// The dataplane releases the VIP, so that another director can take it over.
     GiveUp,
 }
 
 impl Service {
-    /// The virtual address, if there is one.
+    /// The virtual address; `None` for a service with a mark.
     pub fn address(&self) -> Option<SocketAddr> {
         self.id.address()
     }
@@ -533,11 +539,11 @@ impl Service {
 /// `[[service.server]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Its line, from 1.
+    /// Number of its line, from 1.
     pub line: usize,
     /// Address and port.
     pub address: SocketAddr,
-    /// Its settings in the dataplane while it is healthy.
+    /// The dataplane's settings of the server while it is healthy.
     pub config: ServerConfig,
     /// The health check; without it, the server counts as healthy.
     pub check: Option<Check>,
@@ -552,11 +558,11 @@ pub fn checks_of(services: &[Service]) -> impl Iterator<Item = ((ServiceId, Sock
 }
 
 impl Config {
-    /// Reads and checks a file. The report that comes with a configuration holds warnings only.
+    /// Reads and checks a file. The report of a valid configuration contains only warnings.
     ///
     /// # Errors
-    /// The file cannot be read ([`LoadError::Read`]) or is not text ([`LoadError::NotText`]), or
-    /// something in it is wrong ([`LoadError::Refused`]).
+    /// The file cannot be read ([`LoadError::Read`]) or is not text ([`LoadError::NotText`]), or is
+    /// invalid ([`LoadError::Refused`]).
     pub fn load(path: &Path) -> Result<(Self, Report), LoadError> {
         Self::load_on(path, None)
     }
@@ -582,8 +588,8 @@ impl Config {
             .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
-    /// The services of a key of etcd, or of a Service in Kubernetes, that has `text`, checked by themselves. `[defaults]` holds for
-    /// them.
+    /// The services of a key of etcd, or of a Service in Kubernetes, that has `text`, checked by
+    /// themselves. `[defaults]` holds for them.
     ///
     /// # Errors
     /// The first error in it, in words.
@@ -599,10 +605,10 @@ impl Config {
         files::read(path).map_or(true, |whole| names(&whole.text))
     }
 
-    /// Checks `text`, which came from the file `path`.
+    /// Checks `text`, the content of the file `path`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors in the text.
     pub fn from_toml(path: &str, text: &str) -> Result<(Self, Report), Report> {
         Self::read(path, text, Files::from(path), None)
     }
@@ -660,15 +666,14 @@ pub enum LoadError {
     },
     /// The file is not UTF-8, which TOML requires.
     #[error(
-        "{path}, line {line}: byte {offset} of the file (0x{byte:02x}) is not UTF-8, as TOML has to be; \
-         convert it (`iconv -f ISO-8859-1 -t UTF-8`), or put back the file that was meant if this is not text"
+        "{path}, line {line}: byte {offset} of the file (0x{byte:02x}) is not UTF-8, as TOML must be; convert it (`iconv -f ISO-8859-1 -t UTF-8`), or restore the intended file if this is not text"
     )]
     NotText {
         /// The file.
         path: String,
-        /// Line of the first wrong byte, from 1.
+        /// Line of the first invalid byte, from 1.
         line: usize,
-        /// Its offset, from 0.
+        /// Offset of this byte, from 0.
         offset: usize,
         /// Its value.
         byte: u8,
@@ -694,9 +699,9 @@ fn fix(error: &std::io::Error) -> &'static str {
             "raise the limit of open files (LimitNOFILE= in lvsd's unit, `ulimit -n` in a shell)"
         }
         ErrorKind::FileTooLarge => {
-            "is it the right file? Share a configuration of that size out over files in conf.d"
+            "is it the right file? Divide a configuration of that size into files in conf.d"
         }
-        ErrorKind::NotADirectory => "make it a directory, or take it away",
-        _ => "see that the disk is well and the file can be read with `cat`",
+        ErrorKind::NotADirectory => "make it a directory, or remove it",
+        _ => "check that the disk works and that `cat` can read the file",
     }
 }

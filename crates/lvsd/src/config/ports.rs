@@ -1,4 +1,4 @@
-//! Services of many ports: `address = "192.0.2.10:8000-8999"`, `"192.0.2.10:80,443"`,
+//! Services with several ports: `address = "192.0.2.10:8000-8999"`, `"192.0.2.10:80,443"`,
 //! `"192.0.2.10:*"`.
 //!
 //! In IPVS, a service has one port or a mark. So each of these is a service with a mark from a
@@ -45,7 +45,7 @@ impl ManyPorts {
     /// Reads an address with several ports; `None` if the text has one port or none.
     ///
     /// # Errors
-    /// The reason why the ports are wrong.
+    /// The reason why the ports are invalid.
     pub(super) fn parse(text: &str, protocol: Protocol) -> Option<Result<Self, String>> {
         let (ip, ports) = text.trim().rsplit_once(':')?;
         let ip = match ip.strip_prefix('[') {
@@ -62,8 +62,8 @@ impl ManyPorts {
         }))
     }
 
-    /// The mark of the service. It depends only on the words of the rule, so that a reload keeps
-    /// its connections.
+    /// The mark of the service. It depends only on the text of the rule, so that connections
+    /// continue after a reload.
     pub fn mark(&self) -> u32 {
         // FNV-1a, of which the lower bits are kept.
         let hash = self
@@ -75,18 +75,18 @@ impl ManyPorts {
         MARKS.start() | ((hash >> 24 ^ hash) & (MARKS.end() - MARKS.start()))
     }
 
-    /// Family of its packets.
+    /// Address family of the service.
     pub const fn family(&self) -> Family {
         Family::of(&self.ip)
     }
 
-    /// Whether `port` is one of them.
+    /// Whether `port` is one of the service's ports.
     pub(super) fn has(&self, port: u16) -> bool {
         let mut ranges = self.ports.iter();
         self.ports.is_empty() || ranges.any(|range| (range.0..=range.1).contains(&port))
     }
 
-    /// Whether both take some packet.
+    /// Whether a packet can match both services.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let all = [PortRange(0, u16::MAX)];
         let ports = |many: &Self| {
@@ -148,12 +148,12 @@ impl std::fmt::Display for ManyPorts {
     }
 }
 
-/// Whether a rule in the dataplane's words is one of these.
+/// Whether lvsd has generated this rule for a service of several ports.
 pub(crate) fn is_generated(rule: &str) -> bool {
     generated_mark(rule).is_some()
 }
 
-/// The mark that a rule of the dataplane sets, if it is one of these.
+/// The mark that a rule sets, if lvsd has generated the rule for a service of several ports.
 pub(crate) fn generated_mark(rule: &str) -> Option<u32> {
     let words: Vec<&str> = rule.split_whitespace().collect();
     match MarkRule::parse(&words).ok()?.action {
@@ -177,7 +177,7 @@ fn read(text: &str) -> Result<Vec<PortRange>, String> {
     }
 }
 
-/// A range without one of its ports.
+/// Removes one port from a range.
 fn without(range: PortRange, port: u16) -> Vec<PortRange> {
     let PortRange(first, last) = range;
     if !(first..=last).contains(&port) {
@@ -222,7 +222,7 @@ mod tests {
             assert!(MARKS.contains(&many(text).mark()));
         }
         for (text, complaint) in [
-            ("192.0.2.10:90-80", "ends before"),
+            ("192.0.2.10:90-80", "is lower than its beginning"),
             ("192.0.2.10:80,70-90", "overlap"),
             ("192.0.2.10:80-x", "expected a port"),
             ("192.0.2.10:", "expected a port"),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_are_found() {
+    fn overlapping_ports_are_found() {
         for (a, b, overlap) in [
             ("192.0.2.10:80-90", "192.0.2.10:90-99", true),
             ("192.0.2.10:80-90", "192.0.2.10:91-99", false),

@@ -1,7 +1,7 @@
-//! The file as it is written: one struct a table, every value with its place in the text.
+//! The unchecked file: one struct for each table, and every value with its position in the text.
 //!
-//! Nothing is required here and nothing is interpreted, so that one pass finds every misspelt key
-//! and every value of a wrong type; [`super`] turns this into the checked
+//! No key is required here and no value is interpreted, so that one pass finds every misspelt key
+//! and every value of a wrong type. [`super`] converts this into the checked
 //! [`Config`](super::Config).
 
 use std::collections::BTreeMap;
@@ -22,11 +22,11 @@ pub(super) struct RawConfig {
     pub(super) lvsd: RawDaemon,
     pub(super) api: RawApi,
     pub(super) dataplane: RawDataplane,
-    /// Connections are replicated between directors.
+    /// Replication of connections between directors.
     pub(super) sync: RawSync,
-    /// The virtual addresses move between directors by keepalived's VRRP.
+    /// keepalived moves the virtual addresses between directors by VRRP.
     pub(super) vrrp: Option<Spanned<RawVrrp>>,
-    /// Look-ups of servers' names.
+    /// Look-ups of server names in DNS.
     pub(super) dns: Option<Spanned<RawDns>>,
     /// The services and servers that directors share in etcd.
     pub(super) cluster: Option<Spanned<RawCluster>>,
@@ -37,7 +37,7 @@ pub(super) struct RawConfig {
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
     pub(super) service: Vec<Spanned<RawService>>,
-    /// Keys that services have unless they set their own; merged into each service as a table.
+    /// Default keys of services; merged into each service as a table.
     pub(super) defaults: RawDefaults,
     /// The `[defaults]` table as text, for services of etcd.
     #[serde(skip)]
@@ -47,12 +47,12 @@ pub(super) struct RawConfig {
     pub(super) filter: Option<Spanned<RawFilter>>,
 }
 
-/// `[lvsd]`: the daemon itself.
+/// `[lvsd]`: settings of the daemon.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDaemon {
-    /// Manage services that were added with `lvsadm`, too: change those of the file, delete the
-    /// rest. Default: false.
+    /// Manage services that were added with `lvsadm`, too: change those that are in the file,
+    /// delete the others. Default: false.
     pub(super) manage_all_services: Option<bool>,
     /// Whether the daemon is sandboxed by seccomp: `off` or `auto`. Default: `auto`.
     pub(super) confine: Option<Spanned<String>>,
@@ -63,9 +63,9 @@ pub(super) struct RawDaemon {
     /// Manual changes to services of lvsd are undone or only reported: `revert` or `report`.
     /// Default: `revert`.
     pub(super) manual_changes: Option<Spanned<String>>,
-    /// Program, and its arguments, that receives events. Default: none.
+    /// Program that receives events, and its arguments. Default: none.
     pub(super) notify: Option<Spanned<OneOrMore>>,
-    /// User that it runs as. Default: `nobody`.
+    /// User that runs the notify command. Default: `nobody`.
     pub(super) notify_user: Option<Spanned<String>>,
     /// Time after which that program is killed. Default: 10s.
     pub(super) notify_timeout: Option<Spanned<RawDuration>>,
@@ -82,7 +82,7 @@ pub(super) struct RawApi {
     pub(super) allowed_hosts: Option<Spanned<OneOrMore>>,
     /// File with the token that allows changes over TCP. Default: none, so TCP only reads.
     pub(super) token_file: Option<Spanned<String>>,
-    /// Directory of a tree like `/proc`, with `net/ip_vs`. Default: none.
+    /// Directory of a tree that imitates `/proc`, with `net/ip_vs`. Default: none.
     pub(super) procfs: Option<Spanned<String>>,
     /// Greatest number of connections that `net/ip_vs_conn` lists. Default: 100000.
     pub(super) procfs_connections: Option<Spanned<Whole>>,
@@ -90,8 +90,8 @@ pub(super) struct RawApi {
     pub(super) dashboard: Option<bool>,
 }
 
-/// `[dataplane]`: options of a dataplane that the daemon starts. A dataplane that is already running
-/// keeps its own.
+/// `[dataplane]`: options of a dataplane that the daemon starts. A dataplane that is already
+/// running keeps the options with which it was started.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDataplane {
@@ -101,8 +101,8 @@ pub(super) struct RawDataplane {
     pub(super) backend: Option<Spanned<String>>,
     /// Packet workers: a number, or `auto`. Default: 1.
     pub(super) workers: Option<Spanned<Scalar>>,
-    /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: the usual
-    /// one in `/run/lvs`.
+    /// Control socket: `@name` (abstract, one for each network namespace) or a path. Default: the
+    /// usual path in `/run/lvs`.
     pub(super) socket: Option<Spanned<String>>,
     /// Group, by name or number, whose members have write access to the control socket. Default:
     /// none.
@@ -113,7 +113,7 @@ pub(super) struct RawDataplane {
     pub(super) hang_limit: Option<Spanned<RawDuration>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
-    /// The dataplane owns the address of every service, also of manually added ones. Default:
+    /// The dataplane owns the address of every service, including manually added services. Default:
     /// false.
     pub(super) own_vips: Option<bool>,
     /// Local addresses towards servers with `forward = "fullnat"`: the host's, or addresses that
@@ -150,7 +150,8 @@ pub(super) struct RawDataplane {
     pub(super) max_ipv6: Option<Spanned<Whole>>,
     /// The action of a full table on a new connection: `drop` or `evict`. Default: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
-    /// Path of the dataplane. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
+    /// Path of the dataplane's program. Default: `lvs-dataplane` in the directory of `lvsd`, else
+    /// in `PATH`.
     pub(super) program: Option<Spanned<String>>,
 }
 
@@ -190,7 +191,7 @@ pub(super) struct RawSyncIpvs {
 pub(super) struct RawSyncPeers {
     /// Addresses of the other directors: `192.0.2.2`, `192.0.2.2:8848`, or an array. Required.
     pub(super) addresses: Option<Spanned<OneOrMore>>,
-    /// File with the key that all directors share. Required.
+    /// File with the key, which is the same on all directors. Required.
     pub(super) key_file: Option<Spanned<String>>,
     /// Address and port that peers connect to. Default: port 8848 of all addresses.
     pub(super) listen: Option<Spanned<String>>,
@@ -200,29 +201,29 @@ pub(super) struct RawSyncPeers {
     pub(super) mismatch_alarm_after: Option<Spanned<RawDuration>>,
 }
 
-/// `[vrrp]`: the virtual addresses move between directors by keepalived's VRRP.
+/// `[vrrp]`: keepalived moves the virtual addresses between directors by VRRP.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawVrrp {
     /// Interface of the directors' advertisements. Required.
     pub(super) interface: Option<Spanned<String>>,
-    /// Number that the directors of one cluster share, 1 to 255. Required.
+    /// Virtual router number, the same on all directors of a cluster, 1 to 255. Required.
     pub(super) router_id: Option<Spanned<Whole>>,
-    /// 1 to 254. The same on all: then nothing moves without need. Default: 200.
+    /// 1 to 254. Use the same on all directors, so that addresses are not moved without need.
+    /// Default: 200.
     pub(super) priority: Option<Spanned<Whole>>,
     /// Time between two advertisements; three that are missed mean a director is gone. Default:
     /// 300ms.
     pub(super) advert: Option<Spanned<RawDuration>>,
     /// Addresses of the other directors, for networks without multicast. Default: none.
     pub(super) peers: Option<Spanned<OneOrMore>>,
-    /// Addresses that the host has while this director is active, such as the servers' gateway:
-    /// `10.0.0.254/24 dev eth1`. Default: none.
+    /// Addresses that the host has while this director is active, such as the gateway of the
+    /// servers: `10.0.0.254/24 dev eth1`. Default: none.
     pub(super) host_addresses: Option<Spanned<OneOrMore>>,
     /// File from which keepalived reads the readiness of this director. Default:
     /// /run/lvs/vrrp.track.
     pub(super) track_file: Option<Spanned<String>>,
-    /// FIFO into which keepalived writes whether this director is active. Default:
-    /// /run/lvs/vrrp.fifo.
+    /// FIFO into which keepalived writes its state. Default: /run/lvs/vrrp.fifo.
     pub(super) fifo: Option<Spanned<String>>,
 }
 
@@ -241,7 +242,7 @@ pub(super) struct RawDns {
     pub(super) max_ttl: Option<Spanned<RawDuration>>,
 }
 
-/// `[cluster]`: the state that directors share by etcd.
+/// `[cluster]`: services and servers in etcd, which several directors share.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawCluster {
@@ -255,11 +256,11 @@ pub(super) struct RawCluster {
     pub(super) cert: Option<Spanned<String>>,
     /// File with the private key of that certificate. Required with `cert`.
     pub(super) key: Option<Spanned<String>>,
-    /// User of etcd. Default: none.
+    /// User name for etcd. Default: none.
     pub(super) user: Option<Spanned<String>>,
     /// File with the password of that user. Required with `user`.
     pub(super) password_file: Option<Spanned<String>>,
-    /// Name of this director among the others. Default: the host's.
+    /// Name of this director, unique in the cluster. Default: the name of the host.
     pub(super) director: Option<Spanned<String>>,
     /// Time without a renewal after which etcd removes a director, in whole seconds. Default: 10s.
     pub(super) lease: Option<Spanned<RawDuration>>,
@@ -271,13 +272,15 @@ pub(super) struct RawCluster {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawKubernetes {
-    /// kubeconfig file with the API server and the credentials, instead of `server` and its keys. Default: none.
+    /// kubeconfig file with the API server and the credentials, instead of `server` and its keys.
+    /// Default: none.
     pub(super) kubeconfig: Option<Spanned<String>>,
     /// Context in the kubeconfig file. Default: its current context.
     pub(super) context: Option<Spanned<String>>,
     /// API server: `https://10.0.0.5:6443`. Required, except with `kubeconfig` and inside a pod.
     pub(super) server: Option<Spanned<String>>,
-    /// File with the certificates of the authorities that sign the API server's. Required with `https`.
+    /// File with the certificates of the authorities that sign the API server's. Required with
+    /// `https`.
     pub(super) ca: Option<Spanned<String>>,
     /// File with the token of a ServiceAccount, read again for each request. Default: none.
     pub(super) token_file: Option<Spanned<String>>,
@@ -293,11 +296,12 @@ pub(super) struct RawKubernetes {
     pub(super) default_class: Option<bool>,
     /// Namespace and name of the Lease of the director that writes addresses. Default: `lvsd/lvsd`.
     pub(super) lease: Option<Spanned<String>>,
-    /// Name of this director among the others. Default: the host's.
+    /// Name of this director, unique in the cluster. Default: the name of the host.
     pub(super) director: Option<Spanned<String>>,
-    /// Time after which the API server counts as gone if it does not answer. Default: 5s.
+    /// Time after which lvsd uses another API server or connects again, if it gets no answer.
+    /// Default: 5s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Addresses that Services get.
+    /// Pools from which Services are assigned addresses.
     pub(super) pool: Vec<Spanned<RawPool>>,
 }
 
@@ -309,7 +313,7 @@ pub(super) struct RawPool {
     pub(super) name: Option<Spanned<String>>,
     /// Networks, ranges (`198.51.100.10-198.51.100.20`) and addresses. Required.
     pub(super) addresses: Option<Spanned<OneOrMore>>,
-    /// Services that name no pool get its addresses. Default: true.
+    /// Assign addresses of this pool to Services that name no pool. Default: true.
     pub(super) auto_assign: Option<bool>,
 }
 
@@ -322,14 +326,14 @@ pub(super) struct RawDiscover {
     pub(super) dns: Option<Spanned<String>>,
     /// Pool of servers that have registered themselves in etcd.
     pub(super) etcd: Option<Spanned<String>>,
-    /// Port of servers without one. Default: the service's.
+    /// Port of servers for which the source has none. Default: the port of the service.
     pub(super) port: Option<Spanned<Whole>>,
-    /// Weight of servers without one. Default: 1.
+    /// Weight of servers for which the source has none. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,
 }
 
-/// `[announce]`: virtual addresses that several directors have at the same time, and that routing
-/// daemons beside them pass on to routers.
+/// `[announce]`: virtual addresses that several directors have at the same time; routing daemons on
+/// the directors announce them to routers.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawAnnounce {
@@ -351,7 +355,7 @@ pub(super) struct RawService {
     /// `192.0.2.10:*`; or an array of them. This or `fwmark` is required.
     #[serde(rename = "address")]
     pub(super) addresses: Option<Spanned<Addresses>>,
-    /// One address: a service with several is listed once for each.
+    /// One address: a service with several addresses appears once for each.
     #[serde(skip)]
     pub(super) address: Option<Spanned<String>>,
     /// `tcp`, `udp` or `sctp`. Default: `tcp`.
@@ -367,7 +371,7 @@ pub(super) struct RawService {
     pub(super) scheduler_flags: Option<Vec<Spanned<String>>>,
     /// Schedule each UDP datagram separately. Default: false.
     pub(super) one_packet: Option<Spanned<bool>>,
-    /// Keep a client on its server. Default: off.
+    /// Send all connections of a client to the same server. Default: off.
     pub(super) persistence: Option<Spanned<RawPersistence>>,
     /// `nat`, `dr`, `tun`, `fullnat` or `proxy`. Required here or at every server.
     pub(super) forward: Option<Spanned<String>>,
@@ -384,24 +388,25 @@ pub(super) struct RawService {
     /// The action on the connections of a server that is removed: `kernel`, `reset`,
     /// `reschedule` or `drop`. Default: `kernel`.
     pub(super) on_server_down: Option<Spanned<String>>,
-    /// Time for which a server that was removed from the file keeps its connections. Default: 30s.
+    /// Time for which the connections of a server that was removed from the file continue. Default:
+    /// 30s.
     pub(super) drain: Option<Spanned<RawDuration>>,
     /// Servers that it needs: a number, or a table. Default: 1.
     pub(super) quorum: Option<Spanned<RawQuorum>>,
-    /// The action on its VIP below the quorum: `keep` or `give-up`, which releases it. Default:
-    /// `keep`.
+    /// Action on the VIP while the service is below its quorum: `keep`, or `give-up`, which
+    /// releases it. Default: `keep`.
     pub(super) below_quorum: Option<Spanned<String>>,
     /// Servers are down until a check has passed, also those in use when lvsd starts. Default:
     /// false.
     pub(super) start_down: Option<Spanned<bool>>,
-    /// Remove the service when lvsd ends, and report that its quorum is lost. Default: false.
+    /// Remove the service when lvsd exits, and report that its quorum is lost. Default: false.
     pub(super) remove_on_exit: Option<Spanned<bool>>,
-    /// Percentage of its servers; if fewer are up, all are used. Default: 0.
+    /// Percentage of the service's servers: if fewer are up, all count as up. Default: 0.
     pub(super) panic_below: Option<Spanned<Whole>>,
-    /// The server that replaces the others below the quorum: an address, or a table. Default: none.
+    /// Server that replaces the others below the quorum: an address, or a table. Default: none.
     pub(super) sorry: Option<Spanned<RawTarget>>,
-    /// Time until a server that joins the running service has its full share, in whole seconds.
-    /// Default: none.
+    /// Time in which a server that joins the running service increases from few connections to its
+    /// full share, in whole seconds. Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,
     /// The limits of the service. Default: no limits.
     pub(super) limits: Option<RawLimits>,
@@ -454,8 +459,8 @@ pub(super) enum Addresses {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawProxy {
-    /// Version of the PROXY protocol header with the client's address, which servers receive: `v1` or `v2`.
-    /// Default: none.
+    /// Version of the PROXY protocol header with the client's address, which servers receive: `v1`
+    /// or `v2`. Default: none.
     pub(super) send: Option<Spanned<String>>,
     /// Clients send a header of the PROXY protocol first. Default: false.
     pub(super) accept: Option<Spanned<bool>>,
@@ -487,7 +492,7 @@ pub(super) struct RawLimits {
     pub(super) connections: Option<Spanned<Whole>>,
     /// New connections a second. Default: no limit.
     pub(super) rate: Option<Spanned<Whole>>,
-    /// New connections a second from one source. Default: no limit.
+    /// Maximum of new connections a second from one source. Default: no limit.
     pub(super) source_rate: Option<Spanned<Whole>>,
     /// Bits of an IPv4 address that make a source. Default: 32.
     pub(super) source_bits_v4: Option<Spanned<Whole>>,
@@ -498,7 +503,7 @@ pub(super) struct RawLimits {
 /// `passive = true`, or `passive = 5`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawPassive {
-    /// A suspicious server is taken out, or not.
+    /// Whether a suspicious server is set down.
     TakesOut(bool),
     /// Failed attempts to connect.
     Number(Whole),
@@ -519,11 +524,11 @@ pub(super) enum RawQuorum {
 pub(super) struct RawQuorumTable {
     /// Servers from which on the service has its quorum. Required.
     pub(super) up: Option<Spanned<Whole>>,
-    /// Servers below which it has lost it. Default: `up`.
+    /// Number of servers below which the service loses its quorum. Default: `up`.
     pub(super) down: Option<Spanned<Whole>>,
 }
 
-/// A server in one value: `"10.0.0.99:80"`, or a table.
+/// A server as a string, `"10.0.0.99:80"`, or as a table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawTarget {
     /// Its address.
@@ -533,7 +538,7 @@ pub(super) enum RawTarget {
 }
 
 impl RawTarget {
-    /// The server, at the place of the value.
+    /// Converts the value to a server at the value's position.
     pub(super) fn server(target: &Spanned<Self>) -> Spanned<RawServer> {
         let server = match target.get_ref() {
             Self::Address(address) => RawServer {
@@ -553,8 +558,8 @@ pub(super) struct RawPersistence {
     /// Time that a client is remembered after its last new connection. Default: `6m`, as with
     /// ipvsadm.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Which clients count as one: a dotted mask (IPv4) or a prefix length. Default: each address
-    /// on its own.
+    /// Netmask of the clients that count as one: a dotted mask (IPv4) or a prefix length. Default:
+    /// each address counts separately.
     pub(super) netmask: Option<Spanned<Scalar>>,
     /// Persistence engine: `sip`. Default: none.
     pub(super) engine: Option<Spanned<String>>,
@@ -571,14 +576,14 @@ pub(super) struct RawServer {
     pub(super) weight: Option<Spanned<Whole>>,
     /// Overrides the service's.
     pub(super) forward: Option<Spanned<String>>,
-    /// Replaces the service's as a whole.
+    /// Replaces the service's tunnel settings as a whole.
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
-    /// Connections at which it gets no new ones; 0 means no limit. Default: 0.
+    /// Number of connections at which the server gets no new ones; 0 means no limit. Default: 0.
     pub(super) max_connections: Option<Spanned<Whole>>,
-    /// Connections below which it gets new ones again; 0 is three quarters of `max_connections`.
-    /// Default: 0.
+    /// Number of connections below which the server gets new ones again; 0 means three quarters of
+    /// `max_connections`. Default: 0.
     pub(super) resume_below: Option<Spanned<Whole>>,
-    /// Overrides the service's; `"none"` switches it off.
+    /// Overrides the service's check; `"none"` disables it.
     pub(super) check: Option<Spanned<RawCheck>>,
 }
 
@@ -613,17 +618,16 @@ pub(super) enum RawCheck {
     Table(Box<RawCheckTable>),
 }
 
-/// The table of a check: the common keys, and the remaining ones, which
-/// [`Probe`](crate::health::Probe) reads.
+/// The table of a check: the common keys, and the keys that [`Probe`](crate::health::Probe) reads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RawCheckTable {
     /// A kind of check. Required.
     pub(super) kind: Option<Spanned<String>>,
-    /// Time between the starts of two checks. Default: `5s`.
+    /// Interval between the starts of two checks. Default: `5s`.
     pub(super) interval: Option<Spanned<RawDuration>>,
     /// Time after which a check has failed. Default: `2s`.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Good checks in a row that bring a server back. Default: 2.
+    /// Number of consecutive successful checks after which a server is up again. Default: 2.
     pub(super) rise: Option<Spanned<Whole>>,
     /// Failed checks in a row after which the server is down. Default: 3.
     pub(super) fall: Option<Spanned<Whole>>,
@@ -637,7 +641,7 @@ pub(super) struct RawCheckTable {
     /// Whether a suspicious server is taken out; or a number of consecutive unanswered attempts of
     /// clients, after which the server is checked at once. Default: `false`.
     pub(super) passive: Option<Spanned<RawPassive>>,
-    /// Keys of this kind of check only.
+    /// Keys of this kind of check.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,
 }
 
@@ -671,7 +675,7 @@ pub(super) struct RawMark {
     pub(super) protocol: Option<Spanned<String>>,
     /// Destination ports and ranges: `"80,443,8000-8010"`. Default: all.
     pub(super) ports: Option<Spanned<Scalar>>,
-    /// The mark that they get, 1 to 4294967295; this, `drop` or `host` is required.
+    /// Mark of the matching packets, 1 to 4294967295; this, `drop` or `host` is required.
     pub(super) mark: Option<Spanned<Whole>>,
     /// The packets are discarded.
     pub(super) drop: Option<Spanned<bool>>,
@@ -683,7 +687,8 @@ pub(super) struct RawMark {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RawDuration(pub(super) Duration);
 
-/// A whole number; one out of range becomes the nearest number in range, which every key refuses.
+/// A whole number. A number outside the range of the type becomes its lowest or highest value,
+/// which every key refuses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Whole(pub(super) i64);
 
@@ -788,7 +793,7 @@ deserialize_by_shape!(
     RawCheck,
 );
 
-/// A table that derives its keys.
+/// A table whose keys are derived from a type.
 fn keys_of<'de, T: Deserialize<'de>, A: MapAccess<'de>>(map: A) -> Result<T, A::Error> {
     T::deserialize(de::value::MapAccessDeserializer::new(map))
 }

@@ -24,8 +24,8 @@ pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 /// Maximum of services of a file. Each uses some kilobytes, with any length in the file.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
-/// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of a table for
-/// all services; such a table in `text` replaces it.
+/// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of `[defaults]`;
+/// if `text` contains this table, it is used instead.
 pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings) {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,
@@ -40,7 +40,7 @@ pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings)
     (raw, reader.findings)
 }
 
-/// The errors of a main file that has further files beside it.
+/// Checks a main file that has further files in `conf.d`.
 pub(super) fn main_file(text: &str) -> Findings {
     match syntax::parse(text) {
         Ok(_) => Findings::default(),
@@ -80,11 +80,11 @@ pub(super) fn part(text: &str) -> Findings {
     reader.findings
 }
 
-/// Checks the text of a service in etcd: a file of `conf.d` with one service and nothing else. It must
-/// not contain settings that run programs on this host.
+/// Checks the text of a service in etcd: the same text as a file of `conf.d` with one service only.
+/// It must not contain settings that run programs on this host.
 ///
 /// # Errors
-/// The first error, in words.
+/// The first error, as text.
 pub(super) fn remote(text: &str) -> Result<(), String> {
     if let Some(finding) = part(text).into_kept().into_iter().next() {
         let line = 1 + text[..finding.primary.0.start.min(text.len())]
@@ -110,7 +110,7 @@ pub(super) fn remote(text: &str) -> Result<(), String> {
     }
 }
 
-/// Whether some table in it is a check that runs a program.
+/// Whether the value contains a check that runs a program.
 fn runs_programs(value: &DeValue<'_>) -> bool {
     match value {
         DeValue::Table(table) => table.iter().any(|(key, value)| {
@@ -138,7 +138,7 @@ impl<'a> Reader<'a> {
             let title = format!("there are more than {RULES_MAX} rules for marks");
             self.findings.push(
                 Diagnostic::error(rule.span(), title)
-                    .help("a rule takes a network and several ranges of ports; is the file generated as was meant?"),
+                    .help("a rule has one network and several ranges of ports; is this file the intended one?"),
             );
             marks.truncate(RULES_MAX);
         }
@@ -167,10 +167,10 @@ impl<'a> Reader<'a> {
         }
         if let Some(service) = raw.service.get(SERVICES_MAX) {
             let title = format!("there are more than {SERVICES_MAX} services");
-            self.findings.push(
-                Diagnostic::error(service.span(), title)
-                    .help("an array of addresses is one service for each; is the file generated as was meant?"),
-            );
+            self.findings
+                .push(Diagnostic::error(service.span(), title).help(
+                "an array of addresses makes one service for each; is this file the intended one?",
+            ));
         }
         raw.mark = self.read_all(marks);
         for (key, value) in sysctls {
@@ -217,7 +217,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `servers = { dns = ... }`, as it was written once.
+    /// Reports `servers = { dns = ... }`, which an earlier version accepted.
     fn discovery_as_servers(&mut self, service: &mut DeTable<'a>) {
         if let Some(servers) = service.get(&key("servers"))
             && matches!(servers.get_ref(), DeValue::Table(_))
@@ -230,7 +230,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `[sync] peers = [...]`, as it was written once.
+    /// Reports `[sync] peers = [...]`, which an earlier version accepted.
     fn peers_of_sync(&mut self, file: &mut DeTable<'a>) {
         let Some(DeValue::Table(sync)) = file.get_mut(&key("sync")).map(Spanned::get_mut) else {
             return;
@@ -246,7 +246,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The items that can be read, until there are too many errors.
+    /// Reads the valid items, until there are too many errors.
     fn read_all<T: Deserialize<'a>>(&mut self, items: Vec<Spanned<DeValue<'a>>>) -> Vec<T> {
         let mut all = Vec::new();
         for item in items {
@@ -291,7 +291,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A `[[service.server]]` without a service above it, which TOML reads as a table.
+    /// Reports a `[[service.server]]` before the first `[[service]]`, which TOML accepts as a
+    /// table.
     fn orphans(&mut self, table: &mut DeTable<'a>) {
         let name = key("service");
         let Some((found, DeValue::Table(service))) = table
@@ -310,7 +311,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A value as `T`, without its invalid parts; `None` if nothing remains.
+    /// Deserializes a value as `T` without its invalid parts; `None` if no part is valid.
     fn read<T: Deserialize<'a>>(&mut self, mut value: Spanned<DeValue<'a>>) -> Option<T> {
         self.read_in(&mut value)
     }
@@ -333,7 +334,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Removes the part at `span` that `message` reports, and its siblings with the same error;
-    /// false if there is no such part.
+    /// false if no such part exists.
     fn cut(&mut self, value: &mut DeValue<'a>, span: &Range<usize>, message: &str) -> bool {
         match value {
             DeValue::Table(table) => self.cut_entry(table, span, message),
@@ -380,7 +381,7 @@ impl<'a> Reader<'a> {
         let finding = match (tables, key.get_ref().as_ref()) {
             (true, "services" | "marks") => {
                 let word = key.get_ref().trim_end_matches('s');
-                finding.help(format!("write [[{word}]]: each such table is one"))
+                finding.help(format!("write [[{word}]]: each such table is one of them"))
             }
             _ => finding,
         };
@@ -446,7 +447,7 @@ fn merge<'a>(
     }
 }
 
-/// A table of another text.
+/// A table of another text, without positions.
 fn nowhere(table: DeTable<'_>) -> DeTable<'_> {
     fn moved(value: Spanned<DeValue<'_>>) -> Spanned<DeValue<'_>> {
         let value = match value.into_inner() {
@@ -467,7 +468,7 @@ fn nowhere(table: DeTable<'_>) -> DeTable<'_> {
     all
 }
 
-/// A table as text, without its place.
+/// A table as text, without its position.
 fn as_text(table: &DeTable<'_>) -> String {
     let value = Spanned::new(0..0, DeValue::Table(table.clone()));
     let table = toml::Table::deserialize(ValueDeserializer::from(value));
@@ -478,7 +479,7 @@ fn key(name: &str) -> Spanned<Cow<'_, str>> {
     Spanned::new(0..0, Cow::Borrowed(name))
 }
 
-/// The items of an array, which the table no longer has then; nothing if it is not one.
+/// Moves the items of an array out of the table; empty if the value is not an array.
 fn take_array<'a>(table: &mut DeTable<'a>, name: &'a str) -> Vec<Spanned<DeValue<'a>>> {
     let there = table.get(&key(name)).map(Spanned::get_ref);
     if !matches!(there, Some(DeValue::Array(_))) {
@@ -490,7 +491,7 @@ fn take_array<'a>(table: &mut DeTable<'a>, name: &'a str) -> Vec<Spanned<DeValue
     }
 }
 
-/// Reads the entries of a table in the same way.
+/// Moves the entries of a table in the same way out of the table that contains it.
 fn take_table<'a>(
     table: &mut DeTable<'a>,
     name: &'a str,
@@ -505,7 +506,7 @@ fn take_table<'a>(
     }
 }
 
-/// The keys that a table has, out of serde's message about one that it does not have.
+/// The keys that a table accepts, extracted from serde's message about an unknown key.
 fn known_keys(message: &str) -> Option<Vec<&str>> {
     // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no
     // fields).
@@ -561,7 +562,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
     Diagnostic::error(span.clone(), one_line(message))
 }
 
-/// The value in an array of one value.
+/// The value in an array of one item.
 fn only_item(array: &str) -> Option<&str> {
     let item = array.strip_prefix('[')?.strip_suffix(']')?.trim();
     let item = item.strip_suffix(',').unwrap_or(item).trim_end();

@@ -7,10 +7,11 @@ use toml::de::{DeTable, Error};
 
 use crate::text::{Diagnostic, Findings, KEPT_MAX};
 
-/// How far behind the first error further ones are looked for: the parser keeps all of them.
+/// Distance after the first error in which the parser looks for further errors: it stores all of
+/// them.
 const REACH: usize = 64 << 10;
 
-/// Characters of a line among which a strange one is looked for.
+/// Number of characters of a line in which the check looks for an unusual character.
 const LINE_MAX: usize = 4096;
 
 /// The tree of a text.
@@ -69,13 +70,13 @@ fn syntax(error: &Error, span: Range<usize>, end: usize) -> Diagnostic {
     if at_end {
         finding
             .label("the file ends here")
-            .help("complete it; a file that is half written or half copied ends like this")
+            .help("complete it; a file that is partly written or copied ends like this")
     } else {
         finding
     }
 }
 
-/// A character that word processors and web pages put instead of an ASCII one, in the line of
+/// Finds a character that word processors and web pages use instead of an ASCII one, in the line of
 /// the error and outside of strings.
 fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     let before = text.get(..span.start)?;
@@ -99,7 +100,7 @@ fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     )
 }
 
-/// The name of such a character, and the character that was meant.
+/// The name of an easily confused character, and the ASCII character that was probably intended.
 const fn substitute(c: char) -> Option<(&'static str, &'static str)> {
     Some(match c {
         '\u{201c}' | '\u{201d}' | '\u{201e}' | '\u{00ab}' | '\u{00bb}' => {
@@ -114,8 +115,8 @@ const fn substitute(c: char) -> Option<(&'static str, &'static str)> {
     })
 }
 
-/// `[[service.server]]` makes `service` a table, so that the first `[[service]]` behind it is a
-/// second one.
+/// Reports the error that `[[service.server]]` before the first `[[service]]` causes: it makes
+/// `service` a table.
 fn server_before_service(error: &Error, span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     let word = text.get(span.clone())?;
     if error.message() != "duplicate key" || word != "service" {

@@ -11,10 +11,10 @@ use landlock::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longest time that keepalived may take to print.
+/// Time limit for keepalived's output.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Interval of the checks whether it has ended.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval of the checks whether keepalived has exited.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum of that it may print, in bytes.
 const PRINTED_MAX: u64 = 64 << 20;
 
@@ -31,7 +31,7 @@ fn find(program: &str) -> Option<PathBuf> {
 /// The output of keepalived about a file.
 ///
 /// # Errors
-/// Why it could not be asked, in words.
+/// The reason why keepalived could not be run, as text.
 pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String> {
     let Some(program) = find("keepalived") else {
         return Err("keepalived is not installed on this host".to_owned());
@@ -79,14 +79,15 @@ pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String
                 run(&mut command, &writable.join("output"))
             });
             run.join()
-                .unwrap_or_else(|_| Err("it ended with a panic".to_owned()))
+                .unwrap_or_else(|_| Err("it has panicked".to_owned()))
         });
     let _ = std::fs::remove_dir_all(&directory);
     asked
 }
 
-/// Restricts this thread and the processes that it starts: they execute these programs only, and
-/// write to this directory only. So keepalived runs no script of the file and opens no FIFO of it.
+/// Restricts this thread and the processes that it starts: they can execute only these programs,
+/// and write only to this directory. So keepalived runs no script of the file and opens no FIFO of
+/// it.
 fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     let writes = AccessFs::from_write(ABI::V1);
     // Programs need the loader as well.
@@ -127,7 +128,7 @@ fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs keepalived until it has printed its configuration, or ends without.
+/// Runs keepalived until it has printed its configuration, or exits without.
 fn run(command: &mut Command, output: &Path) -> Result<String, String> {
     let mut child = command
         .spawn()
@@ -152,11 +153,11 @@ fn run(command: &mut Command, output: &Path) -> Result<String, String> {
             asked_to_end = true;
             end(Signal::TERM);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
     let printed = read(output);
     if printed.contains("unshare failed") {
-        return Err("a network namespace of its own needs root: run it as root".to_owned());
+        return Err("a separate network namespace needs root: run it as root".to_owned());
     }
     Ok(printed)
 }

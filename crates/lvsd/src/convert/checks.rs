@@ -10,7 +10,8 @@ use crate::config::Config;
 /// A check's keys and their values, in TOML.
 pub(super) type Check = Keys;
 
-/// A kind of keepalived's: its name, ours, and the words that are read of it, beside [`RHYTHM`].
+/// A check of keepalived: its name there, its name here, and the converted keywords besides
+/// [`RHYTHM`].
 type Known = (&'static str, &'static str, &'static [&'static str]);
 
 const KNOWN: &[Known] = &[
@@ -68,7 +69,7 @@ const RHYTHM: &[&str] = &[
 const DAY: f64 = 86_400.0;
 /// The longest timeout of a check, in seconds.
 const TIMEOUT_MAX: f64 = 600.0;
-/// Maximum of failures that take a server out.
+/// Maximum of consecutive failures after which a server is down.
 const FALL_MAX: f64 = 1000.0;
 
 /// The reason why `warmup` is lost.
@@ -77,7 +78,7 @@ pub(super) const WARMUP: &str =
 
 /// The surroundings of a check.
 pub(super) struct Context<'a> {
-    /// The blocks whose settings are its defaults, the innermost first.
+    /// The blocks whose settings are the defaults of this block, the innermost one first.
     pub(super) around: [&'a Item; 2],
     /// The server's port, or 0.
     pub(super) port: u16,
@@ -111,7 +112,7 @@ pub(super) fn none() -> Check {
     Check::from([("none", String::new())])
 }
 
-/// The error of `lvsd` about a check, if it refuses it.
+/// The error with which `lvsd` refuses a check; `None` if the check is valid.
 pub(super) fn refused(check: &Check) -> Option<String> {
     let text = format!(
         "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ncheck = {}\n\
@@ -122,7 +123,7 @@ pub(super) fn refused(check: &Check) -> Option<String> {
     super::refused(&text)
 }
 
-/// Removes from a check the keys for which `lvsd` refuses it, and returns them with the reasons.
+/// Removes the keys that make `lvsd` refuse a check, and returns them with the reasons.
 pub(super) fn repaired(
     check: &mut Check,
     optional: &[&'static str],
@@ -159,7 +160,7 @@ fn timing(item: &Item, of_check: bool) -> Option<f64> {
     (number >= least).then_some(number)
 }
 
-/// The message about a timing that keepalived does not use as written.
+/// The message about a time that keepalived does not use as it is written.
 pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     let name = item.name();
     let most = match name {
@@ -171,11 +172,11 @@ pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     };
     match timing(item, of_check) {
         None => Some(item.lost(
-            "keepalived takes no such number: that of the block around it holds, or the default",
+            "keepalived refuses this number: the value of the enclosing block applies, or the default",
         )),
-        Some(number) if number > most => Some(item.lost(&format!("it is {most} here"))),
+        Some(number) if number > most => Some(item.lost(&format!("lvsd uses {most}"))),
         Some(number) if number > 0.0 && number < 0.01 && most >= TIMEOUT_MAX && name != "retry" => {
-            Some(item.lost("it is 10 ms here"))
+            Some(item.lost("lvsd uses 10 ms"))
         }
         Some(_) => None,
     }
@@ -205,7 +206,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
                     "nb_get_retry" => "keepalived ignores it here, too",
                     "warmup" => WARMUP,
                     "alpha" => "set `start_down` of the service",
-                    "log_all_failures" => "`lvsd status` has the last reason",
+                    "log_all_failures" => "`lvsd status` shows the last reason",
                     _ => "lvsd has no equivalent",
                 },
             ));
@@ -222,7 +223,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
         "ping" | "exec" => {}
         _ if own_port.is_none() && context.port == 0 => {
             lost.push(format!(
-                "{}: {name}: without a port nothing can be checked",
+                "{}: {name}: without a port, no check is possible",
                 item.at()
             ));
             return none();
@@ -279,7 +280,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
     }
 }
 
-/// Replaces a check that `lvsd` refuses for this reason.
+/// Replaces a check that `lvsd` refuses for this reason by a TCP check.
 fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<String>) -> Check {
     let (name, at) = (item.name(), item.at());
     let stream = matches!(kind, "http" | "https" | "smtp" | "tcp");
@@ -295,7 +296,7 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
     check.insert("type", quote("tcp"));
     if stream && refused(&check).is_none() {
         lost.push(format!(
-            "{at}: {name}: {why}: a TCP connection is tried in its place"
+            "{at}: {name}: {why}: a TCP connection is checked instead"
         ));
         return check;
     }
@@ -352,7 +353,8 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     }
 }
 
-/// The word beside `regex` that makes it another check and has no counterpart, if there is one.
+/// The keyword next to `regex` that changes the check and that lvsd has no counterpart for; `None`
+/// if there is no such keyword.
 fn changes_meaning(url: &Item) -> Option<String> {
     for word in ["regex_no_match", "regex_min_offset", "regex_max_offset"] {
         if url.find(word).is_some() {
@@ -412,7 +414,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
         if url.find("path").is_none() {
             lost.push(url.lost_of(
                 name,
-                "keepalived ignores a url without a path; here / is asked for",
+                "keepalived ignores a url without a path; lvsd requests /",
             ));
         }
         hosts.push((url, own.filter(|host| !host.is_empty())));
@@ -425,7 +427,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
     for (url, own) in hosts.iter().filter(|(_, own)| *own != host) {
         let own = own.as_deref().unwrap_or("none");
         let first = host.as_deref().unwrap_or_default();
-        let why = format!("virtualhost {own}: a check has one for all pages: {first}");
+        let why = format!("virtualhost {own}: a check has one host name for all pages: {first}");
         lost.push(url.lost_of(name, &why));
     }
     let host = host.or(outer).filter(|host| !host.is_empty());
@@ -435,7 +437,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
     match pages.as_mut_slice() {
         [] => lost.push(item.lost_of(
             "url",
-            "without a url keepalived ends again and again; here / is asked for",
+            "without a url keepalived exits again and again; lvsd requests /",
         )),
         [one] => check.append(one),
         many => {
@@ -461,17 +463,17 @@ fn repaired_page(page: &mut Check) -> Vec<String> {
 
 /// The path of a page for HTTP, and the host if the address is complete.
 fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<String>) {
-    let said = item.word(1);
-    let whole = said
+    let argument = item.word(1);
+    let whole = argument
         .strip_prefix("http://")
-        .or_else(|| said.strip_prefix("https://"));
+        .or_else(|| argument.strip_prefix("https://"));
     let (host, path) = match whole {
         Some(rest) => {
             let end = rest.find('/').unwrap_or(rest.len());
             let host = rest[..end].to_owned();
             (Some(host).filter(|host| !host.is_empty()), &rest[end..])
         }
-        None => (None, said),
+        None => (None, argument),
     };
     let slash = if path.starts_with('/') { "" } else { "/" };
     let mut written = slash.to_owned();
@@ -486,8 +488,8 @@ fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<Stri
             }
         }
     }
-    if written != said {
-        lost.push(item.lost_of(name, &format!("{written} is asked for")));
+    if written != argument {
+        lost.push(item.lost_of(name, &format!("lvsd requests {written}")));
     }
     (written, host)
 }
@@ -535,7 +537,7 @@ fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
         .collect();
     for (n, host) in hosts.iter().enumerate() {
         if n + 1 < hosts.len() {
-            lost.push(host.lost_of(name, "a check asks one host: the last one"));
+            lost.push(host.lost_of(name, "a check has one host name: the last one"));
             continue;
         }
         for item in host
@@ -567,9 +569,10 @@ fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
             Some(bytes) => {
                 let half = |byte: &String| byte != "XX" && byte.contains('X');
                 if bytes.iter().any(half) {
-                    lost.push(
-                        reply.lost_of("UDP_CHECK", "where half a byte is ignored, all of it is"),
-                    );
+                    lost.push(reply.lost_of(
+                        "UDP_CHECK",
+                        "lvsd ignores whole bytes: a half-ignored byte is ignored",
+                    ));
                 }
                 let bytes: Vec<&str> = bytes
                     .iter()
@@ -578,7 +581,9 @@ fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
                 check.insert("reply_hex", quote(&bytes.join(" ")));
             }
             None => {
-                lost.push(reply.lost_of("UDP_CHECK", "it is not hexadecimal: any reply is good"));
+                lost.push(
+                    reply.lost_of("UDP_CHECK", "it is not hexadecimal: any reply is accepted"),
+                );
             }
         },
     }
@@ -626,7 +631,7 @@ fn program(
         Some(program) if program.starts_with('/') => {}
         program => {
             let program = program.map_or("", String::as_str);
-            return Err(format!("`{program}` is no whole path"));
+            return Err(format!("`{program}` is not a complete path"));
         }
     }
     check.insert("command", list(&command));
@@ -635,7 +640,7 @@ fn program(
     }
     let user = item.find("user");
     if let Some(item) = user.filter(|item| item.len() > 2) {
-        lost.push(item.lost_of(name, "the group is that of the user"));
+        lost.push(item.lost_of(name, "lvsd uses the group of the user"));
     }
     match user.map(|item| item.word(1)).or(context.script_user) {
         Some(user) => {
@@ -681,7 +686,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_lines_are_parted_as_by_a_shell() {
+    fn command_line_is_split_like_a_shell() {
         for (line, expected) in [
             ("/bin/x  a\tb", &["/bin/x", "a", "b"][..]),
             (
@@ -697,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn hex_digits_are_parted_into_bytes_as_by_keepalived() {
+    fn hex_digits_are_split_into_bytes_like_keepalived() {
         let bytes = hex("Ab12f 3 456 546443123").unwrap();
         assert_eq!(bytes.join(" "), "Ab 12 0f 03 45 06 54 64 43 12 03");
         assert_eq!(hex("22 xx X").unwrap().join(" "), "22 XX XX");

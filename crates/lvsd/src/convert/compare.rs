@@ -18,7 +18,8 @@ pub struct Compared {
     pub services: usize,
     /// Their servers.
     pub servers: usize,
-    /// keepalived has printed its configuration; else it has only named services and servers.
+    /// Whether keepalived has printed its complete configuration; else it has printed only the
+    /// names of services and servers.
     pub whole: bool,
     /// One message for each difference.
     pub differences: Vec<String>,
@@ -32,7 +33,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
     let (config, _) = Config::from_toml("", toml).map_err(|report| report.to_string())?;
     let dump = dump::read(printed);
     if dump.services.is_empty() && !dump.whole {
-        return Err("keepalived names no virtual server".to_owned());
+        return Err("keepalived prints no virtual server".to_owned());
     }
     let mut compared = Compared {
         whole: dump.whole,
@@ -70,9 +71,9 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
             }
             // Messages do not name the members of groups.
             None if !dump.whole => {}
-            None => compared
-                .differences
-                .push(format!("{name}: keepalived has no such virtual server")),
+            None => compared.differences.push(format!(
+                "{name}: keepalived does not have this virtual server"
+            )),
         }
     }
     for name in dump
@@ -81,7 +82,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
         .filter(|name| !seen.contains(name.as_str()))
     {
         compared.differences.push(format!(
-            "{name}: keepalived has this virtual server, the result has not"
+            "{name}: only keepalived has this virtual server, not the result"
         ));
     }
     Ok(compared)
@@ -123,7 +124,7 @@ fn method(server: &config::Server) -> String {
 }
 
 /// Compares a service. `ours` are all services with the name that keepalived has for it; `None` if
-/// its servers were compared with them already.
+/// its servers have been compared before.
 fn of_service(
     name: &str,
     service: &config::Service,
@@ -369,12 +370,12 @@ weight = 7
             (
                 "VPORT = 80",
                 "VPORT = 81",
-                "192.0.2.1:80 tcp: keepalived has no such virtual server",
+                "192.0.2.1:80 tcp: keepalived does not have this virtual server",
             ),
             (
                 "VPORT = 80",
                 "VPORT = 81",
-                "192.0.2.1:81 tcp: keepalived has this virtual server",
+                "192.0.2.1:81 tcp: only keepalived has this virtual server",
             ),
             (
                 "   quorum",

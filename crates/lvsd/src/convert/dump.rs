@@ -1,4 +1,5 @@
-//! Reads the output of `keepalived --dump-conf`: keepalived's own reading of its file.
+//! Reads the output of `keepalived --dump-conf`: the configuration, as keepalived itself interprets
+//! its file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -47,11 +48,12 @@ pub(super) struct Check {
 #[derive(Debug, Default)]
 pub(super) struct Dump {
     pub(super) services: Services,
-    /// It is the whole dump; else keepalived has only named services and servers.
+    /// Whether the dump is complete; else keepalived has printed only the names of services and
+    /// servers.
     pub(super) whole: bool,
 }
 
-/// A line without the time before it.
+/// A line without its time stamp.
 fn message(line: &str) -> &str {
     let dated = |at: &usize| {
         let year = line.get(..*at).and_then(|before| before.rsplit(' ').next());
@@ -298,9 +300,9 @@ fn kind(text: &str) -> &'static str {
 
 /// Adds a virtual server under all its addresses and marks.
 fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) {
-    let mark_name = |mark: u64, said: Option<&str>| {
-        let family = match (said, one.family.as_str()) {
-            (Some(said), _) => said,
+    let mark_name = |mark: u64, family_name: Option<&str>| {
+        let family = match (family_name, one.family.as_str()) {
+            (Some(family_name), _) => family_name,
             (None, "inet6") => "ipv6",
             (None, _) => "ipv4",
         };
@@ -340,7 +342,8 @@ fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) 
     }
 }
 
-/// Adds a server that is named in a message, `[10.0.0.1]:tcp:80` of `[192.0.2.1]:tcp:80` or `FWM 7`.
+/// Adds a server that is named in a message, `[10.0.0.1]:tcp:80` of `[192.0.2.1]:tcp:80` or `FWM
+/// 7`.
 fn add_named(services: &mut Services, service: &str, server: &str) {
     let parts = |text: &str| -> Option<(IpAddr, String, u16)> {
         let (ip, rest) = text.strip_prefix('[')?.split_once("]:")?;
@@ -403,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_name_services_where_there_is_no_dump() {
+    fn dump_without_configuration_lists_services_of_messages() {
         let dump = read(
             "Fri Nov 27 08:55:06 2026: IPVS: Can't initialize ipvs: No such file or directory\n\
              Fri Nov 27 08:55:06 2026: Shutting down service [10.0.0.1]:tcp:80 from VS [192.0.2.1]:tcp:80\n\

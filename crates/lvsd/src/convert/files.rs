@@ -1,4 +1,4 @@
-//! Files that are converted, and those that they include.
+//! Files to convert, and the files that they include.
 
 use std::io::Read as _;
 use std::path::{Component, Path, PathBuf};
@@ -11,7 +11,7 @@ const MATCHES_MAX: usize = 1024;
 /// The text of a file.
 ///
 /// # Errors
-/// It cannot be read, in words.
+/// It cannot be read; the text is the reason.
 pub fn read(path: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)
@@ -19,7 +19,7 @@ pub fn read(path: &Path) -> Result<String, String> {
         .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     if bytes.len() as u64 > LENGTH_MAX {
         return Err(format!(
-            "{} is longer than {} MiB; name the file that was meant, or split it",
+            "{} is longer than {} MiB; name the intended file, or split it",
             path.display(),
             LENGTH_MAX >> 20
         ));
@@ -28,10 +28,10 @@ pub fn read(path: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The files that a pattern (glob(7), with braces) stands for in a directory, with their texts.
+/// The files in a directory whose names match a pattern (glob(7), with braces), with their texts.
 ///
 /// # Errors
-/// Why there are none, in words.
+/// The reason why there are none, as text.
 pub fn included(directory: &Path, pattern: &str) -> Result<Vec<(String, String)>, String> {
     let mut paths = Vec::new();
     for pattern in braces(pattern)? {
@@ -78,7 +78,7 @@ fn braces(pattern: &str) -> Result<Vec<String>, String> {
     Ok(done)
 }
 
-/// The text before the first braces, the choices in them, and the text behind them.
+/// The text before the first braces, the alternatives in the braces, and the text after them.
 fn first_braces(text: &str) -> Option<(&str, Vec<&str>, &str)> {
     let open = text.find('{')?;
     let mut depth = 0;
@@ -147,8 +147,8 @@ pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, Stri
     Ok(paths)
 }
 
-/// Whether a name fits a pattern with `*`, `?` and `[...]`. The work is bounded by the product of
-/// their lengths.
+/// Whether a name matches a pattern with `*`, `?` and `[...]`. The work is limited by the product
+/// of their lengths.
 fn fits(pattern: &[char], name: &[char]) -> bool {
     let (mut p, mut n) = (0, 0);
     // The position of the last `*`, and the text that it has matched so far.
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pattern_fits_as_in_glob() {
+    fn pattern_matches_like_glob() {
         let is_match = |pattern: &str, name: &str| {
             let chars = |text: &str| text.chars().collect::<Vec<char>>();
             fits(&chars(pattern), &chars(name))
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn braces_are_all_their_choices() {
+    fn braces_are_expanded_to_all_alternatives() {
         assert_eq!(
             braces("a{b,c{d,e},}f").unwrap(),
             ["abf", "acdf", "acef", "af"]

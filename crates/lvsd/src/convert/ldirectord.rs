@@ -11,14 +11,14 @@ use super::service::{
 };
 use super::{ADDRESSES_MAX, Read};
 
-/// A line that was read: its number and its text.
+/// A line of the file: its number and its text.
 #[derive(Clone, Debug, Default)]
-struct Said {
+struct Directive {
     line: usize,
     text: String,
 }
 
-impl Said {
+impl Directive {
     fn lost(&self, why: &str) -> String {
         format!("line {}: {}: {why}", self.line, self.text)
     }
@@ -37,14 +37,20 @@ struct Settings {
     attempts: Option<u32>,
     quiescent: Option<bool>,
     clean_stop: Option<bool>,
-    fallback: Option<(Said, String)>,
-    fallback6: Option<(Said, String)>,
+    fallback: Option<(Directive, String)>,
+    fallback6: Option<(Directive, String)>,
     fork: bool,
 }
 
 impl Settings {
-    /// Reads a line; false if it has another key.
-    fn take(&mut self, key: &str, value: &str, said: &Said, lost: &mut Vec<String>) -> bool {
+    /// Reads a line; false if the key is not a setting of this kind.
+    fn take(
+        &mut self,
+        key: &str,
+        value: &str,
+        directive: &Directive,
+        lost: &mut Vec<String>,
+    ) -> bool {
         let number = digits(value).parse::<f64>().ok();
         let number = number.filter(|n| *n > 0.0 && n.is_finite());
         let numbers = [
@@ -55,12 +61,12 @@ impl Settings {
             "checkcount",
         ];
         if numbers.contains(&key) && number.is_none() {
-            lost.push(said.lost("not a number above 0"));
+            lost.push(directive.lost("not a number above 0"));
             return true;
         }
         let switch = ["quiescent", "cleanstop"].contains(&key);
         if switch && !yes(value) && !no(value) {
-            lost.push(said.lost("neither yes nor no, and ldirectord does not read the file"));
+            lost.push(directive.lost("neither yes nor no, and ldirectord refuses the file"));
             return true;
         }
         match key {
@@ -71,8 +77,8 @@ impl Settings {
             "checkcount" => self.attempts = number.map(count),
             "quiescent" => self.quiescent = Some(yes(value)),
             "cleanstop" => self.clean_stop = Some(yes(value)),
-            "fallback" => self.fallback = Some((said.clone(), value.to_owned())),
-            "fallback6" => self.fallback6 = Some((said.clone(), value.to_owned())),
+            "fallback" => self.fallback = Some((directive.clone(), value.to_owned())),
+            "fallback6" => self.fallback6 = Some((directive.clone(), value.to_owned())),
             _ => return false,
         }
         true
@@ -105,7 +111,7 @@ pub(super) fn read(text: &str) -> Read {
             "passwd" | "secret" => key,
             _ => bare,
         };
-        let said = Said {
+        let directive = Directive {
             line: number,
             text: shown.chars().take(160).collect(),
         };
@@ -114,20 +120,20 @@ pub(super) fn read(text: &str) -> Read {
             (true, _, _) if is_virtual => {
                 within = false;
                 lost.push(
-                    said.lost("it must not be indented; ldirectord does not read the file either"),
+                    directive.lost("it must not be indented; ldirectord refuses the file, too"),
                 );
             }
-            (true, true, Some(service)) => service.line(key, value, &said, &mut room),
+            (true, true, Some(service)) => service.line(key, value, &directive, &mut room),
             (true, _, _) => {
-                lost.push(said.lost("there is no `virtual` at the first column above it"));
+                lost.push(directive.lost("no `virtual` precedes it in the first column"));
             }
             (false, _, _) if is_virtual => {
-                services.push(Building::new(value, said));
+                services.push(Building::new(value, directive));
                 within = true;
             }
             (false, _, _) => {
                 within = false;
-                global(key, value, &said, &mut globals, &mut lost);
+                global(key, value, &directive, &mut globals, &mut lost);
             }
         }
     }
@@ -182,8 +188,14 @@ fn digits(value: &str) -> &str {
 /// The reason why e-mail is lost.
 const MAIL: &str = "lvsd sends no e-mail: use `notify` in [lvsd]";
 
-fn global(key: &str, value: &str, said: &Said, globals: &mut Settings, lost: &mut Vec<String>) {
-    if globals.take(key, value, said, lost) {
+fn global(
+    key: &str,
+    value: &str,
+    directive: &Directive,
+    globals: &mut Settings,
+    lost: &mut Vec<String>,
+) {
+    if globals.take(key, value, directive, lost) {
         return;
     }
     let why = match key {
@@ -205,9 +217,9 @@ fn global(key: &str, value: &str, said: &Said, globals: &mut Settings, lost: &mu
         | "receive" | "virtualhost" | "persistent" | "netmask" | "checkport" => {
             "it must be indented, below its `virtual`"
         }
-        _ => "ldirectord has no such word",
+        _ => "ldirectord has no such keyword",
     };
-    lost.push(said.lost(why));
+    lost.push(directive.lost(why));
 }
 
 fn count(n: f64) -> u32 {
@@ -223,7 +235,7 @@ fn count(n: f64) -> u32 {
 struct Building {
     service: Service,
     own: Settings,
-    said: Said,
+    directive: Directive,
     port: u16,
     six: bool,
     check: String,
@@ -233,24 +245,24 @@ struct Building {
     /// Request and answer that single servers have, in the order of the servers.
     of_servers: Vec<Option<(String, String)>>,
     persistent: Option<u64>,
-    netmask: Option<(Said, String)>,
-    one_packet: Option<Said>,
-    /// Flags of the scheduler, and their places.
+    netmask: Option<(Directive, String)>,
+    one_packet: Option<Directive>,
+    /// Flags of the scheduler, and the positions of their lines.
     flags: Vec<String>,
-    flags_said: Said,
+    flags_directive: Directive,
     bad: Option<&'static str>,
 }
 
 impl Building {
-    fn new(value: &str, said: Said) -> Self {
+    fn new(value: &str, directive: Directive) -> Self {
         let mut new = Self {
             service: Service {
-                at: format!("line {}", said.line),
+                at: format!("line {}", directive.line),
                 ..Service::default()
             },
             own: Settings::default(),
-            six: said.text.starts_with("virtual6") || value.starts_with('['),
-            said,
+            six: directive.text.starts_with("virtual6") || value.starts_with('['),
+            directive,
             port: 0,
             check: "negotiate".to_owned(),
             check_port: None,
@@ -261,7 +273,7 @@ impl Building {
             netmask: None,
             one_packet: None,
             flags: Vec::new(),
-            flags_said: Said::default(),
+            flags_directive: Directive::default(),
             bad: None,
         };
         if let Some(mark) = value.parse::<u32>().ok().filter(|mark| *mark > 0) {
@@ -278,16 +290,16 @@ impl Building {
         new
     }
 
-    fn line(&mut self, key: &str, value: &str, said: &Said, room: &mut usize) {
-        if self.own.take(key, value, said, &mut self.service.lost) {
+    fn line(&mut self, key: &str, value: &str, directive: &Directive, room: &mut usize) {
+        if self.own.take(key, value, directive, &mut self.service.lost) {
             return;
         }
         let why = match key {
-            "real" | "real6" => return self.real(value, said, room),
+            "real" | "real6" => return self.real(value, directive, room),
             "scheduler" => {
                 match scheduler(first(value, |c| c.is_ascii_lowercase())) {
                     Ok(name) => self.service.string("scheduler", name),
-                    Err(why) => self.service.lose(format!("line {}: {why}", said.line)),
+                    Err(why) => self.service.lose(format!("line {}: {why}", directive.line)),
                 }
                 return;
             }
@@ -304,12 +316,12 @@ impl Building {
                 let (value, more) = value.split_once(char::is_whitespace).unwrap_or((value, ""));
                 if !more.is_empty() {
                     let why = format!("ldirectord passes over `{more}`");
-                    self.service.lose(said.lost(&why));
+                    self.service.lose(directive.lost(&why));
                 }
                 let flags: Vec<&str> = value.split(',').filter(|flag| !flag.is_empty()).collect();
                 if flags.iter().all(|flag| known.contains(flag)) {
                     self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
-                    self.flags_said = said.clone();
+                    self.flags_directive = directive.clone();
                     return;
                 }
                 "not flags of a scheduler"
@@ -322,7 +334,7 @@ impl Building {
                 Err(_) => "not a number of seconds",
             },
             "netmask" => {
-                self.netmask = Some((said.clone(), value.to_owned()));
+                self.netmask = Some((directive.clone(), value.to_owned()));
                 return;
             }
             "protocol" => {
@@ -347,7 +359,7 @@ impl Building {
                 _ => "not a port",
             },
             "ops" if yes(value) || no(value) => {
-                self.one_packet = yes(value).then(|| said.clone());
+                self.one_packet = yes(value).then(|| directive.clone());
                 return;
             }
             "ops" => "neither yes nor no, and ldirectord does not read the file",
@@ -364,13 +376,13 @@ impl Building {
             _ => match self.negotiation.take(key, value) {
                 Some(Ok(())) => return,
                 Some(Err(why)) => why,
-                None => "ldirectord has no such word",
+                None => "ldirectord has no such keyword",
             },
         };
-        self.service.lose(said.lost(why));
+        self.service.lose(directive.lost(why));
     }
 
-    fn real(&mut self, value: &str, said: &Said, room: &mut usize) {
+    fn real(&mut self, value: &str, directive: &Directive, room: &mut usize) {
         let (target, rest) = value.split_once(char::is_whitespace).unwrap_or((value, ""));
         let (method, flags) = match rest.trim_start().split_once(char::is_whitespace) {
             Some((method, flags)) => (method, flags.trim_start()),
@@ -382,14 +394,14 @@ impl Building {
             "ipip" => "tun",
             _ => {
                 let why = format!("{method} is not a forwarding method");
-                self.service.lose(said.lost(&why));
+                self.service.lose(directive.lost(&why));
                 return;
             }
         };
         let (ips, number) = match range(target, room) {
             Ok(range) => range,
             Err(why) => {
-                self.service.lose(said.lost(&why));
+                self.service.lose(directive.lost(&why));
                 return;
             }
         };
@@ -397,7 +409,7 @@ impl Building {
         let (asked, more) = flags_of_server(flags, &mut keys);
         for ip in ips {
             let mut server = Server {
-                at: format!("line {}", said.line),
+                at: format!("line {}", directive.line),
                 address: match number {
                     Some(0) | None => bare(ip),
                     Some(port) => endpoint(ip, port),
@@ -408,7 +420,7 @@ impl Building {
             if !more.is_empty() {
                 server
                     .lost
-                    .push(said.lost(&format!("`{more}` cannot be read")));
+                    .push(directive.lost(&format!("`{more}` cannot be read")));
             }
             self.six |= ip.is_ipv6();
             self.service.servers.push(server);
@@ -418,7 +430,7 @@ impl Building {
 
     fn finish(mut self, globals: &Settings, lost: &mut Vec<String>) -> Option<Service> {
         if let Some(bad) = self.bad {
-            lost.push(self.said.lost(bad));
+            lost.push(self.directive.lost(bad));
             lost.extend(self.service.lost);
             return None;
         }
@@ -438,21 +450,21 @@ impl Building {
             Some("tcp" | "fwm" | "udp") | None => false,
             Some(other) => {
                 let why = format!("protocol={other}: it is tcp");
-                self.service.lose(self.said.lost(&why));
+                self.service.lose(self.directive.lost(&why));
                 false
             }
         };
         if udp {
             self.service.string("protocol", "udp");
         }
-        if let Some(said) = self.one_packet.take() {
+        if let Some(directive) = self.one_packet.take() {
             match udp {
                 true => {
                     self.service.keys.insert("one_packet", "true".to_owned());
                 }
                 false => {
                     let why = "it is for UDP services only, as with ldirectord";
-                    self.service.lose(said.lost(why));
+                    self.service.lose(directive.lost(why));
                 }
             }
         }
@@ -475,12 +487,12 @@ impl Building {
             true => self.own.fallback.take(),
             false => self.own.fallback6.take(),
         };
-        if let Some((said, _)) = other {
+        if let Some((directive, _)) = other {
             self.service
-                .lose(said.lost("its family is not the service's"));
+                .lose(directive.lost("its family is not the service's"));
         }
-        if let Some((said, value)) = fallback {
-            self.fallback(&said, &value);
+        if let Some((directive, value)) = fallback {
+            self.fallback(&directive, &value);
         }
         Some(self.service)
     }
@@ -501,7 +513,7 @@ impl Building {
             });
         if !other.is_empty() {
             let why = format!("the scheduler {scheduler} has no flag {}", other.join(", "));
-            self.service.lose(self.flags_said.lost(&why));
+            self.service.lose(self.flags_directive.lost(&why));
         }
         if !known.is_empty() {
             let known: Vec<String> = known.iter().map(|flag| quote(flag)).collect();
@@ -513,16 +525,17 @@ impl Building {
     fn persistence(&mut self) {
         match (self.persistent, self.netmask.take()) {
             (None, None) => {}
-            (None, Some((said, _))) => self
+            (None, Some((directive, _))) => self
                 .service
-                .lose(said.lost("without `persistent` there is no mask, as with ldirectord")),
+                .lose(directive.lost("without `persistent` there is no mask, as with ldirectord")),
             (Some(seconds), mask) => {
                 let seconds = seconds.clamp(1, 31 * 86_400);
-                let mask = mask.filter(|(said, mask)| {
+                let mask = mask.filter(|(directive, mask)| {
                     let valid = is_mask(mask, self.six);
                     if !valid {
-                        self.service
-                            .lose(said.lost("it is no netmask: each address counts on its own"));
+                        self.service.lose(
+                            directive.lost("it is no netmask: each address counts on its own"),
+                        );
                     }
                     valid
                 });
@@ -541,7 +554,7 @@ impl Building {
             match globals.fork {
                 true => interval = of_service,
                 false => self.service.lost.push(format!(
-                    "{}: checkinterval={of_service}: ldirectord ignores it here without fork=yes and uses {interval} s",
+                    "{}: checkinterval={of_service}: ldirectord ignores it without fork=yes and uses {interval} s",
                     self.service.at
                 )),
             }
@@ -594,7 +607,7 @@ impl Building {
         }
         .to_owned();
         let check = self.rhythm(globals, &kind);
-        let at = self.said.line;
+        let at = self.directive.line;
         let lose = |service: &mut Service, why: &str| {
             service.lost.push(format!("line {at}: {why}"));
         };
@@ -605,7 +618,7 @@ impl Building {
         self.service.check = match kind.as_str() {
             "on" => return,
             "off" => {
-                let why = "checktype=off: ldirectord uses none of the servers; here they are used, without a check";
+                let why = "checktype=off: ldirectord uses none of the servers; lvsd uses them without a check";
                 lose(&mut self.service, why);
                 return;
             }
@@ -674,7 +687,7 @@ impl Building {
                         return;
                     }
                     Err(what) => {
-                        let why = format!("{what}: a TCP connection is tried in its place");
+                        let why = format!("{what}: a TCP connection is checked instead");
                         lose(&mut self.service, &why);
                         with_type(check, "tcp")
                     }
@@ -727,10 +740,9 @@ impl Building {
         }
         let (at, servers) = (&service.at, without.join(", "));
         service.lost.push(match own {
-            0 => format!("{at}: checks: without `checkport` nothing can be checked: {servers}"),
+            0 => format!("{at}: checks: without `checkport`, no check is possible: {servers}"),
             _ => format!(
-                "{at}: checks: ldirectord knows no port for servers that are written without one, and uses none of \
-                 them; here port {own} is asked: {servers}"
+                "{at}: checks: ldirectord has no port for servers without one, and uses none of them; lvsd checks port {own}: {servers}"
             ),
         });
     }
@@ -762,7 +774,7 @@ impl Building {
         }
     }
 
-    fn fallback(&mut self, said: &Said, value: &str) {
+    fn fallback(&mut self, directive: &Directive, value: &str) {
         let mut words = value.split_whitespace();
         let target = words.next().unwrap_or_default();
         let forward = match words.next() {
@@ -773,11 +785,11 @@ impl Building {
         match address(target) {
             Some((ip, _)) if ip.is_ipv6() != self.six => {
                 self.service
-                    .lose(said.lost("its family is not the service's"));
+                    .lose(directive.lost("its family is not the service's"));
             }
             Some((ip, number)) => {
                 self.service.sorry = Some(Sorry {
-                    said: format!("line {}: {}", said.line, said.text),
+                    origin: format!("line {}: {}", directive.line, directive.text),
                     ip,
                     port: number.filter(|port| *port != 0),
                     keys: Keys::from([("forward", quote(forward))]),
@@ -785,7 +797,7 @@ impl Building {
             }
             None => self
                 .service
-                .lose(said.lost("names are not resolved; write the address")),
+                .lose(directive.lost("names are not resolved; write the address")),
         }
     }
 }
@@ -829,8 +841,8 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
     (asked, left.join(" "))
 }
 
-/// `"request", "receive"` and the text behind them. Each ends at the last quote that makes a pair of
-/// them.
+/// `"request", "receive"` and the text after them. Each ends at the last quote with which the text
+/// is still a pair.
 fn pair(text: &str) -> Option<((String, String), &str)> {
     let inner = text.strip_prefix('"')?;
     let ends = inner.rmatch_indices('"').map(|(end, _)| end);
@@ -863,11 +875,11 @@ fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), Str
         return Ok((vec![ip], port));
     };
     if first.starts_with('[') {
-        return Err("a range is of IPv4 addresses; write the servers that there are".to_owned());
+        return Err("a range must have IPv4 addresses; write the servers one by one".to_owned());
     }
     let first: Ipv4Addr = first.parse().map_err(|_| names())?;
     let (IpAddr::V4(last), port) = address(last).ok_or_else(names)? else {
-        return Err("a range is of IPv4 addresses".to_owned());
+        return Err("a range must have IPv4 addresses".to_owned());
     };
     let (first, last) = (u32::from(first), u32::from(last));
     if first > last {

@@ -50,8 +50,8 @@ pub(super) fn read(text: &str) -> Read {
                 Err(why) => lose(&why),
             },
             "INITIAL_STATE" if value.trim() == "on" => {}
-            "INITIAL_STATE" => lose("services are there when lvsd has started"),
-            "CLEAR_IPVS_TABLES" => lose("lvsd removes its own services only"),
+            "INITIAL_STATE" => lose("services exist when lvsd has started"),
+            "CLEAR_IPVS_TABLES" => lose("lvsd removes only its own services"),
             "DIP"
             | "DIRECTOR_INSIDEIP"
             | "DIRECTOR_GW"
@@ -83,7 +83,7 @@ fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
     };
     let port_number = port(service_port).ok_or_else(|| format!("{service_port} is not a port"))?;
     if vips.is_empty() {
-        return Err("there is no VIP above it".to_owned());
+        return Err("no VIP precedes it".to_owned());
     }
     let mut service = Service {
         addresses: vips.iter().map(|vip| endpoint(*vip, port_number)).collect(),

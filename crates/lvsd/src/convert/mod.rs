@@ -1,7 +1,8 @@
 //! Other programs' files as lvsd's: keepalived's virtual servers, ldirectord's, and those of the
 //! configure script of the LVS HOWTO.
 //!
-//! Each statement without a counterpart becomes a comment with its line and the reason, and is listed.
+//! Each statement without a counterpart becomes a comment with its line and the reason, and is
+//! listed.
 
 pub mod ask;
 mod checks;
@@ -50,7 +51,7 @@ pub enum SourceFormat {
     LvsConf,
 }
 
-/// The kind of a file, by its name and then by its text.
+/// The format of a file, according to its name and then its text.
 pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     let text = without_mark(text);
     let base = Path::new(name)
@@ -75,7 +76,7 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     }
 }
 
-/// The longest file; a longer one is refused.
+/// Maximum length of a file; a longer file is refused.
 pub const LENGTH_MAX: u64 = 16 << 20;
 /// Files that may be included, and how deep.
 const INCLUDES_MAX: usize = 256;
@@ -86,11 +87,11 @@ const ADDRESSES_MAX: usize = 65_536;
 /// reason why they are missing.
 pub type Include<'a> = &'a dyn Fn(&Path, &str) -> Result<Vec<(String, String)>, String>;
 
-/// Settings of reading a file.
+/// Settings of the conversion.
 pub struct Options<'a> {
     /// Reads included files of keepalived.
     pub include: Include<'a>,
-    /// The host whose lines (`@ID`) are read, as `keepalived --config-id` names it.
+    /// The host whose lines (`@ID`) are read: the argument of `keepalived --config-id`.
     pub config_id: Option<&'a str>,
 }
 
@@ -116,7 +117,7 @@ struct Read {
 /// Converts the text of the file `name`.
 ///
 /// # Errors
-/// It is not such a file, in words.
+/// The file does not have this format; the text is the reason.
 pub fn convert(
     kind: SourceFormat,
     name: &str,
@@ -189,12 +190,12 @@ fn shorten(message: &mut String) {
     }
 }
 
-/// A text without the byte order mark that editors put before it.
+/// A text without the byte order mark with which some editors begin a file.
 fn without_mark(text: &str) -> &str {
     text.strip_prefix('\u{FEFF}').unwrap_or(text)
 }
 
-/// The file for `lvsd` before its services.
+/// The beginning of the file for `lvsd`, before its services.
 fn begin(name: &str, local_addresses: &[IpAddr]) -> String {
     let mut toml = format!(
         "# From {}, by `lvsd convert`. Check it with `lvsd check`.\n",
@@ -214,7 +215,7 @@ fn begin(name: &str, local_addresses: &[IpAddr]) -> String {
     toml
 }
 
-/// The reason why a file gave no result, and the lost parts.
+/// The reason why the conversion of a file has no result, and the parts that were not converted.
 fn nothing(name: &str, lost: &[String]) -> String {
     /// Statements that are listed.
     const TOLD: usize = 3;
@@ -231,7 +232,7 @@ fn nothing(name: &str, lost: &[String]) -> String {
     }
 }
 
-/// keepalived adds the servers of a virtual server to an earlier one of the same addresses.
+/// Joins virtual servers with the same addresses, as keepalived does.
 fn join_twins(services: &mut Vec<Service>) {
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut joined: Vec<Service> = Vec::new();
@@ -249,7 +250,7 @@ fn join_twins(services: &mut Vec<Service>) {
     *services = joined;
 }
 
-/// Removes each address and mark from all services but the first one with it.
+/// Removes each address and mark from all services but the first service that has it.
 fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut seen: HashMap<(String, String), String> = HashMap::new();
     services.retain_mut(|service| {
@@ -266,8 +267,7 @@ fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
             let is_first = *place == at;
             if !is_first {
                 lost.push(format!(
-                    "{at}: {what}: there is a virtual server for it ({place}); these servers are not added to that \
-                     one: {servers}"
+                    "{at}: {what}: the virtual server {place} has this address; these servers are not added to it: {servers}"
                 ));
             }
             is_first
@@ -284,7 +284,7 @@ fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     });
 }
 
-/// Makes names unique: the first service keeps its name.
+/// Makes the names of services unique: the first service of a name keeps it.
 fn unique_names(services: &mut [Service]) {
     let mut seen = HashSet::new();
     for service in services {
@@ -328,8 +328,8 @@ fn without_loops(services: &mut [Service]) {
     }
 }
 
-/// Maximum of services that are removed one by one when `lvsd` refuses a file: each attempt checks
-/// all services before it.
+/// Maximum of services that are removed one by one if `lvsd` refuses a file: each attempt checks
+/// all previous services again.
 const TRIED_MAX: usize = 256;
 
 /// Last resort: omits services that `lvsd` refuses for any other reason.
@@ -361,7 +361,7 @@ fn without_refused(begin: &str, services: &mut Vec<Service>, lost: &mut Vec<Stri
     });
 }
 
-/// The first error of `lvsd` about a file.
+/// The first error for which `lvsd` refuses a file; `None` if it is valid.
 fn refused(toml: &str) -> Option<String> {
     let report = Config::from_toml("", toml).err()?.to_string();
     let mut lines = report.lines();

@@ -20,7 +20,7 @@ pub(super) struct Negotiation {
     pub(super) command: Option<String>,
 }
 
-/// A converted check, and its parts that could not be converted.
+/// A converted check, and the parts that were not converted.
 pub(super) struct Negotiated {
     pub(super) check: Check,
     pub(super) lost: Vec<String>,
@@ -61,10 +61,10 @@ fn text(value: &str) -> Result<&str, &'static str> {
 }
 
 impl Negotiation {
-    /// Takes a line as ldirectord does; `None` if it is none of these.
+    /// Reads a line as ldirectord does; `None` if it has another key.
     ///
     /// # Errors
-    /// ldirectord reads no file with this value, in words.
+    /// ldirectord refuses a file with this value; the text is the reason.
     pub(super) fn take(&mut self, key: &str, value: &str) -> Option<Result<(), &'static str>> {
         let (place, value) = match key {
             "service" => (&mut self.service, Ok(word(value))),
@@ -101,17 +101,17 @@ impl Negotiation {
         }
     }
 
-    /// The port of the check of a server without one.
+    /// The port that a check connects to if the server has no other.
     pub(super) fn port(&self, port: u16) -> Option<u16> {
         let protocol = self.protocol(port);
         let found = PORTS.iter().find(|(name, _)| *name == protocol);
         found.map(|(_, port)| *port)
     }
 
-    /// Adds the request of this protocol to `check`, which has its intervals already.
+    /// Adds the request of this protocol to `check`, whose intervals are already set.
     ///
     /// # Errors
-    /// If lvsd has no equivalent, as text.
+    /// If lvsd has no equivalent; the text is the reason.
     pub(super) fn negotiate(
         &self,
         mut check: Check,
@@ -240,7 +240,7 @@ impl Negotiation {
             .is_some_and(|program| program.starts_with('/'))
         {
             let program = command.first().cloned().unwrap_or_default();
-            return Err(format!("checkcommand: `{program}` is no whole path"));
+            return Err(format!("checkcommand: `{program}` is not a complete path"));
         }
         let more = [address, port, "{address}", "{port}"];
         command.extend(more.map(str::to_owned));
@@ -254,7 +254,7 @@ impl Negotiation {
     }
 }
 
-/// The first part of a value that consists of such characters; empty without one.
+/// The longest prefix of a value whose characters satisfy `is_part`.
 pub(super) fn first(value: &str, is_part: fn(char) -> bool) -> &str {
     let rest = value.find(is_part).map_or("", |start| &value[start..]);
     let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
@@ -266,7 +266,7 @@ pub(super) fn word(value: &str) -> &str {
     first(value, |c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The text between the first and the last of double quotes; backslashes mean nothing.
+/// The text between the first and the last double quote; backslashes have no special meaning.
 pub(super) fn quoted(value: &str) -> Option<&str> {
     let inner = value.strip_prefix('"')?;
     inner.rfind('"').map(|end| &inner[..end])

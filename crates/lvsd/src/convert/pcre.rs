@@ -1,13 +1,13 @@
 //! Regular expressions of PCRE2 (keepalived) and Perl (ldirectord) for the crate `regex`.
 //!
-//! The crate reads some of them otherwise without an error: `\<` and `\v`, sets within a class,
-//! possessive repetition, characters where the others match bytes. Such a part is written
-//! differently, or the whole is refused with the reason.
+//! The crate interprets some of them differently without an error: `\<` and `\v`, sets within a
+//! class, possessive repetition, and characters instead of bytes. Such a part is rewritten, or the
+//! expression is refused with a reason.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// The end of the text, or before the newline at it.
+/// Matches at the end of the text, or before a final newline.
 const END: &str = r"(?:\n?\z)";
 
 /// The reason why an expression is refused.
@@ -16,7 +16,7 @@ type Why = String;
 /// The expression for the crate `regex` that matches the same texts.
 ///
 /// # Errors
-/// The part without a counterpart, in words.
+/// The part without a counterpart, as text.
 pub(super) fn converted(regex: &str, caseless: bool) -> Result<String, Why> {
     let mut reader = Reader {
         rest: regex.chars().peekable(),
@@ -37,7 +37,7 @@ pub(super) fn converted(regex: &str, caseless: bool) -> Result<String, Why> {
 struct Reader<'a> {
     rest: Peekable<Chars<'a>>,
     out: String,
-    /// Whether a part of it counts bytes, where the crate counts characters.
+    /// Whether a part of the pattern counts bytes, while the crate counts characters.
     by_bytes: bool,
     /// `$` matches at the end of each line.
     lines: bool,
@@ -46,7 +46,7 @@ struct Reader<'a> {
 /// A member of a class.
 enum Member {
     Byte(u8),
-    /// `\d`, `[:alpha:]`: written like this.
+    /// A class such as `\d` or `[:alpha:]`, in the syntax of the crate.
     Set(String),
 }
 
@@ -96,7 +96,7 @@ impl Reader<'_> {
         self.repetition_of(c.encode_utf8(&mut [0; 4]), repeated)
     }
 
-    /// A repetition, and the sign behind it that makes it lazy.
+    /// Translates a repetition, and the character after it that makes it lazy.
     fn repetition_of(&mut self, sign: &str, repeated: bool) -> Result<(), Why> {
         if repeated {
             return Err(unknown("a repetition of a repetition"));
@@ -132,7 +132,8 @@ impl Reader<'_> {
         Some(counts)
     }
 
-    /// The end of the text, which this engine consumes and PCRE only inspects.
+    /// Translates an assertion of the end of the text. In PCRE it does not consume a final newline;
+    /// in the crate it must.
     fn end(&mut self, sign: &str) -> Result<(), Why> {
         match self.rest.peek() {
             None | Some(')' | '|') => {
@@ -223,7 +224,8 @@ impl Reader<'_> {
         })
     }
 
-    /// Translates the text after `(`. `first`: it begins the expression.
+    /// Translates the text after `(`. `first`: the parenthesis is the first character of the
+    /// expression.
     fn group(&mut self, first: bool) -> Result<(), Why> {
         self.out.push('(');
         match self.rest.peek() {
@@ -390,7 +392,8 @@ impl Reader<'_> {
     }
 }
 
-/// Signs of the crate that have a meaning in a class, beside those that have one everywhere.
+/// Characters with a special meaning in a class of the crate, besides those that have one
+/// everywhere.
 const IN_CLASS: &str = "#&-~";
 
 /// Adds a literal byte; `more` signs have a meaning there.

@@ -1,4 +1,4 @@
-//! Services and servers, as they are written.
+//! Converted services and servers, and their output.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
@@ -8,13 +8,13 @@ use lvs_core::sched::BUILT_IN;
 
 use super::keepalived::item::Item;
 
-/// Keys and their values, in TOML.
+/// Keys with their values, in TOML.
 pub(super) type Keys = BTreeMap<&'static str, String>;
 
 /// A service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Service {
-    /// Its position in its file.
+    /// File and line in which it begins.
     pub(super) at: String,
     pub(super) addresses: Vec<String>,
     pub(super) fwmark: Option<(u32, bool)>,
@@ -31,7 +31,7 @@ pub(super) struct Service {
 /// A quorum by weight.
 #[derive(Clone, Debug)]
 pub(super) struct Quorum {
-    /// Its position in its file.
+    /// File and line in which it is set.
     pub(super) at: String,
     pub(super) quorum: u64,
     pub(super) hysteresis: u64,
@@ -40,24 +40,24 @@ pub(super) struct Quorum {
 /// A server for the time below the quorum.
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
-    /// Its position in its file, and its kind.
-    pub(super) said: String,
+    /// File and line in which it is set, and its keyword.
+    pub(super) origin: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
-    /// Its own keys.
+    /// The server's own keys.
     pub(super) keys: Keys,
 }
 
 /// A server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Server {
-    /// Its position in its file.
+    /// File and line in which it begins.
     pub(super) at: String,
     pub(super) address: String,
     pub(super) keys: Keys,
-    /// Its own check; empty for the service's.
+    /// The server's own check; if empty, the service's applies.
     pub(super) check: Keys,
-    /// The server stays with weight 0 while its check fails; the position of this setting.
+    /// Whether the server stays with weight 0 while its check fails: the position of this setting.
     pub(super) inhibit: Option<String>,
     pub(super) lost: Vec<String>,
 }
@@ -75,7 +75,7 @@ pub(super) fn is_mask(text: &str, six: bool) -> bool {
 }
 
 /// The reason why a loopback address is no server.
-const LOOPBACK: &str = "a loopback address: the dataplane translates nothing to it; give another address of this host, or forward by direct routing";
+const LOOPBACK: &str = "a loopback address: the dataplane cannot translate to it; use another address of this host, or direct routing";
 
 impl Service {
     pub(super) fn string(&mut self, key: &'static str, value: &str) {
@@ -91,7 +91,7 @@ impl Service {
         address.unwrap_or_else(|| format!("mark {}", self.fwmark.unwrap_or_default().0))
     }
 
-    /// Its quorum, which `item` is about.
+    /// The quorum of the service, which the statement `item` sets.
     pub(super) fn quorum_of(&mut self, item: &Item) -> &mut Quorum {
         self.quorum.get_or_insert(Quorum {
             at: item.at().to_string(),
@@ -100,8 +100,8 @@ impl Service {
         })
     }
 
-    /// Takes from servers the ports that only NAT could translate to: the other methods hand on
-    /// packets as they are, and all three programs put the service's port in the place.
+    /// Removes the ports of servers to which only NAT could translate: the other methods do not
+    /// change the port, and all three programs use the service's port instead.
     pub(super) fn keep_ports(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         for server in &mut self.servers {
@@ -122,7 +122,7 @@ impl Service {
         }
     }
 
-    /// Keeps the first of several servers with one address.
+    /// Removes all but the first of several servers with the same address.
     pub(super) fn without_twins(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied().filter(|_| ports.len() == 1);
@@ -132,7 +132,7 @@ impl Service {
             let (ip, own) = server.place();
             let first = seen.insert((ip, own.or(only)));
             if !first {
-                lost.push(server.lost_whole("it is there already"));
+                lost.push(server.lost_whole("it already exists"));
             }
             first
         });
@@ -142,11 +142,10 @@ impl Service {
         self.addresses.iter().filter_map(|text| text.parse().ok())
     }
 
-    /// Adds the servers of another service for the same addresses.
+    /// Adds the servers of another service with the same addresses.
     pub(super) fn join(&mut self, other: Self) {
         self.lost.push(format!(
-            "{}: there is a virtual server for these addresses ({}): the servers are added to that one, as with \
-             keepalived, and the other settings are not used",
+            "{}: a virtual server with these addresses exists ({}): the servers are added to it, as with keepalived, and the other settings are not used",
             other.at, self.at
         ));
         let defaults = [("forward", quote("nat")), ("tunnel", quote("ipip"))];
@@ -162,7 +161,7 @@ impl Service {
         self.lost.extend(other.lost);
     }
 
-    /// The one port of all its addresses.
+    /// The port, if all addresses have the same one.
     fn only_port(&self) -> Option<u16> {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied();
@@ -187,8 +186,8 @@ impl Service {
         }
     }
 
-    /// keepalived counts weights, at most all there are; lvsd counts servers.
-    fn settle_quorum(&mut self, said: &Quorum) {
+    /// Converts the quorum: keepalived counts weights, at most the sum of all; lvsd counts servers.
+    fn settle_quorum(&mut self, origin: &Quorum) {
         let weight = |server: &Server| {
             let weight = server.keys.get("weight").map_or(Ok(1), |word| word.parse());
             weight.unwrap_or(1)
@@ -199,18 +198,17 @@ impl Service {
             down,
             exact,
             within,
-        } = servers_of_quorum(&weights, said.quorum, said.hysteresis);
+        } = servers_of_quorum(&weights, origin.quorum, origin.hysteresis);
         if !within {
             self.lose(format!(
-                "{}: quorum {} with hysteresis {}: all weights together do not reach it, as with keepalived; \
-                 here all servers do",
-                said.at, said.quorum, said.hysteresis
+                "{}: quorum {} with hysteresis {}: the sum of all weights does not reach it, as with keepalived; lvsd requires all servers",
+                origin.at, origin.quorum, origin.hysteresis
             ));
         } else if !exact {
             self.lose(format!(
-                "{}: quorum {}: lvsd counts servers, and not their weights: {up} of {}",
-                said.at,
-                said.quorum,
+                "{}: quorum {}: lvsd counts servers instead of weights: {up} of {}",
+                origin.at,
+                origin.quorum,
                 weights.iter().filter(|weight| **weight > 0).count()
             ));
         }
@@ -229,7 +227,7 @@ impl Service {
         let port = port.or(self.only_port());
         // With direct routing, the host itself serves connections to its own address.
         if sorry.ip.is_loopback() && own.is_some_and(|word| word != "\"dr\"") {
-            self.lose(format!("{}: {LOOPBACK}", sorry.said));
+            self.lose(format!("{}: {LOOPBACK}", sorry.origin));
             return;
         }
         let is_server = |server: &Server| {
@@ -238,7 +236,7 @@ impl Service {
             ip == Some(sorry.ip) && (own == port || self.fwmark.is_some())
         };
         if self.servers.iter().any(is_server) {
-            self.lose(format!("{}: it is a server of the service", sorry.said));
+            self.lose(format!("{}: it is a server of the service", sorry.origin));
             return;
         }
         let address = quote(&match port {
@@ -315,17 +313,17 @@ impl Service {
 }
 
 impl Server {
-    /// The message that the whole server is lost.
+    /// The message that a server is not converted at all.
     pub(super) fn lost_whole(&self, why: &str) -> String {
         format!("{}: server {}: {why}", self.at, self.address)
     }
 
-    /// Address and port, if it has one.
+    /// Address and port; `None` if one of them is missing.
     pub(super) fn endpoint(&self) -> Option<SocketAddr> {
         self.address.parse().ok()
     }
 
-    /// Its address, and its port if it has one.
+    /// The address and the port, as far as they are set.
     pub(super) fn place(&self) -> (Option<IpAddr>, Option<u16>) {
         match self.endpoint() {
             Some(at) => (Some(at.ip()), Some(at.port())),
@@ -333,7 +331,7 @@ impl Server {
         }
     }
 
-    /// Removes its port, and sets it in its own check.
+    /// Removes the server's port, and sets it as the port of the server's check.
     pub(super) fn take_port(&mut self) {
         let Some(at) = self.endpoint() else {
             return;
@@ -352,9 +350,9 @@ impl Server {
 pub(super) struct Needed {
     pub(super) up: usize,
     pub(super) down: usize,
-    /// Whether the numbers are right for any choice of servers.
+    /// Whether the numbers are right for every possible set of usable servers.
     pub(super) exact: bool,
-    /// All servers together have as much weight.
+    /// Whether the weight of all servers together reaches the quorum.
     pub(super) within: bool,
 }
 
@@ -387,7 +385,7 @@ pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -
     }
 }
 
-/// Whether it is a check of a port.
+/// Whether the check connects to a port.
 pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
     let kind = check.get("type").map(String::as_str);
     kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
@@ -403,7 +401,7 @@ fn names_port(check: &Keys) -> bool {
         .is_some_and(|command| command.contains(PORT))
 }
 
-/// Sets this port in the command of a check, in place of the server's.
+/// Sets this port in the command of a check, instead of the placeholder for the server's port.
 pub(super) fn fix_port(check: &mut Keys, port: u16) {
     if let Some(command) = check.get_mut("command") {
         *command = command.replace(PORT, &quote(&port.to_string()));
@@ -442,7 +440,7 @@ pub(super) fn quote(text: &str) -> String {
     quoted
 }
 
-/// For a comment or a terminal: one line without control characters, tabs excepted.
+/// A text for a comment or a terminal: one line without control characters other than tabs.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| match c.is_control() && c != '\t' {
@@ -474,7 +472,7 @@ pub(super) fn scheduler(word: &str) -> Result<&'static str, String> {
         .ok_or_else(|| format!("scheduler {word}: unknown scheduler; wlc is used"))
 }
 
-/// A port by number, or by one of the names that such files have.
+/// Parses a port as a number or as a service name that is common in such files.
 pub(super) fn port(word: &str) -> Option<u16> {
     if let Ok(port) = word.parse() {
         return Some(port);

@@ -57,7 +57,8 @@ virtual_server fwmark 7
 }
 "#;
 
-/// ldirectord checks the port that it does not forward to.
+/// With direct routing, ldirectord checks the port of the real server although packets are not
+/// forwarded to that port.
 #[test]
 fn port_ignored_by_direct_routing_is_checked() {
     let text = "virtual=192.0.2.1:80\n\treal=10.0.0.2:8080 gate\n\treal=10.0.0.3:80 gate\n\tservice=http\n";
@@ -283,7 +284,7 @@ fn each_kind_of_keepalived_has_its_counterpart() {
         (
             "MISC_CHECK { misc_path check\n }",
             "none",
-            "MISC_CHECK: `check` is no whole path: the server is not checked",
+            "MISC_CHECK: `check` is not a complete path: the server is not checked",
         ),
         (
             "BFD_CHECK { name x }",
@@ -293,7 +294,7 @@ fn each_kind_of_keepalived_has_its_counterpart() {
         (
             "HTTP_GET { url { path no-slash }\n }",
             "http http://10.0.0.11:80",
-            "path no-slash: /no-slash is asked for",
+            "path no-slash: lvsd requests /no-slash",
         ),
         (
             "HTTP_GET { url { path /\n digest 00 }\n bindto 10.9.9.9\n }",
@@ -428,8 +429,8 @@ fn services_with_one_address_are_joined_and_loops_left_out() {
         (1, 1)
     );
     let has = |what: &str| done.lost.iter().filter(|lost| lost.contains(what)).count();
-    assert_eq!(has("the servers are added to that one"), 1);
-    assert_eq!(has("it is there already"), 2);
+    assert_eq!(has("the servers are added to it"), 1);
+    assert_eq!(has("it already exists"), 2);
     assert_eq!(has("it is a virtual server"), 1);
     // ldirectord refuses such a file.
     let text = "virtual=192.0.2.1:80\n\treal=10.0.0.1:80 masq\n\tchecktype=on\n";
@@ -441,7 +442,7 @@ fn services_with_one_address_are_joined_and_loops_left_out() {
     assert_eq!(
         done.lost,
         [
-            "line 4: 192.0.2.1:80: there is a virtual server for it (line 1); these servers are not added to that one: 10.0.0.2:80"
+            "line 4: 192.0.2.1:80: the virtual server line 1 has this address; these servers are not added to it: 10.0.0.2:80"
         ]
     );
 }
@@ -461,7 +462,7 @@ fn keepalived_defaults_are_converted() {
     assert!(matches!(config.services[0].id, ServiceId::Udp { .. }));
     assert!(done.lost[0].contains("no `protocol`"), "{:?}", done.lost);
     let check = config.services[0].servers[0].check.as_ref().unwrap();
-    assert_eq!(check.fall, 4, "a name server is asked again three times");
+    assert_eq!(check.fall, 4, "a name server is queried again three times");
     // Only NAT changes ports; a check goes on to ask the one that was written.
     let (_, config) = converted(
         SourceFormat::Keepalived,
@@ -494,12 +495,12 @@ fn keepalived_defaults_are_converted() {
     assert_eq!(config.services[0].servers[0].config.weight, 5);
     assert_eq!(
         done.lost,
-        ["192.0.2.1:80: line 7: server 10.0.0.1: it is there already"]
+        ["192.0.2.1:80: line 7: server 10.0.0.1: it already exists"]
     );
 }
 
 #[test]
-fn quotes_within_quotes_are_the_commands() {
+fn nested_quotes_are_passed_to_the_command() {
     let (done, _) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n MISC_CHECK {\n \
@@ -545,8 +546,8 @@ fn most_specific_of_several_checks_is_kept() {
     );
     assert_eq!(checks(&config), ["http http://10.0.0.1:80"]);
     let expected = [
-        "line 6: a second check, ping: a server has one check here",
-        "line 11: a second check, tcp: a server has one check here",
+        "line 6: a second check, ping: lvsd has one check for each server",
+        "line 11: a second check, tcp: lvsd has one check for each server",
         "line 13: BFD_CHECK: the server is checked without it",
     ];
     let expected = expected.map(|what| format!("192.0.2.1:80, 10.0.0.1:80: {what}"));
@@ -671,7 +672,7 @@ fn empty_conversion_reports_the_reason() {
 }
 
 #[test]
-fn service_that_lvsd_refuses_is_left_out_and_named() {
+fn service_that_lvsd_refuses_is_omitted_and_reported() {
     let service = |n: u8, more: &str| {
         format!(
             "virtual=192.0.2.{n}:80\n\tservicename=\"web\"\n\treal=10.0.0.1:80 gate{more}\n\tchecktype=on\n"
@@ -795,7 +796,7 @@ proptest! {
 
 /// A regular expression without its modifier would be the opposite check.
 #[test]
-fn keepalived_regex_with_a_modifier_is_left_out_and_named() {
+fn keepalived_regex_with_a_modifier_is_omitted_and_reported() {
     for modifier in [
         "regex_no_match",
         "regex_min_offset 5",
@@ -863,7 +864,8 @@ fn loopback_servers_are_named_since_the_dataplane_does_not_reach_them() {
     }
 }
 
-/// As keepalived 2.2.7 does it: macros in the path, for the whole line, and a list of includes.
+/// Includes as keepalived 2.2.7 reads them: macros in the path, macros for the whole line, and
+/// lists.
 #[test]
 fn keepalived_include_by_macros_is_read() {
     let service = |port: u16| {
@@ -898,7 +900,7 @@ fn keepalived_include_by_macros_is_read() {
     assert!(named, "{:?}", done.lost);
 }
 
-/// The part of a result about one server.
+/// The part of the converted TOML about one server.
 fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
     let (_, rest) = toml
         .split_once(&format!("address = \"{address}\"\n"))
@@ -906,9 +908,9 @@ fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
     rest.split("[[").next().unwrap()
 }
 
-/// keepalived 2.2.7 prints these values for each.
+/// keepalived 2.2.7 uses these values for the given texts.
 #[test]
-fn number_that_keepalived_refuses_is_named_and_outer_one_applies() {
+fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
     let text = "virtual_server 192.0.2.1 80 {\nprotocol TCP\ndelay_loop 5\ndelay_loop 0\nretry 3\nretry 0\n\
                 connect_timeout abc\npersistence_timeout 30\npersistence_timeout 90000000\n\
                 real_server 10.0.0.1 80 {\nweight 3x\ndelay_loop -4\nTCP_CHECK {\nretry -2\n}\n}\n\
@@ -1015,9 +1017,9 @@ fn flag_of_another_scheduler_is_named_and_the_service_stays() {
     );
 }
 
-/// keepalived 2.2.7 prints these tunnels for each.
+/// keepalived 2.2.7 uses these tunnels for the given texts.
 #[test]
-fn tunnel_that_keepalived_refuses_is_that_of_the_block_around_it() {
+fn outer_block_replaces_tunnel_that_keepalived_refuses() {
     let gue = "TUN type gue port 6080";
     for (outer, own, expected) in [
         ("TUN type gue", "", "tunnel"),
@@ -1045,7 +1047,7 @@ fn tunnel_that_keepalived_refuses_is_that_of_the_block_around_it() {
     }
 }
 
-/// keepalived 2.2.7 prints these families for each.
+/// keepalived 2.2.7 uses these address families for the given texts.
 #[test]
 fn mark_has_the_family_of_its_granularity() {
     for (settings, six) in [
@@ -1064,7 +1066,7 @@ fn mark_has_the_family_of_its_granularity() {
 }
 
 #[test]
-fn statement_behind_another_one_is_named_and_other_blocks_keep_their_lines() {
+fn second_statement_on_a_line_is_reported_and_other_blocks_keep_their_lines() {
     let text = "vrrp_instance A { track_script { chk weight 5\n} } virtual_server 192.0.2.1 80 { protocol TCP\n\
                 real_server 10.0.0.1 80 { weight 7 inhibit_on_failure\nTCP_CHECK { connect_port 81 retry 4 } } }\n";
     let (done, _) = converted(SourceFormat::Keepalived, text);
@@ -1098,7 +1100,7 @@ fn lost_check_is_reported_before_its_replacement() {
     }
 }
 
-/// ldirectord 1.186 has these ports of checks.
+/// ldirectord 1.186 checks these ports.
 #[test]
 fn server_without_port_is_checked_at_the_port_of_its_kind_of_service() {
     for (text, expected, named) in [
@@ -1142,7 +1144,7 @@ fn server_without_port_is_checked_at_the_port_of_its_kind_of_service() {
 }
 
 #[test]
-fn program_of_ldirectord_gets_the_port_that_is_written() {
+fn program_of_ldirectord_gets_the_configured_port() {
     let text = "virtual=192.0.2.1:80\n\tchecktype=external\n\tcheckcommand=/bin/c\n\
                 \treal=10.0.0.1 gate\n\treal=10.0.0.2:81 masq\n\treal=10.0.0.3:82 gate\n";
     let (done, _) = converted(SourceFormat::Ldirectord, text);

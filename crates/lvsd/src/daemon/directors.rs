@@ -1,4 +1,4 @@
-//! The directors of the cluster in etcd: this one's entry, and the entries of all.
+//! The directors of the cluster in etcd: the record of this director, and the records of all.
 
 use lvs_api::daemon::DirectorSeen;
 
@@ -7,7 +7,7 @@ use crate::health::Prober;
 use crate::sources::etcd::Director;
 
 impl<P: Prober> Daemon<P> {
-    /// Writes this director's entry.
+    /// Writes the record of this director to etcd.
     pub(super) fn publish_director(&mut self) {
         let inputs = &self.inputs;
         if inputs.config.cluster.is_none() {

@@ -28,7 +28,7 @@ use crate::words::counted;
 
 /// The inputs of the daemon's decisions.
 pub(super) struct Inputs<P> {
-    /// The file in force.
+    /// The configuration in use.
     pub(super) config: Arc<Config>,
     /// Its services, with the services and servers of DNS and etcd.
     pub(super) expanded: Expanded,
@@ -36,7 +36,7 @@ pub(super) struct Inputs<P> {
     pub(super) vips: BTreeSet<IpAddr>,
     /// The number of configurations loaded so far.
     pub(super) generation: u64,
-    /// The time at which the configuration in force was loaded.
+    /// The time at which this configuration was loaded.
     pub(super) loaded: Instant,
     /// The health checks and their results.
     pub(super) checks: Checks<P>,
@@ -44,13 +44,13 @@ pub(super) struct Inputs<P> {
     pub(super) admin: Admin,
     /// Servers that an operator has set ready although they were drained by hand in the dataplane.
     pub(super) readied: HashSet<Key>,
-    /// This director's state among its peers.
+    /// The state of this director in the VRRP instances and its peers' states.
     pub(super) cluster: Cluster,
     /// The answers of DNS and etcd.
     pub(super) sources: Sources,
     /// The dataplane as the daemon last saw it.
     pub(super) dataplane: Observed,
-    /// Servers whose clients get no answer.
+    /// Servers that accept health checks, but do not answer connections of clients.
     pub(super) suspects: HashMap<Key, Suspicion>,
 }
 
@@ -108,7 +108,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed != self.dataplane.found.unnamed && found.unnamed > 0 {
             tracing::warn!(
                 event = "unnamed",
-                "{} of the dataplane not in the file: left as they are until it is known what etcd and Kubernetes have",
+                "{} of the dataplane not in the file: unchanged until the services of etcd and Kubernetes are known",
                 counted(found.unnamed, "service")
             );
         }
@@ -138,7 +138,7 @@ impl<P: Prober> Inputs<P> {
         self.checks.health(key)
     }
 
-    /// Whether a server is up.
+    /// Whether a server is up according to its check.
     pub(super) fn is_up(&self, service: &Service, server: &Server) -> bool {
         self.health(&(service.id, server.address)) == Health::Up
     }
@@ -172,7 +172,8 @@ impl<P: Prober> Inputs<P> {
         !unknown || self.loaded.elapsed() >= longest + Duration::from_secs(1)
     }
 
-    /// Whether the dataplane has, or may have, servers of a service whose source has never answered.
+    /// Whether the dataplane has, or may have, servers of a service whose source has not answered
+    /// yet.
     pub(super) fn serves_unheard(&self, service: &Service) -> bool {
         service.unheard
             && (!self.dataplane.compared || {
@@ -181,8 +182,8 @@ impl<P: Prober> Inputs<P> {
             })
     }
 
-    /// Whether the VIP of a service that is not settled has to wait. It does not if all unknown
-    /// servers are checked through that VIP.
+    /// Whether the VIP of a service that is not settled must not be announced yet. It may be if all
+    /// unchecked servers have through-VIP checks of that VIP.
     pub(super) fn is_veiled(&self, service: &Service) -> bool {
         let unseen = service.unheard && !self.dataplane.compared;
         unseen || !self.waits_for_its_vip(service)
@@ -196,7 +197,7 @@ impl<P: Prober> Inputs<P> {
         })
     }
 
-    /// The services whose source has never answered, and the effect on them according to the last
+    /// The services whose source has not answered yet, and the effect on them according to the last
     /// state of the dataplane.
     fn unheard(&self) -> Vec<(ServiceId, bool, bool)> {
         let services = self.expanded.services.iter();
@@ -239,7 +240,7 @@ impl<P: Prober> Inputs<P> {
         }
         out
     }
-    /// The state of services and servers in one line.
+    /// The state of services and servers in one line, for the service manager and the log.
     pub(super) fn summary(&self) -> String {
         let found = &self.dataplane.found;
         let refused = found.refused.len();
@@ -271,7 +272,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed > 0 {
             let left = counted(found.unnamed, "service");
             line.push_str(&format!(
-                ", {left} left as they are until etcd and Kubernetes are known"
+                ", {left} unchanged until etcd and Kubernetes are known"
             ));
         }
         if refused > 0 {

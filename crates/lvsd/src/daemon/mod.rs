@@ -59,7 +59,7 @@ pub use reloader::{loaded_at_start, refused, too_much_away};
 use reporter::{Reporter, log_reason};
 use waiting::Signals;
 
-/// The limit of time in which the dataplane removes services that end with the daemon.
+/// Time limit for the dataplane to remove services when lvsd exits.
 const OMEGA_LIMIT: Duration = Duration::from_secs(10);
 
 /// A signal that the daemon receives.
@@ -69,9 +69,9 @@ pub enum Signal {
     Reload,
     /// Reload the file, however many servers that removes (SIGUSR1).
     ForcedReload,
-    /// End, and leave the dataplane as it is (SIGTERM).
+    /// Exit, and let the dataplane keep its configuration (SIGTERM).
     Stop,
-    /// End the dataplane and the daemon (SIGINT).
+    /// Stop the dataplane and lvsd (SIGINT).
     StopAll,
 }
 
@@ -80,9 +80,9 @@ pub enum Signal {
 pub struct Options {
     /// The path of the configuration, for reloads.
     pub path: PathBuf,
-    /// Wait for a dataplane instead of starting one.
+    /// Wait for a running dataplane instead of starting one.
     pub attach: bool,
-    /// The result of reading the file at the start.
+    /// The result of reading the file at start.
     pub loaded: LoadStatus,
     /// The path of the last good configuration.
     pub last_good: Option<PathBuf>,
@@ -98,14 +98,14 @@ pub struct Options {
     pub counters: Arc<Counters>,
     /// Publishes `[api]` settings to the HTTP server.
     pub api: Option<watch::Sender<config::Api>>,
-    /// The runtime of the health checks: a thread of their own, so that nothing delays them.
-    /// Without one they run in the loop's thread.
+    /// The runtime of the health checks: a separate thread, so that nothing delays them. `None`
+    /// runs the checks in the main loop's thread.
     pub checks: Option<Handle>,
     /// The paths and connections of a director with peers.
     pub cluster: Option<cluster::ClusterPaths>,
     /// The path of the last answers of DNS and etcd.
     pub sources: Option<PathBuf>,
-    /// Beats with each turn of the loop.
+    /// Renewed in each iteration of the main loop.
     pub turns: Pulse,
     /// The sandbox of the process.
     pub confinement: Confinement,
@@ -141,7 +141,8 @@ struct Daemon<P> {
     reloader: Reloader,
     /// The goal that was last passed to the dataplane, or is about to be passed.
     goal: Arc<Goal>,
-    /// The goal has not been passed to the dataplane yet, or its inputs have changed.
+    /// Whether the desired state has not been passed to the dataplane yet, or its inputs have
+    /// changed.
     changed: bool,
     /// The time of the next step.
     next: Instant,
@@ -155,23 +156,23 @@ struct Daemon<P> {
 
 /// An event of the daemon's loop.
 enum Event {
-    /// The daemon has to end.
+    /// The daemon must exit.
     Stop {
         /// The dataplane, too.
         all: bool,
     },
-    /// The file has to be reloaded.
+    /// The file must be read again.
     Reload {
         /// However many servers that removes.
         forced: bool,
     },
-    /// A reading of file or sources is done.
+    /// The file or the sources have been read.
     Read(Box<Done>),
-    /// DNS or etcd has another answer.
+    /// DNS, etcd or Kubernetes has a new answer.
     Sources,
     /// An input has changed.
     Input(Input),
-    /// The next step is due.
+    /// The next pass of the main loop is due.
     Step,
 }
 
@@ -185,10 +186,10 @@ enum Input {
     Request(Request),
 }
 
-/// Runs until a signal ends it.
+/// Runs until a signal stops the daemon.
 ///
 /// # Errors
-/// At start-up only: there is no dataplane and none can be started.
+/// At start-up only: no dataplane runs and none can be started.
 pub async fn run<P: Prober>(
     options: Options,
     config: Config,
@@ -257,11 +258,11 @@ async fn next_input(
     }
 }
 
-/// Ends the dataplane if no daemon runs. A dataplane that lvsd has started stops. A dataplane of another
-/// owner loses lvsd's services and VIPs.
+/// Stops the dataplane if no daemon runs. A dataplane that lvsd has started stops. A dataplane of
+/// another owner loses lvsd's services and VIPs.
 ///
 /// # Errors
-/// It does not end, in words.
+/// It does not exit; the text is the reason.
 pub async fn stop_dataplane(host: impl Host) -> Result<(), String> {
     let link = Links::new(Box::new(host), true, Instant::now());
     waiting::stop(Box::new(link)).await
@@ -343,7 +344,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Takes a report of a check, and all that have arrived with it, for one step.
+    /// Processes a report of a check, and all reports that have arrived since, in one pass.
     fn take_reports(&mut self, report: health::Report) {
         let mut report = Some(report);
         let mut changed = false;
@@ -365,14 +366,14 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Makes a step due at once: the goal has to be computed again.
+    /// Makes a step due at once, because the desired state must be computed again.
     fn goal_changed(&mut self) {
         self.changed = true;
         self.next = Instant::now();
     }
 
-    /// Brings the dataplane one step nearer to the goal. Without a result if the daemon has to end
-    /// while the dataplane processes a request.
+    /// Makes one step towards the desired state. Returns no result if the daemon must exit while
+    /// the dataplane processes a request.
     async fn step(
         &mut self,
         link: Box<Links>,
@@ -505,15 +506,15 @@ impl<P: Prober> Daemon<P> {
         }
         if proxied > 0 {
             let connections = counted(proxied, "proxied connection");
-            tracing::warn!("{connections} end with lvsd");
+            tracing::warn!("{connections} close with lvsd");
         }
         if !all && self.inputs.expanded.needs_dataplane() {
             tracing::info!("stopping; the dataplane keeps forwarding (`lvsd stop --all` ends it)");
         }
     }
 
-    /// Removes the services that end with the daemon, and reports that. With `all` the dataplane
-    /// removes them itself, as it ends.
+    /// Removes the services that are configured with `remove_on_exit`, and reports that. With `all`
+    /// the dataplane exits, too, and so removes all services.
     ///
     /// # Errors
     /// As [`step`](Self::step).
@@ -546,7 +547,7 @@ impl<P: Prober> Daemon<P> {
                 Ok(other) => return other,
                 Err(_) => {
                     tracing::error!(
-                        "the dataplane did not let go of {} within {OMEGA_LIMIT:?}; `lvsadm -D` does",
+                        "the dataplane did not remove {} within {OMEGA_LIMIT:?}; remove them with `lvsadm -D`",
                         counted(end.len(), "service")
                     );
                     return Ok(None);

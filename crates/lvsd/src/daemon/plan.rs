@@ -15,11 +15,11 @@ use crate::health::{Advice, Key};
 use crate::reconcile::Health;
 use crate::words::counted;
 
-/// The changes in the dataplane that a reload of a file would make, in words. New servers have not been
-/// checked and count as up. `names` are those of the services of the daemon that runs.
+/// The changes in the dataplane that a reload of a file would make, as text. New servers have not
+/// been checked and count as up. `names` are the names of the running daemon's services.
 ///
 /// # Errors
-/// There is no dataplane, or it does not answer.
+/// No dataplane runs, or it does not answer.
 pub fn plan(
     host: impl Host,
     (config, expanded): (&Config, &Expanded),
@@ -59,7 +59,7 @@ pub fn plan(
     if let Some(proxied) = proxied {
         let services = counted(proxied.desired.services.len(), "proxied service");
         planned.not_compared = Some(format!(
-            "{services} not compared: `lvsd status` shows what is there"
+            "{services} not compared: `lvsd status` shows the present ones"
         ));
     }
     Ok(planned)

@@ -1,5 +1,5 @@
-//! The decisions about services: which are settled, have their quorum, are in panic mode or served
-//! by their sorry server.
+//! The decisions about services: whether they are settled, have their quorum, use all servers
+//! because too few are up, or are served by their sorry server.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::config::{Service, VipMode};
 use crate::decide::{self, Decision};
 use crate::health::Prober;
 
-/// The decisions about services.
+/// Decides which servers of each service receive connections.
 #[derive(Debug, Default)]
 pub(super) struct Policy {
     /// The last decision about each service; quorum has hysteresis.
@@ -25,7 +25,7 @@ pub(super) struct Policy {
     unknown: usize,
 }
 
-/// A decision that differs from the one before.
+/// A decision about a service that differs from the previous one.
 #[derive(Debug)]
 pub(super) struct Transition {
     pub(super) id: ServiceId,
@@ -68,7 +68,7 @@ impl Policy {
         changed
     }
 
-    /// Decides about all services, and returns the decisions that differ from those before.
+    /// Decides about all services, and returns the changed decisions.
     pub(super) fn decide<P: Prober>(&mut self, inputs: &Inputs<P>) -> Vec<Transition> {
         let mut transitions = Vec::new();
         for service in &inputs.expanded.services {
@@ -93,7 +93,7 @@ impl Policy {
         transitions
     }
 
-    /// The decision about a service.
+    /// The present decision about a service.
     pub(super) fn decision(&self, id: &ServiceId) -> Decision {
         self.decisions.get(id).copied().unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! Reloads: the file and the answers of DNS and etcd are read and checked away from the loop, one at
-//! a time, and then loaded or refused.
+//! Reloads: the file and the answers of DNS and etcd are read and checked away from the loop, one
+//! at a time, and then loaded or refused.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::requests::{Answer, answer};
 use crate::sources::{Gathered, Wanted};
 use crate::words::counted;
 
-/// The object of a reading.
+/// The part of the configuration that is read again: the file, the sources, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reading {
     /// The answers of DNS and etcd, with the file in force.
@@ -30,7 +30,7 @@ pub(super) enum Reading {
     File,
 }
 
-/// The result of a reading.
+/// The result of reading the file or the sources.
 pub(super) struct Done {
     gathered: Gathered,
     read: Result<Read, LoadError>,
@@ -40,7 +40,7 @@ pub(super) struct Done {
 pub(super) struct Read {
     config: Arc<Config>,
     expanded: Expanded,
-    /// The warnings about the file; `None` if it was not read again.
+    /// The warnings about the file; `None` if the file was not read again.
     report: Option<Report>,
 }
 
@@ -51,15 +51,15 @@ struct Standing {
     of_kubernetes: bool,
 }
 
-/// Reads the configuration again, and keeps the results of the last reading.
+/// Reads the configuration again on request, and stores the last result.
 pub(super) struct Reloader {
     /// The path of the configuration.
     pub(super) path: PathBuf,
     /// The copy of the last good configuration.
     pub(super) last_good: Option<PathBuf>,
-    /// The reading in progress.
+    /// The read that is in progress.
     reading: Option<Reading>,
-    /// The reading that has to follow it.
+    /// The read that starts when the present one is done.
     again: Option<Reading>,
     done: (mpsc::Sender<Box<Done>>, mpsc::Receiver<Box<Done>>),
     /// The next file may remove any number of servers.
@@ -72,9 +72,9 @@ pub(super) struct Reloader {
     standing: HashMap<ServiceId, Standing>,
     /// The reason why the answers of DNS and etcd were refused as a whole.
     pub(super) held_back: Option<String>,
-    /// The result of the last reading of the file.
+    /// The result of the last read of the file.
     pub(super) status: LoadStatus,
-    /// The warnings about the file in force.
+    /// The warnings about the file in use.
     warnings: Vec<String>,
 }
 
@@ -96,12 +96,12 @@ impl Reloader {
         }
     }
 
-    /// The next result of a reading.
+    /// Waits for the next result.
     pub(super) async fn done(&mut self) -> Option<Box<Done>> {
         self.done.1.recv().await
     }
 
-    /// Whether a reading of the file is in progress or due.
+    /// Whether the file is being read, or will be read after the present read.
     pub(super) fn reads_file(&self) -> bool {
         self.reading.max(self.again) == Some(Reading::File)
     }
@@ -184,7 +184,7 @@ impl<P: Prober> Daemon<P> {
         self.read(Reading::File);
     }
 
-    /// Starts a reading of the answers of DNS and etcd if they have changed.
+    /// Starts to read the answers of the sources, if they have changed.
     pub(super) fn take_sources(&mut self) {
         let reloader = &self.reloader;
         if reloader.reading.is_some() || self.inputs.sources.gathered() != reloader.gathered {
@@ -197,7 +197,7 @@ impl<P: Prober> Daemon<P> {
         self.reloader.read(what, &self.inputs.config, gathered);
     }
 
-    /// Loads or refuses the result of a reading.
+    /// Uses or refuses the result of a read.
     pub(super) fn take_done(&mut self, done: Done, link: &Links) {
         let reading = self.reloader.reading.take();
         let again = self.reloader.again.take();
@@ -230,7 +230,7 @@ impl<P: Prober> Daemon<P> {
             self.reloader.held_back = None;
             return;
         }
-        let what = "what sources say";
+        let what = "the answers of sources";
         let refusal = self.reloader.refusal(&read.config, &expanded, what);
         if let Some(refusal) = refusal {
             if self.reloader.held_back.as_ref() != Some(&refusal) {
@@ -242,7 +242,7 @@ impl<P: Prober> Daemon<P> {
         }
         let (before, after) = (in_force.servers(), expanded.servers());
         let message = format!(
-            "the answers of sources have changed: {} (there were {before})",
+            "the answers of sources have changed: {} (previously {before})",
             counted(after, "server")
         );
         tracing::info!(event = "sources", "{message}");
@@ -305,7 +305,7 @@ impl<P: Prober> Daemon<P> {
         let before = &self.inputs.config;
         let same = config == *before && expanded.is_same(&self.inputs.expanded);
         let mut message = match same {
-            true => format!("reloaded {path}: nothing has changed"),
+            true => format!("reloaded {path}: no change"),
             false => format!("reloaded {path}"),
         };
         let peers = config.dataplane.peers.as_ref();
@@ -324,7 +324,8 @@ impl<P: Prober> Daemon<P> {
         Ok(message)
     }
 
-    /// Puts a configuration in force. Only here are the host's addresses read: a director may have many.
+    /// Starts to use a configuration. The host's addresses are read only here, because a director
+    /// may have many.
     pub(super) fn load(&mut self, config: Arc<Config>, expanded: Expanded, link: &Links) {
         self.reloader.count(&expanded);
         self.reloader.held_back = None;
@@ -393,8 +394,9 @@ fn summary(report: &Report) -> String {
 /// Whether a configuration removes more servers than a reload may. If so, returns the message with
 /// the remaining servers and the fix. `before` has the number of servers of each service. Services
 /// whose source has not answered do not count. Services of Kubernetes do not count either while
-/// `[kubernetes]` is in the file: controllers remove servers on purpose, without an operator who could force it;
-/// `before` must not have them. `forced`: a reload may remove any number of servers.
+/// `[kubernetes]` is in the file: controllers remove servers on purpose, without an operator who
+/// could force it; `before` must not have them. `forced`: a reload may remove any number of
+/// servers.
 pub fn too_much_away(
     before: impl Iterator<Item = (ServiceId, usize)>,
     (config, expanded): (&Config, &Expanded),
@@ -408,7 +410,7 @@ pub fn too_much_away(
         // An empty file is as likely a write in progress as an intention, and means an outage.
         return Some((
             "no [[service]]".to_owned(),
-            "to take all services down, stop lvsd",
+            "to remove all services, stop lvsd",
         ));
     }
     let (counted, _) = expanded.by_origin();
@@ -418,7 +420,7 @@ pub fn too_much_away(
     (!allowed).then(|| {
         (
             format!(
-                "{left} of {servers} servers left, which is less than `max_removed_percent` allows"
+                "{left} of {servers} servers remain, which is less than `max_removed_percent` allows"
             ),
             "if this is intended, use `lvsd reload --force`",
         )
@@ -465,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_kubernetes_removes_most_servers_of_its_own_only() {
+    fn loss_of_kubernetes_servers_is_accepted_and_of_file_servers_refused() {
         let file = |own| format!("{KUBERNETES}{}", service("192.0.2.1:80", own));
         let (_, before) = read(&file(30), &service("192.0.2.2:80", 100));
         let mut reloader = Reloader::new(PathBuf::new(), None, loaded_at_start());
@@ -477,9 +479,9 @@ mod tests {
         assert_eq!(refusal(&file(30), 1), None);
         assert_eq!(refusal(&file(30), 0), None);
         let why = refusal(&file(14), 100).expect("the file has lost most servers");
-        assert!(why.starts_with("x has 14 of 30 servers left"), "{why}");
+        assert!(why.starts_with("x has 14 of 30 servers remain"), "{why}");
         // A file that has lost its table is refused.
         let why = refusal(&service("192.0.2.1:80", 30), 100).expect("the table is missing");
-        assert!(why.starts_with("x has 30 of 130 servers left"), "{why}");
+        assert!(why.starts_with("x has 30 of 130 servers remain"), "{why}");
     }
 }

@@ -30,7 +30,8 @@ pub(super) struct Reporter {
     notify: Notify,
     /// The settings of the notify command.
     notice: watch::Sender<Notice>,
-    /// The task of the notify command: a signal to end it, and its end.
+    /// The task of the notify command: the sender of its stop signal, and the handle to wait for
+    /// its exit.
     commands: (oneshot::Sender<()>, JoinHandle<()>),
     pub(super) started: Instant,
     /// `READY=1` was sent once.
@@ -62,7 +63,7 @@ impl Reporter {
         }
     }
 
-    /// Sends an event that concerns no single service.
+    /// Sends an event that is not about a single service.
     pub(super) fn event(&mut self, event: &str, words: impl Into<String>) {
         self.events.send(event, About::default(), words);
     }
@@ -76,7 +77,7 @@ impl Reporter {
         });
     }
 
-    /// Waits until the notify command has processed the events so far, within its timeout.
+    /// Waits until the notify command has processed all events, up to a time limit.
     pub(super) async fn finish_commands(self) {
         let limit = self.notice.borrow().limit;
         let (end, ended) = self.commands;
@@ -100,8 +101,8 @@ impl Reporter {
         self.notify.send("STOPPING=1");
     }
 
-    /// Sends the state to the service manager if it has changed: `now` in one line, and whether the
-    /// daemon is ready. `reads`: a reload is in progress.
+    /// Sends the state to the service manager if it has changed: `now` is one line of text;
+    /// `settled`: lvsd is ready. `reads`: a reload is in progress.
     pub(super) fn state(&mut self, now: String, settled: bool, reads: bool) {
         let ready = settled || self.started.elapsed() >= READY_LIMIT;
         if ready && !self.ready {
@@ -137,8 +138,8 @@ impl Reporter {
         self.events.send(event, about, words);
     }
 
-    /// Reports that clients of a server get no answer, for this reason and with this fix, or that they get answers
-    /// again.
+    /// Reports that a server does not answer connections of clients, with the reason and a fix, or
+    /// that it answers them again.
     pub(super) fn suspicion<P: Prober>(
         &mut self,
         inputs: &Inputs<P>,
@@ -184,7 +185,7 @@ impl Reporter {
         self.event(event, words);
     }
 
-    /// Reports a service that ends with the daemon.
+    /// Reports a service that is removed because lvsd exits.
     pub(super) fn end(&mut self, service: &Service, before: Decision) {
         let words = "the service ends with lvsd (remove_on_exit)";
         tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");
@@ -200,7 +201,7 @@ impl Reporter {
         }
     }
 
-    /// Reports a decision about a service.
+    /// Reports a changed decision about a service.
     pub(super) fn decision(&mut self, transition: &Transition) {
         let Transition {
             id,
@@ -236,13 +237,16 @@ impl Reporter {
             ),
             (true, false) => report(
                 "panic_off",
-                format!("{servers}: down servers get no connections again"),
+                format!("{servers}: down servers receive no connections again"),
             ),
             _ => {}
         }
         match (before.sorry, now.sorry) {
             (false, true) => report("sorry_on", "the sorry server serves".to_owned()),
-            (true, false) => report("sorry_off", "the sorry server serves no longer".to_owned()),
+            (true, false) => report(
+                "sorry_off",
+                "the sorry server no longer receives connections".to_owned(),
+            ),
             _ => {}
         }
         match (before.withdrawn, now.withdrawn) {
@@ -309,15 +313,15 @@ const fn consequence(service: &Service) -> &'static str {
         service.on_check_failure,
         service.config.extras.on_server_down,
     ) {
-        (OnCheckFailure::Quiesce, _) => "it gets no new connections (weight 0)",
-        (OnCheckFailure::Remove, OnServerDown::Kernel) => "it is taken out",
+        (OnCheckFailure::Quiesce, _) => "it receives no new connections (weight 0)",
+        (OnCheckFailure::Remove, OnServerDown::Kernel) => "it is removed",
         (OnCheckFailure::Remove, OnServerDown::Reset) => {
-            "it is taken out, and its connections are reset"
+            "it is removed, and its connections are reset"
         }
         (OnCheckFailure::Remove, OnServerDown::Reschedule) => {
-            "it is taken out, and its connections move or are reset"
+            "it is removed, and its connections are rescheduled or reset"
         }
-        (OnCheckFailure::Remove, OnServerDown::Drop) => "it is taken out, and its connections end",
+        (OnCheckFailure::Remove, OnServerDown::Drop) => "it is removed, and its connections end",
     }
 }
 

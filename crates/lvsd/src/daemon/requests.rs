@@ -18,7 +18,7 @@ use crate::health::Prober;
 use crate::requests::{ChangeRequest, Request, answer};
 use crate::snapshot::Snapshot;
 
-/// Servers whose checks have histograms of their own, at most: each has 16 lines in the metrics.
+/// Maximum of servers whose checks have separate histograms: each has 16 lines in the metrics.
 const CHECK_TIMES_MAX: usize = 500;
 
 /// The next request. Without a socket it never returns.
@@ -30,7 +30,7 @@ pub(super) async fn next(requests: &mut Option<mpsc::Receiver<Request>>) -> Opti
 }
 
 impl<P: Prober> Daemon<P> {
-    /// Answers a request, at once or when its change is done.
+    /// Answers a request, at once or when the requested change is done.
     pub(super) fn take_request(&mut self, request: Request) {
         let (change, who, reply) = match request {
             Request::Change { change, who, reply } => (change, who, reply),
@@ -83,10 +83,10 @@ impl<P: Prober> Daemon<P> {
         if self.inputs.cluster.wish(spec, Now::read())? {
             let words = match on {
                 true => format!(
-                    "this director is in maintenance by {who}{}",
+                    "{who} has put this director into maintenance{}",
                     why.unwrap_or_default()
                 ),
-                false => format!("this director may be active again, says {who}"),
+                false => format!("{who} has ended the maintenance of this director"),
             };
             tracing::warn!(event = "maintenance", "{words}");
             self.reporter.event("maintenance", words);
@@ -126,9 +126,9 @@ impl<P: Prober> Daemon<P> {
                 .map(|entry| {
                     let state = entry.spec.state.name();
                     format!(
-                        "{state} still holds for {}: {}",
+                        "{state} still applies to {}: {}",
                         entry.spec.target,
-                        said(entry)
+                        described(entry)
                     )
                 })
                 .collect();
@@ -138,7 +138,7 @@ impl<P: Prober> Daemon<P> {
         }
         let reason = why.map(|why| format!(": {why}")).unwrap_or_default();
         let words = match state {
-            AdminState::Ready => format!("{target} may have connections again, says {who}"),
+            AdminState::Ready => format!("{who} has returned {target} to service"),
             AdminState::Drain => format!("{target} is drained by {who}{reason}"),
             AdminState::Maintenance => format!("{target} is in maintenance by {who}{reason}"),
         };
@@ -161,7 +161,7 @@ impl<P: Prober> Daemon<P> {
         Ok((AdminDone { servers, warnings }, kept))
     }
 
-    /// Refuses to take these servers if they are the last usable ones of a service.
+    /// Refuses to take these servers out of service if a service would have no usable server left.
     fn spare_last(&self, servers: &[(ServiceId, SocketAddr)]) -> Result<(), String> {
         let taken: HashSet<_> = servers.iter().collect();
         let mut left_alone = Vec::new();
@@ -199,7 +199,7 @@ impl<P: Prober> Daemon<P> {
                 "the {} of {} is over ({})",
                 entry.spec.state.name(),
                 entry.spec.target,
-                said(entry)
+                described(entry)
             );
             tracing::warn!(event = "admin", "{words}");
             self.reporter.event("admin", words);
@@ -217,7 +217,7 @@ async fn warn(kept: Kept) -> Option<String> {
 }
 
 /// The operator who set an override, and the reason.
-fn said(entry: &AdminEntry) -> String {
+fn described(entry: &AdminEntry) -> String {
     let who = entry.spec.who.clone().unwrap_or_default();
     match &entry.spec.why {
         Some(why) => format!("{who}: {why}"),

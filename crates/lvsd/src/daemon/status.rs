@@ -110,8 +110,8 @@ impl<P: Prober> Daemon<P> {
         (wanted || counts != SyncCounts::default()).then_some(counts)
     }
 
-    /// The number of servers that accept new connections now. Except for a service that lvsd serves itself, the dataplane
-    /// must have them with a weight above 0.
+    /// The number of servers that accept new connections now. Unless lvsd proxies the service, the
+    /// dataplane must have them with a weight above 0.
     fn usable(&self, service: &Service) -> usize {
         let dataplane = &self.inputs.dataplane;
         let is_served = |address| {
@@ -126,8 +126,8 @@ impl<P: Prober> Daemon<P> {
             .count()
     }
 
-    /// The state of a service with its servers, and with the servers of the dataplane that are not in the
-    /// file. `seen` are the dataplane's servers.
+    /// The state of a service with its servers, and with the servers of the dataplane that are not
+    /// in the file. `seen` are the dataplane's servers.
     fn status_of(&self, service: &Service, seen: &[(SocketAddr, ObservedServer)]) -> ServiceStatus {
         let (inputs, found) = (&self.inputs, &self.inputs.dataplane.found);
         let decision = self.policy.decision(&service.id);
@@ -242,7 +242,7 @@ fn silent_hops(info: &Info, services: &[ServiceStatus]) -> Vec<SilentHop> {
     hops.filter(|hop| !is_reported(hop)).cloned().collect()
 }
 
-/// A time in whole milliseconds.
+/// A duration in whole milliseconds.
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,5 @@
-//! Servers whose clients get no answer although their checks may be good, as the dataplane counts the connections of
-//! clients.
+//! Servers that do not answer connections of clients although their checks may succeed. The
+//! dataplane counts the unanswered connections.
 
 use lvs_core::api::ServiceInfo;
 use tokio::time::Instant;
@@ -13,12 +13,13 @@ use crate::reconcile::Health;
 #[derive(Debug, PartialEq, Eq)]
 struct Change {
     key: Key,
-    /// `None`: its clients are answered again.
+    /// `None`: the server answers clients again.
     suspicion: Option<Suspicion>,
 }
 
 impl<P: Prober> Inputs<P> {
-    /// Judges the servers of the file by the last state of the dataplane. A server that is down is not suspicious.
+    /// Judges the servers of the file by the last state of the dataplane. A server that is down is
+    /// not suspicious.
     fn judge(&mut self, services: &[ServiceInfo], now: Instant) -> Vec<Change> {
         let mut before = std::mem::take(&mut self.suspects);
         let mut changes = Vec::new();

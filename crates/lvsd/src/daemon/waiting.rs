@@ -1,4 +1,4 @@
-//! Waiting for a dataplane: at a request, and until it has stopped.
+//! Waits until a dataplane has answered a request, and until it has exited.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// The fix for a dataplane that does not answer.
 const UNSTICK: &str = "if it was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
 
-/// The daemon's signals; one that arrives while the dataplane is at a request is kept.
+/// Receives the daemon's signals. A signal that arrives during a request to the dataplane is
+/// stored.
 pub(super) struct Signals {
     receiver: mpsc::Receiver<Signal>,
     early: Option<Signal>,
@@ -28,7 +29,7 @@ impl Signals {
         }
     }
 
-    /// The next signal, a stored one first. Without a sender it is the signal to stop.
+    /// The next signal, a stored one first. If the sender is dropped, [`Signal::Stop`].
     pub(super) async fn next(&mut self) -> Signal {
         match self.early.take() {
             Some(signal) => signal,
@@ -61,8 +62,8 @@ impl Signals {
     }
 }
 
-/// Stops the dataplane and waits until it has ended. A dataplane that this lvsd started and that
-/// does not end is killed.
+/// Stops the dataplane and waits until its process has exited. Kills a dataplane that this lvsd
+/// started and that does not exit.
 pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     let dataplane = link.dataplane();
     match link.contact().0 {
@@ -73,7 +74,7 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     let (mut link, stopped) = blocking(link, Links::stop).await?;
     match stopped {
         Stopped::Asked => {}
-        Stopped::Already(how) => tracing::info!("the dataplane had ended already: {how}"),
+        Stopped::Already(how) => tracing::info!("the dataplane had already exited: {how}"),
         Stopped::Killed(why) => tracing::warn!("{why}; it was killed"),
         Stopped::Not(why) => tracing::warn!("{why}"),
     }
@@ -92,7 +93,9 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     ended.map_err(|error| {
         format!("{dataplane} still runs after {STOP_LIMIT:?} ({error}); {UNSTICK}")
     })?;
-    tracing::warn!("{dataplane} still ran {STOP_LIMIT:?} after the signal to stop; it was killed");
+    tracing::warn!(
+        "{dataplane} was still running {STOP_LIMIT:?} after the signal to stop; it was killed"
+    );
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! Applies a list of changes to the dataplane: in one request if it accepts all of them, else
-//! without the refused ones.
+//! Applies a list of changes to the dataplane: in one request, or, if it refuses one, without the
+//! refused changes.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -14,12 +14,13 @@ use super::drift::Base;
 use super::given::Weights;
 use crate::words::counted;
 
-/// Maximum of changes of one request, far fewer than the protocol permits: between two requests, lvsd
-/// applies results of health checks.
+/// Maximum of changes of one request, far fewer than the protocol permits: between two requests,
+/// lvsd applies results of health checks.
 const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
-/// Maximum of changes that are logged one by one, as of a server that went down. The others, as of a start or a large
-/// reload, have one line together, and details at the level `debug`.
+/// Maximum of changes that are logged one by one, such as those of a failed server. More changes,
+/// such as those of a start or a large reload, share one log line; the details have the level
+/// `debug`.
 const LOGGED_MAX: usize = 20;
 
 /// The remaining changes and the results so far.
@@ -27,7 +28,7 @@ pub(super) struct CarryOut<'a> {
     control: &'a mut dyn DataplaneControl,
     answered: &'a LastAnswer,
     names: &'a Names<'a>,
-    /// Services that the dataplane does not take: their servers wait for them.
+    /// Services that the dataplane refuses: the changes of their servers are not sent.
     broken: HashSet<ServiceId>,
     /// The numbers of changes that have no line of their own in the log.
     unlogged: Numbers,
@@ -37,7 +38,7 @@ pub(super) struct CarryOut<'a> {
     pub(super) weights: Weights,
     /// The VIPs that lvsd last set as owned.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
-    /// Our services as they are after it.
+    /// The state of lvsd's services after the changes.
     pub(super) base: Base,
 }
 
@@ -61,8 +62,8 @@ impl<'a> CarryOut<'a> {
         }
     }
 
-    /// Has the changes made, in their order. It stops early where there is `news`, which belongs
-    /// before the rest; false then.
+    /// Makes the changes in their order. If `news` is set, it stops early and returns false,
+    /// because the new input must be processed before the remaining changes.
     ///
     /// # Errors
     /// The dataplane is lost.
@@ -124,7 +125,7 @@ impl<'a> CarryOut<'a> {
         Ok(())
     }
 
-    /// Makes all of these changes, or none; the refusal, if it is one.
+    /// Makes all of these changes or none. Returns the refusal, if the dataplane refuses a change.
     fn attempt(&mut self, changes: &[Call]) -> Result<Option<Failure>, Loss> {
         if changes.is_empty() {
             return Ok(None);
@@ -167,12 +168,12 @@ impl<'a> CarryOut<'a> {
         let mut refusal = format!("cannot {what}: {}", failure.message);
         if let Call::ServiceAdd(spec) = change {
             self.broken.insert(spec.service);
-            refusal.push_str("; its servers wait for it");
+            refusal.push_str("; its servers are not added until it is");
         }
         self.refusals.push(refusal);
     }
 
-    /// Its service could not be added.
+    /// Whether the change is not sent because its service could not be added.
     fn waits(&self, change: &Call) -> bool {
         !self.broken.is_empty() && subject(change).is_some_and(|id| self.broken.contains(&id))
     }
@@ -204,7 +205,7 @@ impl Numbers {
         }
     }
 
-    /// Empty if nothing was counted.
+    /// The numbers as text; empty if all are 0.
     fn words(&self) -> String {
         let of = |[new, changed, gone]: [usize; 3], thing: &str| {
             [(new, "new"), (changed, "changed"), (gone, "removed")]
@@ -222,7 +223,7 @@ impl Numbers {
     }
 }
 
-/// The service that a change is about.
+/// The service that a change concerns.
 const fn subject(change: &Call) -> Option<ServiceId> {
     match change {
         Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => Some(spec.service),
@@ -295,7 +296,8 @@ mod tests {
     /// The hosts of each service.
     type Hosts = Vec<(u8, Vec<u8>)>;
 
-    /// The refusals of these changes, the number of requests, and the content of the dataplane afterwards.
+    /// The refusals of these changes, the number of requests, and the content of the dataplane
+    /// afterwards.
     fn run(changes: &[Call]) -> (Vec<String>, usize, Hosts) {
         let world = World::default();
         world.start_foreign();
@@ -391,7 +393,7 @@ mod tests {
         assert!(
             refusals[1].starts_with(
                 "cannot add service web (tcp 192.0.2.1:80, scheduler no-such) at lvsd.toml:7: "
-            ) && refusals[1].ends_with("; its servers wait for it"),
+            ) && refusals[1].ends_with("; its servers are not added until it is"),
             "{refusals:#?}"
         );
         assert!(
@@ -403,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn wholly_refused_list_is_applied_one_by_one() {
+    fn refused_change_list_is_applied_change_by_change() {
         let world = World::default();
         world.start_foreign();
         world.read_no_lists();
@@ -425,7 +427,7 @@ mod tests {
     /// The number of requests is in proportion to the number of changes, even if the dataplane
     /// refuses many of them.
     #[test]
-    fn many_refusals_need_bounded_requests() {
+    fn many_refused_changes_need_a_limited_number_of_requests() {
         let mut changes = Vec::new();
         for n in 0..200 {
             changes.push(service(n, if n % 2 == 0 { "rr" } else { "no-such" }));

@@ -17,7 +17,7 @@ pub enum ControlError {
     /// The dataplane refused the request; nothing has changed.
     #[error("{}", .0.message)]
     Refused(Failure),
-    /// The connection to it has ended.
+    /// The connection to the dataplane was closed.
     #[error("the dataplane does not answer: {0}")]
     Lost(String),
     /// The dataplane is connected and does not answer.

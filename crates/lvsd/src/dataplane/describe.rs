@@ -1,4 +1,4 @@
-//! Changes as text, with the names and places of the file.
+//! Changes as text, with the names and positions of the file.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::words::counted;
 /// The grammatical form in which a change is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tense {
-    /// `add server ...`, with its place in the file.
+    /// `add server ...`, with its line in the file.
     Wish,
     /// `added server ...`
     Done,
@@ -46,7 +46,7 @@ impl<'a> Names<'a> {
         self
     }
 
-    /// A service as `service web (tcp 192.0.2.10:80)`, and its place in the file.
+    /// A service as `service web (tcp 192.0.2.10:80)`, with its line in the file.
     pub(super) fn service_with_place(&self, id: &ServiceId) -> String {
         format!("{}{}", self.service(id, ""), self.place(id, None))
     }
@@ -192,19 +192,18 @@ const fn role(role: SyncRole) -> &'static str {
     }
 }
 
-/// The fate of packets while there is no dataplane. `how`: how its process ended, if known; `seen`:
-/// the last known dataplane.
+/// The effect on packets while no dataplane runs. `how`: how its process ended, if known; `seen`:
+/// the last observed state of the dataplane.
 pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'static str {
     // A dataplane that stops takes its programs out of the kernel.
     let stopped = how.is_some_and(|how| how.ends_with("exit status: 0"));
     if seen.info.fast_path.active && !stopped {
         return match how {
             Some(_) => {
-                "established connections go on in the kernel, and packets of new ones wait for the next dataplane"
+                "established connections continue in the kernel, and packets of new ones wait for the next dataplane"
             }
             None => {
-                "unless it was stopped, established connections go on in the kernel, and packets of new ones wait \
-                 for the next dataplane"
+                "unless it was stopped, established connections continue in the kernel, and packets of new ones wait for the next dataplane"
             }
         };
     }
@@ -218,7 +217,7 @@ pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'st
     match all_own {
         true => "no dataplane answers for the VIPs until another one starts",
         false => {
-            "the host's own stack sees packets for VIPs that are on the host or routed to it, until there is another"
+            "the host's network stack receives packets to VIPs that are on the host or routed to it, until another dataplane starts"
         }
     }
 }
@@ -252,15 +251,15 @@ mod tests {
     }
 
     #[test]
-    fn host_stack_is_named_only_if_it_sees_packets() {
+    fn host_stack_is_named_only_if_it_receives_packets() {
         let killed = Some("it ended with signal: 9 (SIGKILL)");
         let stopped = Some("it ended with exit status: 0");
         for (how, fast_path, own, words) in [
-            (killed, true, false, "established connections go on"),
+            (killed, true, false, "established connections continue"),
             (None, true, false, "unless it was stopped, established"),
-            (stopped, true, false, "the host's own stack sees"),
+            (stopped, true, false, "the host's network stack receives"),
             (stopped, true, true, "no dataplane answers"),
-            (killed, false, false, "the host's own stack sees"),
+            (killed, false, false, "the host's network stack receives"),
             (None, false, true, "no dataplane answers"),
         ] {
             let reported = without_dataplane(how, &view(fast_path, own));

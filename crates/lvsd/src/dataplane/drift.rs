@@ -1,5 +1,5 @@
-//! Manual changes of lvsd's services and settings in the dataplane. They are reported, and reverted or
-//! left according to the file.
+//! Manual changes of lvsd's services and settings in the dataplane. They are reported, and reverted
+//! or left according to the file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -98,7 +98,7 @@ enum ManualChange {
     Marks(Vec<String>),
 }
 
-/// The object of a manual change.
+/// The item that a manual change concerns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ChangedItem {
     Vip(IpAddr),
@@ -108,12 +108,12 @@ enum ChangedItem {
     Server(ServiceKey, SocketAddr),
 }
 
-/// The manual changes since the last comparison, and those that are left as they are.
+/// The manual changes since the last comparison, and the manual changes that lvsd does not revert.
 #[derive(Debug, Default)]
 pub(super) struct Drift {
     base: Option<Base>,
     left: BTreeMap<ChangedItem, ManualChange>,
-    /// The file that all this was found under.
+    /// The number of the configuration to which these manual changes belong.
     file: u64,
 }
 
@@ -162,13 +162,13 @@ impl Drift {
             .into_iter()
             .map(|words| {
                 format!(
-                    "{words} by hand; it is left so until the file is loaded again (`lvsd reload`)"
+                    "{words} by hand; lvsd does not revert it until the file is loaded again (`lvsd reload`)"
                 )
             })
             .collect()
     }
 
-    /// The manual changes that stay, as text.
+    /// The manual changes that lvsd does not revert, as text.
     pub(super) fn in_words(&self, desired: &Desired) -> Vec<String> {
         let names = Names::new(desired);
         let left = self.left.iter();
@@ -237,7 +237,7 @@ impl Drift {
         deeds
     }
 
-    /// Makes the kept manual changes part of the desired state.
+    /// Adds the manual changes that lvsd does not revert to the desired state.
     fn leave(&self, desired: &mut Desired) {
         if self.left.is_empty() {
             return;
@@ -292,7 +292,7 @@ fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
     }
 }
 
-/// Makes a kept manual change of a service part of its desired state.
+/// Adds one such change to the desired state of a service.
 fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChange) {
     match (place, deed) {
         (ChangedItem::Service(_), ManualChange::Service(config)) => service.config = config.clone(),
@@ -321,7 +321,8 @@ fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChan
     }
 }
 
-/// The manual changes beside services: of VIPs that lvsd owns, and of sysctls and marks of the file.
+/// The manual changes beside services: of VIPs that lvsd owns, and of sysctls and marks of the
+/// file.
 fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, ManualChange)> {
     let mut deeds = Vec::new();
     for ip in left.vips.difference(&actual.vips) {

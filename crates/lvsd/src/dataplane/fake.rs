@@ -36,7 +36,7 @@ impl Default for FakeDataplane {
 }
 
 impl FakeDataplane {
-    /// Makes all changes, or none.
+    /// Makes all changes or none.
     pub(crate) fn apply(&mut self, changes: &[Call]) -> Result<(), ControlError> {
         match self.0.apply(changes, &Permissive, Instant::ZERO) {
             Ok(_) => Ok(()),
@@ -48,9 +48,9 @@ impl FakeDataplane {
         }
     }
 
-    /// The servers that this number of clients would get.
+    /// The servers that the scheduler would choose for this number of clients.
     pub(crate) fn choices(&self, id: ServiceId, clients: u16) -> Vec<Option<SocketAddr>> {
-        let shard = self.0.shard(0).expect("the only one");
+        let shard = self.0.shard(0).expect("the only shard");
         let ServiceId::Tcp { address } = id else {
             panic!("a service of TCP")
         };
@@ -134,27 +134,27 @@ impl Held {
     }
 }
 
-/// A machine with at most one dataplane, shared between a test and the daemon.
+/// A host with at most one dataplane, shared by a test and the daemon.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct World(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     dataplane: Option<FakeDataplane>,
-    /// Grows with each dataplane: a connection belongs to one.
+    /// Increases with each dataplane: a connection to an earlier dataplane is invalid.
     epoch: u32,
     starts: u32,
     foreign: bool,
     refuses: bool,
-    /// Accepts requests and does not answer.
+    /// Whether it accepts requests without answering.
     hangs: bool,
     /// Whether a request waits without an answer.
     hung: bool,
-    /// Whether it does not answer until it is killed.
+    /// Whether the dataplane does not answer until it is killed.
     silent: bool,
-    /// Attempts to connect to which the dataplane does not answer: it is still starting.
+    /// Number of connection attempts without an answer, because the dataplane is still starting.
     slow: u32,
-    /// Answers that it stops, and continues.
+    /// Whether it answers that it stops, and continues to run.
     stays: bool,
     /// Process ids of dataplanes that were ended.
     ended: Vec<u32>,
@@ -165,7 +165,7 @@ struct State {
     directory: Option<tempfile::TempDir>,
     /// The state that a daemon has stored.
     given: Given,
-    /// Lists are refused as a whole: it cannot read one of the changes.
+    /// The dataplane refuses all lists of changes, because it cannot parse one of the changes.
     reads_no_lists: bool,
     /// Servers that have a connection.
     busy: Vec<(ServiceId, SocketAddr)>,
@@ -176,13 +176,13 @@ struct State {
 /// The reaction of a dataplane to a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// Refuses it for one of its changes, by chance.
+    /// Refuses the list because of the change with this index.
     Refuses(usize),
     /// Refuses the list without naming the refused change.
     RefusesAll,
-    /// Makes the changes, and the connection ends before it answers.
+    /// Makes the changes, and closes the connection before it answers.
     Made,
-    /// The connection ends before it has made them.
+    /// Closes the connection before it makes the changes.
     Lost,
 }
 
@@ -201,7 +201,7 @@ impl World {
         directory.path().join("admin.json")
     }
 
-    /// From now on the dataplane refuses lists without saying which of the changes it is about.
+    /// Makes the dataplane refuse lists without the index of the refused change.
     pub(crate) fn read_no_lists(&self) {
         self.state().reads_no_lists = true;
     }
@@ -328,7 +328,7 @@ impl Host for FakeHost {
         let (silent, pid) = (state.silent || slow, Some(state.epoch));
         drop(state);
         if silent {
-            let why = "the dataplane says nothing".into();
+            let why = "the dataplane does not answer".into();
             Err(ConnectError::Silent { why, pid })
         } else if self.world.running() {
             Ok(self.world.control())
@@ -405,7 +405,7 @@ impl FakeControl {
         }
         let mut state = self.world.state();
         if state.silent {
-            return Err(ControlError::Silent("it says nothing".into()));
+            return Err(ControlError::Silent("it does not answer".into()));
         }
         if state.dataplane.is_none() || state.epoch != self.epoch {
             return Err(ControlError::Lost("the connection ended".into()));

@@ -1,5 +1,5 @@
-//! Settings other than services that a daemon has made in a dataplane. This daemon, or the next
-//! one, reverts them when they are no longer in the file.
+//! Settings, other than services, that lvsd has made in a dataplane. This or a later lvsd reverts
+//! them when they are no longer in the file.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::is_generated;
 use crate::reconcile::{Actual, Desired};
 
-/// The settings of one dataplane.
+/// The settings that lvsd has made in one dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Given {
@@ -26,7 +26,7 @@ pub struct Given {
     filter: bool,
     /// Synchronisation daemons were started.
     daemons: bool,
-    /// Servers whose weight other programs have set to 0, as `lvsadm drain` does.
+    /// Servers whose weight another program has set to 0, as `lvsadm drain` does.
     drained: Vec<(ServiceId, SocketAddr)>,
 }
 
@@ -158,7 +158,7 @@ impl Given {
     }
 }
 
-/// A server, and whether it is drained by hand now.
+/// A server, and whether it is drained by hand.
 pub(super) type DrainChange = ((ServiceId, SocketAddr), bool);
 
 /// The weights that a dataplane has.

@@ -67,7 +67,8 @@ pub struct Links {
 }
 
 impl Links {
-    /// Links without a connection. With `attach` they wait for a dataplane instead of starting one.
+    /// Links without a connection. With `attach` they wait for a running dataplane instead of
+    /// starting one.
     pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
         Self {
             dataplane: Link::new(host, attach, now),
@@ -86,7 +87,7 @@ impl Links {
         self.dataplane.news()
     }
 
-    /// Makes one step towards `goal`, as [`Link::step`].
+    /// Makes one step towards `goal`; see [`Link::step`].
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         let mut proxied = None;
         if goal.proxied.is_some() || self.proxy.is_some() {
@@ -155,24 +156,24 @@ impl Links {
         self.dataplane.contact()
     }
 
-    /// The dataplane as text.
+    /// The description of the dataplane for messages.
     pub fn dataplane(&self) -> String {
         self.dataplane.dataplane()
     }
 
-    /// The number of connections that end with this process.
+    /// The number of proxied connections, which close when this process exits.
     pub fn proxied_connections(&self) -> usize {
         self.proxy
             .as_ref()
             .map_or(0, |(proxy, _)| proxy.connections())
     }
 
-    /// The counters of the proxy; `None` if nothing is proxied.
+    /// The counters of the proxy; `None` if no service is proxied.
     pub fn proxied(&self) -> Option<proxy::Counts> {
         self.proxy.as_ref().map(|(proxy, _)| proxy.counts())
     }
 
-    /// Ends the dataplane, as [`Link::stop`].
+    /// Stops the dataplane; see [`Link::stop`].
     pub fn stop(&mut self, now: Instant) -> Stopped {
         if !self.needed && !self.dataplane.contact().1 {
             return Stopped::Asked;
@@ -185,13 +186,13 @@ impl Links {
         self.dataplane.still_running()
     }
 
-    /// Ends the dataplane that lvsd has started, as [`Link::end`].
+    /// Stops the dataplane that lvsd has started; see [`Link::end`].
     pub fn end(&mut self) -> Result<(), String> {
         self.dataplane.end()
     }
 }
 
-/// The results of both comparisons.
+/// Joins the results of both comparisons.
 fn merged(one: &Found, other: &Found) -> Found {
     let lists = |a: &[String], b: &[String]| [a, b].concat();
     let sets = |a: &HashSet<ServiceId>, b: &HashSet<ServiceId>| a.union(b).copied().collect();

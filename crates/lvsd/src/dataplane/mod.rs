@@ -1,5 +1,5 @@
-//! The connection to a dataplane: attach to a running dataplane or start one, apply the goal, and replace
-//! a dataplane that is lost.
+//! The connection to a dataplane: attach to a running dataplane or start one, apply the goal, and
+//! replace a dataplane that is lost.
 //!
 //! ```text
 //! no dataplane ── connect ──▶ attached ── sync ──▶ in sync ──▶ sync again: a change, or every few seconds
@@ -59,10 +59,10 @@ const START_POLL: Duration = Duration::from_millis(20);
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// The interval of checks whether the dataplane's process still exists, which cost little.
 const POLL: Duration = Duration::from_millis(200);
-/// Pauses between starts of a dataplane that keeps dying.
+/// Shortest and longest pause between starts of a dataplane that exits again and again.
 const BACKOFF: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(200)..=Duration::from_secs(30);
-/// The time after which lvsd starts a dataplane in place of one that it did not start.
+/// Delay before lvsd starts a dataplane in place of one that another program had started.
 const FOREIGN_GRACE: Duration = Duration::from_secs(3);
 /// The lifetime after which a dataplane is started again without a pause.
 const STABLE: Duration = Duration::from_secs(60);
@@ -72,7 +72,7 @@ const HANG_LIMIT: Duration = Duration::from_secs(10);
 /// The limit of time for the answer to a request to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The reason why there is no connection.
+/// The reason why no connection could be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No process listens.
@@ -81,19 +81,20 @@ pub enum ConnectError {
     /// A process listens, but refuses this client: no permission, or another version.
     #[error("{0}")]
     Refused(String),
-    /// A process listens and does not answer.
+    /// A process listens, but does not answer.
     #[error("{why}")]
     Silent {
         /// The reason as text.
         why: String,
-        /// Its process id, if known.
+        /// The process id of the dataplane, if known.
         pid: Option<u32>,
     },
 }
 
 /// The machine on which the daemon runs.
 pub trait Host: Send + 'static {
-    /// Connects to the dataplane's control socket. A dataplane without an answer for `patience` hangs.
+    /// Connects to the dataplane's control socket. A dataplane without an answer for `patience`
+    /// hangs.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -105,22 +106,24 @@ pub trait Host: Send + 'static {
     /// In words, with a fix.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
-    /// The end, as text, of the dataplane that [`start`](Self::start) started, if it has ended.
+    /// The exit status, as text, of the dataplane that [`start`](Self::start) started; `None` while
+    /// it runs.
     fn ended(&mut self) -> Option<String>;
 
-    /// Kills a dataplane that was started and never answered.
+    /// Kills the dataplane that was started and has never answered.
     fn kill(&mut self);
 
-    /// Ends the dataplane `pid`, which an lvsd has started and which hangs, and waits until it has ended.
+    /// Kills the dataplane `pid`, which an lvsd has started and which does not answer, and waits
+    /// until it has exited.
     ///
     /// # Errors
-    /// In words.
+    /// The reason, as text.
     fn end(&mut self, pid: u32) -> Result<(), String>;
 
     /// Whether the process `pid` still exists.
     fn alive(&mut self, pid: u32) -> bool;
 
-    /// Whether an lvsd has started the dataplane `pid`, perhaps one that has crashed since.
+    /// Whether an lvsd has started the dataplane `pid`; this lvsd may have crashed since.
     fn started_by_us(&self, pid: u32) -> bool;
 
     /// A unique identity of the dataplane `pid`: process ids are reused.
@@ -135,7 +138,7 @@ pub trait Host: Send + 'static {
     /// The host's addresses.
     fn addresses(&self) -> Addresses;
 
-    /// Whether it is the proxy of this process, which is never started, lost or shared.
+    /// Whether this is the proxy of this process, which is never started, lost or shared.
     fn is_proxy(&self) -> bool {
         false
     }
@@ -146,14 +149,14 @@ pub trait Host: Send + 'static {
 pub struct Goal {
     /// Services, servers, sysctls, and VIPs.
     pub desired: Desired,
-    /// The VIPs that may be owned: the first checks of their services are done. Other VIPs stay if the
-    /// dataplane owns them already, and are not added.
+    /// The VIPs that the dataplane may own, because the first checks of their services are
+    /// complete. If it already owns other VIPs, these stay, and none are added.
     pub announced: BTreeSet<IpAddr>,
     /// The options of a dataplane that has to be started.
     pub dataplane: Dataplane,
     /// Servers that an operator has set ready although they were drained by hand in the dataplane.
     pub readied: HashSet<(ServiceId, SocketAddr)>,
-    /// The desired state of the proxy in this process; `None` if nothing is proxied.
+    /// The desired state of the proxy in this process; `None` if no service is proxied.
     pub proxied: Option<Box<Proxied>>,
 }
 
@@ -184,7 +187,7 @@ pub enum Step {
     },
     /// New input arrived before all changes were made. The next step handles it.
     Interrupted,
-    /// There is no dataplane yet. The next step is due after this time.
+    /// No dataplane runs yet. The next step is due after this time.
     Waiting(Duration),
     /// No dataplane is available; at start-up only.
     Fatal(String),
@@ -195,22 +198,22 @@ pub enum Step {
 pub struct Found {
     /// The refusals of the dataplane, as text.
     pub refused: Vec<String>,
-    /// Services whose addresses are occupied by services that lvsd does not own.
+    /// Services whose addresses belong to services of other programs.
     pub conflicts: HashSet<ServiceId>,
     /// Servers with weight 0 by a manual change.
     pub drained: HashSet<(ServiceId, SocketAddr)>,
-    /// Manual changes that stay, as text.
+    /// Manual changes that lvsd does not revert, as text.
     pub drift: Vec<String>,
-    /// The number of lvsd's services that neither file nor sources name; they stay until etcd and
-    /// Kubernetes have answered.
+    /// The number of lvsd's services that are neither in the file nor in a source; they stay until
+    /// etcd and Kubernetes have answered.
     pub unnamed: usize,
-    /// The VIPs that it owns for lvsd.
+    /// The VIPs that the dataplane owns for lvsd.
     pub vips: BTreeSet<IpAddr>,
     /// The servers of lvsd's services.
     pub servers: HashMap<(ServiceId, SocketAddr), ObservedServer>,
     /// The dataplane's own report, before the changes of this step.
     pub seen: Arc<DataplaneView>,
-    /// The report of the proxy in this process, if both serve.
+    /// The report of the proxy in this process, if the dataplane and the proxy both serve.
     pub proxied: Arc<DataplaneView>,
 }
 
@@ -219,24 +222,24 @@ pub struct Found {
 pub struct DataplaneView {
     /// Its state.
     pub info: Info,
-    /// All its services, of every owner, with their servers and counters.
+    /// All services of the dataplane, of every owner, with their servers and counters.
     pub services: Vec<ServiceInfo>,
     /// The reasons why packets were dropped or passed to the host's network stack.
     pub reasons: Vec<ReasonCount>,
     /// The size of its connection table in the kernel's format.
     pub table_size: u32,
-    /// Its version; empty before its first answer.
+    /// The dataplane's version; empty before its first answer.
     pub version: String,
 }
 
 /// A server in a dataplane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObservedServer {
-    /// Its weight, after the changes of this step.
+    /// The weight after the changes of this step.
     pub weight: i32,
-    /// Active connections, before them.
+    /// Active connections, before the changes of this step.
     pub active: u32,
-    /// Inactive connections, before them.
+    /// Inactive connections, before the changes of this step.
     pub inactive: u32,
     /// The number of consecutive failed attempts to connect, if counted.
     pub unanswered: Option<u32>,
@@ -247,9 +250,9 @@ pub struct ObservedServer {
 /// The result of a request to stop the dataplane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// The dataplane has answered, or there is none.
+    /// The dataplane has accepted the request to stop, or none runs.
     Asked,
-    /// The dataplane had ended already; contains its exit status, if available.
+    /// The dataplane had exited before; contains its exit status, if available.
     Already(String),
     /// The dataplane did not answer and was killed; the reason.
     Killed(String),
@@ -263,7 +266,7 @@ pub struct Link {
     control: Option<Box<dyn DataplaneControl>>,
     /// The process id of the dataplane, if known.
     pid: Option<u32>,
-    /// A daemon like this one has started the dataplane.
+    /// An lvsd has started the dataplane.
     ours: bool,
     /// The VIPs that lvsd last set in this dataplane.
     stated: Option<BTreeSet<IpAddr>>,
@@ -275,13 +278,13 @@ pub struct Link {
     found: Arc<Found>,
     memory: Memory,
     starts: Starts,
-    /// Set by a caller that has input for the next step, which precedes the rest of this one.
+    /// A caller sets it when it has input for the next step. The present step then ends early.
     news: Arc<AtomicBool>,
     /// Logged errors that still apply.
     complaints: HashSet<String>,
 }
 
-/// The memory of the dataplane's state between two comparisons.
+/// The state of the dataplane that is stored between two comparisons.
 #[derive(Default)]
 struct Memory {
     drift: Drift,
@@ -294,15 +297,15 @@ struct Memory {
     weights: Weights,
 }
 
-/// The starts of dataplanes, and the pauses between them.
+/// Starts dataplanes, and schedules the pauses between the starts.
 struct Starts {
-    /// This daemon starts no dataplane.
+    /// Whether lvsd never starts a dataplane.
     attach: bool,
-    /// A dataplane has answered once; from then on nothing is fatal.
+    /// A dataplane has answered once; from then on no error stops lvsd.
     ever: bool,
     /// The time of the last connection.
     connected: Instant,
-    /// The time at which a dataplane was started that has not answered yet.
+    /// The start time of a dataplane that has not answered yet.
     starting: Option<Instant>,
     /// The earliest time of the next start.
     not_before: Instant,
@@ -320,7 +323,8 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    /// A link without a connection. With `attach` it waits for a dataplane instead of starting one.
+    /// A link without a connection. With `attach` it waits for a running dataplane instead of
+    /// starting one.
     pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
         Self {
             host,
@@ -355,13 +359,13 @@ impl Link {
         Arc::clone(&self.news)
     }
 
-    /// Shares the flag that interrupts it with another link.
+    /// Shares the flag that interrupts the link with another link.
     fn share_news(&mut self, news: Arc<AtomicBool>) {
         self.news = news;
     }
 
-    /// Whether a dataplane answers. Without a connection and with `look`, connects to a running
-    /// dataplane. Never starts one.
+    /// Whether a dataplane answers. If there is no connection and `look` is set, connects to a
+    /// running dataplane. Never starts one.
     fn is_there(&mut self, look: bool, now: Instant) -> bool {
         if self.control.is_none()
             && look
@@ -375,12 +379,12 @@ impl Link {
         self.control.is_some()
     }
 
-    /// Makes one step towards `goal`. `changed`: the goal differs from the last one.
+    /// Makes one step towards `goal`. `changed`: the goal differs from the previous one.
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         if let Some(pid) = self.pid
             && !self.host.alive(pid)
         {
-            self.lost("its process is gone", now);
+            self.lost("its process has exited", now);
         } else if let Some(then) = self.compared
             && !changed
             && now.duration_since(then) < LOOK_AGAIN
@@ -429,16 +433,16 @@ impl Link {
         self.answered.clone()
     }
 
-    /// Handles a dataplane that listens, perhaps as process `pid`, and does not answer. If an lvsd
-    /// has started it, it is killed so that another can start. Otherwise only an operator may stop
-    /// it.
+    /// Handles a dataplane that listens and does not answer; `pid` is its process, if known. If an
+    /// lvsd has started it, it is killed so that another can start. Otherwise only an operator may
+    /// stop it.
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {
             tracing::error!("{why}; ending the dataplane (pid {pid}), and starting another");
             match self.host.end(pid) {
                 Ok(()) => {
-                    self.lost("it hung and was ended", now);
+                    self.lost("it did not answer and was killed", now);
                     self.starts.starting = None;
                     self.starts.not_before = now;
                     return Step::Waiting(Duration::ZERO);
@@ -448,9 +452,7 @@ impl Link {
         } else {
             let pid = pid.map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
             self.complain(format!(
-                "{why}. Somebody else started it, so it is not ended here. As long as it hangs, packets of services reach \
-                 nobody: the host's own stack does not see them. End it with `kill -9 {pid}`, and have its unit watch it \
-                 (WatchdogSec=)"
+                "{why}. Another program started it, so lvsd does not kill it. While it hangs, packets of services are lost: the host's network stack does not receive them. Kill it with `kill -9 {pid}`, and let its unit supervise it (WatchdogSec=)"
             ));
         }
         self.control = None;
@@ -482,7 +484,7 @@ impl Link {
         }
     }
 
-    /// Connects, or returns the step to take instead.
+    /// Connects; returns the step to report if this fails.
     fn connect(&mut self, goal: &Goal, now: Instant) -> Result<(), Step> {
         let patience = goal.dataplane.hang_limit.unwrap_or(HANG_LIMIT);
         let absent = match self.host.connect(patience) {
@@ -504,7 +506,7 @@ impl Link {
         if let Some(since) = self.starts.starting {
             if let Some(how) = ended {
                 self.starts.starting = None;
-                let why = format!("the dataplane did not start: {how}; its own message is above");
+                let why = format!("the dataplane did not start: {how}; see its own message above");
                 return Err(self.give_up_or_wait(why, now));
             }
             let limit = START_LIMIT.max(patience);
@@ -519,8 +521,7 @@ impl Link {
         }
         if self.starts.attach {
             self.complain(format!(
-                "there is no dataplane, and none is started because of --attach: {absent}; \
-                 start it with `systemctl start lvs-dataplane`"
+                "no dataplane runs, and lvsd does not start one because of --attach: {absent}; start it with `systemctl start lvs-dataplane`"
             ));
             return Err(Step::Waiting(POLL));
         }
@@ -579,13 +580,13 @@ impl Link {
         );
         if !started && !self.ours {
             tracing::info!(
-                "this dataplane was not started by lvsd: [dataplane] does not apply to it, and `lvsd stop --all` does not end it"
+                "this dataplane was not started by lvsd: [dataplane] does not apply to it, and `lvsd stop --all` does not stop it"
             );
         }
     }
 
-    /// Brings the dataplane in sync with `goal`. Returns the number of refused changes, or `None` if it was
-    /// interrupted.
+    /// Applies the differences to `goal`. Returns the number of refused changes, or `None` if it
+    /// was interrupted.
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
         let mut refusals = Vec::new();
         let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
@@ -638,7 +639,7 @@ impl Link {
         log_drained(&names, &drained);
         for id in &plan.conflicts {
             refusals.push(format!(
-                "{} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set manage_all_services = true in [lvsd]",
+                "{} exists and was not made by lvsd, so it is unchanged; delete it (lvsadm -D) or set manage_all_services = true in [lvsd]",
                 names.service_with_place(id)
             ));
         }
@@ -726,7 +727,7 @@ impl Link {
     /// Connects, and returns the servers in the dataplane.
     ///
     /// # Errors
-    /// There is no dataplane, or it does not answer.
+    /// No dataplane runs, or it does not answer.
     pub fn servers(
         &mut self,
         patience: Option<Duration>,
@@ -740,10 +741,10 @@ impl Link {
             .collect())
     }
 
-    /// The changes of a step towards `goal`, and their effect on connections, in words.
+    /// The changes of a step towards `goal`, and their effect on connections, as text.
     ///
     /// # Errors
-    /// There is no dataplane, or it does not answer.
+    /// No dataplane runs, or it does not answer.
     pub fn plan(
         &mut self,
         goal: &Goal,
@@ -764,8 +765,8 @@ impl Link {
         Ok(plan::planned_changes(&desired, &actual, gone))
     }
 
-    /// The desired and the actual state of this dataplane. If it does not answer: nothing, with the
-    /// reason among the refusals.
+    /// Compares the desired and the actual state of this dataplane. If it does not answer, the
+    /// result is empty and the refusals contain the reason.
     fn look(
         &mut self,
         goal: &Goal,
@@ -837,7 +838,7 @@ impl Link {
         }
     }
 
-    /// Logs new refusals, and removes those that have ended.
+    /// Logs the refusals that are new, and stores all; returns their number.
     fn remember(&mut self, refusals: Vec<String>) -> usize {
         let count = refusals.len();
         for refusal in &refusals {
@@ -849,8 +850,8 @@ impl Link {
         count
     }
 
-    /// Ends the dataplane if an lvsd has started it. Any other dataplane loses lvsd's services and VIPs.
-    /// Without a connection, connects first.
+    /// Ends the dataplane if an lvsd has started it. Any other dataplane loses lvsd's services and
+    /// VIPs. Without a connection, connects first.
     pub fn stop(&mut self, now: Instant) -> Stopped {
         if self.control.is_none() {
             if self.starts.starting.is_some() {
@@ -885,13 +886,18 @@ impl Link {
         match self.sync(&Goal::default(), now) {
             Ok(_) => Stopped::Asked,
             Err(Loss { why, .. }) => self.gone().map_or_else(
-                || Stopped::Not(format!("our services may still be in the dataplane: {why}")),
+                || {
+                    Stopped::Not(format!(
+                        "the services of lvsd may still be in the dataplane: {why}"
+                    ))
+                },
                 Stopped::Already,
             ),
         }
     }
 
-    /// Connects to the dataplane to stop it. Returns the result if that is impossible or unnecessary.
+    /// Connects to the dataplane to stop it. Returns the result if that is impossible or
+    /// unnecessary.
     fn find(&mut self) -> Option<Stopped> {
         match self.host.connect(STOP_PATIENCE) {
             Ok(control) => {
@@ -914,17 +920,19 @@ impl Link {
         }
     }
 
-    /// The end, as text, of a dataplane that no longer answers, if it has ended.
+    /// The exit status, as text, of a dataplane that no longer answers; `None` if it has not
+    /// exited.
     fn gone(&mut self) -> Option<String> {
         if let Some(how) = self.host.ended() {
             return Some(how);
         }
         let left = self.pid.is_some_and(|pid| !self.host.alive(pid));
         // A process that is about to be gone has closed its socket first.
-        (left || self.absent()).then(|| "its process is gone".to_owned())
+        (left || self.absent()).then(|| "its process has exited".to_owned())
     }
 
-    /// Whether no process listens. A dataplane that listens and does not answer exists.
+    /// Whether no process listens on the socket. A dataplane that listens and does not answer is
+    /// not absent.
     fn absent(&mut self) -> bool {
         matches!(
             self.host.connect(STOP_PATIENCE),
@@ -940,11 +948,11 @@ impl Link {
     /// Kills the dataplane if an lvsd has started it.
     ///
     /// # Errors
-    /// lvsd has not started it, or it does not end; in words.
+    /// lvsd has not started it, or it does not exit; the text is the reason.
     pub fn end(&mut self) -> Result<(), String> {
         match self.pid {
             Some(pid) if self.ours => self.host.end(pid),
-            _ => Err("its process is not known, or is none of lvsd's".to_owned()),
+            _ => Err("its process is unknown, or was not started by lvsd".to_owned()),
         }
     }
 
@@ -963,8 +971,7 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
         let service = names.service_in_words(service);
         if *is {
             tracing::warn!(
-                "{server} of {service} was given weight 0 by hand, and keeps it until it is given another weight by hand \
-                 (`lvsadm undrain SERVICE SERVER`) or leaves the file"
+                "{server} of {service} was set to weight 0 by hand, and keeps it until its weight is changed by hand (`lvsadm undrain SERVICE SERVER`) or it is removed from the file"
             );
         } else {
             tracing::info!("{server} of {service} is no longer drained by hand");
@@ -976,7 +983,7 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
 #[derive(Debug)]
 struct Loss {
     why: String,
-    /// Whether it exists and does not answer.
+    /// Whether the dataplane runs and does not answer.
     silent: bool,
 }
 

@@ -16,7 +16,7 @@ use crate::words::counted;
 pub struct Planned {
     /// The changes, in their order.
     pub changes: Vec<String>,
-    /// Services and servers that stay as they are, or stay for now.
+    /// Services and servers that are unchanged, or not changed yet.
     pub left: Vec<String>,
     /// The numbers of changes.
     pub summary: String,
@@ -52,22 +52,22 @@ pub(super) fn planned_changes(
         let service = names.service_in_words(id);
         left.push(match is_incomplete(desired, id) {
             true => format!(
-                "leave server {server} of {service} as it is: its source names none yet"
+                "leave server {server} of {service} unchanged: its source has no servers yet"
             ),
             false => format!(
-                "delete server {server} from {service}, when one in its place serves or all have failed"
+                "delete server {server} from {service}, when its replacement serves or all replacements have failed"
             ),
         });
     }
     for id in &plan.unnamed {
         let service = names.service_in_words(id);
         left.push(format!(
-            "leave {service} as it is: Kubernetes or etcd is not known yet, which may have it"
+            "leave {service} unchanged: it may be in Kubernetes or etcd, which are not known yet"
         ));
     }
     for id in &plan.conflicts {
         let service = names.service_with_place(id);
-        left.push(format!("leave {service} alone, which lvsd did not make"));
+        left.push(format!("leave {service} unchanged: lvsd did not make it"));
     }
     Planned {
         changes,

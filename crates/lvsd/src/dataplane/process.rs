@@ -1,4 +1,5 @@
-//! The real host: the dataplane's socket, its process, and the lock that keeps a second daemon away.
+//! The real host: the dataplane's socket, its process, and the lock that keeps a second daemon
+//! away.
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
@@ -22,7 +23,7 @@ use crate::dataplane::{ConnectError, Given, Host};
 use crate::host_addresses::Addresses;
 use crate::replace::replace;
 
-/// The environment variable of dataplanes that lvsd has started; it distinguishes them from others.
+/// The environment variable that marks dataplanes that lvsd has started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 
 /// The suffix of the file with the settings of a dataplane, after the name of its socket.
@@ -48,11 +49,11 @@ impl Machine {
     }
 }
 
-/// Makes this daemon the only one for the dataplane at `address` in this network namespace, until what
-/// it gives is dropped.
+/// Locks the dataplane at `address` in this network namespace for this daemon, until the returned
+/// value is dropped.
 ///
 /// # Errors
-/// There is another one, in words.
+/// Another daemon has the lock; the text names it.
 pub fn lock(address: &Address) -> Result<Steering, String> {
     // A command that checks whether a daemon runs (`lvsd reload`) has the lock for a moment.
     let mut tries = 0..10;
@@ -115,7 +116,7 @@ impl Host for Machine {
         let child = self.child.as_mut()?;
         let how = match child.try_wait() {
             Ok(None) => return None,
-            Ok(Some(status)) => format!("it ended with {status}"),
+            Ok(Some(status)) => format!("it exited with {status}"),
             Err(error) => format!("it cannot be waited for: {error}"),
         };
         self.child = None;
@@ -145,14 +146,14 @@ impl Host for Machine {
             return Err(format!("process {pid} was not started by lvsd"));
         }
         pidfd_send_signal(&process, Signal::KILL)
-            .map_err(|error| format!("process {pid} cannot be ended: {error}"))?;
+            .map_err(|error| format!("process {pid} cannot be killed: {error}"))?;
         let limit = Timespec {
             tv_sec: END_LIMIT.as_secs().cast_signed(),
             tv_nsec: 0,
         };
         match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
             Ok(1) => Ok(()),
-            _ => Err(format!("process {pid} does not end (state D in `ps`?)")),
+            _ => Err(format!("process {pid} does not exit (state D in `ps`?)")),
         }
     }
 
@@ -188,7 +189,7 @@ impl Host for Machine {
         let text = serde_json::to_vec(given).unwrap_or_default();
         if let Err(error) = replace(&path, &text, 0o666) {
             tracing::warn!(
-                "cannot store in {} what lvsd has set in the dataplane: {error}; settings that are removed from the file while no lvsd runs will stay",
+                "cannot store in {} the settings that lvsd has made in the dataplane: {error}; settings that are removed from the file while no lvsd runs will stay",
                 path.display()
             );
         }
@@ -236,7 +237,7 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
     let shown = program.display();
     match error.kind() {
         ErrorKind::NotFound if !Path::new(program).exists() => format!(
-            "there is no {shown}: put it next to lvsd or into PATH, or name it with `program` in [dataplane]"
+            "{shown} does not exist: install it in the directory of lvsd or in PATH, or set `program` in [dataplane]"
         ),
         ErrorKind::NotFound => format!(
             "cannot start {shown}: this host lacks the interpreter or loader that the file names; install the lvs-dataplane that is built for this host"
@@ -266,10 +267,10 @@ pub fn send(pid: u32, signal: Signal) -> Result<(), String> {
     signalled(pid, signal).map(drop)
 }
 
-/// Sends a signal to process `pid` and waits until it has ended.
+/// Sends a signal to process `pid` and waits until it has exited.
 ///
 /// # Errors
-/// In words.
+/// The reason, as text.
 pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), String> {
     let process = signalled(pid, signal)?;
     let limit = Timespec {
@@ -279,7 +280,7 @@ pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), Str
     match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
         Ok(1) => Ok(()),
         _ => Err(format!(
-            "lvsd (pid {pid}) has not ended yet; its log names the cause"
+            "lvsd (pid {pid}) has not exited yet; its log names the cause"
         )),
     }
 }
@@ -307,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn socket_has_one_lock() {
+    fn second_lock_of_a_socket_is_refused() {
         let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
         let first = lock(&name).unwrap();
         let second = lock(&name).unwrap_err();
@@ -322,7 +323,7 @@ mod tests {
         let there = there.as_path();
         let missing = Path::new("/nonexistent/lvs-dataplane");
         for (program, kind, expected) in [
-            (missing, ErrorKind::NotFound, "there is no /nonexistent/"),
+            (missing, ErrorKind::NotFound, "/nonexistent/"),
             (there, ErrorKind::NotFound, "lacks the interpreter"),
             (there, ErrorKind::PermissionDenied, "chmod +x"),
             (there, ErrorKind::Other, "built for this host"),

@@ -1,4 +1,4 @@
-//! The proxy behind the traits by which the daemon configures a dataplane.
+//! Implements the traits with which lvsd configures a dataplane for the proxy.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -15,7 +15,7 @@ use serde::de::IgnoredAny;
 use crate::dataplane::ConnectError;
 use crate::dataplane::control::{ControlError, DataplaneControl};
 
-/// Connects to the dataplane at `address`, which counts as hung if it does not answer within
+/// Connects to the dataplane at `address`. It counts as hung if it does not answer within
 /// `patience`.
 ///
 /// # Errors
@@ -36,17 +36,16 @@ pub fn connect(
     })?;
     if !client.hello().writable {
         return Err(ConnectError::Refused(format!(
-            "the dataplane at {address} lets this process look only; run lvsd as root with CAP_NET_ADMIN, as the dataplane's user, or in \
-             the group of its --group"
+            "the dataplane at {address} allows this process read access only; run lvsd as root with CAP_NET_ADMIN, as the dataplane's user, or in the group of its --group"
         )));
     }
     Ok(Box::new(Connection(client, patience)))
 }
 
-/// With the patience that it has but for changes.
+/// A client, and its timeout for all requests but changes.
 struct Connection(Client, Duration);
 
-/// Least timeout of changes: thousands of servers are one request.
+/// Least timeout of a request with changes: one request can contain thousands of servers.
 const CHANGES_PATIENCE: Duration = Duration::from_secs(60);
 
 fn translate(error: Error) -> ControlError {

@@ -16,13 +16,13 @@ use crate::reconcile::{DesiredServer, DesiredService, Health};
 /// An event of the test.
 #[derive(Clone, Debug)]
 enum Event {
-    /// The file, or the health of servers, is another one.
+    /// The file, or the health of servers, has changed.
     Goal(Box<Desired>),
-    /// The daemon is replaced by another one.
+    /// A new daemon replaces the daemon.
     Restart,
     /// The dataplane dies.
     Crash,
-    /// The next requests go wrong so.
+    /// The next requests fail in these ways.
     Wrong(Vec<Fault>),
     /// Another program sets a server's weight, not to 0, which would be a drain.
     Weight(u8, u8, i32),
@@ -135,7 +135,7 @@ impl Daemon {
         };
     }
 
-    /// Runs until the dataplane has the goal, and one check more.
+    /// Runs until the dataplane has the desired state, and makes one more step.
     fn settle(&mut self) {
         self.world.go_wrong(&[]);
         let mut good = 0;
@@ -149,10 +149,10 @@ impl Daemon {
                 }
             }
         }
-        panic!("it does not settle: {:?}", self.step(true));
+        panic!("the state does not settle: {:?}", self.step(true));
     }
 
-    /// lvsd's services with their servers, and VIPs.
+    /// lvsd's services with their servers, and the VIPs.
     fn held(&self) -> (BTreeMap<String, Shown>, BTreeSet<IpAddr>) {
         let held = self.world.dataplane().0;
         let reported = |service: &ServiceInfo| {

@@ -31,7 +31,8 @@ use lvs_proxy as proxy;
 /// The services that there should be.
 #[derive(Clone, Debug, Default)]
 pub struct Expanded {
-    /// The services of the file in its order, then those of etcd, and then those of Kubernetes.
+    /// All services: those of the file in its order, then those of etcd, and then those of
+    /// Kubernetes.
     pub services: Vec<Service>,
     /// Rules that set the marks of services with many ports, in the syntax of the dataplane.
     pub port_marks: Vec<String>,
@@ -39,15 +40,16 @@ pub struct Expanded {
     pub files: Files,
     /// The unusable answers of DNS and etcd, as text.
     pub left_out: Vec<String>,
-    /// The keys of etcd that are among the services: their names, and their texts.
+    /// The keys of etcd whose services are used: their names and texts.
     pub in_force: Vec<(String, String)>,
-    /// The revision of etcd that it contains.
+    /// The revision of etcd from which the services are.
     pub revision: Revision,
-    /// The services of Kubernetes that are in force, and those that are refused.
+    /// The services of Kubernetes that are used, and the refused ones.
     pub kubernetes: Made,
-    /// Number of services, the last ones, that are from Kubernetes.
+    /// Number of services from Kubernetes, which are the last ones.
     of_kubernetes: usize,
-    /// etcd or Kubernetes has not answered yet, so the list of services may be incomplete.
+    /// Whether etcd or Kubernetes has not answered yet, so that the list of services may be
+    /// incomplete.
     pub awaits_services: bool,
 }
 
@@ -117,13 +119,13 @@ pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
 }
 
 impl Expanded {
-    /// The names in DNS that servers come from.
+    /// The DNS names from which servers are taken.
     pub(crate) fn dns_names(&self) -> BTreeSet<&String> {
         self.services.iter().filter_map(dns_name).collect()
     }
 
-    /// Takes the services of a source, by their keys. `origin` names a key in messages, and its text
-    /// among the files.
+    /// Reads the services of a source, given by their keys. `origin` names a key in messages, and
+    /// its text among the files.
     fn take_services(
         &mut self,
         config: &Config,
@@ -195,7 +197,7 @@ impl Expanded {
         }
     }
 
-    /// Whether both are equal, without the state of etcd.
+    /// Whether both are equal apart from the state of etcd.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.services == other.services
             && self.files == other.files
@@ -210,14 +212,14 @@ impl Expanded {
         self.services.iter().map(|s| s.servers.len()).sum()
     }
 
-    /// The services of the file and of etcd, and those of Kubernetes.
+    /// The services of the file and of etcd together, and those of Kubernetes.
     pub(crate) fn by_origin(&self) -> (&[Service], &[Service]) {
         self.services
             .split_at(self.services.len() - self.of_kubernetes)
     }
 
-    /// Whether the dataplane's service `id`, or some of its servers, stay unchanged until their
-    /// source has answered.
+    /// Whether the dataplane's service `id`, or some of its servers, must stay unchanged because
+    /// their source has not answered yet.
     pub fn awaits(&self, id: ServiceId) -> bool {
         let mut services = self.services.iter();
         match services.find(|service| service.id == id) {
@@ -226,7 +228,7 @@ impl Expanded {
         }
     }
 
-    /// The services that the daemon serves itself.
+    /// The services that lvsd proxies itself.
     pub fn proxied(&self) -> HashMap<ServiceId, proxy::Options> {
         let services = self.services.iter();
         services
@@ -241,7 +243,7 @@ impl Expanded {
 
     /// The VIPs that the dataplane should own; `on_host` returns whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
-        let said_host = |ip| {
+        let declared_on_host = |ip| {
             self.services
                 .iter()
                 .filter(|s| matches!(s.vip, VipMode::Host | VipMode::Announce))
@@ -255,7 +257,7 @@ impl Expanded {
             .filter(|(mode, ip)| match mode {
                 VipMode::Own => true,
                 VipMode::Host | VipMode::Announce => false,
-                VipMode::Auto => !on_host(*ip) && !said_host(*ip),
+                VipMode::Auto => !on_host(*ip) && !declared_on_host(*ip),
             })
             .map(|(_, ip)| ip)
             .collect();
@@ -288,7 +290,7 @@ fn choose<'a>(
     }
 }
 
-/// The server at `address`, or why it cannot serve the service.
+/// The server at `address`, or the reason why it cannot serve the service.
 fn server(
     service: &Service,
     discovery: &Discovery,
@@ -327,15 +329,15 @@ struct Present {
     count: usize,
     taken: Taken<()>,
     names: HashSet<String>,
-    /// The names in DNS that servers come from.
+    /// The DNS names from which servers are taken.
     dns: HashSet<String>,
-    /// By virtual address, without their servers.
+    /// Services by virtual address, without their servers.
     services: HashMap<IpAddr, Vec<Service>>,
     /// The servers that files and keys name, by address.
     servers: HashMap<IpAddr, Vec<(ServiceId, SocketAddr)>>,
 }
 
-/// The servers that a service names itself.
+/// The servers that are listed in a service.
 fn own_servers(service: &Service) -> impl Iterator<Item = SocketAddr> {
     let servers = service.servers.iter().chain(&service.sorry);
     servers.map(|server| server.address)
@@ -368,7 +370,7 @@ impl Present {
         }
     }
 
-    /// The reason why the services of a key conflict with the present ones.
+    /// The reason why the services of a key conflict with existing services.
     fn clash(&self, services: &[Service]) -> Option<String> {
         if self.count + services.len() > SERVICES_MAX {
             return Some(format!("there are more than {SERVICES_MAX} services"));
@@ -377,7 +379,7 @@ impl Present {
         let names = self.dns.len() + dns.iter().filter(|name| !self.dns.contains(**name)).count();
         if names > NAMES_MAX {
             return Some(format!(
-                "the services have {names} names in DNS, and {NAMES_MAX} at most are looked up"
+                "the services have {names} names in DNS, and at most {NAMES_MAX} are resolved"
             ));
         }
         services.iter().find_map(|service| self.clash_of(service))

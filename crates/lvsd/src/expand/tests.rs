@@ -60,7 +60,7 @@ fn dns_servers_follow_servers_of_the_file() {
 }
 
 #[test]
-fn servers_of_dns_that_cannot_serve_are_left_out() {
+fn servers_from_dns_that_cannot_serve_are_ignored() {
     let expanded = with(
         FILE,
         "_http._tcp.example.org",
@@ -92,7 +92,7 @@ fn dns_servers_without_port_and_weight_use_values_of_the_file() {
     let expanded = with(&text, "pool.example.org", &[record("10.0.0.2", None, None)]);
     assert_eq!(servers(&expanded)[1], ("10.0.0.2:8080".to_owned(), 5));
     let nothing = with(&text, "another.example.org", &[]);
-    assert!(nothing.services[0].incomplete, "nobody has answered yet");
+    assert!(nothing.services[0].incomplete, "no source has answered yet");
 }
 
 const MAIN: &str = "[cluster]\netcd = \"http://192.0.2.5:2379\"\ndirector = \"d1\"\n\
@@ -135,7 +135,7 @@ fn merged(gathered: &Gathered) -> Expanded {
     expand(&read(MAIN), gathered)
 }
 
-/// The virtual addresses that there are.
+/// The virtual addresses of the expanded services.
 fn vips(expanded: &Expanded) -> Vec<String> {
     let services = expanded.services.iter();
     services
@@ -255,7 +255,7 @@ fn services_of_etcd_that_exclude_each_other_leave_the_first_key() {
         (
             first.clone(),
             remote("192.0.2.2:8500,9000", "10.0.0.3"),
-            "two services take the same ports",
+            "two services match the same ports",
         ),
         (first.clone(), first.clone(), "exists twice"),
         (
@@ -340,7 +340,7 @@ fn etcd_services_are_checked_with_settings_of_the_file() {
         (
             "[sync.ipvs]\ninterface = \"eth0\"\n",
             tunnel,
-            "which synchronisation does not carry",
+            "which synchronisation does not support",
         ),
     ] {
         let config = read(&format!("{cluster}{file}"));
@@ -369,7 +369,11 @@ fn etcd_service_with_several_addresses_is_accepted_as_a_whole() {
     };
     assert_eq!(count("[2001:db8::1]:80"), (1, 1), "of two families");
     assert_eq!(count("192.0.2.4:80"), (4, 0));
-    assert_eq!(count("192.0.2.1:80"), (1, 1), "the last one is the file's");
+    assert_eq!(
+        count("192.0.2.1:80"),
+        (1, 1),
+        "the last server is from the file"
+    );
 }
 
 #[test]
@@ -405,7 +409,7 @@ fn pool_in_etcd_service_is_equal_to_pool_in_file() {
 }
 
 #[test]
-fn services_of_etcd_with_more_names_in_dns_than_are_looked_up_are_left_out() {
+fn etcd_services_above_the_limit_of_dns_names_are_ignored() {
     let service = |n: usize| {
         format!(
             "[[service]]\naddress = \"192.0.2.2:{}\"\ndiscover = {{ dns = \"n{n}.example.org\" }}\n",
@@ -453,7 +457,7 @@ fn kubernetes(name: &str, services: &[(&str, &str, Option<&str>)]) -> Gathered {
 }
 
 #[test]
-fn expand_kubernetes_services_follow_the_file_and_only_wrong_ones_are_left_out() {
+fn expand_kubernetes_services_follow_the_file_and_only_invalid_ones_are_ignored() {
     let own = remote("192.0.2.2:80", "10.0.0.2:30080");
     let same = remote("192.0.2.1:80", "10.0.0.3:30080");
     let wrong = own.replace("address = \"192", "protocol = \"x\"\naddress = \"192");

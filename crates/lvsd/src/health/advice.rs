@@ -9,12 +9,13 @@ pub enum Weight {
     Exactly(i32),
 }
 
-/// The advice of a check. A missing value leaves the one before.
+/// The advice in a server's answer to a check. If a value is missing, the previous one still
+/// applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
     /// The requested weight; `None` without a request.
     pub weight: Option<Weight>,
-    /// Whether the server refuses new connections; `None` if it does not report it.
+    /// Whether the server refuses new connections; `None` if the answer does not contain this.
     pub drains: Option<bool>,
 }
 
@@ -33,7 +34,7 @@ impl Advice {
         }
     }
 
-    /// Merges new advice; true if that changes anything.
+    /// Merges new advice; true if the result differs.
     pub fn take(&mut self, new: Self) -> bool {
         let before = *self;
         self.weight = new.weight.or(self.weight);
@@ -41,7 +42,7 @@ impl Advice {
         *self != before
     }
 
-    /// The weight of a server whose configured one is `configured`.
+    /// The weight of a server with the weight `configured` in the file.
     pub fn apply(&self, configured: i32) -> i32 {
         if self.drains == Some(true) {
             return 0;
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_of_the_configured_weight() {
+    fn percentage_advice_refers_to_configured_weight() {
         let percent = |n| Advice::weight(Weight::Percent(n));
         for (advice, configured, wanted) in [
             (Advice::NONE, 7, 7),
@@ -84,18 +85,15 @@ mod tests {
                 "{advice:?} of {configured}"
             );
         }
-        let mut said = percent(50);
+        let mut state = percent(50);
         let drain = |drains| Advice {
             drains: Some(drains),
             weight: None,
         };
-        assert!(said.take(drain(true)));
-        assert_eq!(said.apply(10), 0);
-        assert!(
-            !said.take(Advice::NONE),
-            "a draining server goes on draining"
-        );
-        assert!(said.take(drain(false)));
-        assert_eq!(said.apply(10), 5, "with the share that it had");
+        assert!(state.take(drain(true)));
+        assert_eq!(state.apply(10), 0);
+        assert!(!state.take(Advice::NONE), "a draining server stays drained");
+        assert!(state.take(drain(false)));
+        assert_eq!(state.apply(10), 5, "with its previous share");
     }
 }

@@ -1,4 +1,4 @@
-//! A health check: its probe, its server and its rhythm.
+//! A health check: its probe, its server and its timing.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -14,17 +14,17 @@ pub struct Check {
     pub server: SocketAddr,
     /// The path through a service; `None` for the host's own routes.
     pub via: Option<Via>,
-    /// Time between the starts of two checks.
+    /// Interval between the starts of two checks.
     pub interval: Duration,
-    /// The interval while results contradict the known state.
+    /// The interval while results contradict the present state.
     pub fast_interval: Duration,
-    /// Percentage by which each interval varies.
+    /// Percentage by which each interval varies at random.
     pub jitter: u8,
     /// Time after which a check has failed.
     pub timeout: Duration,
-    /// Good checks in a row that bring the server back.
+    /// Number of consecutive successful checks after which the server is up.
     pub rise: u32,
-    /// Failed checks in a row that take it out.
+    /// Number of consecutive failed checks after which the server is down.
     pub fall: u32,
     /// The effect of clients without an answer.
     pub passive: Option<Passive>,
@@ -33,9 +33,9 @@ pub struct Check {
 /// The effect of clients without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Passive {
-    /// This number of consecutive failed connection attempts starts a check at once.
+    /// Starts a check at once after this number of consecutive unanswered connection attempts.
     Asks(u32),
-    /// A suspicious server is taken out.
+    /// A server that does not answer clients is set down.
     TakesOut,
 }
 
@@ -44,17 +44,17 @@ impl Check {
     pub(crate) const NO_SERVER: SocketAddr =
         SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
 
-    /// The same for the server at `server`.
+    /// The same check for the server at `server`.
     ///
     /// # Errors
-    /// It does not fit that server.
+    /// The check cannot be used for this server.
     pub(crate) fn of(mut self, server: SocketAddr) -> Result<Self, Misfit> {
         self.probe = self.probe.bind(server)?;
         self.server = server;
         Ok(self)
     }
 
-    /// Descriptors that it has open at a time, at most.
+    /// Maximum of descriptors that the check has open at the same time.
     pub(super) const fn descriptors(&self) -> u32 {
         let each = self.probe.descriptors();
         match self.via {
@@ -64,7 +64,7 @@ impl Check {
         }
     }
 
-    /// All fields except the timing. Checks with the same identity share one state.
+    /// All fields except the timing. Checks with equal identity share one state.
     pub fn identity(&self) -> (Probe, SocketAddr, Option<Via>) {
         (self.probe.clone(), self.server, self.via)
     }

@@ -54,24 +54,24 @@ pub type Key = (ServiceId, SocketAddr);
 /// The state of the dataplane that checks depend on.
 #[derive(Clone, Debug, Default)]
 pub struct Serving {
-    /// Servers that it gives connections to.
+    /// Servers that the dataplane sends connections to.
     pub servers: HashSet<SocketAddr>,
-    /// Virtual addresses that it answers for; `None` where these are all.
+    /// Virtual addresses for which the dataplane answers; `None` for all.
     pub vips: Option<BTreeSet<IpAddr>>,
 }
 
 /// Longest wait of a server's first failed check for an answer of the dataplane.
 const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A question has another answer than before.
+/// The result of a check, which differs from its previous one.
 #[derive(Clone, Debug)]
 pub struct Report {
     check: Arc<Check>,
     /// The reporting task; reports of a replaced task are ignored.
     task: u64,
-    /// `None` as long as nothing is known.
+    /// `None` until the first result.
     up: Option<bool>,
-    /// The reason why it is down; empty while it is up.
+    /// The reason why the server is down; empty while it is up.
     reason: Reason,
     /// The last check has failed, for that reason.
     failed: bool,
@@ -80,7 +80,7 @@ pub struct Report {
     not_made: Option<NotMade>,
 }
 
-/// A check that this host cannot make.
+/// A check that this host cannot perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotMade {
     /// Time of the first check of a row that could not be made.
@@ -92,7 +92,7 @@ pub struct NotMade {
 /// The news in a report.
 #[derive(Clone, Debug, Default)]
 pub struct News {
-    /// Changes of state, one for each service that asks.
+    /// Changes of state, one for each service that uses the check.
     pub changes: Vec<Change>,
     /// Servers that are still down, for a reason that was not logged since they went down.
     pub reasons: Vec<(Key, Reason)>,
@@ -105,9 +105,9 @@ pub struct News {
 pub struct Change {
     /// The server.
     pub key: Key,
-    /// Its new state.
+    /// Whether the server is up now.
     pub up: bool,
-    /// The reason why it is down.
+    /// The reason why the server is down.
     pub reason: Reason,
     /// Duration of the old state; `None` for the first result.
     pub lasted: Option<Duration>,
@@ -118,7 +118,7 @@ pub struct Change {
 pub struct Timing {
     /// Delay from the due time of a check to its start.
     pub lag: Quantiles,
-    /// Time from its start to its result.
+    /// Time from the start of a check to its result.
     pub duration: Quantiles,
     /// Counts by kind and result, for metrics.
     counters: Arc<Counters>,
@@ -129,7 +129,7 @@ pub struct Timing {
 pub struct Checks<P> {
     prober: Arc<P>,
     tasks: HashMap<Arc<Check>, Task>,
-    /// The check that decides about each server.
+    /// The check of each server.
     questions: HashMap<Key, Arc<Check>>,
     next: u64,
     permits: Arc<Permits>,
@@ -143,13 +143,14 @@ pub struct Checks<P> {
 /// A demand upon a task because of clients without an answer.
 #[derive(Debug)]
 enum Prompt {
-    /// Starts a check at once: this number of connection attempts has failed.
+    /// Starts a check at once, because this number of connection attempts was not answered.
     Ask(u32),
-    /// Takes the server out, for this reason.
+    /// Sets the server down, for this reason.
     TakeOut(String),
 }
 
-/// The result of an earlier check of a server: whether it is up, since when, why it is down, its advice and its record.
+/// The state of a server from an earlier check: whether it is up, since when, the reason why it is
+/// down, its advice and its record.
 type Before = (bool, Instant, Reason, Advice, Arc<Mutex<Record>>);
 
 /// A record, also if a thread has panicked with it.
@@ -162,7 +163,7 @@ struct Task {
     id: u64,
     keys: Vec<Key>,
     up: Option<bool>,
-    /// The reason why it is down.
+    /// The reason why the server is down.
     reason: Reason,
     /// The reasons that were logged since it went down, up to [`REASONS_MAX`].
     logged: Vec<Reason>,
@@ -180,15 +181,15 @@ struct Task {
 /// The state of a checked server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// Whether it is up; `None` until known.
+    /// Whether the server is up; `None` until the first result.
     pub up: Option<bool>,
-    /// The reason why it is down now.
+    /// The reason why the server is down now.
     pub reason: Reason,
-    /// Time for which it has been so.
+    /// Duration of this state.
     pub lasted: Duration,
-    /// Set while this host cannot make its check.
+    /// Set while this host cannot perform the check.
     pub not_made: Option<NotMade>,
-    /// The durations of its checks, its falls and its downtime; `None` before the first check.
+    /// The durations of its checks, its failures and its downtime; `None` before the first check.
     pub record: Option<CheckStatus>,
 }
 
@@ -199,8 +200,8 @@ impl Drop for Task {
 }
 
 impl<P: Prober> Checks<P> {
-    /// No checks yet; what they find comes out of the receiver. They run on `runtime`, or on the
-    /// one that this is called on.
+    /// Makes an empty set of checks, and the receiver of their reports. The checks run on
+    /// `runtime`; `None` is the current runtime.
     pub fn new(prober: P, runtime: Option<Handle>) -> (Self, mpsc::UnboundedReceiver<Report>) {
         Self::counted_in(prober, runtime, Arc::default())
     }
@@ -230,10 +231,10 @@ impl<P: Prober> Checks<P> {
     }
 
     /// Sets the checks, each for a server of a service. An unchanged check continues; a check with
-    /// the same probe and another timing keeps its state.
+    /// the same probe and a changed timing keeps its state.
     #[expect(
         clippy::mutable_key_type,
-        reason = "what a check was made of does not change"
+        reason = "the settings of a check do not change"
     )]
     pub fn set<'a>(&mut self, wanted: impl IntoIterator<Item = (Key, &'a Check)>) {
         let mut old = std::mem::take(&mut self.tasks);
@@ -324,8 +325,8 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// Takes a report, and gives the news in it: none if it comes from a check that no longer
-    /// exists.
+    /// Processes a report, and returns the changes in it. The report of a check that no longer
+    /// exists changes nothing.
     pub fn take(&mut self, report: Report) -> News {
         let Some(task) = self.tasks.get_mut(&report.check) else {
             return News::default();
@@ -368,17 +369,17 @@ impl<P: Prober> Checks<P> {
         news
     }
 
-    /// Sets the state of the dataplane. One failed check does not take out a server that gets
-    /// connections and has no other result. No check uses a virtual address that the dataplane does
-    /// not answer for.
+    /// Sets the state of the dataplane. One failed check does not set down a server that receives
+    /// connections and has no earlier result. No check uses a virtual address that the dataplane
+    /// does not answer for.
     pub fn take_serving(&self, serving: Serving) {
         self.serving.send_replace(Some(Arc::new(serving)));
     }
 
-    /// Takes the attempts to connect in a row that the dataplane has seen fail, for each server that
-    /// is in several services once each. After as many as its check allows (`passive`) it is
-    /// asked at once, and one bad answer is enough. Attempts alone say nothing: any stranger
-    /// can make some that fail.
+    /// Processes the number of consecutive unanswered connection attempts of clients that the
+    /// dataplane has counted, for each server. At the limit of the check (`passive`), the server is
+    /// checked at once, and one failure sets it down. The attempts alone do not: any client can
+    /// cause unanswered attempts.
     pub fn take_unanswered(&mut self, counts: impl Iterator<Item = (Key, u32)>) {
         for (key, count) in counts {
             let Some(question) = self.questions.get(&key) else {
@@ -403,14 +404,14 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// Whether a suspicious server is taken out.
+    /// Whether a suspicious server is set down.
     pub fn goes_by_clients(&self, key: &Key) -> bool {
         let question = self.questions.get(key);
         question.is_some_and(|question| question.passive == Some(Passive::TakesOut))
     }
 
-    /// Takes a server out that is up, as if its check had failed: its clients get no answer, for this `cause`. Good
-    /// checks bring it back, `OUT` later at the earliest.
+    /// Sets an up server down, as if its check had failed: its clients get no answer, for this
+    /// `cause`. Successful checks set it up again, but not before `OUT` has passed.
     pub fn take_out(&self, key: &Key, cause: String) {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
@@ -472,7 +473,7 @@ impl<P: Prober> Checks<P> {
         tasks.filter(|task| task.not_made.is_some()).count()
     }
 
-    /// Number of probes, whatever the number of services.
+    /// Number of checks, independent of the number of services.
     pub fn len(&self) -> usize {
         self.tasks.len()
     }
@@ -498,7 +499,7 @@ impl<P: Prober> Checks<P> {
     }
 }
 
-/// The endless task of one check.
+/// The task of one check, which runs until the check is removed.
 struct Runner<P> {
     prober: Arc<P>,
     permits: Arc<Permits>,
@@ -506,7 +507,7 @@ struct Runner<P> {
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     prompts: mpsc::Receiver<Prompt>,
-    /// Time until which good checks do not count: clients got no answer.
+    /// Time until which successful checks have no effect, because clients got no answer.
     out_until: Option<Instant>,
     record: Arc<Mutex<Record>>,
     task: u64,
@@ -522,19 +523,19 @@ struct Runner<P> {
 #[derive(Debug, Default)]
 struct Unmade {
     count: u32,
-    /// The row as it was last noted, with the reason of its last check.
+    /// The row of failed attempts, with the reason of the last one.
     row: Option<NotMade>,
 }
 
 impl Unmade {
-    /// Notes another one.
+    /// Counts another attempt that could not be made.
     fn note(&mut self, reason: String) {
         self.count = self.count.saturating_add(1);
         let since = self.row.take().map_or_else(Instant::now, |row| row.since);
         self.row = Some(NotMade { since, reason });
     }
 
-    /// The row, once it is long enough to be reported.
+    /// The row of failed attempts, once it is long enough to be reported.
     fn long(&self) -> Option<NotMade> {
         self.row.clone().filter(|_| self.count >= NOT_MADE_MIN)
     }
@@ -594,13 +595,13 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Takes the server out because clients got no answer; false if the receiver is gone.
+    /// Sets the server down because clients got no answer; false if the receiver was dropped.
     fn take_out(&mut self, cause: String) -> bool {
         self.out_until = Some(Instant::now() + OUT);
         self.state.condemn().is_none() || self.report(format!("{cause} (passive)").into(), true)
     }
 
-    /// Whether the server is out because clients got no answer.
+    /// Whether the server is down because clients got no answer.
     fn is_out(&self) -> bool {
         self.out_until.is_some_and(|until| Instant::now() < until)
     }
@@ -613,7 +614,7 @@ impl<P: Prober> Runner<P> {
             Err(ProbeError::Server(reason)) if self.has_way() => {
                 let mut reason = reason.short();
                 let words = format!(
-                    "; the last {attempts} attempts of clients to connect had no answer either (passive)"
+                    "; the last {attempts} connection attempts of clients were not answered, either (passive)"
                 );
                 reason.text.push_str(&words);
                 self.unmade = Unmade::default();
@@ -671,19 +672,21 @@ impl<P: Prober> Runner<P> {
         let serves = !good && self.state.up().is_none() && self.serves().await;
         let out = good && self.is_out();
         let changed = !out && self.state.observe(good, serves).is_some();
-        let said = self.advice.take(advice);
+        let advice_changed = self.advice.take(advice);
         let reason = match self.state.up() {
             Some(false) if out => self.reason.clone(),
             Some(false) if good => {
                 let rise = self.check.rise;
-                format!("its last check succeeded; it is up after {rise} such checks in a row")
-                    .into()
+                format!(
+                    "its last check succeeded; it is up after {rise} consecutive successful checks"
+                )
+                .into()
             }
             Some(false) => reason,
             Some(true) | None => Reason::default(),
         };
         let known = self.state.up().is_some();
-        let news = changed || (known && (said || reason != self.reason));
+        let news = changed || (known && (advice_changed || reason != self.reason));
         !(news || unmade.long().is_some()) || self.report(reason, !good)
     }
 
@@ -692,7 +695,7 @@ impl<P: Prober> Runner<P> {
         let before = self.unmade.long();
         if self.unmade.count == 0 {
             let server = self.check.server;
-            tracing::warn!(%server, "cannot check the server, its state stays as it is: {reason}");
+            tracing::warn!(%server, "cannot check the server, whose state is unchanged: {reason}");
         }
         self.unmade.note(reason);
         self.unmade.long() == before || self.report(self.reason.clone(), false)
@@ -713,7 +716,8 @@ impl<P: Prober> Runner<P> {
         self.sender.send(report).is_ok()
     }
 
-    /// Whether the dataplane gives the server connections, if the answer is known in time.
+    /// Whether the dataplane sends connections to the server; false if this is not known within a
+    /// time limit.
     async fn serves(&mut self) -> bool {
         let asked = self.serving.wait_for(Option::is_some);
         match tokio::time::timeout(DATAPLANE_LIMIT, asked).await {
@@ -746,19 +750,20 @@ impl<P: Prober> Runner<P> {
     }
 }
 
-/// How long good checks do not count after clients got no answer: the check may be good while they get none. The
-/// window by which a server is judged is as long.
+/// Time for which successful checks have no effect after clients got no answer: a check may succeed
+/// while clients get no answer. It is as long as the period in which a server's unanswered clients
+/// are counted.
 const OUT: Duration = Duration::from_secs(60);
 
 /// Checks in a row that could not be made, before that is reported: some time without a check is
 /// nothing, and a server that has failed meanwhile would have been noticed by then.
 const NOT_MADE_MIN: u32 = 3;
 
-/// Reasons that are logged of a server that is down, until it is up again: a program may give
-/// another one each time.
+/// Maximum of different reasons that are logged for a server that is down: a program may print a
+/// new reason each time.
 const REASONS_MAX: usize = 8;
 
-/// A number from 0 to 1, different each time; nothing depends on how random it is.
+/// A number from 0 to 1, which differs each time. Its randomness is not important.
 fn fraction() -> f64 {
     let bits = RandomState::new().hash_one(0u8) >> 11;
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]

@@ -13,25 +13,27 @@ use super::{Advice, Check, Code, Pins, ProbeError, Reason, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
-    /// Makes one check, within its timeout. The reason of a failed one may take as long again.
+    /// Performs one check within its timeout. To find the reason of a failure may take as long
+    /// again.
     fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
-/// Makes checks over this host's own network.
+/// A prober that uses this host's own network.
 #[derive(Clone, Debug, Default)]
 pub struct Network {
     /// The connection to the dataplane, for checks through a service.
     pub pins: Option<Pins>,
 }
 
-/// The result of a check of the server's own address, which is made when a check through a service gets no answer.
+/// The result of a check of the server's own address, which is made when a check through a service
+/// gets no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum OwnAddress {
     /// The check succeeded.
     Good,
-    /// It failed for this reason.
+    /// The check failed for this reason.
     Failed(Reason),
-    /// It got no answer either.
+    /// The address did not answer either.
     Silent,
     /// This host could not make it, for this reason.
     NotMade(String),
@@ -167,7 +169,7 @@ impl Prober for Network {
                 None => mac,
             };
             let text = format!(
-                "{target}: the reply came by way of {router} on {interface}, not from the server itself: its default gateway is not this director"
+                "{target}: the reply arrived through {router} on {interface}, not from the server itself: its default gateway is not this director"
             );
             let code = Code::OtherGateway;
             return Err(ProbeError::Server(Reason { code, text, fix }));
@@ -180,7 +182,7 @@ impl Prober for Network {
         };
         if !strict.is_empty() {
             let text = format!(
-                "{silent}: rp_filter of this director dropped packets meanwhile; it is strict on {}",
+                "{silent}: rp_filter of this director dropped packets during the check; it is strict on {}",
                 strict.join(", ")
             );
             let settings = strict
@@ -197,8 +199,8 @@ impl Prober for Network {
     }
 }
 
-/// Checks the server's own address when half of the time of a check through a service has passed, and sets `own` to
-/// the result.
+/// Checks the server's own address when half of the time of a check through a service has passed,
+/// and sets `own` to the result.
 async fn check_own_address(check: &Check, own: &mut OwnAddress) {
     tokio::time::sleep(check.timeout / 2).await;
     let asked = Asked {

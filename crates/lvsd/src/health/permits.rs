@@ -1,10 +1,9 @@
-//! How many probes are in flight at once: in all, to one target, and of those whose targets may not
-//! answer.
+//! Limits of concurrent probes: in all, to one target, and to targets that may not answer.
 //!
-//! A probe of a black hole holds its permit for the whole timeout. Those of targets that are not
-//! known to answer get half of all permits at most, so that they never keep a probe of a good
-//! server waiting; and one address gets a few, so that one host with many services does not keep
-//! the others waiting. A probe that needs several descriptors counts as several.
+//! A probe of an unreachable host keeps its permit for the whole timeout. So targets whose last
+//! check did not succeed get at most half of all permits, and never delay the probes of good
+//! servers. The limit for each address prevents one host with many services from delaying the
+//! others. A probe that needs several descriptors counts as several.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,21 +12,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-/// Probes to one address.
+/// Maximum of concurrent probes to one address.
 const PER_TARGET: usize = 64;
-/// Descriptors of probes in all, whatever this process may have.
+/// Maximum of descriptors of all probes, even if the limit of this process is higher.
 const MOST: usize = 16_384;
 const LEAST: usize = 64;
-/// Descriptors for all other purposes; and the inverse of their share of all descriptors.
+/// Number of descriptors for all other purposes, and one in this many of all descriptors for them.
 const RESERVED: usize = 128;
 const OTHERS_PART: usize = 4;
 
 /// The state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TargetHealth {
-    /// Its last probe succeeded.
+    /// The server answered the last check.
     Good,
-    /// The server did not answer, or there was no answer yet.
+    /// The server did not answer the last check, or was not checked yet.
     Doubtful,
 }
 
@@ -39,7 +38,7 @@ pub(super) struct Permits {
     targets: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
 }
 
-/// The right to probe, for as long as it lives.
+/// The permission to probe, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
     permits: &'a Permits,
@@ -57,7 +56,7 @@ impl Permits {
         Self::with(of_files(files))
     }
 
-    /// Descriptors that probes have at most.
+    /// Maximum of descriptors that probes use.
     pub(super) const fn size(&self) -> usize {
         self.size
     }
@@ -71,7 +70,7 @@ impl Permits {
         }
     }
 
-    /// Waits for the right to probe `target`, with this number of descriptors.
+    /// Waits for the permission to probe `target` with this number of descriptors.
     pub(super) async fn get(
         &self,
         target: IpAddr,
@@ -123,7 +122,7 @@ impl Drop for Permit<'_> {
     }
 }
 
-/// Lets this process have as many descriptors as it may, for many probes at once.
+/// Raises this process's limit of open descriptors to the maximum that it may set.
 pub fn raise_limits() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -133,7 +132,7 @@ pub fn raise_limits() {
     if limit.current != limit.maximum
         && let Err(error) = setrlimit(Resource::Nofile, raised)
     {
-        tracing::debug!("the limit of descriptors stays as it is: {error}");
+        tracing::debug!("the limit of descriptors is unchanged: {error}");
     }
 }
 
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_have_three_quarters_of_all_descriptors_but_for_a_few() {
+    fn probes_use_three_quarters_of_all_descriptors() {
         for (files, most) in [
             (100, LEAST),
             (1024, 640),
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn black_holes_leave_room_for_good_servers() {
+    async fn unanswered_probes_leave_permits_for_good_servers() {
         let permits = Permits::with(4);
         let _one = permits.get(host(1), TargetHealth::Doubtful, 1).await;
         let _two = permits.get(host(2), TargetHealth::Doubtful, 1).await;
@@ -204,7 +203,7 @@ mod tests {
         assert_eq!(
             permits.targets().len(),
             1,
-            "nothing is kept of targets that nobody probes"
+            "targets without probes are forgotten"
         );
     }
 }

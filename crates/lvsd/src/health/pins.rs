@@ -1,5 +1,5 @@
-//! Requests of checks through a service to the dataplane: to lead a connection to exactly one server (`server.pin`), and for
-//! the host that forwarded a reply (`server.return_path`).
+//! Requests of checks through a service to the dataplane: to lead a connection to exactly one
+//! server (`server.pin`), and for the host that forwarded a reply (`server.return_path`).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Checks that wait for the dataplane.
 const WAITING: usize = 1024;
 
-/// The way to the dataplane, for checks.
+/// Sends requests of checks to the dataplane.
 #[derive(Clone, Debug)]
 pub struct Pins(mpsc::Sender<Request>);
 
@@ -57,7 +57,8 @@ impl Pins {
         self.ask(call).await.map(|_| ())
     }
 
-    /// The host that forwarded the latest reply of `server` to a check, if it arrived after `began`.
+    /// The host that forwarded the latest reply of `server` to a check, if it arrived after
+    /// `began`.
     pub(super) async fn forwarder(&self, server: IpAddr, began: Instant) -> Option<Forwarder> {
         let answer = self.ask(Call::ServerReturnPath { server }).await.ok()?;
         let path: ReturnPath = serde_json::from_value(answer).ok()?;

@@ -8,14 +8,14 @@ const LEN_MAX: usize = 256;
 /// The kind of a fault of a server, for programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Code {
-    /// The check got another answer than the expected one.
+    /// The check received an unexpected answer.
     #[default]
     CheckFailed,
     /// The connection was refused.
     Refused,
-    /// A filter rejected the packets: an ICMP error reports it.
+    /// A filter rejected the packets, as an ICMP error shows.
     Filtered,
-    /// There is no route to the server, or a router on the way has none.
+    /// This host, or a router on the path, has no route to the server.
     Unreachable,
     /// The next hop does not answer ARP or neighbour discovery.
     NextHop,
@@ -23,19 +23,19 @@ pub enum Code {
     Silent,
     /// The server accepted the connection, and then sent no complete answer.
     Stalled,
-    /// The server's own address answers, the path of clients does not.
+    /// The server answers on its own address, but not on the path of clients.
     ClientPath,
-    /// The replies come by way of another router.
+    /// The replies arrive through another router.
     OtherGateway,
     /// The reverse path filter of this host drops the replies.
     ReversePath,
     /// The certificate of the server is not accepted.
     Certificate,
-    /// Too many clients of the server get no answer.
+    /// Too many connections of clients to the server are not answered.
     ClientsUnanswered,
     /// The server is up, and went down several times recently.
     Flapping,
-    /// The server is up, and its checks take long.
+    /// The server is up, but its checks are slow.
     Slow,
 }
 
@@ -59,7 +59,7 @@ impl Code {
         Self::Slow,
     ];
 
-    /// Its name in the API.
+    /// The name of the code in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::CheckFailed => "check_failed",
@@ -83,7 +83,7 @@ impl Code {
 /// The reason why a server is down, with its fix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reason {
-    /// The kind of the fault.
+    /// The code of the reason.
     pub code: Code,
     /// The observation.
     pub text: String,
@@ -92,21 +92,21 @@ pub struct Reason {
 }
 
 impl Reason {
-    /// The same, with a fix.
+    /// Adds a fix to the reason.
     #[must_use]
     pub fn with_fix(mut self, fix: String) -> Self {
         self.fix = fix;
         self
     }
 
-    /// The same of another kind.
+    /// Replaces the code of the reason.
     #[must_use]
     pub(super) const fn of(mut self, code: Code) -> Self {
         self.code = code;
         self
     }
 
-    /// The same with at most [`LEN_MAX`] bytes of observation.
+    /// The reason, shortened to [`LEN_MAX`] bytes of observation.
     pub(super) fn short(self) -> Self {
         Self {
             text: short(self.text),
@@ -135,7 +135,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A text without what is beyond [`LEN_MAX`].
+/// A text, shortened to [`LEN_MAX`] bytes.
 pub(super) fn short(mut text: String) -> String {
     if text.len() > LEN_MAX {
         let mut ends = (0..=LEN_MAX - 3).rev();
@@ -152,7 +152,7 @@ mod tests {
     use super::Code;
 
     #[test]
-    fn codes_are_in_the_manual_and_in_the_description_of_the_api() {
+    fn reason_codes_are_documented_in_manual_and_openapi() {
         let manual = include_str!("../../../../docs/operating.md");
         let api: serde_json::Value =
             serde_json::from_str(include_str!("../api/openapi.json")).expect("JSON");

@@ -1,4 +1,5 @@
-//! The record of a check: its durations, and the falls and downtime of its server. Its size does not grow with time.
+//! The statistics of a check: its durations, and the failures and downtime of its server. Their
+//! size does not grow with time.
 
 use std::time::Duration;
 
@@ -27,14 +28,14 @@ const DAY: u64 = 24;
 pub(super) struct Record {
     begun: Instant,
     last: Duration,
-    /// Checks up to the last one that took [`SLOW`] or more.
+    /// Number of checks at the last one that took [`SLOW`] or longer.
     slow: u64,
     all: Times,
-    /// The last minutes; the place of each is its number modulo 5.
+    /// The last minutes. The index of each is its number modulo 5.
     minutes: [Minute; 5],
-    /// The last hours; the place of each is its number modulo 24.
+    /// The last hours. The index of each is its number modulo 24.
     hours: [Hour; 24],
-    /// The second up to which downtime is counted.
+    /// The second until which downtime has been counted.
     counted: u64,
     is_down: bool,
     /// The second of the last fall.
@@ -95,7 +96,7 @@ impl Record {
         *class = class.saturating_add(1);
     }
 
-    /// Counts that the server has become up or down; `fell`: it was up before.
+    /// Counts that the server went up or down. `fell`: it was up before.
     pub(super) fn transition(&mut self, up: bool, fell: bool, now: Instant) {
         self.count_downtime(now);
         self.is_down = !up;
@@ -175,7 +176,7 @@ impl Record {
     }
 }
 
-/// The place of a number in a ring.
+/// The index of a number in a ring.
 fn place(number: u64, count: u64) -> usize {
     usize::try_from(number % count).unwrap_or(0)
 }
@@ -193,7 +194,7 @@ fn class(time: Duration) -> usize {
     usize::try_from(class).map_or(CLASSES - 1, |class| class.min(CLASSES - 1))
 }
 
-/// The upper end of a class in microseconds.
+/// The upper limit of a class in microseconds.
 fn end(class: usize) -> u64 {
     let class = class as u64;
     let octave = class / 4 + u64::from(SHORTEST);
@@ -243,12 +244,12 @@ mod tests {
             record.count_check(Duration::from_millis(ms), now);
         }
         let now = begun + Duration::from_secs(100);
-        let status = record.status(now).expect("there were checks");
+        let status = record.status(now).expect("checks were counted");
         assert_eq!(status.last_us, 700_000);
         assert!((1_000..1_300).contains(&status.p50_us), "{status:?}");
         assert!((700_000..900_000).contains(&status.p99_us), "{status:?}");
         let later = record.status(begun + Duration::from_secs(500));
-        let later = later.expect("there were checks");
+        let later = later.expect("checks were counted");
         assert_eq!((later.p50_us, later.p99_us), (0, 0));
         assert_eq!(record.times().classes.iter().sum::<u64>(), 100);
     }

@@ -1,4 +1,5 @@
-//! Packets that the reverse path filter of this host (`rp_filter`) drops: replies to checks through a service may be among them.
+//! Packets that the reverse path filter of this host (`rp_filter`) drops: replies to checks through
+//! a service may be among them.
 
 use std::fs;
 
@@ -8,7 +9,8 @@ pub(super) fn dropped() -> u64 {
     counter(&text, "TcpExt:", "IPReversePathFilter").unwrap_or(0)
 }
 
-/// The value of a counter in the form of `/proc/net/netstat`: a line of names, then a line of values.
+/// The value of a counter in the form of `/proc/net/netstat`: a line of names, then a line of
+/// values.
 fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().filter(|line| line.starts_with(group));
     let (names, values) = (lines.next()?, lines.next()?);

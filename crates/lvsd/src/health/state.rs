@@ -7,7 +7,7 @@ pub enum Health {
     Up,
     /// The server gets no new connections.
     Down,
-    /// Not checked yet: the dataplane's present state stays.
+    /// Not checked yet: the dataplane's present state is unchanged.
     Unknown,
 }
 
@@ -16,9 +16,10 @@ pub enum Health {
 pub struct State {
     rise: u32,
     fall: u32,
-    /// `None` until it is decided.
+    /// Whether the server is up; `None` before the first decision.
     up: Option<bool>,
-    /// Results in a row that speak against `up`; before that is decided, failed ones.
+    /// Number of consecutive results that contradict `up`; before the first decision, of failed
+    /// ones.
     against: u32,
 }
 
@@ -38,17 +39,17 @@ impl State {
         self.up
     }
 
-    /// The last results speak against what is known, or nothing is known: the next one is wanted
-    /// soon.
+    /// The last results contradict the state, or there is no state yet: the next check is due soon.
     pub const fn is_uncertain(&self) -> bool {
         self.up.is_none() || self.against > 0
     }
 
-    /// Takes a result; gives the new state if it has changed.
+    /// Processes a result; returns the new state if it has changed.
     ///
     /// The first result decides at once: a daemon that has just started must not send connections
-    /// to a dead server for `fall` intervals, nor keep a good one waiting for `rise` of them. Where
-    /// the server `serves` as far as others know, it takes `fall` failed ones.
+    /// to a dead server for `fall` intervals, nor delay a good one for `rise` of them. If the
+    /// dataplane already sends connections to the server (`serves`), `fall` failed checks are
+    /// needed.
     pub fn observe(&mut self, good: bool, serves: bool) -> Option<bool> {
         let Some(up) = self.up else {
             self.against += 1;
@@ -69,8 +70,8 @@ impl State {
         self.settle(good)
     }
 
-    /// Counts an observation of the dataplane as `fall` failed checks. Returns the new state if it has
-    /// changed.
+    /// Counts an observation of the dataplane like `fall` failed checks. Returns the new state if
+    /// it has changed.
     pub fn condemn(&mut self) -> Option<bool> {
         if self.up == Some(false) {
             self.against = 0;
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn uncertain_until_it_is_decided() {
+    fn state_is_uncertain_until_rise_or_fall() {
         let mut state = State::new(2, 2, None);
         let mut reported = Vec::new();
         for good in [true, false, true, false, false, true, true] {

@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use super::*;
 use crate::config::{Config, checks_of};
 
-/// A probe that succeeds unless set otherwise, and records its calls.
+/// A prober that succeeds unless a test sets another result, and that records its calls.
 #[derive(Clone, Default)]
 struct Well {
     down: Arc<Mutex<bool>>,
@@ -152,14 +152,14 @@ async fn first_failed_check_of_serving_server_is_repeated() {
         let stated = reports.try_recv();
         assert_eq!(stated.is_ok(), soon, "{stated:?}");
         if serving {
-            let report = reports.recv().await.expect("down in the end");
+            let report = reports.recv().await.expect("the server is down at the end");
             assert_eq!(report.up, Some(false));
             assert_eq!(well.asked.lock().unwrap().len(), 3);
         }
     }
 }
 
-/// Clients alone take no server out: any client can let any number of attempts fail.
+/// Unanswered clients alone do not set a server down: any client can cause unanswered attempts.
 #[tokio::test(start_paused = true)]
 async fn unanswered_clients_trigger_a_check_at_once() {
     let well = Well::default();
@@ -183,7 +183,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
         take(&mut checks, count);
     }
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert_eq!(asked(&well), before, "an answer came in between");
+    assert_eq!(asked(&well), before, "an answer arrived in between");
     // A stranger's flood: the server is asked, not more than once in `fast_interval`, and is well.
     let begun = Instant::now();
     for count in 1..=100 {
@@ -193,7 +193,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     let more = asked(&well) - before;
     let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
     assert!((1..=seconds + 1).contains(&more), "{more} in {seconds} s");
-    assert!(reports.try_recv().is_err(), "nobody is condemned");
+    assert!(reports.try_recv().is_err(), "no server is set down");
     assert!(checks.timing.counters.get().prompted > 0);
 
     // Where the check fails as well, once is enough.
@@ -207,7 +207,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     assert!(
         !change.up
             && change.reason.text.contains("refused")
-            && change.reason.text.contains("3 attempts"),
+            && change.reason.text.contains("3 connection attempts"),
         "{change:?}"
     );
     // Clients that are still there and try again keep nobody down.
@@ -227,7 +227,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
 
 /// Long answers of servers and programs are shortened in messages.
 #[tokio::test(start_paused = true)]
-async fn long_reasons_are_cut() {
+async fn long_reasons_are_truncated() {
     struct Wordy;
     impl Prober for Wordy {
         async fn probe(&self, _: &Check) -> Result<Advice, ProbeError> {
@@ -250,7 +250,7 @@ async fn long_reasons_are_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn checks_reserve_the_descriptors_that_they_need() {
+async fn checks_reserve_their_descriptors() {
     let (mut checks, _reports) = Checks::new(Well::default(), None);
     let exec = "type = \"exec\", command = \"/bin/true\"";
     checks.set(checks_of(
@@ -307,7 +307,11 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
         logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
     assert_eq!(checks.known(&key).expect("known").reason.text, "at 99");
-    assert_eq!(logged.len(), REASONS_MAX - 1, "with that of the change");
+    assert_eq!(
+        logged.len(),
+        REASONS_MAX - 1,
+        "with the reason of the change"
+    );
     // While it comes back, the reason is not the old one.
     stated.set(Ok(Advice::NONE));
     let news = checks.take(reports.recv().await.expect("a good check"));
@@ -323,7 +327,7 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_that_cannot_be_made_is_reported_and_heals() {
+async fn check_that_cannot_run_is_reported_until_it_runs() {
     let stated = Told::new("refused");
     stated.set(Ok(Advice::NONE));
     let (mut checks, mut reports) = Checks::new(stated.clone(), None);
@@ -341,11 +345,11 @@ async fn check_that_cannot_be_made_is_reported_and_heals() {
     assert_eq!(checks.not_made(), 1);
     tokio::time::sleep(Duration::from_secs(60)).await;
     let known = checks.known(&key).expect("known");
-    assert_eq!(known.up, Some(true), "its state stays as it is");
+    assert_eq!(known.up, Some(true), "whose state is unchanged");
     let not_made = known.not_made.expect("reported");
     assert_eq!(not_made.reason, "no descriptors");
     assert!((61..64).contains(&not_made.since.elapsed().as_secs()));
-    assert!(reports.try_recv().is_err(), "once is enough");
+    assert!(reports.try_recv().is_err(), "one attempt suffices");
     // Another cause is shown; a check that is made ends it.
     stated.set(Err(ProbeError::Local("no memory".into())));
     checks.take(reports.recv().await.expect("another cause"));
@@ -359,7 +363,7 @@ async fn check_that_cannot_be_made_is_reported_and_heals() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_that_could_never_be_made_is_reported() {
+async fn check_that_has_never_run_is_reported() {
     let stated = Told::new("");
     stated.set(Err(ProbeError::Local("no descriptors".into())));
     let (mut checks, mut reports) = Checks::new(stated, None);

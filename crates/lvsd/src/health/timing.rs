@@ -1,4 +1,4 @@
-//! How late checks start, and how long they take: counted in steps of an eighth, without a lock.
+//! The delays and durations of checks: counted in steps of an eighth, without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl Default for Quantiles {
 }
 
 impl Quantiles {
-    /// Counts a time.
+    /// Counts a duration.
     pub fn count(&self, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.buckets[bucket(us)].fetch_add(1, Relaxed);
@@ -40,35 +40,35 @@ impl Quantiles {
         self.buckets.iter().map(|n| n.load(Relaxed)).sum()
     }
 
-    /// None was counted.
+    /// Whether no duration was counted.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of them together.
+    /// The sum of all durations.
     pub fn total(&self) -> Duration {
         Duration::from_micros(self.total_us.load(Relaxed))
     }
 
-    /// The longest one.
+    /// The longest duration.
     pub fn longest(&self) -> Duration {
         Duration::from_micros(self.longest_us.load(Relaxed))
     }
 
-    /// The longest one since this was last asked.
+    /// The longest duration since the last call.
     pub fn take_longest(&self) -> Duration {
         Duration::from_micros(self.longest_us.swap(0, Relaxed))
     }
 
-    /// The time that `share` of them (0 to 1) did not exceed, an eighth too long at most; zero if
-    /// there are none.
+    /// The duration that a fraction `share` (0 to 1) of all durations did not exceed, at most an
+    /// eighth too long; zero if none was counted.
     pub fn quantile(&self, share: f64) -> Duration {
         let all = self.len();
         #[expect(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "a count, and a share of it"
+            reason = "the count and a fraction of it"
         )]
         let wanted = ((all as f64) * share.clamp(0.0, 1.0)).ceil() as u64;
         let mut seen = 0;
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_an_eighth_too_long_at_most() {
+    fn quantiles_are_at_most_an_eighth_too_long() {
         let times = Quantiles::default();
         assert_eq!(times.quantile(0.99), Duration::ZERO);
         for us in 1..=10_000 {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_follow_each_other() {
+    fn buckets_are_contiguous() {
         for us in (0..70_000).chain([u64::MAX / 2, u64::MAX]) {
             let n = bucket(us);
             assert!(n == BUCKETS - 1 || us <= end(n), "{us}");

@@ -1,6 +1,6 @@
 //! Reconciliation: the pure function [`diff`] returns the changes from the actual to the desired
-//! state of the dataplane, in an order that breaks no connection. Start, reload and changes of
-//! health all use it.
+//! state of the dataplane, in an order that breaks no connection. It is used at start, at a reload
+//! and at changes of health.
 //!
 //! * A server in both states is edited, never deleted and added again: its connections, counters
 //!   and place in the scheduler's list remain.
@@ -45,17 +45,17 @@ pub struct Desired {
     pub vips: BTreeSet<IpAddr>,
     /// Sysctls.
     pub sysctls: Vec<(String, String)>,
-    /// Synchronisation daemons; `None` does not change them.
+    /// Synchronisation daemons; `None` leaves the dataplane's daemons unchanged.
     pub sync: Option<Vec<SyncDaemon>>,
-    /// Rules for marks; `None` does not change them.
+    /// Rules for marks; `None` leaves the dataplane's rules unchanged.
     pub marks: Option<Vec<String>>,
     /// Rules that set the marks of services with many ports, after the other rules.
     pub port_marks: Vec<String>,
-    /// The source filter of all services; `None` keeps the present one.
+    /// The source filter of all services; `None` leaves the dataplane's filter unchanged.
     pub filter: Option<SourceFilter>,
-    /// Local addresses of full NAT; `None` keeps the present ones.
+    /// Local addresses of full NAT; `None` leaves the dataplane's addresses unchanged.
     pub local: Option<LocalPool>,
-    /// If set, the list of services may be incomplete: services of the dataplane stay until all
+    /// If set, the list of services may be incomplete: the dataplane's services stay until all
     /// sources have answered.
     pub unnamed: Option<Unnamed>,
     /// Adopt services without an owner.
@@ -66,7 +66,8 @@ pub struct Desired {
     pub generation: u64,
 }
 
-/// Services of lvsd in the dataplane that neither file nor sources name, while etcd or Kubernetes is unknown.
+/// Services of lvsd in the dataplane that neither file nor sources name, while etcd or Kubernetes
+/// is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unnamed {
     /// The VIPs of those that are named: of all others, those stay that the dataplane owns. `None`:
@@ -74,49 +75,52 @@ pub struct Unnamed {
     pub beside: Option<BTreeSet<IpAddr>>,
 }
 
-/// A service as it should be.
+/// The desired state of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredService {
     /// The service.
     pub id: ServiceId,
-    /// Its name in the log.
+    /// The service's name in the log.
     pub name: String,
-    /// Its line in the file.
+    /// The service's line in the file.
     pub line: usize,
     /// Its settings.
     pub config: ServiceConfig,
-    /// The filter of its new connections.
+    /// The filter of the service's new connections.
     pub filter: SourceFilter,
     /// The action on a server that is down.
     pub on_check_failure: OnCheckFailure,
-    /// Time that a server that is no longer configured may keep its connections.
+    /// Time for which the connections of a server continue after it was removed from the
+    /// configuration.
     pub drain: Duration,
     /// Its servers.
     pub servers: Vec<DesiredServer>,
-    /// The list of servers may be incomplete: servers of the dataplane stay until the source has
-    /// answered.
+    /// Whether the list of servers may be incomplete: the dataplane's servers stay until the source
+    /// has answered.
     pub incomplete: bool,
-    /// The sorry server while the decision is open: if the dataplane has it, it stays.
+    /// The sorry server while it is not decided whether the service needs it: if the dataplane has
+    /// it, it is not removed.
     pub undecided: Option<SocketAddr>,
-    /// The sorry server, if it must not drain: weight 0 would not keep its persistent clients away.
+    /// The sorry server, if it is removed at once instead of drained: weight 0 would not send its
+    /// persistent clients away.
     pub removed_at_once: Option<SocketAddr>,
 }
 
-/// A server as it should be.
+/// The desired state of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DesiredServer {
     /// Address and port.
     pub address: SocketAddr,
-    /// Its line in the file.
+    /// The server's line in the file.
     pub line: usize,
-    /// Settings while it is up.
+    /// The server's settings while it is up.
     pub config: ServerConfig,
-    /// Whether it is.
+    /// The server's health.
     pub health: Health,
-    /// Whether it stays while it gets no connections, with weight 0, because its checks are
-    /// through-VIP checks.
+    /// Whether a server without new connections stays with weight 0 instead of being removed,
+    /// because its checks are through-VIP checks.
     pub stays: bool,
-    /// It is in maintenance: it is removed like a server that is no longer in the file.
+    /// The server is in maintenance: it is removed like a server that is no longer configured.
     pub leaves: bool,
 }
 
@@ -125,19 +129,20 @@ pub struct DesiredServer {
 pub struct Actual {
     /// All services of all owners.
     pub services: Vec<ServiceInfo>,
-    /// VIPs that it owns for us.
+    /// VIPs that the dataplane owns for lvsd.
     pub vips: BTreeSet<IpAddr>,
-    /// The dataplane's values of the desired sysctls, if it has them.
+    /// The dataplane's values of the desired sysctls that it supports.
     pub sysctls: Vec<(String, String)>,
-    /// Its synchronisation daemons.
+    /// The dataplane's synchronisation daemons.
     pub daemons: Vec<SyncDaemon>,
-    /// Its rules for marks.
+    /// The dataplane's rules for marks.
     pub marks: Vec<String>,
-    /// Its filters that are not off, by service; without one, that of all.
+    /// The dataplane's filters that are not off, by service; the key `None` is the filter of all
+    /// services.
     pub filters: HashMap<Option<ServiceId>, FilterLists>,
-    /// Its local addresses, if some are desired.
+    /// The dataplane's local addresses, if some are desired.
     pub local: LocalPool,
-    /// Removed servers whose time has ended.
+    /// Removed servers whose drain time has ended.
     pub overdue: HashSet<(ServiceId, SocketAddr)>,
 }
 
@@ -146,15 +151,15 @@ pub struct Actual {
 pub struct Plan {
     /// The changes, in order.
     pub changes: Vec<Call>,
-    /// Desired services that exist and have another owner; they stay unchanged.
+    /// Desired services that exist and have another owner; they are unchanged.
     pub conflicts: Vec<ServiceId>,
-    /// Removed servers that keep their connections for a while.
+    /// Removed servers whose connections continue for the drain time.
     pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
     /// Removed servers that stay until their replacements have been checked.
     pub held: Vec<(ServiceId, SocketAddr)>,
-    /// Services that no source names, and that stay until all sources have answered.
+    /// Services that no source contains, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,
-    /// Number of first changes that concern servers whose health has changed.
+    /// Number of changes at the start of the list that concern servers whose health has changed.
     pub urgent: usize,
 }
 
@@ -302,8 +307,9 @@ fn own(vips: &BTreeSet<IpAddr>) -> Call {
     }
 }
 
-/// The rules for marks that the dataplane should have: those of the file, or those that others have
-/// set, and behind them those for services of many ports, also for those of them that `stay`.
+/// The desired rules for marks: the rules of the file, or, if the file has none, the rules that
+/// other programs have set. The rules for services of several ports follow, including the services
+/// in `stay`.
 fn marks(desired: &Desired, actual: &Actual, stay: &[ServiceId]) -> Vec<String> {
     let others = || {
         let rules = actual.marks.iter();

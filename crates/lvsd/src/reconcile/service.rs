@@ -1,4 +1,4 @@
-//! The changes of one service and its servers.
+//! Compares the desired and the actual state of one service and its servers.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -11,14 +11,14 @@ use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 use super::{DesiredServer, DesiredService, Health, Plan};
 use crate::config::OnCheckFailure;
 
-/// The changes of one service.
+/// Collects the changes of one service.
 pub(super) struct OneService<'a> {
     desired: &'a DesiredService,
     overdue: &'a HashSet<(ServiceId, SocketAddr)>,
     plan: &'a mut Plan,
     /// Changes of health, which go first.
     urgent: &'a mut Vec<Call>,
-    /// The changes that remove a server; they follow the others of its service.
+    /// The changes that remove failed servers; the service's other changes precede them.
     failed: Vec<Call>,
     /// Working servers that get no new connections, after the servers that are added.
     emptied: Vec<Call>,
@@ -170,7 +170,7 @@ impl<'a> OneService<'a> {
         }
     }
 
-    /// A server that the service should not have any more: its connections may end first.
+    /// Handles a server that the service should not have any more: it may be drained first.
     fn unwanted(&mut self, server: &ServerInfo) {
         let key = (self.desired.id, server.server);
         let limit = self.desired.drain;
@@ -199,7 +199,7 @@ impl<'a> OneService<'a> {
     }
 }
 
-/// Settings that a server should have; `None` if it should not be there.
+/// The desired settings of a server; `None` if the service should not have it.
 fn target_config(
     server: &DesiredServer,
     on_check_failure: OnCheckFailure,

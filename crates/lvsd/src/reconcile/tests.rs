@@ -118,7 +118,7 @@ prop_compose! {
 
 fn dataplane(history: &[Call]) -> FakeDataplane {
     let mut dataplane = FakeDataplane::default();
-    dataplane.apply(history).expect("a history that can be");
+    dataplane.apply(history).expect("a valid history");
     dataplane
 }
 
@@ -159,7 +159,7 @@ fn foreign_mark_rules_stay_and_port_rules_follow_services() {
 }
 
 #[test]
-fn unnamed_service_keeps_vip_and_marks_until_all_sources_answered() {
+fn service_in_no_source_keeps_vip_and_marks_until_all_sources_answered() {
     let (named, vip) = ([192, 0, 2, 1].into(), IpAddr::from([192, 0, 2, 2]));
     let rule = "--destination 192.0.2.2 --mark 1275068417".to_owned();
     let many = ServiceId::Fwmark {
@@ -227,8 +227,8 @@ fn local_addresses_are_added_before_servers_and_removed_after_them() {
 }
 
 proptest! {
-    /// Any dataplane accepts the plan as one list. Afterwards it has the desired state, other
-    /// settings are unchanged, and a second plan is empty.
+    /// The dataplane accepts the plan as one list from any state. Afterwards it has the desired
+    /// state, all other settings are unchanged, and a second plan is empty.
     #[test]
     fn changes_from_any_state_reach_the_goal(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
@@ -281,7 +281,7 @@ proptest! {
         }
     }
 
-    /// Between two changes a service never has fewer good servers than both before and after.
+    /// Between two changes a service never has fewer usable servers than before and after both.
     #[test]
     fn changes_leave_no_service_without_servers(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
@@ -300,7 +300,7 @@ proptest! {
         let first = count(&before);
         let mut on_the_way = Vec::new();
         for change in &plan.changes {
-            dataplane.apply(std::slice::from_ref(change)).expect("the list is one that can be");
+            dataplane.apply(std::slice::from_ref(change)).expect("the list is valid");
             on_the_way.push(count(&actual(&dataplane)));
         }
         let last = count(&actual(&dataplane));
@@ -336,7 +336,7 @@ proptest! {
 }
 
 #[test]
-fn order_is_kind_to_connections() {
+fn order_of_changes_keeps_connections() {
     let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
     let old = ServerConfig::new(1, Forwarding::Nat);
     let service = |n| {
@@ -418,7 +418,7 @@ fn directors_with_different_check_histories_choose_the_same_servers() {
         let plan = diff(desired, &actual(dataplane));
         dataplane
             .apply(&plan.changes)
-            .expect("a list that can be made");
+            .expect("a list that can be applied");
         assert_eq!(diff(desired, &actual(dataplane)).changes, vec![]);
     };
     const ALL: [u8; 4] = [1, 2, 3, 4];
@@ -512,8 +512,8 @@ fn changed_tunnel_is_an_edit() {
     }
 }
 
-/// A service with the servers `there`, each with its weight and active connections, as it
-/// should be.
+/// The desired service whose servers replace the servers `there`, each with its weight and active
+/// connections.
 fn replaced(
     there: &[(u8, i32, u32)],
     wanted: &[(u8, Health)],
@@ -564,7 +564,7 @@ fn replaced(
         let (_, _, active) = there
             .iter()
             .find(|(n, ..)| address(*n) == server.server)
-            .expect("it was added");
+            .expect("the server was added");
         server.active = *active;
     }
     actual.overdue = overdue.iter().map(|&n| (id(1), address(n))).collect();
@@ -582,7 +582,9 @@ fn reported(plan: &Plan) -> String {
             Call::ServerDelete { server, .. } => ('-', *server),
             other => panic!("{other:?}"),
         };
-        let host = (1..9).find(|&n| address(n) == server).expect("one of them");
+        let host = (1..9)
+            .find(|&n| address(n) == server)
+            .expect("one of the servers");
         reported.push_str(&format!("{verb}{host} "));
     }
     reported.trim_end().to_owned()

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_known_texts_are_read_and_written() {
+    fn base64_known_texts_are_decoded_and_encoded() {
         for (bytes, text) in [
             ("", ""),
             ("f", "Zg=="),

@@ -1,5 +1,5 @@
-//! HTTP towards etcd and API servers of Kubernetes: connections with and without TLS, and answers of
-//! bounded length.
+//! HTTP towards etcd and API servers of Kubernetes: connections with and without TLS, and answers
+//! of bounded length.
 
 use std::fmt;
 use std::pin::pin;
@@ -15,20 +15,20 @@ use tokio::task::JoinHandle;
 
 use crate::health::probe::Tls;
 
-/// Bytes of an answer, and of a line of a watch. An object of etcd has 1.5 MiB at most, which is 2 MiB
-/// in base64.
+/// Bytes of an answer, and of a line of a watch. An object of etcd has 1.5 MiB at most, which is 2
+/// MiB in base64.
 pub(super) const ANSWER_MAX: usize = 8 << 20;
 /// Bytes of an answer's head.
 const HEAD_MAX: usize = 16 << 10;
-/// Characters of why something is refused.
+/// Maximum length, in characters, of the reason in an error response.
 const REFUSAL_MAX: usize = 300;
 
 /// A server of HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Whether it uses TLS.
+    /// Whether the connection uses TLS.
     pub secure: bool,
-    /// Its address or name.
+    /// The server's address or name.
     pub host: String,
     /// Its port.
     pub port: u16,
@@ -75,7 +75,7 @@ impl fmt::Display for Endpoint {
 /// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Error {
-    /// No answer, or an invalid one; as text.
+    /// No answer, or an invalid one; the text is the reason.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -90,13 +90,13 @@ impl fmt::Display for Error {
     }
 }
 
-/// A stranger's words as they may be shown.
+/// A text from an untrusted server, in which control characters are replaced.
 pub(super) fn plain(words: &str) -> String {
     let plain = words.chars().filter(|c| !c.is_control());
     plain.take(REFUSAL_MAX).collect()
 }
 
-/// An open connection. It is closed when this is dropped.
+/// An open connection. Dropping this closes it.
 struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
     driver: JoinHandle<()>,
@@ -171,7 +171,7 @@ impl Reopened {
     }
 }
 
-/// The lines of a body without an end.
+/// The lines of a body that does not end.
 pub(super) struct Lines {
     body: Incoming,
     text: Vec<u8>,
@@ -191,7 +191,7 @@ impl Lines {
         }
     }
 
-    /// The next line; `None` at the end of the body. Nothing is lost if it is dropped before.
+    /// The next line; `None` at the end of the body. A caller that drops the future loses no data.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         loop {
             let end = self.text[self.seen..].iter().position(|b| *b == b'\n');
@@ -232,7 +232,7 @@ where
     Ok(Connection { sender, driver })
 }
 
-/// Reads a whole body.
+/// Reads a complete body.
 pub(super) async fn collect(body: Incoming) -> Result<Vec<u8>, Error> {
     let mut body = pin!(body);
     let mut all = Vec::new();
@@ -253,7 +253,7 @@ pub(super) fn failed(error: &impl fmt::Display) -> Error {
     Error::Failed(error.to_string())
 }
 
-/// An error of HTTP, with its cause.
+/// An HTTP error and its cause.
 fn in_words(error: &hyper::Error) -> Error {
     let cause = std::error::Error::source(error);
     let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();

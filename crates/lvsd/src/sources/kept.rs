@@ -11,7 +11,7 @@ use crate::replace::replace_for_good;
 
 /// The longest file that is read.
 const FILE_MAX: u64 = 64 << 20;
-/// Time between two writes.
+/// Shortest interval between two writes of the file.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Its path, for the daemon with the file at `config`.
@@ -24,7 +24,8 @@ pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
     ))
 }
 
-/// Reads the stored answers. Without a file, or if it cannot be read (which is logged), there are none.
+/// Reads the stored answers. If the file is missing or cannot be read (which is logged), there are
+/// none.
 pub(super) fn read(path: &Path) -> Gathered {
     let text = std::fs::metadata(path).and_then(|file| match file.len() {
         0..=FILE_MAX => std::fs::read(path),
@@ -43,7 +44,7 @@ pub(super) fn read(path: &Path) -> Gathered {
     };
     serde_json::from_slice(&text).unwrap_or_else(|error| {
         tracing::error!(
-            "{} is broken ({error}); the last answers of DNS, etcd and Kubernetes are unknown until they answer again",
+            "{} is invalid ({error}); the last answers of DNS, etcd and Kubernetes are unknown until they answer again",
             path.display()
         );
         Gathered::default()
@@ -74,7 +75,7 @@ pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
             Err(error) if !complained => {
                 complained = true;
                 tracing::error!(
-                    "cannot store the answers of DNS, etcd and Kubernetes in {}: {error}; an lvsd that starts while they are unreachable would lack them; --state names another directory",
+                    "cannot store the answers of DNS, etcd and Kubernetes in {}: {error}; an lvsd that starts while they are unreachable would not have them; use another directory with --state",
                     path.display()
                 );
             }

@@ -50,10 +50,10 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 pub struct Gathered {
     /// The servers of each name in DNS that was ever answered.
     pub dns: BTreeMap<String, Vec<Record>>,
-    /// Services and servers in etcd, if it has ever answered.
+    /// Services and servers in etcd; `None` until etcd has answered once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd: Option<Etcd>,
-    /// Services in Kubernetes, if it has ever answered.
+    /// Services in Kubernetes; `None` until Kubernetes has answered once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubernetes: Option<Kubernetes>,
 }
@@ -63,10 +63,10 @@ pub struct Gathered {
 pub struct Record {
     /// Its address.
     pub ip: IpAddr,
-    /// Its port, if the source sets it.
+    /// The server's port, if the source sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// Its weight, if the source sets it.
+    /// The server's weight, if the source sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
 }
@@ -96,7 +96,7 @@ fn random() -> f64 {
 /// The state of a source.
 #[derive(Clone, Debug, Default)]
 struct SourceState {
-    /// When it last answered, in seconds since 1970; nothing if that was a daemon before this one.
+    /// Time of the last answer, in seconds since 1970; `None` if this lvsd has not received one.
     answered: Option<u64>,
     /// The error since the last success.
     trouble: Option<String>,
@@ -105,7 +105,7 @@ struct SourceState {
 }
 
 impl SourceState {
-    /// Records an answer, or the reason of its absence; `known`: an earlier answer applies.
+    /// Records an answer, or the reason why there is none. `known`: an earlier answer is used.
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
             Ok(_) => {
@@ -119,8 +119,8 @@ impl SourceState {
                 self.failures += 1;
                 if self.trouble.as_ref() != Some(why) {
                     let holds = match known {
-                        true => "its last answer stays in force",
-                        false => "it is not known yet: what the dataplane has stays",
+                        true => "its last answer is still used",
+                        false => "it is not known yet: the dataplane's services are unchanged",
                     };
                     tracing::warn!(event = "source_lost", "{what}: {why}; {holds}");
                 }
@@ -130,7 +130,7 @@ impl SourceState {
     }
 }
 
-/// The state that sources and daemon share.
+/// The state that the threads of sources and the main loop share.
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
@@ -215,7 +215,7 @@ impl Shared {
         let refused = model.refused.iter();
         let refused = refused.map(|(key, why)| format!("etcd key {prefix}{key}: {why}"));
         let emptied = emptied.iter().map(|pool| {
-            format!("{prefix}servers/{pool}/ is empty: the servers that it had last stay")
+            format!("{prefix}servers/{pool}/ is empty: its last servers are still used")
         });
         let mut left_out: Vec<String> = refused.chain(emptied).collect();
         left_out.sort_unstable();
@@ -251,7 +251,7 @@ impl Shared {
         state.etcd.take(&format!("etcd, {prefix}"), known, &result);
     }
 
-    /// The services of Kubernetes. The texts of the Services `held` stay as they were before.
+    /// Sets the services of Kubernetes. The texts of the Services in `held` are unchanged.
     fn take_kubernetes(&self, mut now: Kubernetes, held: &[String], view: kubernetes::View) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -326,7 +326,7 @@ pub(crate) struct Sources {
     shared: Arc<Shared>,
     /// Path of the stored copy.
     path: Option<PathBuf>,
-    /// Their thread, from the first one on.
+    /// The runtime of the sources' thread, which the first source starts.
     runtime: Option<Handle>,
     keeper: Option<JoinHandle<()>>,
     lookups: Lookups,
@@ -347,9 +347,9 @@ pub(crate) struct Wanted<'a> {
 /// The daemon's judgement of the services of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Made {
-    /// The services that are right: their keys and texts.
+    /// The valid services: their keys and texts.
     pub in_force: Vec<(String, String)>,
-    /// The keys whose text is not in force, with the reason.
+    /// The keys whose text is not used, with the reasons.
     pub refused: BTreeMap<String, String>,
 }
 
@@ -364,8 +364,8 @@ impl Drop for Sources {
 }
 
 impl Sources {
-    /// Starts with the answers that are stored in the file at `path`; they apply until there are
-    /// new ones.
+    /// Starts with the answers that are stored in the file at `path`; they are used until new ones
+    /// arrive.
     pub(crate) fn recall(path: Option<PathBuf>) -> Self {
         let shared = Arc::new(Shared::default());
         if let Some(path) = &path {
@@ -383,7 +383,7 @@ impl Sources {
         }
     }
 
-    /// Follows exactly these names in DNS, this etcd and this Kubernetes. `in_force` are the valid
+    /// Sets the DNS names, the etcd and the Kubernetes that are followed. `in_force` are the valid
     /// texts of etcd's services.
     pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
         let &Wanted {
@@ -526,14 +526,16 @@ impl Sources {
                     self.runtime = Some(runtime);
                 }
                 Err(why) => {
-                    tracing::error!("no servers by DNS, nothing by etcd and Kubernetes: {why}");
+                    tracing::error!(
+                        "no servers by DNS, and no services of etcd and Kubernetes: {why}"
+                    );
                 }
             }
         }
         self.runtime.clone()
     }
 
-    /// Waits until there is a new answer.
+    /// Waits for a new answer.
     pub(crate) async fn changed(&self) {
         self.shared.news.notified().await;
     }
@@ -634,7 +636,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_and_differ() {
+    fn retry_pauses_increase_and_vary() {
         let second = Duration::from_secs(1);
         for (failures, longest) in [(1, 1), (2, 2), (3, 4), (6, 30), (1000, 30)] {
             for _ in 0..50 {
@@ -650,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn take_kubernetes_refused_service_keeps_its_texts_and_others_go() {
+    fn take_kubernetes_refused_service_keeps_its_texts_and_other_texts_are_dropped() {
         let shared = Shared::default();
         let now = |texts: &[(&str, &str)]| Kubernetes {
             name: "k".to_owned(),

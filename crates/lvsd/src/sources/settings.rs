@@ -31,7 +31,7 @@ impl Cluster {
     /// Bytes of a prefix or a name.
     pub(crate) const NAME_MAX: usize = 128;
 
-    /// Whether it can be a part of a key between slashes.
+    /// Whether the name can be a part of an etcd key between slashes.
     pub fn is_name(name: &str) -> bool {
         let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
         (1..=Self::NAME_MAX).contains(&name.len()) && name.chars().all(right)
@@ -41,13 +41,13 @@ impl Cluster {
 /// `[dns]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lookups {
-    /// Name servers; empty for those of `/etc/resolv.conf`.
+    /// Name servers; if empty, the name servers of `/etc/resolv.conf`.
     pub name_servers: Vec<SocketAddr>,
     /// The longest wait for an answer.
     pub timeout: Duration,
-    /// Shortest time between two look-ups of a name.
+    /// Shortest interval between two look-ups of a name.
     pub min: Duration,
-    /// Longest time between two look-ups of a name.
+    /// Longest interval between two look-ups of a name.
     pub max: Duration,
 }
 
@@ -65,7 +65,7 @@ impl Default for Lookups {
 /// Source of servers besides the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A name in DNS, in lower case and without a dot at its end.
+    /// A DNS name, in lower case and without a final dot.
     Dns(String),
     /// A pool of servers that have registered themselves in etcd.
     Etcd(String),

@@ -12,16 +12,16 @@ use lvs_process::log;
 use super::Files;
 use crate::words::counted;
 
-/// Findings that are shown; of the rest, how many there are.
+/// Maximum of findings that are printed; for the others, their number is printed.
 const SHOWN_MAX: usize = 20;
 
-/// Errors that are kept, and warnings; the rest is counted.
+/// Maximum of errors that are stored, and maximum of warnings; further ones are only counted.
 pub(crate) const KEPT_MAX: usize = 1000;
 
 /// A file with as many errors is read no further.
 const COUNTED_MAX: usize = 100_000;
 
-/// The first [`KEPT_MAX`] lines, and how many more there are.
+/// The first [`KEPT_MAX`] lines, and the number of the others.
 pub(crate) fn bounded(mut lines: Vec<String>) -> Vec<String> {
     if let Some(more) = lines.len().checked_sub(KEPT_MAX).filter(|more| *more > 0) {
         lines.truncate(KEPT_MAX);
@@ -42,7 +42,7 @@ pub enum Severity {
 /// One finding about a configuration file.
 #[derive(Clone, Debug)]
 pub struct Diagnostic {
-    /// Whether the file can be used in spite of it.
+    /// Whether the file can be used although it has this finding.
     pub severity: Severity,
     /// The error in one line.
     pub title: String,
@@ -54,10 +54,11 @@ pub struct Diagnostic {
     pub help: Option<String>,
 }
 
-/// Bytes of a title, a label or a fix, at most. They quote words of the file, whose length has no bound.
+/// Maximum length of a title, a label or a fix in bytes. They quote words of the file, whose length
+/// is not limited.
 const TEXT_MAX: usize = 600;
 
-/// A text of some [`TEXT_MAX`] bytes at most: of a longer one, the beginning and the end.
+/// Shortens a text of more than [`TEXT_MAX`] bytes to its beginning and its end.
 fn shortened(text: String) -> String {
     if text.len() <= TEXT_MAX {
         return text;
@@ -95,7 +96,7 @@ impl Diagnostic {
         self
     }
 
-    /// Shows another place.
+    /// Adds another position that the report shows.
     #[must_use]
     pub fn context(mut self, span: Range<usize>, text: impl Into<String>) -> Self {
         self.context.push((span, shortened(text.into())));
@@ -109,7 +110,7 @@ impl Diagnostic {
         self
     }
 
-    /// The same at an offset of `by` bytes.
+    /// The same finding at an offset of `by` bytes.
     fn shifted(mut self, by: usize) -> Self {
         let shift = |span: &mut Range<usize>| *span = span.start + by..span.end + by;
         shift(&mut self.primary.0);
@@ -189,7 +190,7 @@ fn window<'a>(
     part.start + start..end.map_or(part.end, |at| last + at + 1)
 }
 
-/// The lines of `window` with their numbers in `part`.
+/// The lines of `window`, with their line numbers in `part`.
 fn source<'a, T: Clone>(
     text: &'a str,
     part: &Range<usize>,
@@ -200,15 +201,15 @@ fn source<'a, T: Clone>(
     Snippet::source(&text[window.clone()]).line_start(line)
 }
 
-/// The findings of one reading, bounded: a generated file can be wrong in a million places.
+/// The findings of one read, limited in number: a generated file can have a million errors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
     /// The first [`KEPT_MAX`] of each severity.
     kept: Vec<Diagnostic>,
-    /// All of them: errors, warnings.
+    /// Numbers of all errors and warnings.
     counts: [usize; 2],
-    /// Hashes of place and title. A finding about all addresses of a service, or about all
-    /// services, is reported once for each of them, and counts once.
+    /// Hashes of position and title. A finding about all addresses of a service, or about all
+    /// services, is reported once for each of them, and counted once.
     seen: HashSet<u64>,
     /// Errors that were reported, as often as they were.
     reported: usize,
@@ -230,7 +231,7 @@ impl Findings {
         }
     }
 
-    /// Adds the findings of another reading.
+    /// Adds the findings of another read.
     pub(crate) fn append(&mut self, other: Self) {
         let more = other.more();
         other
@@ -241,7 +242,7 @@ impl Findings {
         self.counts[1] += more[1];
     }
 
-    /// The same at an offset of `by` bytes.
+    /// The same findings at an offset of `by` bytes.
     pub(crate) fn shifted(mut self, by: usize) -> Self {
         let kept = self.kept.into_iter();
         self.kept = kept.map(|finding| finding.shifted(by)).collect();
@@ -258,12 +259,12 @@ impl Findings {
         self.counts == [0, 0]
     }
 
-    /// Whether there are so many errors that the rest of the file need not be read.
+    /// Whether the limit of errors is reached, so that the rest of the file need not be read.
     pub(crate) const fn is_full(&self) -> bool {
         self.counts[Severity::Error as usize] >= COUNTED_MAX
     }
 
-    /// Number of errors and warnings that are not kept.
+    /// Number of errors and warnings that are not stored.
     pub(crate) fn more(&self) -> [usize; 2] {
         self.counts.map(|count| count.saturating_sub(KEPT_MAX))
     }
@@ -280,11 +281,11 @@ impl Findings {
 pub struct Report {
     /// Name of the file.
     pub path: String,
-    /// Its text, with that of the files of `conf.d` behind it.
+    /// The text of the file, followed by the files of `conf.d`.
     pub text: String,
     /// The files in the text.
     pub files: Files,
-    /// The findings, in the order of the text; the first ones, if there are very many.
+    /// The findings in the order of the text; if there are too many, the first ones.
     pub findings: Vec<Diagnostic>,
     /// Number of further errors and warnings.
     pub more: [usize; 2],
@@ -312,12 +313,12 @@ impl Report {
         shown.into_iter().map(|(_, finding)| finding).collect()
     }
 
-    /// The line about findings that are not shown.
+    /// The line about the findings that are not printed.
     fn rest(&self) -> Option<String> {
         let (errors, warnings) = (self.errors(), self.count(Severity::Warning));
         let more = (errors + warnings).checked_sub(SHOWN_MAX)?;
         let stopped = match errors >= COUNTED_MAX {
-            true => ", and lvsd has not read on",
+            true => "; lvsd has stopped reading",
             false => "",
         };
         (more > 0).then(|| {
@@ -393,7 +394,7 @@ mod tests {
                 .help(word);
             let title = &diagnostic.title;
             assert!(title.starts_with('`') && title.ends_with("` is not an address and a port"));
-            let help = diagnostic.help.as_ref().expect("it has one");
+            let help = diagnostic.help.as_ref().expect("it has exactly one");
             for text in [title, help, &diagnostic.primary.1, &diagnostic.context[0].1] {
                 assert!(text.len() < TEXT_MAX, "{}", text.len());
             }

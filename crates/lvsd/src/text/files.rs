@@ -1,4 +1,4 @@
-//! The files that a text was joined from, and reading one that has a bounded length.
+//! The files that a text was joined from. Also reads files of limited length.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -8,16 +8,16 @@ use std::ops::Range;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Files {
     parts: Vec<Part>,
-    /// The lines of all of them.
+    /// Number of lines of all files.
     lines: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     path: String,
-    /// Its first byte in the whole text.
+    /// Position of its first byte in the joined text.
     start: usize,
-    /// The lines before it.
+    /// Number of lines before this file.
     lines: usize,
 }
 
@@ -35,7 +35,7 @@ impl From<&str> for Files {
 }
 
 impl Files {
-    /// A line of the whole text, as `FILE:LINE`.
+    /// A line of the joined text, as `FILE:LINE`.
     pub fn place(&self, line: usize) -> String {
         let after = self.parts.partition_point(|part| part.lines < line);
         match after.checked_sub(1).and_then(|n| self.parts.get(n)) {
@@ -44,13 +44,13 @@ impl Files {
         }
     }
 
-    /// The same files with `text` as their whole text.
+    /// The same files with `text` as their joined text.
     pub(crate) fn of(mut self, text: &str) -> Self {
         self.lines = lines(text);
         self
     }
 
-    /// A file begins behind `text`, which is that of the files before it.
+    /// Adds a file, which begins after `text`, the joined text of the previous files.
     pub(crate) fn begin(&mut self, path: String, text: &str) {
         self.parts.push(Part {
             path,
@@ -71,7 +71,8 @@ impl Files {
         before
     }
 
-    /// The file that a byte of the whole text of `length` is in: its path, and its bytes there.
+    /// The file that contains a byte of the joined text of `length` bytes: its path, and its range
+    /// of bytes.
     pub(crate) fn part(&self, at: usize, length: usize) -> Option<(&str, Range<usize>)> {
         let n = self
             .parts
@@ -83,7 +84,7 @@ impl Files {
     }
 }
 
-/// The lines of a text, of which the last one may have no end.
+/// The number of lines of a text. The last line need not have a line break.
 fn lines(text: &str) -> usize {
     1 + text.bytes().filter(|byte| *byte == b'\n').count()
 }

@@ -1,5 +1,4 @@
-//! Reading the keys of a table that belong to one kind of something, such as a kind of health
-//! check.
+//! Reads the keys of a table that depend on a kind, such as the kind of a health check.
 
 use std::io;
 use std::ops::{Range, RangeInclusive};
@@ -15,32 +14,32 @@ use super::{Diagnostic, Findings, Value, read_at_most, unknown_key};
 /// The longest file that a key may name.
 const FILE_MAX: u64 = 1 << 20;
 
-/// The keys of one kind only, and the place for errors about them.
+/// The keys of one kind, and the findings to which errors about them are added.
 ///
-/// Each reader returns `None` for a wrong value, which is then in the findings, and `Some(None)`
-/// for a missing key.
+/// Each reader returns `None` for a wrong value, which it reports, and `Some(None)` for a missing
+/// key.
 pub(crate) struct Keys<'a> {
     /// The table in the file.
     pub(crate) table: Range<usize>,
     pub(crate) entries: &'a [(Spanned<String>, Spanned<Value>)],
     pub(crate) text: &'a str,
-    /// The service that the table belongs to, if any.
+    /// The service to which the table belongs, if any.
     pub(crate) service: Option<&'a ServiceId>,
     pub(crate) findings: Findings,
 }
 
 impl Keys<'_> {
-    /// The place of the whole table.
+    /// The position of the whole table.
     pub(crate) fn table(&self) -> Range<usize> {
         self.table.clone()
     }
 
-    /// The service that the table belongs to, where its address is right.
+    /// The service to which the table belongs, if its address is valid.
     pub(crate) const fn service(&self) -> Option<&ServiceId> {
         self.service
     }
 
-    /// Something is wrong, or should be looked at.
+    /// Adds an error or a warning.
     pub(crate) fn report(&mut self, finding: Diagnostic) {
         self.findings.push(finding);
     }
@@ -73,7 +72,7 @@ impl Keys<'_> {
         }
     }
 
-    /// A whole number within `range`.
+    /// Reads a whole number within `range`.
     pub(crate) fn number(&mut self, key: &str, range: RangeInclusive<i64>) -> Option<Option<i64>> {
         let Some(value) = self.value(key).cloned() else {
             return Some(None);
@@ -96,7 +95,7 @@ impl Keys<'_> {
         }
     }
 
-    /// The place of a key's value; that of the table, if the key is missing.
+    /// The position of a key's value, or that of the table if the key is missing.
     pub(crate) fn place(&self, key: &str) -> Range<usize> {
         self.value(key).map_or_else(|| self.table(), Spanned::span)
     }
@@ -123,7 +122,7 @@ impl Keys<'_> {
         }
     }
 
-    /// One of a few words.
+    /// Reads a value that is one of a few words.
     pub(crate) fn word<T: Clone>(&mut self, key: &str, known: &[(&str, T)]) -> Option<Option<T>> {
         let Some(word) = self.string(key)? else {
             return Some(None);

@@ -63,7 +63,7 @@ const IPVS: &str = "write it below [sync.ipvs]";
 const REMOVED: [(&str, &str); 11] = [
     (
         "agree",
-        "remove it: each director decides on its own which servers are down",
+        "remove it: each director decides itself which servers are down",
     ),
     (
         "compat",
@@ -76,7 +76,7 @@ const REMOVED: [(&str, &str); 11] = [
     ("helpers", "write `helper`"),
     (
         "icmp_msgs_burst",
-        "remove it: a burst has a twentieth of `icmp_limit`",
+        "remove it: the size of a burst is a twentieth of `icmp_limit`",
     ),
     (
         "icmp_msgs_per_sec",
@@ -89,19 +89,19 @@ const REMOVED: [(&str, &str); 11] = [
     ("on_down", "write `on_check_failure`"),
     (
         "real_time",
-        "remove it: without CAP_SYS_NICE, `LimitRTPRIO=0` in the unit of the dataplane turns real time off",
+        "remove it: without CAP_SYS_NICE, `LimitRTPRIO=0` in the unit of the dataplane disables real-time scheduling",
     ),
     (
         "server_series",
-        "remove it: servers have metrics of their own while there are at most 5000",
+        "remove it: servers have separate metrics while there are at most 5000",
     ),
     (
         "no_interfaces",
-        "remove it: to try a configuration without interfaces, run lvsd in a network namespace, such as that of `unshare --map-root-user --net`",
+        "remove it: to try a configuration without interfaces, run lvsd in a network namespace, for instance with `unshare --map-root-user --net`",
     ),
 ];
 
-/// A key that the table does not have.
+/// Reports a key that the table does not accept.
 pub(crate) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
     let finding =
         Diagnostic::error(span, format!("unknown key `{key}`")).label("not a key of this table");

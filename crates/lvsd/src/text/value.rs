@@ -12,7 +12,7 @@ use toml::Spanned;
 pub(crate) enum Value {
     /// `"..."`
     String(String),
-    /// A whole number; one out of range becomes the nearest in range.
+    /// A whole number. A number outside the range of the type becomes its lowest or highest value.
     Integer(i64),
     /// A number with a fraction.
     Float(f64),
@@ -25,7 +25,7 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// Its description for a message.
+    /// A description of the value for messages.
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::String(text) => format!("the string {text:?}"),

@@ -13,7 +13,8 @@ const OPTIONS: Options<'static> = Options {
 };
 
 fn converted(path: &Path) -> Result<Converted, String> {
-    let text = String::from_utf8_lossy(&std::fs::read(path).expect("it can be read")).into_owned();
+    let text =
+        String::from_utf8_lossy(&std::fs::read(path).expect("the file can be read")).into_owned();
     let name = path.display().to_string();
     let kind = kind(&name, &text).ok_or("no kind")?;
     convert(kind, &name, &text, &OPTIONS)
@@ -45,7 +46,7 @@ fn published_files_are_converted() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let all = files(&directory);
     assert_eq!(all.len(), 20);
-    let about = std::fs::read_to_string(directory.join("README.md")).expect("it is there");
+    let about = std::fs::read_to_string(directory.join("README.md")).expect("the file exists");
     for path in &all {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         assert!(
@@ -85,10 +86,7 @@ fn published_files_convert_to_expected_numbers() {
     }
     let (_, one_line) = checked(&directory.join("keepalived-one-line.conf"));
     for server in &one_line.services[0].servers {
-        let check = server
-            .check
-            .as_ref()
-            .expect("a check that stands behind a weight");
+        let check = server.check.as_ref().expect("a check after a weight");
         assert_eq!(check.timeout.as_secs(), 3, "longer than the interval");
     }
     let (_, api) = checked(&directory.join("keepalived-api-server.conf"));
@@ -101,7 +99,7 @@ fn published_files_convert_to_expected_numbers() {
 /// The samples of Debian's packages keepalived and ldirectord, where these are installed or
 /// `SAMPLES` names a directory that has been unpacked (`dpkg -x`).
 #[test]
-fn samples_of_debian_packages() {
+fn samples_of_debian_packages_are_converted() {
     let root = std::env::var("SAMPLES").unwrap_or_default();
     let mut seen = 0;
     for directory in [
@@ -144,7 +142,7 @@ fn cases_convert_as_annotated() {
 /// The expectations of a file that are not met.
 fn case(path: &Path) -> Vec<String> {
     let name = path.display().to_string();
-    let text = lvsd::convert::files::read(path).expect("it can be read");
+    let text = lvsd::convert::files::read(path).expect("the file can be read");
     let expected: Vec<(String, String)> = text
         .lines()
         .filter_map(|line| line.strip_prefix("#= ")?.split_once(' '))
@@ -233,7 +231,7 @@ fn convert_check_reports_why_it_cannot_compare() {
     for (name, why) in [
         (
             "ldirectord-web.cf",
-            "only keepalived prints how it reads its file",
+            "only keepalived can print its interpretation of a file",
         ),
         (
             "cases/keepalived-global-settings.conf",

@@ -38,8 +38,8 @@ fn full_disk_makes_commands_fail() {
             .output()
             .expect("lvsd");
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
-        let said = errors(&output);
-        assert!(said.contains("write error"), "{arguments:?}: {said}");
+        let message = errors(&output);
+        assert!(message.contains("write error"), "{arguments:?}: {message}");
     }
 }
 
@@ -51,8 +51,8 @@ fn file_argument_without_option_suggests_config_option() {
     let path = path.display().to_string();
     let output = lvsd(&[&path]).output().expect("lvsd");
     assert_eq!(output.status.code(), Some(2));
-    let said = errors(&output);
-    assert!(said.contains(&format!("--config {path}")), "{said}");
+    let message = errors(&output);
+    assert!(message.contains(&format!("--config {path}")), "{message}");
 }
 
 #[test]
@@ -68,12 +68,15 @@ fn converted_text_has_no_control_characters() {
     let path = path.display().to_string();
     let output = lvsd(&["convert", &path]).output().expect("lvsd");
     assert_eq!(output.status.code(), Some(4));
-    let said = errors(&output);
-    for text in [&said, &String::from_utf8_lossy(&output.stdout).into_owned()] {
+    let message = errors(&output);
+    for text in [
+        &message,
+        &String::from_utf8_lossy(&output.stdout).into_owned(),
+    ] {
         let strange = text.chars().find(|c| c.is_control() && *c != '\n');
         assert_eq!(strange, None, "{text:?}");
     }
-    assert_eq!(said.matches("includes itself").count(), 1, "{said}");
+    assert_eq!(message.matches("includes itself").count(), 1, "{message}");
     let result = directory.path().join("lvsd.toml");
     std::fs::write(&result, &output.stdout).expect("a file");
     let result = result.display().to_string();
@@ -86,12 +89,13 @@ fn check_config_option_is_refused_with_the_command() {
     for arguments in [&["--check-config"][..], &["--check-config", "lvsd.toml"]] {
         let output = lvsd(arguments).output().expect("lvsd");
         assert_eq!(output.status.code(), Some(2));
-        let said = errors(&output);
-        assert!(said.contains("`lvsd check [FILE]`"), "{said}");
+        let message = errors(&output);
+        assert!(message.contains("`lvsd check [FILE]`"), "{message}");
     }
 }
 
-/// Both as it is written, and with the commented keys that fit together.
+/// Tests the file as it is written, and with its commented keys enabled, as far as they are
+/// compatible.
 #[test]
 fn init_writes_a_file_that_is_valid_without_a_warning() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -129,6 +133,6 @@ fn init_never_overwrites_a_file() {
     let named = path.display().to_string();
     let output = lvsd(&["init", &named]).output().expect("lvsd");
     assert_eq!(output.status.code(), Some(1));
-    assert!(errors(&output).contains("is left as it is"));
+    assert!(errors(&output).contains("is unchanged"));
     assert_eq!(std::fs::read(&path).expect("the file"), b"mine");
 }

@@ -1,4 +1,4 @@
-//! The program is asked to reload as soon as it can be found.
+//! A reload is requested as soon as the starting lvsd is visible.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -29,9 +29,9 @@ fn reload_during_start_does_not_end_lvsd() {
         let mut daemon = lvsd().spawn().expect("lvsd");
         let end = Instant::now() + Duration::from_secs(120);
         while !lvsd().arg("reload").status().expect("lvsd").success() {
-            assert!(Instant::now() < end, "nobody is found");
+            assert!(Instant::now() < end, "no lvsd was found");
             let ended = daemon.try_wait().expect("a child");
-            assert_eq!(ended, None, "before anybody was found");
+            assert_eq!(ended, None, "before an lvsd was found");
         }
         std::thread::sleep(Duration::from_millis(200));
         let ended = daemon.try_wait().expect("a child");
@@ -41,7 +41,7 @@ fn reload_during_start_does_not_end_lvsd() {
     }
 }
 
-/// The daemon that runs has its own file, and it may be named as seen from its own directory.
+/// The running daemon has another file, and its name is given relative to the daemon's directory.
 #[test]
 fn reload_names_the_file_of_the_daemon() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -93,7 +93,7 @@ fn reload_names_the_file_of_the_daemon() {
         assert!(reported.contains("own.toml:6:"), "{command}: {reported}");
         assert!(!reported.contains("/etc/lvsd"), "{command}: {reported}");
     }
-    std::fs::remove_file(&path).expect("it is ours");
+    std::fs::remove_file(&path).expect("this test owns the file");
     let (code, reported) = run(&["reload"]);
     assert_eq!(code, Some(3), "{reported}");
     assert!(reported.contains("cannot read own.toml"), "{reported}");

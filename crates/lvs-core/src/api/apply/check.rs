@@ -1,4 +1,4 @@
-//! Whether a change can be made, in the kernel's order of checks.
+//! Checks whether a change can be made, in the kernel's order of checks.
 
 use alloc::collections::BTreeSet;
 use alloc::format;
@@ -16,7 +16,7 @@ use crate::settings::Sysctls;
 use crate::sync::{self, SyncDaemon, SyncRole};
 use crate::{Control, Error, ServiceKey};
 
-/// Local addresses of full NAT at most: each connection may have to try all of them.
+/// Maximum of local addresses of full NAT: each connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;
 
 /// Checks whether a change is possible, and parses its parameters.
@@ -120,7 +120,7 @@ fn start_daemon<'a>(
     check::start_daemon(view, daemon.role)?;
     let group = daemon.group.unwrap_or_else(|| sync::GROUP.into());
     if !group.is_multicast() {
-        let text = format!("{group} is no multicast group: 224.0.0.81 is the usual one");
+        let text = format!("{group} is not a multicast group: the usual one is 224.0.0.81");
         return Err(invalid(text));
     }
     let daemon = daemon.completed(mtu);
@@ -163,7 +163,7 @@ fn change_marks<'a>(
         Call::MarkDelete { position } => {
             let count = view.marks();
             if !(1..=count).contains(position) {
-                let text = format!("no rule {position}: the list has {count}");
+                let text = format!("rule {position} does not exist: the list has {count}");
                 return Err(invalid(text));
             }
             (Step::DeleteMark(position - 1), count - 1)
@@ -179,7 +179,7 @@ fn change_marks<'a>(
         return Err(Failure::new(
             FailureCode::Full,
             format!(
-                "there are {} rules for marks already, which is the maximum",
+                "the list already has the maximum of {} rules for marks",
                 mark::RULES_MAX
             ),
         ));
@@ -202,7 +202,7 @@ fn set_local<'a>(
     Ok(Step::SetLocal(pool, wanted.hairpin))
 }
 
-/// Whether these addresses can be local addresses of full NAT.
+/// Checks whether these addresses can be local addresses of full NAT.
 fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
     if addresses.len() > LOCAL_ADDRESSES_MAX {
         let count = addresses.len();
@@ -218,7 +218,7 @@ fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
         };
         if unusable || addr.is_unspecified() || addr.is_multicast() || addr.is_loopback() {
             return Err(invalid(format!(
-                "{addr} cannot be a local address: servers have to reach it as one host's"
+                "{addr} cannot be a local address: it must be a unicast address that servers can reach"
             )));
         }
         if !seen.insert(addr) {
@@ -229,10 +229,7 @@ fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
 }
 
 fn misplaced() -> Failure {
-    invalid(
-        "a list of changes holds calls that change what the director is to do, and no others"
-            .to_string(),
-    )
+    invalid("a list of changes can contain only calls that change the configuration".to_string())
 }
 
 fn invalid(message: String) -> Failure {

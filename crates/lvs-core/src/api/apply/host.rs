@@ -1,4 +1,4 @@
-//! Facts about the host that changes depend on.
+//! Properties of the host on which changes depend.
 
 use core::net::IpAddr;
 

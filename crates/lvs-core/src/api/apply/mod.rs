@@ -1,5 +1,5 @@
-//! Application of changes: a list of calls is checked as a whole, then applied as a whole. All
-//! changes use it.
+//! Applies changes: a list of calls is checked as a whole, and then applied as a whole. All changes
+//! use this.
 
 mod check;
 mod host;
@@ -27,7 +27,7 @@ use crate::{Control, Instant, ServiceKey};
 /// Maximum of changes of one [`Call::Apply`].
 pub const CHANGES_MAX: usize = 1 << 16;
 
-/// Answer to a call that changes something: it is done.
+/// Answer to a call that changes the configuration: the change is made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
     /// Parts of the change that the dataplane does not apply yet, each with its fix. Absent if
@@ -45,11 +45,11 @@ pub struct Refused {
     pub failure: Failure,
 }
 
-/// The parts of the state that the dataplane has to update after changes.
+/// The parts of the state that the dataplane must update after changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,
-    /// Services were deleted: state that belonged to them has to be removed.
+    /// Whether services were deleted, so that state of these services must be removed.
     pub flushed: bool,
     /// Rules for marks ([`Control::marks`]).
     pub marks: bool,
@@ -67,12 +67,12 @@ impl Applied {
         self.services.iter().map(|&key| key.into())
     }
 
-    /// Whether the change does not concern the packet side.
+    /// Whether the change does not affect the processing of packets.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether the change concerns only services, all of which are named.
+    /// Whether the change affects only services, and names all of them.
     pub fn is_services_only(&self) -> bool {
         !(self.flushed || self.marks || self.vips || self.local || self.settings)
     }
@@ -137,10 +137,10 @@ impl fmt::Debug for Changes<'_> {
 }
 
 impl<'a> Changes<'a> {
-    /// Nothing is checked yet.
+    /// A list whose changes have not been checked yet.
     ///
     /// # Errors
-    /// If there are more than [`CHANGES_MAX`].
+    /// If the list has more than [`CHANGES_MAX`] changes.
     pub fn new(calls: &'a [Call]) -> Result<Self, Refused> {
         if calls.len() > CHANGES_MAX {
             return Err(Refused {
@@ -199,7 +199,7 @@ impl<'a> Changes<'a> {
 
     /// Applies up to `count` more of the checked changes. A flush counts as one for each service;
     /// the deletion of a service counts as one for itself and one for each server. When all are
-    /// applied, it returns the parts of the state that the dataplane has to update.
+    /// applied, it returns the parts of the state that the dataplane must update.
     ///
     /// A list of at most `count` calls, without a flush, is applied at once as far as packets are
     /// concerned: only the clean-up of the servers of deleted services needs further turns.

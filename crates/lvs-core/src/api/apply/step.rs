@@ -28,7 +28,7 @@ pub(super) enum Step<'a> {
     StartMaster(sync::Master, SyncDaemon),
     StartBackup(sync::Backup, SyncDaemon),
     StopDaemon(SyncRole),
-    /// At this place, from 0.
+    /// Inserts a rule for marks at this index, from 0.
     InsertMark(usize, MarkRule),
     DeleteMark(usize),
     SetMarks(Vec<MarkRule>),
@@ -141,7 +141,7 @@ impl Step<'_> {
         )
     }
 
-    /// Adds the parts of the state that the dataplane has to update.
+    /// Adds the parts of the state that the dataplane must update.
     fn announce(&self, applied: &mut Applied) {
         match self {
             Self::AddService(spec) | Self::EditService(spec) => {

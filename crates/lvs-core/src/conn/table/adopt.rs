@@ -20,7 +20,7 @@ use crate::conn::Draft;
 pub struct Adoption {
     /// Handles of slots that appear to be in use.
     handles: Vec<u32>,
-    /// The next of them to examine.
+    /// The next entry to examine.
     next: usize,
     /// Entries of the overflow, in the order of their insertion.
     overflow: Vec<(u64, u32)>,
@@ -38,9 +38,9 @@ impl Adoption {
 }
 
 impl ConnTable {
-    /// The inherited table in `memory`, and the work to adopt it: call [`adopt`](Self::adopt) until
-    /// it reports the end. This function reads all slots and writes none: other readers, which may
-    /// still count in them, can continue until the first call of `adopt`.
+    /// The inherited table in `memory`, and its adoption: call [`adopt`](Self::adopt) until it
+    /// reports the end. This function reads all slots and writes none: BPF programs, which may
+    /// still write counters, can continue until the first call of `adopt`.
     pub(crate) fn found(capacity: usize, memory: Memory) -> (Self, Adoption) {
         let mut table = Self::with_memory(capacity, memory);
         // Slots of the overflow are gone through as well.
@@ -57,8 +57,8 @@ impl ConnTable {
         (table, adoption)
     }
 
-    /// Visits at most `budget` entries. `keep` translates values that have another meaning in this
-    /// process, or decides that the entry is removed. Returns `true` if there is more to do.
+    /// Adopts at most `budget` entries. `keep` translates values that have another meaning in this
+    /// process, or decides that the entry is removed. Returns `true` if entries remain.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
@@ -91,8 +91,8 @@ impl ConnTable {
         false
     }
 
-    /// Adds an entry of another table, as the newest of its equals, with its deadline; `None` if
-    /// there is no free slot.
+    /// Adds an entry of another table, as the newest of its equal entries, with its deadline;
+    /// `None` if no slot is free.
     pub(crate) fn move_in(&mut self, draft: &Draft, expires: Instant, now: Instant) -> Option<u32> {
         let handle = self.insert(draft, now)?;
         self.restart_until(handle, expires);
@@ -109,7 +109,7 @@ impl ConnTable {
             }
     }
 
-    /// Whether an entry is in a bucket of its own. No other fault of an entry is detectable.
+    /// Whether an entry is in one of its own buckets. Other errors of an entry cannot be detected.
     fn lies_where_it_should(&self, handle: u32) -> bool {
         if !self.slots.in_place(handle) {
             return true;
@@ -142,7 +142,7 @@ impl ConnTable {
         self.start(handle);
     }
 
-    /// Counts an entry and lets its timer run.
+    /// Counts an entry, and starts its timer.
     fn start(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         self.strangers.forget(entry.client(), entry.protocol());

@@ -1,4 +1,4 @@
-//! Where an entry may lie, and the words of tags that lead to it.
+//! The slots in which an entry may be stored, and the tags with which look-ups find it.
 //!
 //! The hash of its client's side gives an entry two buckets of eight slots. Each bucket has a word
 //! of tags, one byte a slot: seven bits of the hash if the slot is used, 0 if it is free. The words
@@ -16,23 +16,25 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::memory::{Layout, Region};
 
-/// Bit in the word of a bucket: at least one entry whose first bucket this is, is in the overflow.
+/// Bit in the word of a bucket: at least one entry with this bucket as its first one is in the
+/// overflow.
 pub(super) const OVERFLOWED: u64 = 0x80;
 /// Seven bits of each byte.
 const TAGS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
-/// One bit of each byte.
+/// A word whose bytes are all 1.
 const ONES: u64 = 0x0101_0101_0101_0101;
 /// The uppermost bit of each byte.
 const TOPS: u64 = 0x8080_8080_8080_8080;
 
 /// The lowest of the bits that name the home: those below are the tag.
 pub(super) const HOME: u32 = 7;
-/// Free slots of a first bucket from which on an entry uses it without a look at the second one. A
-/// smaller number keeps more entries in their first bucket; a larger one lets fewer entries find no
-/// slot in a full table (1 in 500, against 1 in 650 for the emptier of both).
+/// If its first bucket has this many free slots, an entry uses it without a check of the second
+/// one. With a smaller number, more entries are in their first bucket. With a larger number, fewer
+/// entries find no slot in a full table (1 in 650 if always the emptier bucket is used, 1 in 500
+/// with this number).
 const AMPLE: u32 = 5;
 
-/// The two buckets of a hash, its tag, and its home.
+/// The two buckets of a hash, its tag, and its home slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buckets {
     pub(super) first: usize,
@@ -61,13 +63,13 @@ impl Buckets {
         self.first * Layout::WAYS + self.home
     }
 
-    /// Whether an entry may be in this bucket.
+    /// Whether the entry may be in this bucket.
     pub(super) const fn contains(&self, bucket: usize) -> bool {
         self.first == bucket || self.second == bucket
     }
 }
 
-/// The slots of a bucket whose tags are `tag`: the uppermost bit of each one's byte.
+/// The slots of a bucket with the tag `tag`, as the top bits of their bytes.
 #[inline]
 const fn matching(word: u64, tag: u64) -> u64 {
     // A byte that differs carries into its uppermost bit, and no further.
@@ -114,8 +116,8 @@ impl<'a> Tags<'a> {
         matching(self.word(bucket), 0).count_ones()
     }
 
-    /// The slot for a new entry: its home if that is free, or another one of the bucket with more
-    /// free slots.
+    /// The slot for a new entry: its home slot if that is free, or another slot of the bucket with
+    /// more free slots.
     #[inline]
     pub(super) fn choose(self, buckets: &Buckets) -> Option<usize> {
         let first = self.room(buckets.first);

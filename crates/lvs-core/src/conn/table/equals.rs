@@ -1,4 +1,4 @@
-//! Entries that match the same packets: their order of age, and their slots.
+//! Entries that match the same packets: their order by age, and their slots.
 
 use alloc::vec::Vec;
 
@@ -11,7 +11,7 @@ use super::{ConnTable, is_same};
 use crate::conn::{Draft, flag};
 
 impl ConnTable {
-    /// Whether an entry like this would be found by packets that find another one.
+    /// Whether another entry matches the same packets as an entry made from `draft` would.
     pub(super) fn has_equals(&self, draft: &Draft) -> bool {
         let mut found = false;
         self.each_equal(draft, None, |_, _| found = true);
@@ -73,8 +73,7 @@ impl ConnTable {
         }
     }
 
-    /// The newest of the entries in the overflow's index that packets of a side match like this
-    /// one.
+    /// The newest entry in the overflow's index that matches the same packets of a side as `draft`.
     fn newest_like(&self, draft: &Draft, side: Side) -> Option<u32> {
         if side == Side::Out && !draft.has_out_side() {
             return None;
@@ -91,9 +90,9 @@ impl ConnTable {
         })
     }
 
-    /// Makes an entry the newest of its equals on some sides: it is found by the overflow's index
-    /// from now on, as they are. `false`, and nothing changed, if that has no room where the
-    /// entry belongs.
+    /// Makes an entry the newest of its equal entries on some sides: from now on it is found
+    /// through the overflow's index, as they are. `false`, without a change, if the index has no
+    /// room.
     pub(super) fn enter(&mut self, handle: u32, sides: impl IntoIterator<Item = Side>) -> bool {
         let draft = self.slots.entry(handle).draft();
         let mut equals = Vec::new();
@@ -266,7 +265,7 @@ const fn shadow(side: Side) -> u64 {
     }
 }
 
-/// Whether the packets of a side find an entry as they would find one like this.
+/// Whether an entry matches the same packets of a side as `draft`.
 fn is_like(entry: Entry<'_>, draft: &Draft, side: Side) -> bool {
     let same_peer = match side {
         Side::In => {

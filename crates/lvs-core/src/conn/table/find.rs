@@ -1,4 +1,4 @@
-//! The look-up of the entry of a packet.
+//! Finds the entry of a packet.
 
 use core::net::{IpAddr, SocketAddr, SocketAddrV4};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,7 +16,8 @@ use crate::fast_path::Plain;
 use crate::{Forwarding, Protocol};
 
 impl ConnTable {
-    /// The connection of a packet from a client (`ip_vs_conn_in_get`); the newest one of equals.
+    /// The connection of a packet from a client (`ip_vs_conn_in_get`); among equal ones, the
+    /// newest.
     #[inline]
     pub(crate) fn find_in(&self, key: &Key) -> Option<u32> {
         self.find_in_ahead(key, &Ahead::NONE)
@@ -340,7 +341,7 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// Remembers that no entry has this client, if that is so.
+    /// Stores that no entry has this client, if that is so.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
@@ -372,8 +373,8 @@ impl ConnTable {
         }
     }
 
-    /// Passes to `load` the words that a look-up of a packet between these two addresses will read,
-    /// with either of them as the client; see [`aim`](Self::aim).
+    /// Calls `load` with the words that a look-up of a packet between these two addresses will
+    /// read, with either address as the client; see [`aim`](Self::aim).
     #[inline]
     pub(crate) fn ahead(
         &self,
@@ -512,8 +513,8 @@ impl ConnTable {
     }
 }
 
-/// A hint where a look-up finds its entry. It affects only speed, and is valid for the shard that
-/// made it.
+/// A hint at which slot a look-up finds its entry. It affects only the speed, and is valid for the
+/// shard that made it.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     narrow: bool,
@@ -522,7 +523,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// No aim is known.
+    /// A hint without an aim.
     pub(crate) const NONE: Self = Self {
         narrow: true,
         sides: [Aim::NONE; 2],
@@ -539,18 +540,18 @@ impl Ahead {
     }
 }
 
-/// An invalid identity: each valid one is within [`IDENTITY`]. 0 is valid: the template of a mark
-/// has it.
+/// An invalid identity: all valid ones are within [`IDENTITY`]. 0 is valid: the template of a mark
+/// uses it.
 const NOBODY: u64 = u64::MAX;
 const _: () = assert!(IDENTITY != NOBODY);
 
-/// Position of the entry of one end, if there is one.
+/// Expected position of the entry of one side, if one is known.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
-    /// [`NOBODY`] without a hint.
+    /// The identity that the entry must have; [`NOBODY`] without a hint.
     identity: u64,
     hash: u64,
-    /// Its probable slot, or [`NO_SLOT`].
+    /// The slot in which the entry is probably stored, or [`NO_SLOT`].
     slot: u32,
 }
 
@@ -562,8 +563,8 @@ impl Aim {
     };
 }
 
-/// Recent source and destination addresses and ports that are not clients: mostly virtual addresses
-/// and servers. Addresses with the same hash share one slot.
+/// Recent source and destination addresses with ports that do not belong to clients: mostly virtual
+/// addresses and servers. Addresses with the same hash share one slot.
 pub(super) struct Strangers([AtomicU64; Self::PLACES]);
 
 impl Strangers {
@@ -630,8 +631,8 @@ impl Found {
     }
 }
 
-/// Whether packets to the client from that virtual address or server belong to an entry in this
-/// direction, and the shadow entry that covers it for them.
+/// Whether packets from that virtual address or server to the client belong to an entry, in this
+/// direction; and the newer equal entry that hides it for these packets.
 #[inline]
 fn answers(way: u64, is_virt: bool, is_server: bool) -> Option<u64> {
     match Forwarding::from_bits((way & 7) as u32) {

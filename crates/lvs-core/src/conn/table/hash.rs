@@ -1,10 +1,10 @@
-//! SipHash-1-3 over whole words, as a program in the kernel computes it too.
+//! SipHash-1-3 over whole words; a BPF program computes the same hash.
 
-/// SipHash-1-3 of `words`, each as its eight bytes lie in memory.
+/// SipHash-1-3 of `words`, each as its eight bytes in memory order.
 ///
-/// The hash is keyed: a sender without the key cannot choose the buckets of its tuples. One round a
-/// word and three at the end are sufficient for that (Aumasson, Bernstein: SipHash; hash tables of
-/// Rust and of the Linux kernel use the same).
+/// The hash is keyed: a sender without the key cannot choose the buckets of its tuples. One round
+/// for each word and three at the end are sufficient for this (Aumasson, Bernstein: SipHash; hash
+/// tables of Rust and of the Linux kernel use the same).
 #[inline]
 pub(crate) fn sip13<const N: usize>(keys: [u64; 2], words: [u64; N]) -> u64 {
     let [k0, k1] = keys;

@@ -12,7 +12,7 @@ use core::fmt;
 
 /// References in a line: 64 bytes of them.
 const WIDTH: usize = 8;
-/// References in a line on average when the index holds as many as it is made for.
+/// Average number of references in a line when the index contains its planned number of entries.
 const LOAD: usize = 4;
 /// Maximum of references that a look-up examines.
 #[cfg(test)]
@@ -20,14 +20,14 @@ pub(crate) const PROBES: usize = 2 * WIDTH;
 
 /// References by hash.
 ///
-/// A place in use contains the upper half of the hash above the reference plus one; the hash
-/// distinguishes most entries without a look at them. 0 is a free place.
+/// A used place contains the upper half of the hash, and below it the reference plus one. The hash
+/// distinguishes most entries, so that they need not be read. 0 is a free place.
 pub(crate) struct Index {
     /// Lines, from [`first`](Self::first) on.
     places: Vec<u64>,
     /// Index of the first line: lines are cache lines.
     first: usize,
-    /// Number of lines less one; a power of two less one.
+    /// Number of lines minus one; the number of lines is a power of two.
     mask: usize,
 }
 
@@ -54,7 +54,7 @@ impl Index {
             .map(|place| reference(self.places[place]))
     }
 
-    /// Adds a reference; `false`, and nothing changed, if both lines are full.
+    /// Adds a reference; `false`, without a change, if both lines are full.
     pub(crate) fn insert(&mut self, hash: u64, new: u32) -> bool {
         let (one, other) = self.lines(hash);
         let room = |line: usize| (line..line + WIDTH).filter(|&place| self.places[place] == 0);
@@ -84,13 +84,13 @@ impl Index {
         }
     }
 
-    /// Whether nothing is in.
+    /// Whether the index contains no references.
     #[cfg(test)]
     pub(crate) fn is_clear(&self) -> bool {
         self.places.iter().all(|&place| place == 0)
     }
 
-    /// Whether a reference is in.
+    /// Whether the index contains a reference.
     #[cfg(test)]
     fn contains(&self, hash: u64, reference: u32) -> bool {
         self.place_of(hash, reference).is_some()
@@ -126,7 +126,7 @@ impl Index {
 }
 
 impl fmt::Debug for Index {
-    /// Shows the content, independent of its place in memory.
+    /// Formats the content, independent of its position in memory.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let places = self.places[self.first..].iter().enumerate();
         let used = places.filter(|&(_, &place)| place != 0);

@@ -49,7 +49,7 @@ impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "there is no memory for a connection table of {} MiB",
+            "not enough memory for a connection table of {} MiB",
             self.bytes >> 20
         )
     }
@@ -62,16 +62,16 @@ impl core::error::Error for OutOfMemory {}
 pub enum LayoutError {
     /// The memory does not begin with a table's description.
     Foreign,
-    /// It was written by a version of this crate with another layout, which is this number.
+    /// Another version of this crate wrote it, with the layout of this version number.
     Version(u64),
-    /// Its numbers contradict each other, or the memory is too short for them.
+    /// The numbers in the description contradict each other, or the memory is too short for them.
     Damaged,
 }
 
 impl fmt::Display for LayoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Foreign => f.write_str("the memory does not hold a connection table"),
+            Self::Foreign => f.write_str("the memory does not contain a connection table"),
             Self::Version(version) => write!(
                 f,
                 "the connection table has layout {version}, and this program reads layout {}",
@@ -119,7 +119,7 @@ impl Layout {
     }
 
     /// Limits the wide slots to this number of connections, for memory that is allocated at once,
-    /// used or not. Further entries are stored in the overflow, while it has room.
+    /// whether used or not. Further entries are stored in the overflow, until it is full.
     #[must_use]
     pub fn with_wide(self, connections: usize) -> Self {
         let wide = Self::new(connections, 0).wide_buckets;
@@ -167,10 +167,10 @@ impl Layout {
         words
     }
 
-    /// Reads a description that was found.
+    /// Reads the layout from the header of existing memory.
     ///
     /// # Errors
-    /// If it is none, is of another version, or contradicts itself.
+    /// If the header is invalid, inconsistent, or of another version.
     pub fn from_words(words: &[u64; Self::HEADER_WORDS]) -> Result<Self, LayoutError> {
         let &[magic, version, ways, narrow, wide, rest @ ..] = words;
         if magic != Self::MAGIC {
@@ -219,10 +219,11 @@ pub struct Region {
 enum Store {
     Heap(Box<[AtomicU64]>),
     Borrowed(&'static [AtomicU64]),
-    /// The words, and the owner that keeps them mapped.
+    /// Shared memory, and the owner that keeps it mapped.
     Shared(
         &'static [AtomicU64],
-        #[expect(dead_code, reason = "its life is what matters")] Arc<dyn Any + Send + Sync>,
+        #[expect(dead_code, reason = "the value is stored only to keep its lock")]
+        Arc<dyn Any + Send + Sync>,
     ),
 }
 
@@ -319,7 +320,7 @@ impl Memory {
         Self::try_heap(layout).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// On the heap, if there is enough memory.
+    /// Memory on the heap.
     ///
     /// # Errors
     /// [`OutOfMemory`]
@@ -337,8 +338,8 @@ impl Memory {
         })
     }
 
-    /// Of regions as the layout wants them: narrow slots, their tags, wide slots, their tags,
-    /// overflow. They begin at a cache line each.
+    /// Memory in the given regions: narrow slots, their tags, wide slots, their tags, overflow.
+    /// Each region begins at a cache line.
     ///
     /// # Errors
     /// [`LayoutError::Damaged`] if a region is too short.
@@ -363,8 +364,8 @@ impl Memory {
         })
     }
 
-    /// Programs read the slots of offloaded connections while the slots change. Such a slot is not
-    /// used again for this long after it was freed.
+    /// Sets the time for which a freed slot of an offloaded connection is not reused: programs may
+    /// still read it.
     #[must_use]
     pub const fn quarantined(mut self, time: Duration) -> Self {
         self.quarantine = time;
@@ -462,7 +463,7 @@ mod tests {
             })
             .collect();
         let regions = <[Region; 5]>::try_from(regions).expect("five regions");
-        let memory = Memory::new(layout, regions).expect("they are long enough");
+        let memory = Memory::new(layout, regions).expect("the regions are long enough");
         let table = crate::conn::ConnTable::with_memory(1, memory);
         let uses = || owners.each_ref().map(Arc::strong_count);
         assert_eq!(uses(), [2; 5]);
@@ -470,7 +471,7 @@ mod tests {
         assert_eq!(uses(), [1; 5]);
     }
 
-    /// More than any processor can address.
+    /// Memory that exceeds the address space is refused.
     #[test]
     fn memory_beyond_the_limit_is_an_error() {
         for words in [usize::MAX / 32, usize::MAX / 8, usize::MAX] {

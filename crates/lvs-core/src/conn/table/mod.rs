@@ -68,22 +68,21 @@ use crate::{Instant, Protocol};
 /// home.
 const HOMELY: usize = 4;
 
-/// Buckets of a part of the table whose used slots are counted together, so that a listing skips
-/// empty parts.
+/// Number of buckets whose used slots are counted together, so that a listing skips empty parts of
+/// the table.
 const PART_BUCKETS: usize = 64;
 const PART: usize = PART_BUCKETS * Layout::WAYS;
 
-/// Entries removed in one portion, if their order does not matter.
+/// Number of entries that are removed at once if their order does not matter.
 const PORTION: usize = 128;
 
-/// Slots in memory, by handle: the narrow ones first, then the wide ones, then those of the
-/// overflow.
+/// The slots in memory, by handle: narrow slots first, then wide slots, then the overflow.
 #[derive(Debug)]
 struct Slots {
     memory: Memory,
-    /// Handles of wide slots begin here.
+    /// The first handle of a wide slot.
     wide: u32,
-    /// Handles of the overflow begin here.
+    /// The first handle of the overflow.
     overflow: u32,
 }
 
@@ -121,7 +120,7 @@ impl Slots {
         })
     }
 
-    /// The region of tags that a slot in place belongs to, and its number there.
+    /// The tags that contain the tag of a slot in a bucket, and the index in them.
     #[inline]
     fn tag_of(&self, handle: u32) -> (Tags<'_>, usize) {
         let narrow = self.is_narrow(handle);
@@ -191,14 +190,14 @@ pub(crate) struct ConnTable {
     wheel: Wheel,
     capacity: usize,
     len: usize,
-    /// Used slots of each part of the table.
+    /// Number of used slots in each part of the table.
     parts: Vec<u32>,
-    /// Used slots in place: narrow ones, wide ones.
+    /// Number of used slots in buckets: narrow ones, wide ones.
     used: [usize; 2],
-    /// For each family, whether look-ups try an entry's [home](buckets) before the tags.
+    /// For each family, whether look-ups try an entry's [home slot](buckets) before the tags.
     at_home: [bool; 2],
     due: Vec<u32>,
-    /// Entries without a known client port.
+    /// Number of entries whose client port is unknown.
     portless: usize,
     /// Entries of IPv4 clients in wide slots.
     mixed: usize,
@@ -207,8 +206,8 @@ pub(crate) struct ConnTable {
     /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count
     /// retries.
     sync_ends: Sparse<u32>,
-    /// Packets of an offloaded entry's client up to which it was decided whether to synchronise it;
-    /// 0 for none.
+    /// Number of client packets of an offloaded entry for which the decision whether to synchronise
+    /// has been made; 0 for none.
     sync_packets: Sparse<u32>,
     /// Slots that were published and are free, with the time until which they are not used again.
     quarantined: VecDeque<(Instant, u32)>,
@@ -278,26 +277,26 @@ impl ConnTable {
         self.slots.entry(handle)
     }
 
-    /// As [`get`](Self::get), in a narrow slot.
+    /// As [`get`](Self::get), for an entry in a narrow slot.
     #[inline]
     pub(crate) fn narrow(&self, handle: u32) -> Entry<'_> {
         Entry::narrow(self.slots.narrow_line(handle as usize))
     }
 
-    /// Whether a packet alone leads to an entry, not the overflow's index.
+    /// Whether look-ups find the entry in its buckets, without the overflow's index.
     pub(crate) fn is_in_place(&self, handle: u32) -> bool {
         self.slots.in_place(handle)
     }
 
-    /// Handles below this are of entries in place.
+    /// All handles of slots in buckets are lower than this number.
     pub(crate) const fn places_len(&self) -> u32 {
         self.slots.overflow
     }
 
     // --- coming and going ------------------------------------------------------------------------
 
-    /// Inserts an entry, as the newest of its equals, and starts its timer; `None`, and nothing
-    /// changed, if the table is full.
+    /// Inserts an entry, as the newest of its equal entries, and starts its timer; `None`, without
+    /// a change, if the table is full.
     pub(crate) fn insert(&mut self, draft: &Draft, now: Instant) -> Option<u32> {
         if self.len >= self.capacity {
             return None;
@@ -383,7 +382,7 @@ impl ConnTable {
         }
     }
 
-    /// Marks a slot in place as used.
+    /// Marks a slot of a bucket as used.
     fn occupy(&mut self, handle: u32, tag: u64) {
         let (tags, slot) = self.slots.tag_of(handle);
         tags.set(slot, tag);
@@ -391,7 +390,7 @@ impl ConnTable {
         self.used(self.slots.is_narrow(handle), 1);
     }
 
-    /// Marks it as free.
+    /// Marks a slot of a bucket as free.
     fn vacate(&mut self, handle: u32) {
         let (tags, slot) = self.slots.tag_of(handle);
         tags.set(slot, 0);
@@ -399,7 +398,7 @@ impl ConnTable {
         self.used(self.slots.is_narrow(handle), usize::MAX);
     }
 
-    /// Counts a used slot, or with `usize::MAX` one that is free again.
+    /// Counts a used slot; with `by` = `usize::MAX` it counts a freed slot.
     #[inline]
     fn used(&mut self, narrow: bool, by: usize) {
         let region = usize::from(!narrow);
@@ -408,13 +407,13 @@ impl ConnTable {
         self.at_home[region] = self.used[region] < slots / HOMELY;
     }
 
-    /// Whether look-ups try an entry's home before the tags, of IPv4 and of other entries. It
-    /// affects only speed.
+    /// Whether look-ups try an entry's home slot before the tags, for IPv4 and for other entries.
+    /// It affects only the speed.
     pub(crate) const fn at_home(&self) -> [bool; 2] {
         self.at_home
     }
 
-    /// Advances the clock: slots whose quarantine is over become free.
+    /// Advances the clock, and frees the slots whose quarantine has ended.
     fn see(&mut self, now: Instant) {
         self.clock = self.clock.max(now);
         while let Some(&(until, handle)) = self.quarantined.front()
@@ -468,7 +467,7 @@ impl ConnTable {
         self.wheel.arm(handle, entry);
     }
 
-    /// Takes the entries due at `now` out of the wheel: those of the earliest tick that has any.
+    /// Removes the entries due at `now` from the wheel: those of the earliest tick that has any.
     /// Empty if there are none, or if the budget is used up. Return the vector with
     /// [`recycle`](Self::recycle).
     pub(crate) fn take_due_by(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
@@ -493,7 +492,8 @@ impl ConnTable {
         self.wheel.next_tick(&self.slots, tick_of(now), budget)
     }
 
-    /// Due entries of the tick that [`due_tick`](Self::due_tick) has found, removed from the wheel.
+    /// Removes the due entries of the tick that [`due_tick`](Self::due_tick) has found from the
+    /// wheel, and returns them.
     pub(crate) fn take_due(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         let mut due = core::mem::take(&mut self.due);
         due.clear();
@@ -531,7 +531,7 @@ impl ConnTable {
 
     // --- what few entries have -------------------------------------------------------------------
 
-    /// Entries that this one controls.
+    /// The number of entries that this entry controls.
     #[inline]
     pub(crate) fn controlled(&self, handle: u32) -> u32 {
         if self.get(handle).has(flag::CONTROLS) {
@@ -541,7 +541,7 @@ impl ConnTable {
         }
     }
 
-    /// Counts one more entry that this one controls.
+    /// Counts another entry that this entry controls.
     pub(crate) fn add_controlled(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         let controlled = self.controlled.entry(handle);
@@ -552,7 +552,7 @@ impl ConnTable {
         *controlled += 1;
     }
 
-    /// Counts one less.
+    /// Counts one entry less that this entry controls.
     pub(crate) fn drop_controlled(&mut self, handle: u32) {
         if self.get(handle).has(flag::CONTROLS)
             && let Some(controlled) = self.controlled.get_mut(handle)
@@ -572,7 +572,8 @@ impl ConnTable {
         *self.sync_ends.entry(handle) = end;
     }
 
-    /// Packets of an offloaded entry's client up to which it was decided whether to synchronise it.
+    /// Number of client packets of an offloaded entry for which the decision whether to synchronise
+    /// has been made.
     pub(crate) fn sync_packets(&self, handle: u32) -> Option<u32> {
         let packets = self.sync_packets.get(handle).copied();
         packets.filter(|&packets| packets != 0)
@@ -597,8 +598,8 @@ fn after(now: Instant, seconds: u32) -> Instant {
     Instant::from_nanos(now.as_nanos().saturating_add(span))
 }
 
-/// Whether two are the same address and port; the rest of an IPv6 socket's address is nothing that
-/// a packet has.
+/// Whether two socket addresses have the same address and port; other fields of an IPv6 socket
+/// address are not part of a packet.
 #[inline]
 fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && one.ip() == other.ip()

@@ -1,12 +1,12 @@
 //! Entries without a free place in their buckets, and entries for which several match the same
 //! packets.
 //!
-//! The buckets of an entry follow from its client alone. One client's port that speaks to many
-//! virtual addresses, or that reaches one server by way of many, would fill them; such entries are
-//! found here by the hash of the whole tuple, in a bounded number of steps ([`Index`]). Of equal
-//! ones the index refers to the newest, and each knows the next older and newer one, so that equal
-//! ones, which a client can make by the thousand, cost no look-up a step. An entry that lies in its
-//! bucket is in this index, too, while it has equals.
+//! The buckets of an entry follow from its client alone. If one client port has connections to many
+//! virtual addresses, or through many virtual addresses to one server, their entries would fill the
+//! buckets. The overflow finds such entries by the hash of the whole tuple, in a bounded number of
+//! steps ([`Index`]). Among equal entries, the index refers to the newest, and each has links to
+//! the next older and newer one. A client can make thousands of equal entries, and they do not slow
+//! down a look-up. An entry in a bucket is in this index, too, while there are equal entries.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -81,7 +81,7 @@ pub(super) struct Overflow {
     /// Slots that are or were used.
     used: u32,
     slots: u32,
-    /// How many entries have a bucket as their first, and whether it is one of wide slots.
+    /// For each first bucket, and whether it has wide slots: the number of entries in the overflow.
     pub(super) homes: BTreeMap<(bool, usize), u32>,
     /// Raised with each entry.
     pub(super) sequence: u64,
@@ -107,7 +107,7 @@ impl Overflow {
         self.used
     }
 
-    /// Marks the slots up to this one as possibly in use.
+    /// Marks the slots up to this one as possibly used.
     pub(super) const fn set_used(&mut self, used: u32) {
         self.used = used;
     }
@@ -175,8 +175,8 @@ impl Overflow {
         true
     }
 
-    /// Removes an entry from one side of the index, and puts the next older entry in its place.
-    /// Returns the entry that has no equal any more.
+    /// Removes an entry from one side of the index, and replaces it by the next older equal entry.
+    /// Returns the entry that has no equal entry any more.
     pub(super) fn leave(&mut self, handle: u32, side: Side, entry: Entry<'_>) -> Option<u32> {
         let hash = self.hash_of(entry, side);
         let old = side.reference(handle);

@@ -34,10 +34,10 @@ use super::memory::Layout;
 use crate::conn::{Draft, Key, NO_SLOT, TEMPLATE_BIT, flag};
 use crate::{Forwarding, Instant, Protocol, State};
 
-/// Eight words: a narrow slot, or half a wide one.
+/// Eight words: a narrow slot, or half of a wide slot.
 pub(super) type Line = [AtomicU64; 8];
 
-/// The hashed part of w0: everything except the kind.
+/// The hashed bits of w0: all bits except those of the kind.
 pub(super) const IDENTITY: u64 = (1 << 56) - 1;
 /// In w1 and w2 of a narrow slot: address and port.
 pub(super) const PEER: u64 = (1 << 48) - 1;
@@ -66,9 +66,9 @@ pub(crate) mod kind {
     pub(crate) const LIVE: u64 = bit(0);
     /// A persistence template.
     pub(crate) const TEMPLATE: u64 = bit(1);
-    /// The client's port is not known yet.
+    /// The client's port is unknown.
     pub(crate) const NO_CPORT: u64 = bit(2);
-    /// A template that is not found any more.
+    /// A template that look-ups skip.
     pub(crate) const HIDDEN: u64 = bit(3);
     /// Other entries have the same client and virtual address; the overflow has the newest.
     pub(crate) const SHADOWED_IN: u64 = bit(4);
@@ -152,12 +152,15 @@ pub(super) const fn wire(port: u16) -> u64 {
     port.to_be() as u64
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "16 bits are meant")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "only the lower 16 bits are used"
+)]
 const fn unwire(word: u64) -> u16 {
     u16::from_be(word as u16)
 }
 
-/// The client's part of w0 of a narrow slot, and address and port of either other end.
+/// The client's bits in w0 of a narrow slot; also the encoding of the other addresses and ports.
 #[inline]
 pub(super) const fn narrow(addr: [u8; 4], port: u16) -> u64 {
     u32::from_ne_bytes(addr) as u64 | wire(port) << 32
@@ -168,7 +171,7 @@ fn unnarrow(word: u64) -> SocketAddrV4 {
     SocketAddrV4::new(low(word).to_ne_bytes().into(), unwire(word >> 32))
 }
 
-/// A protocol's part of w0.
+/// The protocol's bits in w0.
 #[inline]
 pub(super) const fn protocol_part(protocol: Protocol) -> u64 {
     (protocol.0 as u64) << 48
@@ -256,7 +259,7 @@ impl Draft {
 /// An entry in its slot.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
-    /// The words that look-ups compare.
+    /// The line with the words that look-ups compare.
     front: &'a Line,
     /// The words 3 to 7, which packets change. A narrow slot has them in the same line, a wide slot
     /// in the second line.
@@ -354,7 +357,7 @@ impl<'a> Entry<'a> {
         self.front(if self.narrow { NARROW_VIRT } else { WIDE_ENDS }) >> 48
     }
 
-    /// Whether its client's address is IPv4.
+    /// Whether the entry's client address is IPv4.
     pub(super) fn is_of_v4_client(self) -> bool {
         self.narrow || self.way() & way::CLIENT_IS_V6 == 0
     }
@@ -395,7 +398,7 @@ impl<'a> Entry<'a> {
         Duration::from_secs(self.timeout().into()).saturating_sub(left)
     }
 
-    /// Seconds to which the next packet sets the timer.
+    /// Timeout in seconds from the next packet on.
     #[inline]
     pub(crate) fn timeout(self) -> u32 {
         low(self.hot(HOT_SERVER))
@@ -447,7 +450,7 @@ impl<'a> Entry<'a> {
         self.update_counted(|word| word | both(0, flags));
     }
 
-    /// Clears such flags.
+    /// Clears the bits that are set in `flags`.
     #[inline]
     pub(crate) fn clear(self, flags: u32) {
         self.update_counted(|word| word & !both(0, flags));
@@ -468,7 +471,7 @@ impl<'a> Entry<'a> {
         Forwarding::from_bits(self.flags() & flag::METHOD)
     }
 
-    /// The entry that controls this one, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template.
+    /// The controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template.
     #[inline]
     pub(crate) fn control(self) -> u32 {
         low(self.hot(HOT_CONTROL))
@@ -484,12 +487,12 @@ impl<'a> Entry<'a> {
         (control != NO_SLOT && control & TEMPLATE_BIT != 0).then_some(control & !TEMPLATE_BIT)
     }
 
-    /// The connection that controls this one.
+    /// The controlling connection.
     pub(crate) fn controller(self) -> Option<u32> {
         Some(self.control()).filter(|control| control & TEMPLATE_BIT == 0)
     }
 
-    /// Time at which the wheel visits the entry; [`UNARMED`] if it is not in the wheel.
+    /// Tick at which the wheel visits the entry; [`UNARMED`] if the entry is not in the wheel.
     #[inline]
     pub(super) fn armed(self) -> u32 {
         high(self.hot(HOT_CONTROL))
@@ -526,19 +529,19 @@ impl<'a> Entry<'a> {
         high(self.hot(HOT_STATE))
     }
 
-    /// Whether a program in the kernel may forward its packets.
+    /// Whether a BPF program may forward the entry's packets.
     #[inline]
     pub(crate) fn is_live(self) -> bool {
         self.front(0) & kind::LIVE != 0
     }
 
-    /// The epoch in which it was published last; 0 if it never was.
+    /// The epoch in which the connection was last offloaded; 0 if it never was.
     #[inline]
     pub(crate) fn epoch(self) -> u16 {
         (self.hot(HOT_STATE) >> 16 & 0xffff) as u16
     }
 
-    /// Lets a program in the kernel forward its packets, as long as `epoch` is in force.
+    /// Allows BPF programs to forward the entry's packets, as long as `epoch` is the present one.
     pub(crate) fn publish(self, epoch: u16) {
         // Behind the next hop, which means nothing in another epoch.
         let word = self.hot(HOT_STATE) & !0xffff_0000 | u64::from(epoch) << 16;
@@ -570,7 +573,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Whether replies are found by the server's address.
+    /// Whether replies are looked up by the server's address.
     #[inline]
     pub(super) fn has_out_side(self) -> bool {
         self.method() == Forwarding::Nat && self.word0() & kind::TEMPLATE == 0
@@ -596,12 +599,13 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Writes everything but deadline and wheel; the first word last.
+    /// Writes all words except the deadline and that of the wheel; the first word is written last.
     pub(super) fn write(self, draft: &Draft) {
         self.write_armed(draft, self.armed(), self.epoch());
     }
 
-    /// Writes a free slot: nothing of it is read, so that the processor does not wait for its line.
+    /// Writes a free slot. It reads none of its words, so that the processor does not wait for the
+    /// cache line.
     pub(super) fn fill(self, draft: &Draft, expires: Instant, armed: u32) {
         self.set_expires(expires);
         self.write_armed(draft, armed, 0);

@@ -3,10 +3,10 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Handles of a part that is taken at once.
+/// Number of handles whose values are allocated together.
 const PART: usize = 64;
 
-/// Values by handle, in parts that are taken when they are first used.
+/// Values by handle, in parts that are allocated at their first use.
 #[derive(Debug)]
 pub(crate) struct Sparse<T>(Vec<Option<Box<[T; PART]>>>);
 
@@ -32,7 +32,7 @@ impl<T: Default> Sparse<T> {
         part.get_mut(handle as usize % PART)
     }
 
-    /// The value of a handle, which has one from now on.
+    /// The value of a handle, which is created if necessary.
     pub(crate) fn entry(&mut self, handle: u32) -> &mut T {
         let (part, place) = (handle as usize / PART, handle as usize % PART);
         if self.0.len() <= part {

@@ -1,4 +1,4 @@
-//! The table against a naive one: the same operations, the same answers.
+//! Compares the table with a naive model: the same operations give the same results.
 
 use std::boxed::Box;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -111,7 +111,7 @@ fn lookup_hint_does_not_change_result() {
 }
 
 #[test]
-fn lookup_finds_both_directions_and_newest_equal() {
+fn lookup_finds_both_directions_and_newest_of_equal_entries() {
     let mut table = ConnTable::new(8, 1);
     let old = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     let new = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
@@ -194,7 +194,7 @@ fn entries_prefer_home_slot_and_are_found_in_any_slot() {
     for (n, &handle) in (1..).zip(&handles) {
         assert_eq!(table.find_in(&key(n)), Some(handle));
         table.remove(handle);
-        assert_eq!(table.find_in(&key(n)), None, "nobody is at home there");
+        assert_eq!(table.find_in(&key(n)), None, "no entry has this home slot");
     }
     assert!(is_clear(&table));
 }
@@ -228,10 +228,11 @@ fn nat(client: u16, virt: SocketAddr, server: SocketAddr) -> Draft {
     draft
 }
 
-/// One client's port to every port of an address, and to one port of as many addresses with one
-/// server: the hash of the client alone leads all of them to the same buckets.
+/// One client port with connections to every port of an address, and to one port of as many
+/// addresses with one server. The buckets depend only on the client, so all entries have the same
+/// buckets.
 #[test]
-fn many_destinations_of_one_client_port_make_no_long_chain() {
+fn many_destinations_of_one_client_port_are_found_in_few_steps() {
     let mut table = ConnTable::new(1 << 17, 1);
     let server: SocketAddr = "10.1.0.1:80".parse().unwrap();
     let virt = |n: u16| {
@@ -294,7 +295,7 @@ fn full_table_refuses_and_recovers() {
     }
 }
 
-/// An entry whose buckets are both full is found in the overflow, up to the size of the overflow.
+/// An entry whose buckets are both full is stored in the overflow, until the overflow is full.
 #[test]
 fn full_buckets_overflow_and_the_overflow_is_bounded() {
     let layout = Layout {
@@ -424,7 +425,7 @@ fn moved_timer_fires_at_new_deadline() {
 }
 
 #[test]
-fn timer_budget_delays_and_loses_no_timer() {
+fn timer_budget_delays_timers_and_drops_none() {
     let mut table = ConnTable::new(1000, 1);
     for n in 1..=1000 {
         table.insert(&draft(n, 100), Instant::ZERO).unwrap();
@@ -610,7 +611,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Memory that outlives the table in it.
+/// Memory that still exists after the table in it was dropped.
 fn borrowed(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
     let sizes = [
         layout.narrow_words(),

@@ -5,11 +5,11 @@ use core::ops::Range;
 
 use super::{ConnTable, PART};
 
-/// Free slots whose visit costs as much as one listed entry.
+/// Number of free slots whose visit takes as long as one listed entry.
 const ENTRY_COST: usize = 16;
 
 impl ConnTable {
-    /// Slots that are or may be in use: handles are below this.
+    /// Number of slots that may be in use: all handles are lower.
     pub(crate) const fn slots_len(&self) -> usize {
         (self.slots.overflow + self.overflow.used()) as usize
     }
@@ -74,7 +74,7 @@ impl ConnTable {
         self.populated().map(|region| region.len()).sum()
     }
 
-    /// Slot `n` of those.
+    /// Slot number `n` of the populated slots.
     pub(crate) fn populated_slot(&self, n: usize) -> Option<u32> {
         let mut left = n;
         for region in self.populated() {

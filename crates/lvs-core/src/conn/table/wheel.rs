@@ -32,14 +32,14 @@ const TICK_SHIFT: u32 = 22;
 const PAGE_BITS: u32 = 12;
 const PAGE: u64 = 1 << PAGE_BITS;
 const BOOK: u64 = 1 << PAGE_BITS;
-/// Two of each, so that one can be spread over the other's while that passes.
+/// Number of ticks: two pages, so that one can be filled while the other is processed.
 const TICKS: usize = 2 << PAGE_BITS;
 const PAGES: usize = 2 << PAGE_BITS;
 const BOOKS: usize = 64;
 const BUCKETS: usize = TICKS + PAGES + BOOKS;
 /// Greatest distance of a record in the future.
 const SPAN: u64 = (BOOKS as u64 - 1) << (2 * PAGE_BITS);
-/// Ticks are kept modulo this.
+/// Ticks are stored modulo this value.
 const ARMED_MASK: u64 = (1 << 31) - 1;
 
 /// Words of a chunk: the next chunk of its bucket, its bucket, and records.
@@ -73,20 +73,20 @@ pub(super) trait Entries {
 
 #[derive(Debug)]
 pub(crate) struct Wheel {
-    /// The first chunk of each bucket, the only one that may have room; 0 for none.
+    /// The first chunk of each bucket, which is the only one with free space; 0 for none.
     heads: Vec<u32>,
-    /// Records in it.
+    /// Number of records in the first chunk.
     fills: Vec<u32>,
-    /// One bit for each bucket that has records.
+    /// One bit for each bucket that contains records.
     occupied: Vec<u64>,
     /// All chunks; the first is used by none.
     chunks: Vec<u32>,
     /// The first of the chunks that were used and are free, and how many were used.
     free: u32,
     used: u32,
-    /// Position of the record of each handle that has one.
+    /// Position of the record of each handle in the wheel.
     places: Vec<u32>,
-    /// The tick being worked on: every earlier one is done.
+    /// The present tick: all earlier ones are complete.
     tick: u64,
     /// Records of a portion of the page that is distributed, and the number to distribute now.
     portion: usize,
@@ -94,14 +94,15 @@ pub(crate) struct Wheel {
     /// Progress of the portions within the page.
     portioned: u64,
     linked: usize,
-    /// Something in the present tick was looked at and is not due yet.
+    /// Whether the present tick has entries that are not due yet.
     stays: bool,
     /// Records of each bucket of a page.
     counts: Vec<u32>,
 }
 
 impl Wheel {
-    /// For handles below `handles`, of which no more than `capacity` are in at once.
+    /// A wheel for handles below `handles`, of which at most `capacity` are in the wheel at the
+    /// same time.
     pub(super) fn new(handles: usize, capacity: usize) -> Self {
         let chunks = capacity.div_ceil(RECORDS) + BUCKETS + 1;
         Self {
@@ -123,7 +124,7 @@ impl Wheel {
         }
     }
 
-    /// Inserts a slot into the wheel, so that it is due at its deadline.
+    /// Inserts a slot into the wheel, so that it becomes due at its deadline.
     #[inline]
     pub(super) fn arm(&mut self, handle: u32, entry: Entry<'_>) {
         let deadline = tick_of(entry.expires());
@@ -137,7 +138,7 @@ impl Wheel {
         entry.set_armed(self.link(handle, deadline));
     }
 
-    /// Removes a slot from the wheel, if it is there.
+    /// Removes a slot from the wheel, if the wheel contains it.
     pub(super) fn disarm(&mut self, handle: u32, entry: Entry<'_>) {
         if entry.armed() != UNARMED {
             self.unlink(handle);
@@ -145,14 +146,14 @@ impl Wheel {
         }
     }
 
-    /// Whether a walk over the entries due in the present tick would find some that are not due.
+    /// Whether the present tick contains entries that are not due.
     pub(super) const fn stays(&self) -> bool {
         self.stays
     }
 
-    /// The next tick up to `limit` in which something may be due. Moves on over empty ticks,
-    /// spreading at most `budget` records on the way; `None` if nothing is due up to `limit` or
-    /// the budget is spent.
+    /// Advances to the next tick up to `limit` in which entries may be due. It distributes at most
+    /// `budget` records of the skipped ticks to lower levels. `None` if no entry is due up to
+    /// `limit` or the budget is used up.
     pub(super) fn next_tick(
         &mut self,
         entries: &impl Entries,
@@ -180,8 +181,8 @@ impl Wheel {
         }
     }
 
-    /// Takes slots whose deadline `now` has reached out of the bucket of the present tick, at most
-    /// `budget` of them, and appends them to `due`.
+    /// Removes at most `budget` slots whose deadline is not after `now` from the bucket of the
+    /// present tick, and appends them to `due`.
     pub(super) fn take_due(
         &mut self,
         entries: &impl Entries,
@@ -220,7 +221,7 @@ impl Wheel {
         }
     }
 
-    /// The deadlines of the slots of some records of one chunk, by their place in it.
+    /// The deadlines of some records of one chunk, by position in the chunk.
     fn load(&self, entries: &impl Entries, places: core::ops::Range<usize>) -> [u64; RECORDS] {
         let mut deadlines = [0; RECORDS];
         let from = places.start & !(CHUNK - 1) | HEADER;
@@ -234,7 +235,7 @@ impl Wheel {
         deadlines
     }
 
-    /// When to call again at the latest; `None` if nothing is in.
+    /// Latest time of the next call; `None` if the wheel is empty.
     pub(super) fn next_wakeup(&self) -> Option<Instant> {
         if self.linked == 0 {
             return None;
@@ -268,8 +269,8 @@ impl Wheel {
             .max(self.tick + 1)
     }
 
-    /// The first number above `after` and below `end` whose bucket, of a ring of `size` that begins
-    /// at `base`, has records.
+    /// The first number above `after` and below `end` whose bucket, in a ring of `size` buckets
+    /// that begins at `base`, has records.
     fn next_occupied(&self, base: usize, size: usize, after: u64, end: u64) -> Option<u64> {
         let mut number = after + 1;
         while number < end {
@@ -289,7 +290,7 @@ impl Wheel {
         self.heads[page_bucket((self.tick >> PAGE_BITS) + 1)] != 0
     }
 
-    /// Moves on to a tick that is not behind the next stop.
+    /// Moves to a tick that is not after the next stop.
     fn move_to(&mut self, tick: u64) {
         let before = self.tick >> PAGE_BITS;
         (self.tick, self.stays) = (tick, false);
@@ -362,7 +363,7 @@ impl Wheel {
         true
     }
 
-    /// Ticks from the present one to that of a slot that is in.
+    /// Number of ticks from the present tick to that of an entry in the wheel.
     #[inline]
     fn ahead(&self, armed: u32) -> u64 {
         u64::from(armed).wrapping_sub(self.tick) & ARMED_MASK
@@ -436,7 +437,8 @@ impl Wheel {
         self.linked -= 1;
     }
 
-    /// There are chunks for all records and a last one for each bucket.
+    /// Takes a free chunk. There are enough chunks for all records and one incomplete chunk for
+    /// each bucket.
     fn take_chunk(&mut self) -> u32 {
         if self.free == 0 {
             self.used += 1;
@@ -459,7 +461,10 @@ const fn ring(number: u64, size: usize) -> usize {
 }
 
 /// Buckets, records of a chunk and places of records are fewer than 2^32.
-#[expect(clippy::cast_possible_truncation, reason = "they are fewer")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the count stays below the limit"
+)]
 const fn index(n: usize) -> u32 {
     n as u32
 }

@@ -1,8 +1,8 @@
 //! The steps of the decision about a packet that may open a connection (`ip_vs_schedule`).
 //!
-//! The steps and their order are here, and only here. [`Control::admit`] takes them with
-//! [`Admission`](super::Admission), which changes the state. [`Control::explain`] takes them with a
-//! preview, which changes nothing.
+//! Only this module contains the steps and their order. [`Control::admit`] executes them with
+//! [`Admission`](super::Admission), which changes the state. [`Control::explain`] executes them
+//! with a preview, which changes nothing.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -84,10 +84,10 @@ pub(in crate::control) trait State {
 
     fn shard(&self) -> &Shard;
 
-    /// Whether the defence `drop_packet` chooses this packet.
+    /// Whether the defence `drop_packet` drops this packet.
     fn drops_packet(&mut self) -> bool;
 
-    /// The server that a pin leads this client to, once.
+    /// The server to which a pin assigns this connection of the client. The pin is used up.
     fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr>;
 
     /// Brings the shard's copies up to date.
@@ -103,7 +103,7 @@ pub(in crate::control) trait State {
     /// The part of a datagram that the persistence engine uses.
     fn engine_data<'a>(&mut self, ask: &Ask<'a>) -> Result<Option<&'a [u8]>, Self::Unknown>;
 
-    /// A template that leads to a server which may be used.
+    /// A template of a usable server.
     fn find_template(
         &mut self,
         key: &Key,
@@ -111,7 +111,7 @@ pub(in crate::control) trait State {
         now: Instant,
     ) -> Option<(Self::Template, Arc<Server>)>;
 
-    /// Stores a new template; `None` if there is no room for it.
+    /// Stores a new template; `None` if the table of templates is full.
     fn make_template(
         &mut self,
         template: Template,
@@ -294,7 +294,7 @@ fn persistent<S: State>(
     Ok(opened?)
 }
 
-/// No server can take the connection (`ip_vs_leave`).
+/// Decides about a packet if no server accepts the connection (`ip_vs_leave`).
 fn leave<S: State>(
     state: &mut S,
     number: u32,

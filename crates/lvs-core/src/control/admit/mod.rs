@@ -1,5 +1,4 @@
-//! The decision about packets of no known connection: which service, which real server, which
-//! template.
+//! The decision about packets without a known connection: service, real server and template.
 
 mod classify;
 mod outbound;
@@ -42,13 +41,13 @@ pub(super) struct Ask<'a> {
 enum Opened {
     /// A connection in the shard's table.
     Entry(u32),
-    /// A connection of one packet, with the template that it was made from.
+    /// A one-packet connection, with its template.
     Once(Draft, Option<(u32, Arc<Template>)>),
 }
 
 impl Control {
-    /// Decides on a packet that `shard` could not decide on alone. A shard of another director
-    /// stays as it is: [`DropReason::ForeignShard`].
+    /// Decides on a packet that `shard` could not decide on alone. A shard of another director is
+    /// unchanged: [`DropReason::ForeignShard`].
     pub fn admit(
         &mut self,
         shard: &mut Shard,
@@ -212,7 +211,7 @@ impl Control {
         }
     }
 
-    /// Opens a connection for a packet, if it may and a server can take it.
+    /// Opens a connection for a packet, if the settings allow it and a server is available.
     fn open(
         &mut self,
         shard: &mut Shard,
@@ -223,7 +222,7 @@ impl Control {
         classify(&mut Admission { control, shard }, ask, now)
     }
 
-    /// A connection to `server`, as it begins.
+    /// The initial state of a connection to `server`.
     pub(super) fn draft(
         &self,
         server: &Server,
@@ -247,7 +246,7 @@ impl Control {
     }
 
     /// Makes the connection (`ip_vs_conn_new`, `ip_vs_bind_dest`).
-    #[expect(clippy::too_many_arguments, reason = "one call of three places")]
+    #[expect(clippy::too_many_arguments, reason = "a call with three fields")]
     fn bind(
         &mut self,
         shard: &mut Shard,
@@ -275,7 +274,8 @@ impl Control {
         Ok(Opened::Entry(index))
     }
 
-    /// Adds a one-packet connection to the table, for the later steps; `None` if the table is full.
+    /// Adds a one-packet connection to the table while the later steps of the decision run; `None`
+    /// if the table is full.
     fn enter_once(
         &self,
         shard: &mut Shard,
@@ -294,7 +294,7 @@ impl Control {
         index
     }
 
-    /// Forgets a connection of one packet.
+    /// Removes a one-packet connection.
     fn close_once(
         &mut self,
         shard: &mut Shard,
@@ -327,7 +327,7 @@ impl<'a> Ask<'a> {
     }
 
     /// The part of the datagram that the persistence engine uses; `None` for embedded packets and
-    /// for other protocols than UDP.
+    /// for protocols other than UDP.
     fn engine_data(&self) -> Option<&'a [u8]> {
         let message = self.payload.filter(|_| self.protocol == Protocol::UDP);
         message.and_then(persistence_sip::call_id)
@@ -360,7 +360,7 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// The real state: decisions take effect.
+/// The director's state: decisions change it.
 struct Admission<'a> {
     control: &'a mut Control,
     shard: &'a mut Shard,

@@ -11,8 +11,8 @@ use crate::shard::Shard;
 use crate::{Forwarding, Instant, PacketMeta, ServiceFlags, ServiceKey, Transport, Tuple, Verdict};
 
 impl Control {
-    /// A datagram from a server behind NAT, of no connection: a service with an engine opens one
-    /// for it (`__ip_vs_rs_conn_out`, `ip_vs_new_conn_out`).
+    /// Decides about a datagram from a server behind NAT that belongs to no connection: a service
+    /// with an engine opens one for it (`__ip_vs_rs_conn_out`, `ip_vs_new_conn_out`).
     pub(super) fn open_outbound(
         &mut self,
         shard: &mut Shard,

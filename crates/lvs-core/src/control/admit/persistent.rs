@@ -1,4 +1,4 @@
-//! Persistence templates: their keys, and the usable ones.
+//! Persistence templates: their keys, and the search for a usable template.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -6,15 +6,16 @@ use crate::conn::Key;
 use crate::control::FTP;
 use crate::{Protocol, Server, ServiceKey};
 
-/// Whether a template may lead to a server (`ip_vs_check_template`).
+/// Whether a template of this server may be used (`ip_vs_check_template`).
 pub(in crate::control) fn may_lead_to(server: &Server, quiescent: bool) -> bool {
     server.is_available() && !(quiescent && server.weight() == 0)
 }
 
 /// The identity of the template for a packet, and whether the template keeps the server's port.
 ///
-/// A service of many ports has one template for all: an FTP service for control and data, one of
-/// port 0 for every port, one of a mark for every protocol and address, too.
+/// A service with several ports has one template for all of them: an FTP service for control and
+/// data connections, a service with port 0 for every port, a service with a mark for every protocol
+/// and address, too.
 pub(super) fn template_key(
     service: ServiceKey,
     netmask: u32,

@@ -10,14 +10,14 @@ use crate::Family;
 /// A client's FTP command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FtpCommand {
-    /// The server is to announce its address.
+    /// The client requests that the server announces its address.
     Passive(Mode),
     /// The client listens there.
     Active(SocketAddr),
 }
 
-/// The FTP command of a client's segment. PASV and EPSV are found anywhere in it, PORT and EPRT at
-/// its start.
+/// The FTP command in a client's segment. PASV and EPSV are recognised anywhere in it, PORT and
+/// EPRT only at its start.
 pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
     let digit = family_digit(family);
     // Nothing shorter than "PASV" and a line break counts.
@@ -69,7 +69,7 @@ pub(super) fn reply(text: &[u8], mode: Mode, server: IpAddr) -> Option<(SocketAd
     Some((listens, start..start + len))
 }
 
-/// The text behind a word that it begins with, in any case.
+/// The text after `word`, if `text` begins with this word, independent of case.
 fn after_word<'a>(text: &'a [u8], word: &[u8]) -> Option<&'a [u8]> {
     let (start, rest) = text.split_at_checked(word.len())?;
     start.eq_ignore_ascii_case(word).then_some(rest)
@@ -84,7 +84,8 @@ fn past(text: &[u8], mark: u8, or_digit: bool) -> Option<usize> {
     Some(start + run)
 }
 
-/// `h1,h2,h3,h4,p1,p2` and a byte behind it; with its length. An empty number counts as 0.
+/// Parses `h1,h2,h3,h4,p1,p2` and the byte after it; also returns the length. An empty number
+/// counts as 0.
 fn six_numbers(text: &[u8]) -> Option<(SocketAddr, usize)> {
     let mut numbers = [0u8; 6];
     let mut at = 0;
@@ -185,7 +186,11 @@ mod tests {
         assert_eq!(four("PASV \r\n"), None);
         assert_eq!(four("PASV\n"), None);
         assert_eq!(four("PASV\r"), None);
-        assert_eq!(six("PASV\r\n"), None, "it names an IPv4 address");
+        assert_eq!(
+            six("PASV\r\n"),
+            None,
+            "the command contains an IPv4 address"
+        );
         assert_eq!(four("EPSV\r\n"), EXTENDED);
         assert_eq!(six("epsv\r\n"), EXTENDED);
         assert_eq!(four("EPSV 1\r\n"), EXTENDED);
@@ -202,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn active_commands_come_first() {
+    fn ftp_active_commands_are_found_only_at_line_start() {
         let four = |text: &str| command(text.as_bytes(), Family::V4);
         let six = |text: &str| command(text.as_bytes(), Family::V6);
         assert_eq!(four("PORT 192,0,2,7,156,65\r\n"), active("192.0.2.7:40001"));
         assert_eq!(four("port   192,0,2,7,0,20\r\n"), active("192.0.2.7:20"));
         assert_eq!(four("PORT192,0,2,7,0,20\r\n"), active("192.0.2.7:20"));
         assert_eq!(four("PORT 192,0,2,7,,20,\r\n"), active("192.0.2.7:20"));
-        assert_eq!(four("PORT 192,0,2,7,0,20"), None, "it may go on");
+        assert_eq!(four("PORT 192,0,2,7,0,20"), None, "the line may continue");
         assert_eq!(four("PORT 192,0,2,7,0,256\r\n"), None);
         assert_eq!(four("PORT 192,0,2,7,0\r\n"), None);
         assert_eq!(four("PORT -192,0,2,7,0,20\r\n"), None);

@@ -107,7 +107,7 @@ pub(crate) struct Session {
     mode: Mode,
     /// Shift of the server's stream; the client's stream is never changed.
     shift: Shift,
-    /// The last changed reply: its number and mode. It may have to be sent again.
+    /// The last changed reply: its sequence number and mode. The server may repeat it.
     changed: Option<(u32, Mode)>,
     track: Option<Track>,
 }
@@ -133,7 +133,7 @@ struct Tcp<'a> {
     offer: Option<Offer>,
     options: &'a [u8],
     payload: &'a [u8],
-    /// Its header is there, with a possible length.
+    /// Whether the segment has a complete header with a valid length.
     whole: bool,
 }
 
@@ -194,8 +194,8 @@ impl<'a> Tcp<'a> {
 }
 
 impl Shard {
-    /// Whether a client's SYN belongs to control connection `index` as it is tracked, rather than
-    /// to a new one on the same addresses and ports.
+    /// Whether a client's SYN belongs to the tracked control connection `index`, rather than to a
+    /// new connection with the same addresses and ports.
     pub(super) fn is_same_control(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
         let mut session = self.session(index);
         meta.segment.is_intact(&meta.tuple)
@@ -330,9 +330,9 @@ impl Shard {
         Ok(replacement)
     }
 
-    /// Replacement text for a reply that the server retransmits, because it was lost behind the
+    /// Replacement text for a reply that the server retransmits, because it was lost after the
     /// director. The kernel forwards it unchanged: with the wrong address and, if the length had
-    /// changed, at the wrong place.
+    /// changed, with a wrong sequence number.
     fn announced_again(&self, index: u32, session: &Session, tcp: &Tcp<'_>) -> Option<Replacement> {
         let (sequence, mode) = session.changed?;
         let at = usize::try_from(sequence.wrapping_sub(tcp.sequence)).ok()?;
@@ -343,9 +343,9 @@ impl Shard {
         Replacement::new(&place, mode, virt)?.moved(at)
     }
 
-    /// Creates the data connection with `key` to `server`, or uses the `known` one, and sets it to
-    /// wait for its first packet (`ip_vs_tcp_conn_listen`). Returns its index.
-    #[expect(clippy::too_many_arguments, reason = "what a connection consists of")]
+    /// Creates the data connection with `key` to `server`, or uses the existing connection `known`.
+    /// The connection waits for its first packet (`ip_vs_tcp_conn_listen`). Returns its index.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a connection")]
     fn expect(
         &mut self,
         control: u32,
@@ -458,7 +458,11 @@ mod tests {
             if data {
                 all.request(TcpFlags::ACK, 1001, 5001, b"EPSV\r\n");
                 all.reply(TcpFlags::ACK, 5001, 1007, b"229 (|||40000|)\r\n");
-                assert_eq!(all.director.shard.len(), 2, "with its data connection");
+                assert_eq!(
+                    all.director.shard.len(),
+                    2,
+                    "the control connection with its data connection"
+                );
             }
             all
         }

@@ -9,7 +9,8 @@ use super::Tcp;
 use crate::TcpFlags;
 use crate::verdict::{Shift, is_after};
 
-/// Acknowledgements that are no further behind the stream than this are late, rather than wrong.
+/// Maximum by which an acknowledgement may be behind the stream and still count as late instead of
+/// wrong.
 const LATE_MIN: u32 = 66_000;
 
 /// The largest window scale (RFC 7323 section 2.3).
@@ -25,11 +26,11 @@ pub(super) enum From {
 /// Relation of a segment to the tracked connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
-    /// The segment belongs to the connection.
+    /// The segment belongs to the tracked connection.
     Known,
-    /// The tracking begins with it.
+    /// The segment starts the tracking.
     New,
-    /// The segment belongs to no connection.
+    /// The segment does not belong to the tracked connection.
     Foreign,
 }
 
@@ -159,20 +160,20 @@ impl Offer {
     }
 }
 
-/// The stream of one side.
+/// The sequence numbers of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stream {
     /// Past the last byte that was sent.
     end: u32,
-    /// End of the other side's window.
+    /// End of the receiver's window.
     limit: u32,
-    /// The largest window that this side has announced; 0 until it has sent something.
+    /// The largest window that the sender has announced; 0 until its first segment.
     window: u32,
-    /// The scale of its window.
+    /// The window scale of this side.
     scale: u8,
     /// Highest acknowledgement of the other stream.
     acknowledged: Option<u32>,
-    /// The offers of its SYN.
+    /// The options in the SYN of this side.
     offer: Offer,
     /// Whether the side has begun to close the connection.
     closes: bool,
@@ -182,7 +183,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Begins with a SYN.
+    /// Starts with a SYN.
     fn begin(&mut self, end: u32, window: u16, offer: Option<Offer>) {
         (self.end, self.limit) = (end, end);
         self.window = u32::from(window).max(1);
@@ -235,7 +236,7 @@ pub(super) struct Track {
     client: Stream,
     server: Stream,
     last: Last,
-    /// The other side has answered.
+    /// Whether the other side has answered.
     replied: bool,
     /// The connection had segments in both directions.
     assured: bool,
@@ -275,7 +276,7 @@ pub(super) fn follow(
 }
 
 impl Track {
-    /// The tracking that begins with a segment; `None` if it begins none.
+    /// Starts the tracking with a segment; `None` if this segment cannot start it.
     fn begin(from: From, kind: Kind, tcp: &Tcp<'_>) -> Option<Self> {
         let mut track = Self {
             state: State::SynSent,
@@ -314,7 +315,8 @@ impl Track {
         Some(track)
     }
 
-    /// Whether a SYN begins a new connection on the addresses and ports of this one, which has ended.
+    /// Whether a SYN opens a new connection with the addresses and ports of this one, which has
+    /// ended.
     fn ends_before(&self, from: From, kind: Kind) -> bool {
         let ended = match self.state {
             State::TimeWait => true,
@@ -333,8 +335,8 @@ impl Track {
         }
     }
 
-    /// Follows a segment; `true` if it belongs to the connection. `goes_on` becomes `false` if it
-    /// ends the tracking.
+    /// Tracks a segment; `true` if it belongs to the connection. Sets `goes_on` to `false` if
+    /// tracking ends with this segment.
     fn follow(
         &mut self,
         from: From,
@@ -617,9 +619,9 @@ impl Track {
 enum Reset {
     /// The segment is older than the acknowledged data.
     Foreign,
-    /// The connection ends with any sequence number.
+    /// The connection ends, whatever the sequence number.
     Ends,
-    /// The connection ends if the numbers are possible.
+    /// The connection ends if the sequence numbers are possible.
     IfItFits,
     /// The connection continues, because the receiver will request a confirmation (RFC 5961).
     Challenged,
@@ -649,7 +651,7 @@ mod tests {
         }
     }
 
-    /// Whether the segment belongs to the connection.
+    /// Tracks a segment; returns whether it belongs to the connection.
     fn send(track: &mut Option<Track>, from: From, tcp: &Tcp<'_>) -> bool {
         follow(track, from, tcp, Shift::default()) != Relation::Foreign
     }
@@ -687,14 +689,14 @@ mod tests {
         }
         assert!(
             bare(&mut track, From::Server, ACK, 5001, 1011),
-            "the server's own go on"
+            "the server's own segments continue"
         );
         let ahead = track.map(|track| track.client.end.wrapping_sub(1001));
         assert!(ahead.is_some_and(|ahead| ahead <= WINDOW_MAX), "{ahead:?}");
     }
 
     #[test]
-    fn track_numbers_beyond_the_window_are_impossible() {
+    fn track_number_beyond_the_window_belongs_to_no_connection() {
         for (offers, window) in [([None, None], 8192), ([Some(2), Some(3)], 8192 << 3)] {
             let mut track = None;
             let mut send = |from, flags, sequence, ack: u32, scale| {

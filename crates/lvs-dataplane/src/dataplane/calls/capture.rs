@@ -24,7 +24,7 @@ impl Handle {
         let _place = self.captures.take().ok_or_else(|| {
             Failure::new(
                 FailureCode::Full,
-                format!("there are {READERS_MAX} captures already, which is the maximum: end one"),
+                format!("the maximum of {READERS_MAX} captures is reached: stop one"),
             )
         })?;
         let (sender, packets) = mpsc::sync_channel(QUEUE);
@@ -46,7 +46,10 @@ impl Handle {
                 // Shows whether the client is still there.
                 Err(mpsc::RecvTimeoutError::Timeout) => out.item(&CapturedPacket::default())?,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::new(FailureCode::Unsupported, "the dataplane ends"));
+                    return Err(Failure::new(
+                        FailureCode::Unsupported,
+                        "the dataplane is stopping",
+                    ));
                 }
             }
             out.flush()?;

@@ -16,7 +16,7 @@ use crate::sync::Prepared;
 const PIECE: usize = 16;
 
 impl Handle {
-    /// Makes all of these changes, or none, and waits until all packet workers use them: after the
+    /// Applies all of these changes or none, and waits until all packet workers use them: after the
     /// answer, they apply to the next packet. If a worker does not use them in time, the result is
     /// a success with a warning.
     pub(in crate::dataplane) fn apply(
@@ -76,9 +76,9 @@ impl Handle {
         }
     }
 
-    /// Opens the sockets of synchronisation daemons to be started, before anything is locked: that
-    /// may take a moment, and fail. It opens nothing for daemons that are refused anyway, or that
-    /// follow a refused change.
+    /// Opens the sockets of synchronisation daemons that the changes start. This happens before
+    /// anything is locked, because it may take a moment, and fail. No socket is opened for daemons
+    /// that are refused anyway, or that follow a refused change.
     fn prepare_daemons(&self, changes: &[Call]) -> Vec<Attempt> {
         let starts = |call: &Call| matches!(call, Call::DaemonStart(_));
         if !changes.iter().any(starts) {
@@ -126,7 +126,7 @@ impl Handle {
         attempts
     }
 
-    /// How many changes could be made, up to the first that is refused, if every daemon gets its
+    /// Counts the changes that could be made, up to the first refused one, if every daemon gets its
     /// sockets.
     fn possible(&self, changes: &[Call], view: &View) -> usize {
         let host = Willing(view);
@@ -160,7 +160,7 @@ impl Handle {
 /// A synchronisation daemon to be started, and its sockets or the error.
 type Attempt = (SyncDaemon, Result<Prepared, Failure>);
 
-/// The host, with daemons whose sockets have been opened.
+/// The host, with the opened sockets of the daemons that are to be started.
 struct WithDaemons<'a> {
     view: &'a View,
     daemons: &'a [Attempt],
@@ -192,7 +192,7 @@ impl Host for WithDaemons<'_> {
     }
 }
 
-/// The host, as if every daemon got its sockets.
+/// The host's view, for a check that assumes that every daemon can open its sockets.
 struct Willing<'a>(&'a View);
 
 impl Host for Willing<'_> {
@@ -236,7 +236,9 @@ mod tests {
             config: ServiceConfig::new(Family::V4, "rr"),
             owner: None,
         });
-        let done = handle.apply(vec![add.clone()], false).expect("it is done");
+        let done = handle
+            .apply(vec![add.clone()], false)
+            .expect("the change is made");
         assert_eq!(done.warnings.len(), 1);
         assert!(done.warnings[0].contains("keeper"), "{done:?}");
         assert_eq!(handle.context.control().services().count(), 1);
@@ -254,7 +256,9 @@ mod tests {
         let list = [Call::ServiceFlush {}, add.clone(), add.clone(), start];
         assert_eq!(handle.possible(&list, &View::default()), 2);
 
-        let refusal = handle.apply(vec![add], false).expect_err("there is one");
+        let refusal = handle
+            .apply(vec![add], false)
+            .expect_err("at least one exists");
         assert_eq!(refusal.code, lvs_core::api::FailureCode::Exists);
     }
 }

@@ -7,8 +7,8 @@ use super::end;
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
 
-/// Slots that are read in one job if they are free, or 512 connections, so that a listing never
-/// delays packets for long.
+/// Maximum number of slots, if they are free, that one job reads; it reads up to 512 connections.
+/// So a listing never delays packets for long.
 const PIECE: usize = 8192;
 
 impl Handle {

@@ -107,7 +107,7 @@ impl Handle {
     }
 }
 
-/// Sends items, and the end of the list.
+/// Sends items to the client, and the end of the list.
 fn items(items: &[impl serde::Serialize], out: &mut Sink<'_>) -> Result<Value, Failure> {
     for item in items {
         out.item(item)?;
@@ -115,7 +115,7 @@ fn items(items: &[impl serde::Serialize], out: &mut Sink<'_>) -> Result<Value, F
     end(out)
 }
 
-/// The end of a list.
+/// The final answer of a list.
 fn end(out: &Sink<'_>) -> Result<Value, Failure> {
     to_value(&ListEnd { count: out.count() })
 }

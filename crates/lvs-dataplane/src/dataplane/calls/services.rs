@@ -1,4 +1,4 @@
-//! Services and their servers, listed.
+//! Listing of services and their servers.
 
 use lvs_core::api::{Failure, ServerInfo, ServiceId, ServiceInfo};
 use lvs_core::{Error, Instant, Service, ServiceKey};
@@ -8,8 +8,8 @@ use super::end;
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
 
-/// Servers that are copied with the control half locked: packets that open connections have their
-/// turn in between.
+/// Number of servers that are copied during one lock of the control half; between two such pieces,
+/// packet workers can lock it.
 const PIECE: usize = 256;
 
 impl Handle {
@@ -24,7 +24,8 @@ impl Handle {
         end(out)
     }
 
-    /// The state of one service, or of all services. No service is added or removed meanwhile.
+    /// Returns the state of one service, or of all services. No service is added or removed
+    /// meanwhile.
     fn services(&self, only: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Failure> {
         let now = self.context.now();
         let _changing = self.context.changing();
@@ -41,7 +42,7 @@ impl Handle {
         keys.iter().map(|key| self.service_info(key, now)).collect()
     }
 
-    /// Describes one service, with its servers in pieces.
+    /// Describes one service, and copies its servers in pieces.
     fn service_info(&self, key: &ServiceKey, now: Instant) -> Result<ServiceInfo, Failure> {
         let mut reported: Option<ServiceInfo> = None;
         loop {
@@ -56,6 +57,6 @@ impl Handle {
                 break;
             }
         }
-        Ok(reported.expect("it was just described"))
+        Ok(reported.expect("the service was just described"))
     }
 }

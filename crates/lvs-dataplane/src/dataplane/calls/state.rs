@@ -26,7 +26,7 @@ impl Handle {
     fn report(&self) -> Result<Report, Failure> {
         let all = self.threads.ask(Worker::report)?;
         let all = all.into_iter().reduce(Report::add);
-        Ok(all.expect("there is a packet worker"))
+        Ok(all.expect("at least one packet worker exists"))
     }
 
     /// The state of the dataplane.
@@ -119,14 +119,14 @@ impl Handle {
         Ok(Announcements { announced })
     }
 
-    /// The counters of packets by reason, with their recent part.
+    /// The counters of packets by reason, with the counts of the recent time.
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
         let mut reasons = self.counted_reasons()?;
         lock(&self.recent).apply(&mut reasons, Instant::now());
         Ok(reasons)
     }
 
-    /// Takes a sample of the counters of packets by reason, unless a worker does not answer.
+    /// Samples the counters of packets by reason, unless a worker does not answer.
     pub(in crate::dataplane) fn sample_reasons(&self) {
         if let Ok(reasons) = self.counted_reasons() {
             lock(&self.recent).sample(&reasons, Instant::now());
@@ -162,7 +162,7 @@ impl Handle {
         end(out)
     }
 
-    /// The filters by source, long ones in pieces.
+    /// The filters by source; long ones are sent in pieces.
     pub(super) fn list_filters(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
         const PIECE: usize = 1000;
         let filters: Vec<_> = self.context.control().filters().collect();
@@ -220,8 +220,7 @@ impl Handle {
     }
 }
 
-/// The interfaces in use. Where the host routes everything, that is the device that it routes it
-/// into.
+/// Returns the interfaces in use. With the TUN backend, that is the TUN device.
 fn interfaces(view: &View, report: &Report) -> Vec<InterfaceInfo> {
     let tables = &view.tables;
     let served = |port: PortId| report.ports.iter().find(|(known, ..)| *known == port);

@@ -18,12 +18,12 @@ use lvs_sys::Poller;
 
 /// The longest time until a peer has sent its proof.
 const PROOF: Duration = Duration::from_secs(3);
-/// The most connections from one address without a proof.
+/// Maximum of unauthenticated connections from one address.
 const GREETINGS_MAX: usize = 2;
 /// The longest wait until this director owns the connections borrowed from an earlier run of a
 /// peer.
 const SETTLE: Duration = Duration::from_secs(10);
-/// The shortest time between two log lines about clients that are not peers.
+/// Shortest interval between two log lines about clients that are not peers.
 const COMPLAIN: Duration = Duration::from_secs(60);
 
 /// The time between two attempts to listen on an address that the host does not have.
@@ -41,7 +41,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
         poller.add(peers.wake.as_fd());
         poller.add(socket.as_fd());
         if let Err(error) = poller.wait(None) {
-            error!("other directors cannot be waited for: {error}");
+            error!("cannot wait for peers: {error}");
             return;
         }
         while !peers.is_stopping() {
@@ -63,7 +63,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
                 peers.count(|counts| &counts.refused_address);
                 if complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
                     complained = Some(Instant::now());
-                    warn!("{ip} has connected to listen, and is none of the peers");
+                    warn!("{ip} has connected, and is not one of the peers");
                 }
                 continue;
             };
@@ -94,7 +94,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
 /// Waits until the host has the listening address; `None` if the dataplane ends first.
 fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
     let listen = peers.listen;
-    let mut said = String::new();
+    let mut last_text = String::new();
     if let Some(Waiting { code, what, fix }) = peers.waiting() {
         warn!(code, "{what}. To do: {fix}");
     }
@@ -102,16 +102,16 @@ fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
         match bind(listen) {
             Ok(socket) => {
                 peers.listens.store(true, Ordering::Release);
-                info!("other directors can connect to {listen}");
+                info!("peers can connect to {listen}");
                 return Some(socket);
             }
             Err(error) if is_missing(&error) => {}
             Err(error) => {
                 let text = error.to_string();
-                if said != text {
+                if last_text != text {
                     warn!("cannot listen at {listen}: {text}: does another program have the port?");
                 }
-                said = text;
+                last_text = text;
             }
         }
         peers.pause(BIND_AGAIN);
@@ -124,7 +124,7 @@ fn plain(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// The handshake, in which both sides prove within three seconds that they have the key.
+/// Performs the handshake, in which both sides prove within three seconds that they have the key.
 fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
     let met = try_greet(peers, peer, stream);
     match met {

@@ -43,7 +43,7 @@ pub(super) const PAYLOAD_MAX: usize = 8 + DIGEST_LEN + SERVICES_MAX * SERVICE_LE
 const HEADER_LEN: usize = 5;
 const CODE_LEN: usize = 16;
 
-/// The key that the peers share.
+/// The secret key that all peers have.
 #[derive(Clone)]
 pub(super) struct Key(Vec<u8>);
 
@@ -93,7 +93,7 @@ pub(super) struct Introduction {
 }
 
 impl Introduction {
-    /// The introduction of this director, with random bytes for its nonce.
+    /// Creates the introduction of this director, with random bytes for its nonce.
     pub(super) fn new(identity: [u8; 16], random: [u8; 24]) -> Self {
         let mut nonce = [0; 32];
         nonce[..24].copy_from_slice(&random);
@@ -102,7 +102,7 @@ impl Introduction {
         Self { identity, nonce }
     }
 
-    /// Whether this peer supports digests of services.
+    /// Whether the peer supports digests of services.
     fn compares_services(&self) -> bool {
         let [.., high, low] = self.nonce;
         self.nonce[24..30] == MARKER && u16::from_be_bytes([high, low]) & SERVICES != 0
@@ -152,7 +152,7 @@ impl Handshake {
         }
     }
 
-    /// Whether the peers compare their services in this session.
+    /// Whether both peers of this session compare their services.
     pub(super) fn compares_services(&self) -> bool {
         self.services
     }
@@ -244,10 +244,10 @@ pub(super) enum FrameError {
     Io(io::Error),
     /// A frame exceeds the longest payload.
     TooLong,
-    /// The code of a frame is wrong: another sender wrote it, or it was changed, repeated or
-    /// reordered.
+    /// The authentication code of a frame is wrong: another sender wrote the frame, or it was
+    /// changed, repeated or reordered.
     Forged,
-    /// The code is right, but the payload does not follow the protocol.
+    /// The authentication code is valid, but the payload violates the protocol.
     Malformed,
 }
 
@@ -255,16 +255,16 @@ impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                f.write_str("it has closed the connection")
+                f.write_str("the peer has closed the connection")
             }
             Self::Io(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                f.write_str("it says nothing any more")
+                f.write_str("the peer has sent nothing for too long")
             }
             Self::Io(error) => error.fmt(f),
-            Self::TooLong => f.write_str("it sends a frame above the maximum length"),
-            Self::Forged => f.write_str("something on the way has changed what it sends"),
+            Self::TooLong => f.write_str("the peer sent a frame above the maximum length"),
+            Self::Forged => f.write_str("the peer's data was changed on its way"),
             Self::Malformed => {
-                f.write_str("it sends what cannot be understood: is it of another version?")
+                f.write_str("the peer sent an unknown message: does it run another version?")
             }
         }
     }
@@ -454,15 +454,15 @@ mod tests {
         };
         let good = "0123456789abcdef0123456789abcdef";
         assert_eq!(write(&format!(" {good}\n"), 0o640), Ok(good.into()));
-        write(good, 0o660).expect_err("its group may write it");
-        let said = write(good, 0o644).expect_err("everybody may read it");
-        assert!(said.contains("chmod 600"), "{said}");
-        let said = write("short", 0o600).expect_err("it is short");
-        assert!(said.contains("openssl rand -hex 32"), "{said}");
+        write(good, 0o660).expect_err("the key's group may write it");
+        let output = write(good, 0o644).expect_err("all users may read the key");
+        assert!(output.contains("chmod 600"), "{output}");
+        let output = write("short", 0o600).expect_err("the key is too short");
+        assert!(output.contains("openssl rand -hex 32"), "{output}");
         assert!(write(&"x".repeat(5000), 0o600).is_err());
         std::fs::remove_dir_all(&dir).expect("removed");
-        let said = Key::read(&path).expect_err("it is gone");
-        assert!(said.contains("cannot read the key"), "{said}");
+        let output = Key::read(&path).expect_err("the file is missing");
+        assert!(output.contains("cannot read the key"), "{output}");
     }
 
     proptest::proptest! {

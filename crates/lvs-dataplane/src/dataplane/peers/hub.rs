@@ -9,10 +9,10 @@ use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
 
 use crate::lock::lock;
 
-/// Bytes that may wait for one peer. If they exceed it, the peer receives a full sync.
+/// Maximum of bytes that may wait for one peer. If they exceed it, the peer receives a full sync.
 const WAITING_MAX: usize = 16 << 20;
-/// A session stops taking messages from its queue when it has this many bytes; the last message may
-/// exceed it.
+/// Number of bytes after which a session sends before it reads more messages from its queue. The
+/// last message may exceed it.
 const PORTION: usize = 256 << 10;
 /// The most ranges that a peer may request again.
 const WANTED_MAX: usize = lvs_core::sync::bulk::RANGES;
@@ -61,13 +61,13 @@ impl Hub {
 
 /// A message for a peer.
 #[derive(Clone, Debug)]
-pub(super) enum Said {
+pub(super) enum Message {
     Items(Arc<[u8]>),
     Digest(Arc<Digest>),
     Whole,
 }
 
-impl Said {
+impl Message {
     fn len(&self) -> usize {
         match self {
             Self::Items(items) => items.len(),
@@ -83,12 +83,12 @@ impl Said {
 #[derive(Debug)]
 struct Gathering {
     digest: Digest,
-    /// For each packet worker, whether its connections are in the digest.
+    /// For each packet worker, whether the digest contains its connections.
     added: Vec<bool>,
-    behind: Vec<Said>,
+    behind: Vec<Message>,
 }
 
-/// The outgoing queue of one peer, and the ranges that this peer has requested again.
+/// The outgoing queue of one peer, and the ranges that the peer has requested again.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     queue: Mutex<Queue>,
@@ -97,9 +97,9 @@ pub(super) struct Outgoing {
 
 #[derive(Debug, Default)]
 struct Queue {
-    said: VecDeque<Said>,
+    messages: VecDeque<Message>,
     gathering: Option<Gathering>,
-    /// Bytes of all messages, also of those that go behind a digest.
+    /// Bytes of all messages, including those that are queued after a digest.
     bytes: usize,
     lost: bool,
     closed: bool,
@@ -107,9 +107,9 @@ struct Queue {
 }
 
 impl Queue {
-    /// Accounts for a message; `false` if there is no room for it.
-    fn has_room(&mut self, said: &Said) -> bool {
-        let bytes = self.bytes + said.len();
+    /// Accounts for a message; `false` if the queue has no room for it.
+    fn has_room(&mut self, message: &Message) -> bool {
+        let bytes = self.bytes + message.len();
         if bytes > WAITING_MAX {
             self.lost = true;
             return false;
@@ -122,7 +122,7 @@ impl Queue {
 /// The next messages and requests for a session to handle.
 #[derive(Debug, Default)]
 pub(super) struct Work {
-    pub(super) said: VecDeque<Said>,
+    pub(super) messages: VecDeque<Message>,
     /// A message was lost because the queue was full.
     pub(super) lost: bool,
     pub(super) closed: bool,
@@ -134,16 +134,16 @@ impl Outgoing {
         lock(&self.queue)
     }
 
-    pub(super) fn push(&self, said: Said) {
-        self.push_to(self.queue(), said);
+    pub(super) fn push(&self, message: Message) {
+        self.push_to(self.queue(), message);
     }
 
-    fn push_to(&self, mut queue: MutexGuard<'_, Queue>, said: Said) {
-        if !queue.has_room(&said) {
+    fn push_to(&self, mut queue: MutexGuard<'_, Queue>, message: Message) {
+        if !queue.has_room(&message) {
             return;
         }
-        queue.said.push_back(said);
-        let first = queue.said.len() == 1;
+        queue.messages.push_back(message);
+        let first = queue.messages.len() == 1;
         drop(queue);
         if first {
             self.changed.notify_one();
@@ -152,19 +152,19 @@ impl Outgoing {
 
     /// Queues connections of a packet worker.
     pub(super) fn push_items(&self, worker: usize, items: Arc<[u8]>) {
-        let (said, mut queue) = (Said::Items(items), self.queue());
+        let (message, mut queue) = (Message::Items(items), self.queue());
         let has_added = |going: &Gathering| going.added.get(worker).is_some_and(|&added| added);
         if !queue.gathering.as_ref().is_some_and(has_added) {
-            self.push_to(queue, said);
-        } else if queue.has_room(&said)
+            self.push_to(queue, message);
+        } else if queue.has_room(&message)
             && let Some(gathering) = &mut queue.gathering
         {
-            gathering.behind.push(said);
+            gathering.behind.push(message);
         }
     }
 
-    /// Begins a digest, to which each of `workers` packet workers is to
-    /// [add its connections](Self::add_to_digest); `false` while an earlier one is incomplete.
+    /// Begins a digest, to which each of `workers` packet workers [adds its
+    /// connections](Self::add_to_digest); `false` while an earlier digest is incomplete.
     pub(super) fn begin_digest(&self, workers: usize) -> bool {
         let mut queue = self.queue();
         if queue.closed || queue.gathering.is_some() {
@@ -193,11 +193,11 @@ impl Outgoing {
             return;
         }
         if let Some(Gathering { digest, behind, .. }) = queue.gathering.take() {
-            let said = Said::Digest(Arc::new(digest));
-            if queue.has_room(&said) {
-                queue.said.push_back(said);
+            let message = Message::Digest(Arc::new(digest));
+            if queue.has_room(&message) {
+                queue.messages.push_back(message);
             }
-            queue.said.extend(behind);
+            queue.messages.extend(behind);
         }
         drop(queue);
         self.changed.notify_one();
@@ -225,7 +225,7 @@ impl Outgoing {
         let mut queue = self.queue();
         queue.closed = true;
         if let Some(gathering) = queue.gathering.take() {
-            queue.said.extend(gathering.behind);
+            queue.messages.extend(gathering.behind);
         }
         drop(queue);
         self.changed.notify_one();
@@ -241,7 +241,7 @@ impl Outgoing {
     pub(super) fn take(&self, until: Instant) -> Work {
         let mut queue = self.queue();
         loop {
-            let idle = queue.said.is_empty() && queue.wanted.is_empty();
+            let idle = queue.messages.is_empty() && queue.wanted.is_empty();
             let left = until.saturating_duration_since(Instant::now());
             if !idle || queue.lost || queue.closed || left.is_zero() {
                 break;
@@ -249,17 +249,17 @@ impl Outgoing {
             let waited = self.changed.wait_timeout(queue, left);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let mut said = VecDeque::new();
+        let mut messages = VecDeque::new();
         let mut bytes = 0;
         while bytes < PORTION
-            && let Some(next) = queue.said.pop_front()
+            && let Some(next) = queue.messages.pop_front()
         {
             bytes += next.len();
-            said.push_back(next);
+            messages.push_back(next);
         }
         queue.bytes -= bytes;
         Work {
-            said,
+            messages,
             lost: std::mem::take(&mut queue.lost),
             closed: queue.closed,
             wanted: std::mem::take(&mut queue.wanted),
@@ -291,13 +291,13 @@ mod tests {
         }
         assert_eq!(slow.waiting(), WAITING_MAX);
         let work = slow.take(Instant::now());
-        assert!(work.lost && work.said.len() == 1);
+        assert!(work.lost && work.messages.len() == 1);
         assert_eq!(slow.waiting(), WAITING_MAX - items.len());
         for _ in 1..16 {
             let work = slow.take(Instant::now());
-            assert!(!work.lost && work.said.len() == 1);
+            assert!(!work.lost && work.messages.len() == 1);
         }
-        assert!(slow.take(Instant::now()).said.is_empty());
+        assert!(slow.take(Instant::now()).messages.is_empty());
         assert_eq!(slow.waiting(), 0);
         hub.tell(0, &items, true);
         assert!(slow.take(Instant::now()).lost);
@@ -306,18 +306,18 @@ mod tests {
         assert!(hub.remove(&slow));
     }
 
-    /// A digest of connections `numbers`, as a worker has it: here the hash is the number.
+    /// A worker's digest of the connections `numbers`; the hash of each is its number.
     fn digest_of(numbers: &[u8]) -> Digest {
         let mut bytes = vec![0; DIGEST_LEN];
         let sum = numbers.iter().fold(0, |sum, number| sum ^ number);
         let count = u32::try_from(numbers.len()).expect("few");
         bytes[7] = sum;
         bytes[8..12].copy_from_slice(&count.to_be_bytes());
-        Digest::parse(&bytes).expect("it is in order")
+        Digest::parse(&bytes).expect("the items are in order")
     }
 
-    /// Each order in which three workers add their connections to a digest, with changes in
-    /// between: the digest is that of the items before it.
+    /// Three workers add their connections to a digest in each order, with changes in between. The
+    /// digest describes the items that were queued before it.
     #[test]
     fn digest_of_several_workers_describes_items_before_it() {
         const ORDERS: [[usize; 3]; 6] = [
@@ -341,7 +341,7 @@ mod tests {
             for _ in 0..2 {
                 all_open(&mut owned);
                 assert!(outgoing.begin_digest(3));
-                assert!(!outgoing.begin_digest(3), "one at a time");
+                assert!(!outgoing.begin_digest(3), "one digest at a time");
                 for worker in order {
                     all_open(&mut owned);
                     outgoing.add_to_digest(worker, &digest_of(&owned[worker]));
@@ -349,14 +349,14 @@ mod tests {
                 all_open(&mut owned);
             }
             let (mut seen, mut digests) = (Vec::new(), 0);
-            for said in outgoing.take(Instant::now()).said {
-                match said {
-                    Said::Items(items) => seen.extend(items.iter()),
-                    Said::Digest(digest) => {
+            for message in outgoing.take(Instant::now()).messages {
+                match message {
+                    Message::Items(items) => seen.extend(items.iter()),
+                    Message::Digest(digest) => {
                         assert_eq!(*digest, digest_of(&seen), "{order:?}");
                         digests += 1;
                     }
-                    Said::Whole => panic!("there was none"),
+                    Message::Whole => panic!("no digest was begun"),
                 }
             }
             let in_order = |owned: &[u8]| {
@@ -379,12 +379,12 @@ mod tests {
         }
         assert_eq!(outgoing.waiting(), WAITING_MAX);
         let work = outgoing.take(Instant::now());
-        assert!(work.lost && work.said.is_empty());
+        assert!(work.lost && work.messages.is_empty());
         outgoing.close();
         assert!(!outgoing.begin_digest(2));
         outgoing.add_to_digest(0, &Digest::default());
         for _ in 0..16 {
-            assert_eq!(outgoing.take(Instant::now()).said.len(), 1);
+            assert_eq!(outgoing.take(Instant::now()).messages.len(), 1);
         }
         assert_eq!(outgoing.waiting(), 0);
     }
@@ -393,17 +393,17 @@ mod tests {
     fn queue_is_taken_in_portions_and_in_order() {
         let outgoing = Outgoing::default();
         for n in 0..100_u8 {
-            outgoing.push(Said::Items(vec![n; 50 << 10].into()));
+            outgoing.push(Message::Items(vec![n; 50 << 10].into()));
         }
-        outgoing.push(Said::Whole);
+        outgoing.push(Message::Whole);
         let mut next = 0;
         while outgoing.waiting() > 0 {
             let work = outgoing.take(Instant::now());
-            assert!(work.said.iter().map(Said::len).sum::<usize>() < PORTION + (50 << 10));
-            for said in work.said {
-                match said {
-                    Said::Items(items) => assert_eq!(items[0], next),
-                    Said::Whole | Said::Digest(_) => assert_eq!(next, 100),
+            assert!(work.messages.iter().map(Message::len).sum::<usize>() < PORTION + (50 << 10));
+            for message in work.messages {
+                match message {
+                    Message::Items(items) => assert_eq!(items[0], next),
+                    Message::Whole | Message::Digest(_) => assert_eq!(next, 100),
                 }
                 next += 1;
             }

@@ -34,7 +34,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lvs_core::api::{PeerInfo, PeerStanding, SyncState, TablesInfo, Waiting};
-use lvs_core::replication::Heard;
+use lvs_core::replication::ItemResults;
 use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::{Digest, PEERS_MAX};
 use lvs_core::sync::services::ServiceDigests;
@@ -54,11 +54,11 @@ use lvs_sys::EventFd;
 /// The longest time that a packet worker may take to answer.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A peer is silent if it has sent no digest for this time; it sends one every 2 seconds.
+/// A peer is silent if no digest arrived from it for this time; a peer sends one every 2 seconds.
 const SILENT: Duration = Duration::from_secs(4);
-/// The time in which the peers of an ending director can receive its last messages.
+/// The time that peers have to receive the last messages of a director that ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// The time in which a thread has to notice that its connection was closed.
+/// The time within which a thread notices that its connection was closed.
 const SHORT: Duration = Duration::from_millis(100);
 
 /// The peers of a dataplane.
@@ -67,15 +67,15 @@ pub(in crate::dataplane) struct Peers {
     context: Weak<Context>,
     workers: Weak<Threads<Worker>>,
     key: Key,
-    /// Identifies this run of the dataplane.
+    /// A random number that identifies this run of the dataplane.
     identity: [u8; 16],
     /// The keys of the digests.
     keys: [u64; 2],
     listen: SocketAddr,
-    /// Whether the socket accepts peers. It does not while the host does not have the address.
+    /// Whether the socket accepts peers. It is false while the host does not have the address.
     listens: AtomicBool,
     wait: Duration,
-    /// The time for which services may differ before it is an alarm.
+    /// The time for which services may differ before an alarm is raised.
     alarm: Duration,
     tables: Mutex<tables::Own>,
     started: Instant,
@@ -116,10 +116,10 @@ struct Place {
     from: usize,
 }
 
-/// One peer.
+/// A peer.
 #[derive(Debug)]
 struct Peer {
-    /// Its index among the peers.
+    /// The index of this peer among all peers.
     number: usize,
     address: SocketAddr,
     state: Mutex<State>,
@@ -133,10 +133,10 @@ struct State {
     /// The identity of the peer's run from which this director receives.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
-    /// This director has borrowed connections of the peer that it does not own yet.
+    /// This director has borrowed connections of the peer, and does not own them yet.
     lends: bool,
     trouble: Option<(Trouble, String)>,
-    /// The connections received in the full sync so far.
+    /// Number of connections received in the full sync so far.
     received: u64,
     bulk: Option<(u64, Duration, Instant)>,
     /// The received connections were compared with a digest of the peer.
@@ -145,10 +145,10 @@ struct State {
     given_up: bool,
     replicated: u64,
     missing: u64,
-    heard: Option<Instant>,
-    /// The last time at which the peer was in sync.
+    last_message: Option<Instant>,
+    /// The last time at which the peer was in step.
     in_step: Option<Instant>,
-    /// The warning that the peer is not in sync was logged.
+    /// The warning that the peer is not in step was logged.
     warned: bool,
     /// The stream to the peer, and the number of streams so far.
     tells: Option<TcpStream>,
@@ -206,7 +206,7 @@ impl Peers {
         }
         if addresses.len() > PEERS_MAX {
             let count = addresses.len();
-            return Err(format!("{count} peers: {PEERS_MAX} at most are taken"));
+            return Err(format!("{count} peers: the maximum is {PEERS_MAX}"));
         }
         let key = Key::read(&config.key_file)?;
         let any = |v6: bool| match v6 {
@@ -218,7 +218,7 @@ impl Peers {
         if listen.port() == 0 {
             listen.set_port(PORT);
         }
-        let failed = |error: io::Error| format!("cannot talk to other directors: {error}");
+        let failed = |error: io::Error| format!("cannot connect to peers: {error}");
         let socket = match bind(listen) {
             Ok(socket) => Some(socket),
             Err(error) if is_missing(&error) => None,
@@ -314,7 +314,7 @@ impl Peers {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Waits for `time`, or until the dataplane ends.
+    /// Sleeps for `time`, or until the dataplane ends.
     fn pause(&self, time: Duration) {
         let guard = lock(&self.sleeping.0);
         let until = |_: &mut ()| !self.is_stopping();
@@ -349,8 +349,8 @@ impl Peers {
         }
     }
 
-    /// Asks a packet worker as [`on_worker`](Self::on_worker), and waits for the answer; `None`
-    /// without an answer.
+    /// Runs a job at a packet worker as [`on_worker`](Self::on_worker) does, and waits for its
+    /// answer; `None` without an answer.
     fn ask_worker<T: Send + 'static>(
         &self,
         number: usize,
@@ -364,7 +364,8 @@ impl Peers {
         answer.recv_timeout(WORKER_TIMEOUT).ok()
     }
 
-    /// Asks every packet worker for a digest, and returns the sum; `None` without all answers.
+    /// Asks every packet worker for a digest, and returns the sum; `None` if a worker does not
+    /// answer.
     fn digest_of_workers(
         &self,
         part: impl Fn(&mut Decider) -> Digest + Clone + Send + 'static,
@@ -383,8 +384,8 @@ impl Peers {
         self.digest_of_workers(move |decider| decider.shard.borrowed(peer))
     }
 
-    /// Runs a job on a piece of a packet worker's table. The job returns the slot of the next piece.
-    /// Returns the next place, which may be in the table of the next worker.
+    /// Runs a job on a piece of a packet worker's table. The job returns the slot of the next
+    /// piece. Returns the next place, which may be in the table of the next worker.
     fn walk(
         &self,
         place: Place,
@@ -402,8 +403,8 @@ impl Peers {
         }
     }
 
-    fn set_heard(&self, heard: bool) {
-        self.on_workers(move |decider| decider.shard.set_heard(heard));
+    fn set_has_receiver(&self, has_receiver: bool) {
+        self.on_workers(move |decider| decider.shard.set_has_receiver(has_receiver));
     }
 
     fn templates(
@@ -420,7 +421,7 @@ impl Peers {
         control.replicated_templates_piece(from, budget, since, now)
     }
 
-    /// The digests of this director's services.
+    /// Returns the digests of this director's services.
     fn services(&self) -> Arc<ServiceDigests> {
         let mut own = lock(&self.tables);
         if let Some(context) = self.context.upgrade() {
@@ -429,7 +430,7 @@ impl Peers {
         own.digests()
     }
 
-    /// The configured listening address, if the host does not have it yet.
+    /// The configured listening address, if the host does not have this address yet.
     pub(super) fn waiting(&self) -> Option<Waiting> {
         let listen = self.listen;
         (!self.listens.load(Ordering::Acquire)).then(|| Waiting {
@@ -452,15 +453,14 @@ impl Peers {
         peers.map(|peer| peer.standing(self.started)).collect()
     }
 
-    /// Logs that a peer has not been in sync for too long, and later that it is in sync again.
+    /// Logs that a peer has not been in step for too long, and later that it is in step again.
     fn look_after(&self, peer: &Peer) {
         let standing = peer.standing(self.started);
         let warned = &mut peer.state().warned;
         if standing.is_alarming() && !*warned {
             *warned = true;
             warn!(
-                "{} has not been in step for {} s ({}): connections that it has opened since break when this director takes over; \
-                 lvsadm sync",
+                "{} has not been in step for {} s ({}): connections that it has opened since break when this director takes over; see lvsadm sync",
                 peer.address, standing.seconds, standing.state
             );
         } else if standing.is_in_step() && *warned {
@@ -492,13 +492,13 @@ impl Peers {
         }
     }
 
-    /// Counts the results of a portion.
-    fn heard(&self, heard: Heard) {
-        self.add(|counts| &counts.taken, heard.taken.taken);
-        self.add(|counts| &counts.nonsense, heard.taken.nonsense);
-        self.add(|counts| &counts.no_room, heard.taken.no_room);
-        self.add(|counts| &counts.ended, heard.ended);
-        self.add(|counts| &counts.kept, heard.kept);
+    /// Adds the results of a received portion to the counters.
+    fn count_results(&self, results: ItemResults) {
+        self.add(|counts| &counts.taken, results.taken.taken);
+        self.add(|counts| &counts.nonsense, results.taken.nonsense);
+        self.add(|counts| &counts.no_room, results.taken.no_room);
+        self.add(|counts| &counts.ended, results.ended);
+        self.add(|counts| &counts.kept, results.kept);
     }
 
     /// Checks whether this director has the connections of all peers: it is ready then, and stays
@@ -513,7 +513,9 @@ impl Peers {
             let text = match state.step {
                 _ if self.wait.is_zero() => return None,
                 Step::Follows if state.is_in_step() || state.given_up => return None,
-                Step::Follows if !state.compared => "it was not compared yet".to_owned(),
+                Step::Follows if !state.compared => {
+                    "the connections have not been compared yet".to_owned()
+                }
                 Step::Follows => format!("{} of its connections are missing", state.missing),
                 Step::Bulk => format!("it has sent {} connections so far", state.received),
                 // A peer that answers and refuses the handshake is awaited: the operator has to
@@ -521,14 +523,14 @@ impl Peers {
                 Step::Away => match &state.trouble {
                     Some((Trouble::Refused, text)) => text.clone(),
                     Some((Trouble::Away, text)) if patient => text.clone(),
-                    None if patient => "it was not reached yet".to_owned(),
+                    None if patient => "the peer has not been reached yet".to_owned(),
                     _ => return None,
                 },
             };
             Some(format!("{}: {text}", peer.address))
         });
         if waits.is_none() && !self.ready.swap(true, Ordering::AcqRel) {
-            info!("ready: what other directors tell is known here");
+            info!("ready: this director has received the connections of its peers");
         }
         waits
     }
@@ -576,7 +578,7 @@ impl Peers {
             replicated: state.replicated,
             borrowed: borrowed.map_or(0, |digest| digest.count()),
             missing: state.missing,
-            heard_ms: state.heard.map(|at| millis(at.elapsed())),
+            heard_ms: state.last_message.map(|at| millis(at.elapsed())),
             bulk_connections: state.bulk.map(|(count, ..)| count),
             bulk_ms: state.bulk.map(|(_, took, _)| millis(took)),
             bulk_ago: state.bulk.map(|(_, _, at)| at.elapsed().as_secs()),
@@ -594,8 +596,8 @@ fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket)
 }
 
-/// Whether the host does not have the address, or the interface of its scope. Both may appear
-/// later.
+/// Whether the error means that the host lacks the address, or the interface of its scope. Both may
+/// appear later.
 fn is_missing(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::ENODEV)
 }
@@ -622,7 +624,7 @@ impl State {
     /// Whether no digest has arrived for the time of two comparisons: the state of the peer is then
     /// unknown.
     fn is_silent(&self) -> bool {
-        self.compared && self.heard.is_some_and(|at| at.elapsed() >= SILENT)
+        self.compared && self.last_message.is_some_and(|at| at.elapsed() >= SILENT)
     }
 
     fn is_in_step(&self) -> bool {
@@ -691,9 +693,9 @@ impl Peer {
         state.compared = true;
         (state.replicated, state.missing) = (replicated, missing);
         state.given_up = given_up;
-        state.heard = Some(Instant::now());
+        state.last_message = Some(Instant::now());
         if state.is_in_step() {
-            state.in_step = state.heard;
+            state.in_step = state.last_message;
         }
     }
 
@@ -728,13 +730,13 @@ impl Peer {
         drop(self.changed.wait_timeout_while(state, patience, old));
     }
 
-    /// Whether there is a connection to the peer, or from it.
+    /// Whether a connection to or from the peer exists.
     fn talks(&self) -> bool {
         let state = self.state();
         state.stream.is_some() || state.tells.is_some()
     }
 
-    /// Closes the receiving connection, and with `tells` also the sending one.
+    /// Closes the receiving connection, and with `tells` also the sending connection.
     fn hang_up(&self, tells: bool) {
         let state = self.state();
         let tells = state.tells.as_ref().filter(|_| tells);

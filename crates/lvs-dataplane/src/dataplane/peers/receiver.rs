@@ -1,5 +1,4 @@
-//! Receiving from a peer: the dataplane takes over its connections, and compares them with its
-//! digests.
+//! Receives from a peer: takes over its connections, and compares them with its digests.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -7,18 +6,18 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use lvs_core::replication::Heard;
+use lvs_core::replication::ItemResults;
 use lvs_core::sync::bulk::{self, DIGEST_LEN, Digest, Item, Ranges};
 use lvs_core::sync::services::ServiceDigests;
 use tracing::{info, warn};
 
 use super::accept::read_until;
 use super::frame::{FrameError, Handshake, INTRODUCTION_LEN, Introduction, Kind, PROOF_LEN};
-use super::tables::Said;
+use super::tables::LogLine;
 use super::{Peer, Peers, Place, Step, Trouble, frame};
 use crate::random::random;
 
-/// The longest time until a peer accepts a connection, and until it has sent its proof.
+/// Time limit for a peer to accept a connection, and to send its proof.
 const CONNECT: Duration = Duration::from_secs(2);
 /// The longest time without a frame: a peer sends a digest every two seconds.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -32,13 +31,14 @@ const PORTION: usize = 64;
 const PORTIONS_MAX: usize = 2;
 /// Slots that the packet worker examines at once.
 const PIECE: usize = 8192;
-/// Consecutive digests that may each request repairs. After these, only one in this many does.
+/// Number of consecutive digests that may each request repairs. Afterwards only one digest in this
+/// many does.
 const REPAIRS_IN_A_ROW: u32 = 3;
 const REPAIRS_LATER: u32 = 15;
 
 /// Receives from a peer until the dataplane ends.
 pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
-    let mut said = String::new();
+    let mut last_text = String::new();
     while !peers.is_stopping() {
         let mut borrowed = false;
         let ended = listen(peers, peer, &mut borrowed);
@@ -57,13 +57,13 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
         }
         peer.is_free();
         // Log each reason once.
-        if said != text {
+        if last_text != text {
             match trouble {
                 Trouble::Away => info!("{} tells nothing: {text}", peer.address),
                 Trouble::Refused => warn!("{} tells nothing: {text}", peer.address),
             }
         }
-        said = if borrowed { String::new() } else { text };
+        last_text = if borrowed { String::new() } else { text };
         peers.look_after(peer);
         peers.look_whether_ready();
         peers.pause(match trouble {
@@ -96,10 +96,10 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, borrowed: &mut bool) -> Result<(
     stream.set_nodelay(true).map_err(away)?;
     let hangs_up = stream.try_clone().map_err(away)?;
     peer.linked(identity, hangs_up);
-    let said = peer.tables().begin(identity, handshake.compares_services());
-    say(peer, said);
+    let line = peer.tables().begin(identity, handshake.compares_services());
+    log(peer, line);
     *borrowed = true;
-    let ended = hear(peers, peer, identity, &mut stream, &handshake);
+    let ended = receive_frames(peers, peer, identity, &mut stream, &handshake);
     peer.tables().end();
     match ended {
         Ok(()) => Ok(()),
@@ -114,14 +114,14 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, borrowed: &mut bool) -> Result<(
     }
 }
 
-/// The handshake, in which both sides prove that they have the key.
+/// Performs the handshake, in which both sides prove that they have the key.
 fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handshake), Ended> {
     let until = Instant::now() + CONNECT;
     stream.set_write_timeout(Some(CONNECT)).map_err(away)?;
     let ours = Introduction::new(peers.identity, random().map_err(away)?);
     stream.write_all(&ours.to_bytes()).map_err(away)?;
     let mut theirs = [0; INTRODUCTION_LEN];
-    let closed = "it closes the connection: is this director among its peers, under the address that it sees? See its log";
+    let closed = "the peer closes the connection: is the address of this director among its peers? See its log";
     let read = |stream: &mut TcpStream, bytes: &mut [u8]| match read_until(stream, bytes, until) {
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(refused(closed)),
         Err(error) => Err(away(error)),
@@ -129,16 +129,16 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     };
     read(stream, &mut theirs)?;
     let theirs = Introduction::parse(&theirs)
-        .ok_or_else(|| refused("what answers there is not a director of this kind"))?;
+        .ok_or_else(|| refused("the program that answers there is not a peer of this version"))?;
     if theirs.identity == peers.identity {
-        return Err(refused("that is this director itself"));
+        return Err(refused("the address is that of this director itself"));
     }
     let handshake = Handshake::new(&peers.key, ours, theirs);
     let mut proof = [0; PROOF_LEN];
     read(stream, &mut proof)?;
     if !handshake.is_sender(&proof) {
         return Err(refused(
-            "it has another key: compare `sha256sum` of the key files",
+            "the peer has another key: compare `sha256sum` of the key files",
         ));
     }
     stream
@@ -147,14 +147,14 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     Ok((theirs.identity, handshake))
 }
 
-/// Portions on their way to the packet workers.
+/// Received portions that are sent to the packet workers.
 struct Portions<'a> {
     peers: &'a Peers,
     number: usize,
     keeps_ties: bool,
     /// The worker that has handled a portion, and the results.
-    reply: Sender<(usize, Heard)>,
-    answers: Receiver<(usize, Heard)>,
+    reply: Sender<(usize, ItemResults)>,
+    answers: Receiver<(usize, ItemResults)>,
     /// Portions that wait for each worker.
     under_way: Vec<usize>,
 }
@@ -202,7 +202,7 @@ impl<'a> Portions<'a> {
         }
     }
 
-    /// Posts a portion to a packet worker when there is a free place.
+    /// Sends a portion to a packet worker, as soon as fewer than the maximum are pending.
     fn post(&mut self, worker: usize, portion: Vec<Item>) -> bool {
         while self.under_way[worker] >= PORTIONS_MAX {
             if !self.wait() {
@@ -212,18 +212,18 @@ impl<'a> Portions<'a> {
         self.under_way[worker] += 1;
         let (reply, number, ties) = (self.reply.clone(), self.number, self.keeps_ties);
         self.peers.on_worker(worker, move |decider| {
-            let _ = reply.send((worker, decider.hear(number, ties, portion)));
+            let _ = reply.send((worker, decider.apply_items(number, ties, portion)));
         });
         true
     }
 
     /// Waits until a packet worker has handled a portion.
     fn wait(&mut self) -> bool {
-        let Ok((worker, heard)) = self.answers.recv_timeout(SILENCE) else {
+        let Ok((worker, results)) = self.answers.recv_timeout(SILENCE) else {
             return false;
         };
         self.under_way[worker] -= 1;
-        self.peers.heard(heard);
+        self.peers.count_results(results);
         true
     }
 
@@ -238,7 +238,7 @@ impl<'a> Portions<'a> {
     }
 }
 
-fn hear(
+fn receive_frames(
     peers: &Arc<Peers>,
     peer: &Arc<Peer>,
     identity: [u8; 16],
@@ -338,12 +338,12 @@ fn hear(
 fn compare_services(peers: &Peers, peer: &Peer, theirs: &ServiceDigests) {
     let ours = peers.services();
     let now = Instant::now();
-    let said = peer.tables().compare(&ours, theirs, peers.alarm, now);
-    say(peer, said);
+    let line = peer.tables().compare(&ours, theirs, peers.alarm, now);
+    log(peer, line);
 }
 
-/// Makes this director the owner of connections that it borrowed from a peer; it replicates them
-/// from now on.
+/// Makes this director the owner of connections that it borrowed from a peer. From now on it
+/// replicates them.
 fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
     let mut next = Some(Place::default());
     while let Some(place) = next {
@@ -356,10 +356,10 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
 }
 
 /// Logs the result of a comparison.
-fn say(peer: &Peer, said: Option<Said>) {
-    match said {
-        Some(Said::Differ(text)) => warn!("{} {text}", peer.address),
-        Some(Said::Alike(text)) => info!("{} {text}", peer.address),
+fn log(peer: &Peer, line: Option<LogLine>) {
+    match line {
+        Some(LogLine::Differ(text)) => warn!("{} {text}", peer.address),
+        Some(LogLine::Alike(text)) => info!("{} {text}", peer.address),
         None => {}
     }
 }
@@ -426,7 +426,10 @@ mod tests {
                 }
                 thread::yield_now();
             }
-            assert!(delivery.join().expect("no panic"), "it has delivered all");
+            assert!(
+                delivery.join().expect("no panic"),
+                "the peer has delivered all connections"
+            );
             // The last portions of each worker still wait when the delivery ends.
             let portions = usize::from(ALL).div_ceil(PORTION);
             assert!(rounds >= portions / PORTIONS_MAX - count, "{rounds}");

@@ -12,21 +12,22 @@ use lvs_core::sync::bulk::{Pass, Ranges, count, portions};
 use tracing::{info, warn};
 
 use super::frame::{FrameError, Handshake, Kind, Sequence};
-use super::hub::{Outgoing, Said, Work};
+use super::hub::{Message, Outgoing, Work};
 use super::{Peer, Peers, Place};
 use lvs_process::deadline::write_within;
 
 /// Slots that a packet worker examines at once, as in a listing: 512 connections.
 const PIECE: usize = 8192;
-/// The walk over the table pauses while more bytes than this are queued.
+/// Number of queued bytes above which the walk over the table pauses.
 const AHEAD: usize = 256 << 10;
 /// Bytes of items in a frame, at most.
 const ITEMS_MAX: usize = 64 << 10;
 /// Queued items are combined up to this many bytes, so that a frame becomes nearly full.
 const PORTION: usize = ITEMS_MAX / 4;
-/// The time between two digests.
+/// Interval between two digests.
 const DIGEST_PERIOD: Duration = Duration::from_secs(2);
-/// The time between two walks that send connections with packets since the last one.
+/// Interval between two walks over the table, which send the connections that had packets since the
+/// previous walk.
 const REFRESH_PERIOD: Duration = Duration::from_secs(30);
 /// The wait for more changes, so that they are sent together.
 const LINGER: Duration = Duration::from_millis(10);
@@ -36,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A walk over the tables of all packet workers.
 struct Walk {
     pass: Pass,
-    /// The place at which the walk continues; `None` if the templates are next.
+    /// The slot at which the walk continues; `None` if the templates are next.
     next: Option<Place>,
     templates: Option<usize>,
     begun: lvs_core::Instant,
@@ -72,7 +73,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
             return None;
         };
         if peers.hub.add(outgoing.clone()) {
-            peers.set_heard(true);
+            peers.set_has_receiver(true);
         }
         let mut session = Session {
             peers,
@@ -85,7 +86,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
         };
         let sent = session.tell();
         if peers.hub.remove(&outgoing) {
-            peers.set_heard(false);
+            peers.set_has_receiver(false);
         }
         let _ = stream.shutdown(std::net::Shutdown::Both);
         let asked = reader.join().ok()?;
@@ -143,7 +144,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Sends until the session ends.
+    /// Sends connections, digests and changes until the session ends.
     fn tell(&mut self) -> io::Result<()> {
         let (peers, outgoing) = (self.peers, self.outgoing);
         let mut bytes = Vec::new();
@@ -165,7 +166,7 @@ impl Session<'_> {
                         match done.map(|done| (done.pass, done.begun)) {
                             Some((Pass::All, begun)) => {
                                 visited = begun;
-                                outgoing.push(Said::Whole);
+                                outgoing.push(Message::Whole);
                             }
                             Some((Pass::Since(_), begun)) => visited = begun,
                             _ => {}
@@ -192,7 +193,7 @@ impl Session<'_> {
                 }
             }
             let Work {
-                said,
+                messages,
                 lost,
                 closed,
                 wanted,
@@ -206,10 +207,10 @@ impl Session<'_> {
                     walk = Some(Walk::new(peers, Pass::Ranges(Ranges::new(wanted))));
                 }
             }
-            if said.is_empty() && !closed {
+            if messages.is_empty() && !closed {
                 continue;
             }
-            self.write(said)?;
+            self.write(messages)?;
             if closed {
                 break;
             }
@@ -220,16 +221,16 @@ impl Session<'_> {
         // The last messages of an ending dataplane, also those behind a digest that stays incomplete.
         outgoing.close();
         loop {
-            let said = outgoing.take(Instant::now()).said;
-            if said.is_empty() {
+            let messages = outgoing.take(Instant::now()).messages;
+            if messages.is_empty() {
                 return Ok(());
             }
-            self.write(said)?;
+            self.write(messages)?;
         }
     }
 
     /// Writes queued messages, in as few frames as possible.
-    fn write(&mut self, all: VecDeque<Said>) -> io::Result<()> {
+    fn write(&mut self, all: VecDeque<Message>) -> io::Result<()> {
         let mut bytes = Vec::new();
         let mut items: Vec<u8> = Vec::new();
         let frames = &mut self.frames;
@@ -239,9 +240,9 @@ impl Session<'_> {
                 items.clear();
             }
         };
-        for said in all {
-            match said {
-                Said::Items(more) => {
+        for message in all {
+            match message {
+                Message::Items(more) => {
                     for more in portions(&more, PORTION) {
                         if items.len() + more.len() > ITEMS_MAX {
                             seal_items(frames, &mut items, &mut bytes);
@@ -250,7 +251,7 @@ impl Session<'_> {
                         self.peers.add(|counts| &counts.items_sent, count(more));
                     }
                 }
-                Said::Digest(digest) => {
+                Message::Digest(digest) => {
                     seal_items(frames, &mut items, &mut bytes);
                     self.serial += 1;
                     let mut payload = self.serial.to_be_bytes().to_vec();
@@ -261,7 +262,7 @@ impl Session<'_> {
                     self.peer.sent(self.serial);
                     frames.seal(Kind::Digest, &payload, &mut bytes);
                 }
-                Said::Whole => {
+                Message::Whole => {
                     seal_items(frames, &mut items, &mut bytes);
                     frames.seal(Kind::Whole, &[], &mut bytes);
                 }
@@ -310,7 +311,7 @@ fn step(peers: &Peers, walk: &mut Walk, outgoing: &Arc<Outgoing>) -> bool {
     };
     let (items, next) = peers.templates(from, PIECE, since);
     if !items.is_empty() {
-        outgoing.push(Said::Items(items.into()));
+        outgoing.push(Message::Items(items.into()));
     }
     walk.templates = next;
     next.is_some()
@@ -325,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_message_begins_full_sync_unless_one_has_not_begun() {
+    fn lost_message_begins_full_sync_unless_one_is_pending() {
         let peers = peers_of(None, ([127, 0, 0, 1], 1).into());
         let full_syncs = || peers.report().full_syncs;
         let walk = full_sync(&peers, None);
@@ -353,7 +354,7 @@ mod tests {
         // More than the size of all buffers.
         let bytes = vec![0; 64 << 20];
         let given_up = write_within(&stream, &bytes, Duration::from_millis(200));
-        let kind = given_up.expect_err("it takes too long").kind();
+        let kind = given_up.expect_err("the peer reads too slowly").kind();
         let known = [io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock];
         assert!(known.contains(&kind), "{kind:?}");
         Ok(())

@@ -1,4 +1,5 @@
-//! Whether a peer schedules like this director: compares the digests of both directors' services.
+//! Compares the digests of both directors' services, to find whether a peer's scheduler chooses the
+//! same servers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,12 +15,12 @@ use crate::dataplane::context::Context;
 
 /// Servers that are read while packets wait.
 const PIECE: usize = 256;
-/// The shortest time between two digests of services that change all the time.
+/// The shortest time between two digests of services that change continuously.
 const PERIOD: Duration = Duration::from_secs(1);
 /// The most differing services that are named.
 const NAMED_MAX: usize = 16;
 
-/// The digests of this director's services.
+/// The digests of the services of this director.
 #[derive(Debug, Default)]
 pub(super) struct Own {
     digests: Arc<ServiceDigests>,
@@ -57,9 +58,9 @@ impl Own {
     }
 }
 
-/// A log line about a comparison.
+/// The last log line about a comparison.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum LogLine {
     /// The directors have differed for too long.
     Differ(String),
     /// The tables no longer differ, or the peer was started again.
@@ -70,7 +71,7 @@ pub(super) enum Said {
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     identity: Option<[u8; 16]>,
-    /// There is a session in which the peer sends no digests of services.
+    /// The peer's version sends no digests of services.
     older: bool,
     /// The peer has sent digests in this session.
     compared: bool,
@@ -86,32 +87,33 @@ struct Difference {
 
 impl Comparison {
     /// Begins a session; `compares`: the peer sends digests. Returns the log line, if any.
-    pub(super) fn begin(&mut self, identity: [u8; 16], compares: bool) -> Option<Said> {
-        let mut said = None;
+    pub(super) fn begin(&mut self, identity: [u8; 16], compares: bool) -> Option<LogLine> {
+        let mut line = None;
         // A peer that was started again has no services at first.
         if self.identity != Some(identity) {
             let again = "was started again, and is compared again".to_owned();
-            said = self.alarm.then_some(Said::Alike(again));
+            line = self.alarm.then_some(LogLine::Alike(again));
             *self = Self::default();
         }
         self.identity = Some(identity);
         self.older = !compares;
-        said
+        line
     }
 
-    /// Ends a session. A service that differs before and after counts as different in between.
+    /// Ends a session. A service that differed in the sessions before and after counts as different
+    /// in between.
     pub(super) fn end(&mut self) {
         (self.older, self.compared) = (false, false);
     }
 
-    /// Compares the digests of a peer with `ours`; returns the log line, if there is one.
+    /// Compares the digests of a peer with `ours`; returns the log line, if the result has changed.
     pub(super) fn compare(
         &mut self,
         ours: &ServiceDigests,
         theirs: &ServiceDigests,
         alarm: Duration,
         now: Instant,
-    ) -> Option<Said> {
+    ) -> Option<LogLine> {
         self.compared = true;
         let before: HashMap<ServiceKey, Instant> = std::mem::take(&mut self.differ)
             .into_iter()
@@ -126,33 +128,33 @@ impl Comparison {
             .differ
             .iter()
             .filter(|one| now.saturating_duration_since(one.since) >= alarm);
-        let said = match (lasting.next(), self.alarm) {
+        let line = match (lasting.next(), self.alarm) {
             (Some(one), false) => {
                 let more = match lasting.count() {
                     0 => String::new(),
                     1 => ", and 1 more service".to_owned(),
                     more => format!(", and {more} more services"),
                 };
-                Some(Said::Differ(format!(
-                    "has not chosen as this director does for {} s: {} differs{more}; lvsadm sync names what differs, lvsadm diff shows how",
+                Some(LogLine::Differ(format!(
+                    "has not chosen the same servers as this director for {} s: {} differs{more}; lvsadm sync names the differing services, lvsadm diff the differences",
                     alarm.as_secs(),
                     one.differs.service
                 )))
             }
-            (None, true) => Some(Said::Alike(match self.differ.len() {
+            (None, true) => Some(LogLine::Alike(match self.differ.len() {
                 0 => "chooses the same servers as this director again".to_owned(),
                 n => format!(
-                    "chooses the same servers as this director again, but for {n} services that have just changed"
+                    "chooses the same servers as this director again, except for {n} services that have just changed"
                 ),
             })),
             _ => None,
         };
-        match said {
-            Some(Said::Differ(_)) => self.alarm = true,
-            Some(Said::Alike(_)) => self.alarm = false,
+        match line {
+            Some(LogLine::Differ(_)) => self.alarm = true,
+            Some(LogLine::Alike(_)) => self.alarm = false,
             None => {}
         }
-        said
+        line
     }
 
     fn state(&self) -> TablesState {
@@ -227,36 +229,40 @@ mod tests {
         assert_eq!(it.begin([1; 16], true), None);
         assert_eq!(state(&it, at(0)).0, TablesState::Unknown);
         // A peer whose server has this weight.
-        let hear = |it: &mut Comparison, weight, second| {
+        let compare = |it: &mut Comparison, weight, second| {
             it.compare(&ours, &digests(weight), ALARM, at(second))
         };
-        assert_eq!(hear(&mut it, 1, 0), None);
+        assert_eq!(compare(&mut it, 1, 0), None);
         assert_eq!(state(&it, at(0)), (TablesState::Alike, 0, 0));
 
         // Short differences raise no alarm, even if they are repeated.
         for second in [10, 30, 50] {
-            assert_eq!(hear(&mut it, 2, second), None);
-            assert_eq!(hear(&mut it, 2, second + 15), None);
+            assert_eq!(compare(&mut it, 2, second), None);
+            assert_eq!(compare(&mut it, 2, second + 15), None);
             assert_eq!(state(&it, at(second + 15)), (TablesState::Differ, 1, 15));
-            assert_eq!(hear(&mut it, 1, second + 16), None);
+            assert_eq!(compare(&mut it, 1, second + 16), None);
         }
         // A difference keeps its age when it becomes another difference.
-        assert_eq!(hear(&mut it, 2, 100), None);
-        assert_eq!(hear(&mut it, 3, 104), None);
+        assert_eq!(compare(&mut it, 2, 100), None);
+        assert_eq!(compare(&mut it, 3, 104), None);
         let shown = it.differences(at(110));
         assert_eq!(
             (shown[0].seconds, shown[0].here, shown[0].there),
             (10, true, true)
         );
-        assert_eq!(hear(&mut it, 3, 129), None);
-        let Some(Said::Differ(text)) = hear(&mut it, 3, 130) else {
-            panic!("it has lasted")
+        assert_eq!(compare(&mut it, 3, 129), None);
+        let Some(LogLine::Differ(text)) = compare(&mut it, 3, 130) else {
+            panic!("the difference has lasted")
         };
         assert!(
             text.contains("for 30 s: TCP 198.51.100.1:80 differs;"),
             "{text}"
         );
-        assert_eq!(hear(&mut it, 3, 132), None, "it was said");
+        assert_eq!(
+            compare(&mut it, 3, 132),
+            None,
+            "the alarm was already logged"
+        );
         assert_eq!(state(&it, at(132)), (TablesState::Alarm, 1, 32));
 
         // While the peer sends nothing, the result is unknown. Services that still differ
@@ -265,10 +271,10 @@ mod tests {
         assert_eq!(state(&it, at(133)), (TablesState::Unknown, 0, 0));
         assert!(it.differences(at(133)).is_empty());
         assert_eq!(it.begin([1; 16], true), None);
-        assert_eq!(hear(&mut it, 3, 140), None);
+        assert_eq!(compare(&mut it, 3, 140), None);
         assert_eq!(state(&it, at(140)), (TablesState::Alarm, 1, 40));
-        let said = hear(&mut it, 1, 142);
-        assert!(matches!(said, Some(Said::Alike(_))), "{said:?}");
+        let line = compare(&mut it, 1, 142);
+        assert!(matches!(line, Some(LogLine::Alike(_))), "{line:?}");
         assert_eq!(state(&it, at(142)), (TablesState::Alike, 0, 0));
     }
 
@@ -284,12 +290,12 @@ mod tests {
         let shown = it.differences(later);
         assert_eq!((shown[0].here, shown[0].there), (true, false));
         it.end();
-        let said = it.begin([2; 16], true);
-        assert!(matches!(said, Some(Said::Alike(_))), "{said:?}");
+        let line = it.begin([2; 16], true);
+        assert!(matches!(line, Some(LogLine::Alike(_))), "{line:?}");
         assert_eq!(it.compare(&own, &none, ALARM, later), None);
         assert_eq!(state(&it, later), (TablesState::Differ, 1, 0));
         it.end();
-        assert_eq!(it.begin([3; 16], false), None, "there was no alarm");
+        assert_eq!(it.begin([3; 16], false), None, "no alarm was raised");
         assert_eq!(state(&it, later).0, TablesState::Older);
         it.end();
         assert_eq!(state(&it, later).0, TablesState::Unknown);

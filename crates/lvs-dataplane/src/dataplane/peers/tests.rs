@@ -38,11 +38,11 @@ fn introduction(identity: u8) -> Introduction {
 /// The context and threads of a dataplane.
 pub(super) type Parts = (Arc<Context>, Arc<Threads<Worker>>);
 
-/// With as many packet workers, which divide connections.
+/// Creates the parts of a director with that many packet workers, which divide the connections.
 pub(super) fn parts(control: Control, workers: usize) -> Parts {
     let threads = Threads::new(workers).expect("descriptors");
     let context = Context::without_kernel(control);
-    let workers = NonZeroUsize::new(workers).expect("one at least");
+    let workers = NonZeroUsize::new(workers).expect("at least one worker");
     context.publish(Arc::new(View {
         generation: 1,
         steering: Some(Arc::new(Steering::new(workers, 7, false))),
@@ -51,12 +51,12 @@ pub(super) fn parts(control: Control, workers: usize) -> Parts {
     (context, Arc::new(threads))
 }
 
-/// One peer of a dataplane whose packet worker is gone.
+/// A dataplane with one peer, whose packet worker has exited.
 fn peers(address: SocketAddr) -> Arc<Peers> {
     peers_of(None, address)
 }
 
-/// One peer of a dataplane.
+/// A dataplane with one peer.
 pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers> {
     let peer = Peer {
         number: 0,
@@ -90,10 +90,10 @@ pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers>
 
 /// The packet workers, which run their jobs when the test calls [`run_jobs`].
 pub(super) fn workers_of((context, threads): &Parts) -> Vec<Worker> {
-    let count = NonZeroUsize::new(threads.workers().len()).expect("one at least");
+    let count = NonZeroUsize::new(threads.workers().len()).expect("at least one worker");
     let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
     let worker = |number| {
-        let shard = context.control().shard(number).expect("it has as many");
+        let shard = context.control().shard(number).expect("the slot exists");
         let (requests, _) = Requests::new();
         let equipment = Equipment::new(common.clone());
         let (context, threads) = (context.clone(), threads.clone());
@@ -119,11 +119,11 @@ fn counted(peers: &Peers) -> (u64, u64) {
 
 fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-    let address = listener.local_addr().expect("it has one");
+    let address = listener.local_addr().expect("it has exactly one");
     (listener, address)
 }
 
-/// A receiving peer with its end of the connection.
+/// A receiving peer, with its side of the connection.
 struct Listens {
     peers: Arc<Peers>,
     stream: TcpStream,
@@ -140,7 +140,7 @@ fn listens() -> Listens {
 fn listens_to(parts: Option<&Parts>, introduced: Introduction) -> Listens {
     let (listener, address) = listener();
     let stream = TcpStream::connect(address).expect("it listens");
-    let (theirs, _) = listener.accept().expect("it has connected");
+    let (theirs, _) = listener.accept().expect("the peer has connected");
     let peers = peers_of(parts, address);
     let ours = Introduction::new([1; 16], [1; 24]);
     let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
@@ -201,7 +201,7 @@ fn changed(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// A frame whose kind an attacker has changed to an unknown one.
+/// A frame whose kind an attacker has replaced by an unknown one.
 fn unknown(mut frame: Vec<u8>) -> Vec<u8> {
     frame[4] = 255;
     frame
@@ -246,7 +246,9 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
         it.stream.write_all(&bytes).expect("it fits");
         if expected == (0, 0) {
             // The session continues until this side ends it.
-            it.stream.shutdown(Shutdown::Write).expect("it is open");
+            it.stream
+                .shutdown(Shutdown::Write)
+                .expect("the session is open");
         }
         let mut rest = Vec::new();
         let _ = it.stream.read_to_end(&mut rest);
@@ -255,7 +257,7 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
     }
 }
 
-/// The beginning of a frame of one byte more than any has.
+/// The header of a frame that is one byte longer than the maximum.
 fn too_long() -> Vec<u8> {
     let len = u32::try_from(PAYLOAD_MAX + 1).expect("it fits");
     let mut bytes = len.to_be_bytes().to_vec();
@@ -337,10 +339,12 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         let (socket, address) = listener();
         let peers = peers(address);
         let all = peers.clone();
-        let hears = thread::spawn(move || receiver::run(&all, &all.peers[0]));
+        let receiving = thread::spawn(move || receiver::run(&all, &all.peers[0]));
         let (mut stream, _) = socket.accept().expect("it connects");
         let mut theirs = [0; INTRODUCTION_LEN];
-        stream.read_exact(&mut theirs).expect("it is introduced");
+        stream
+            .read_exact(&mut theirs)
+            .expect("the handshake has arrived");
         let theirs = Introduction::parse(&theirs).expect("an introduction");
         let ours = Introduction::new([2; 16], [2; 24]);
         let handshake = Handshake::new(&Key::of(KEY), theirs, ours);
@@ -354,14 +358,16 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         stream.write_all(&bytes).expect("it fits");
         if expected == (0, 0) {
             // The session continues until this side ends it.
-            stream.shutdown(Shutdown::Write).expect("it is open");
+            stream
+                .shutdown(Shutdown::Write)
+                .expect("the session is open");
         }
         // The director has closed the connection.
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
         drop(socket);
         peers.end();
-        hears.join().expect("it ends");
+        receiving.join().expect("it ends");
         assert_eq!(counted(&peers), expected);
     }
 }
@@ -395,9 +401,9 @@ fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction)
     digest
 }
 
-/// As many services as are compared, and one more. A peer that has not announced the feature gets
-/// no digests of services: an older version would end the session. If all services differ, only a
-/// few are named.
+/// One service more than are compared. A peer that has not announced the feature gets no digests of
+/// services: an older version would end the session. If all services differ, messages name only a
+/// few.
 #[test]
 fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     let mut control = Control::new(Options::default());
@@ -431,7 +437,7 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     theirs.begin([1; 16], true);
     let now = Instant::now();
     let address = ([192, 0, 2, 2], 8848).into();
-    let heard = ServiceDigests::parse(&sent[8 + DIGEST_LEN..]).expect("it is in order");
+    let heard = ServiceDigests::parse(&sent[8 + DIGEST_LEN..]).expect("the items are in order");
     assert_eq!(theirs.compare(&ours, &heard, ALARM, now), None);
     assert_eq!(theirs.info(address, now).state, TablesState::Alike);
 
@@ -442,21 +448,21 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     let info = theirs.info(address, now + ALARM);
     assert_eq!(info.differ, SERVICES_MAX as u64);
     assert_eq!(theirs.differences(now + ALARM).len(), 16);
-    let said = theirs.compare(&none, &heard, ALARM, now + ALARM);
-    let Some(tables::Said::Differ(text)) = said else {
-        panic!("{said:?}");
+    let output = theirs.compare(&none, &heard, ALARM, now + ALARM);
+    let Some(tables::LogLine::Differ(text)) = output else {
+        panic!("{output:?}");
     };
     assert!(text.len() < 500, "{text}");
 }
 
-/// A peer is in sync after a comparison without a difference, and the time that it was not in sync
+/// A peer is in step after a comparison without a difference, and the time that it was not in step
 /// is exact.
 #[test]
-fn peer_state_follows_its_connections() {
+fn peer_state_depends_on_its_connections() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
     let peer = &peers.peers[0];
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
-    let begun = ago(12).expect("a machine that is up");
+    let begun = ago(12).expect("the boot time is readable");
     let stands = || {
         let standing = peer.standing(begun);
         let alarming = standing.is_alarming();
@@ -495,8 +501,8 @@ fn peers_above_the_limit_are_refused() {
             key_file: "/nowhere".into(),
             ..PeersConfig::default()
         };
-        let said = Peers::start(&config, &parts.0, &parts.1).expect_err("there is no key");
-        assert!(said.contains(words), "{said}");
+        let output = Peers::start(&config, &parts.0, &parts.1).expect_err("the key is missing");
+        assert!(output.contains(words), "{output}");
     }
 }
 
@@ -525,7 +531,7 @@ impl Director {
         let parts = parts(control, workers);
         let mut workers = workers_of(&parts);
         let mut peers = peers_of(Some(&parts), peer);
-        let made = Arc::get_mut(&mut peers).expect("nobody else has it");
+        let made = Arc::get_mut(&mut peers).expect("no other peer uses the address");
         (made.identity, made.keys) = ([identity; 16], [identity.into(), 7]);
         made.hub = parts.1.hub.clone();
         for worker in &mut workers {
@@ -566,7 +572,7 @@ impl Director {
         self.packets(ports, 0x10);
     }
 
-    /// The connections that the workers own, and those that they have borrowed.
+    /// The number of connections that the workers own, and of those that they have borrowed.
     fn counts(&mut self) -> (u64, u64) {
         let mut counts = (0, 0);
         for worker in &mut self.workers {
@@ -578,8 +584,9 @@ impl Director {
         counts
     }
 
-    /// The state of the replication from the peer, and the number of connections that the peer owns.
-    fn hears(&self) -> (&'static str, u64) {
+    /// The state of the replication from the peer, and the number of connections that the peer
+    /// owns.
+    fn sync_state(&self) -> (&'static str, u64) {
         let state = self.peers.peers[0].state();
         (state.name(), state.replicated)
     }
@@ -598,7 +605,7 @@ fn tuple(port: u16) -> Tuple {
     Tuple::tcp(([192, 0, 2, 1], port).into(), virt)
 }
 
-/// Lets the workers of all directors work until `done`.
+/// Runs the workers of all directors until `done` returns true.
 fn run_until(
     what: &str,
     directors: &mut [Director; 2],
@@ -628,7 +635,7 @@ fn replicate(workers: [usize; 2]) {
     let mut both = [one, two];
     both[0].open(1000..1400);
     run_until("a full sync", &mut both, |[one, two]| {
-        two.hears() == ("in step", 400) && one.hears() == ("in step", 0)
+        two.sync_state() == ("in step", 400) && one.sync_state() == ("in step", 0)
     });
     assert_eq!((both[0].counts(), both[1].counts()), ((400, 0), (0, 400)));
     assert!(
@@ -643,13 +650,13 @@ fn replicate(workers: [usize; 2]) {
             one.open(next..next + 2);
             next += 2;
         }
-        two.hears() == ("in step", 1400)
+        two.sync_state() == ("in step", 1400)
     });
     assert_eq!((both[0].counts(), both[1].counts()), ((1400, 0), (0, 1400)));
 
     both[1].packets(1100..1300, 0x10);
     run_until("packets to move", &mut both, |[one, two]| {
-        one.hears() == ("in step", 200) && two.hears() == ("in step", 1200)
+        one.sync_state() == ("in step", 200) && two.sync_state() == ("in step", 1200)
     });
     assert_eq!(
         (both[0].counts(), both[1].counts()),

@@ -19,16 +19,18 @@ const BUSY: Duration = Duration::from_millis(50);
 const LOCALS_WAITING: usize = 1 << 16;
 /// The local ports that are written at a time: each takes two system calls.
 const LOCALS_AT_ONCE: usize = 512;
-/// Slots of one portion of the walk for the synchronisation master, and the pause behind it.
+/// Number of slots in one portion of the walk for the synchronisation master; a pause follows each
+/// portion.
 const SYNC_BUDGET: usize = 1 << 16;
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
-/// Slots whose connections are evicted in one round of housekeeping, if all must be evicted.
+/// Number of slots whose connections are evicted in one round of housekeeping, if all must be
+/// evicted.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
 /// The state of a worker for the kernel fast path.
 #[derive(Default)]
 pub(super) struct KernelSide {
-    /// The path, if there is one.
+    /// The kernel fast path, if it is used.
     pub(super) path: Option<Arc<FastPath>>,
     /// Last time at which all received packets had been sent on.
     pub(super) quiet: Instant,
@@ -41,8 +43,8 @@ pub(super) struct KernelSide {
 }
 
 impl Worker {
-    /// Offloads connections from now on, each after so many packets, if there is a kernel fast
-    /// path.
+    /// Offloads connections from now on, each after the configured number of packets, if there is a
+    /// kernel fast path.
     pub(in crate::dataplane) fn use_fast_path(&mut self, after: u32) {
         if let Some(fast_path) = self.context.fast_path() {
             self.kernel.path = Some(fast_path.clone());
@@ -142,8 +144,8 @@ impl Worker {
         Ok((offer, ways))
     }
 
-    /// Whether packets of a connection are forwarded by the kernel fast path, or of one that opens now
-    /// (`None`); else why not.
+    /// Whether the kernel fast path forwards packets of a connection, or of a new one (`None`);
+    /// otherwise the reason.
     pub(super) fn fast_path(&self, conn: Option<ConnId>) -> Result<(), WithDataplane> {
         let kernel = self.kernel.path.as_ref().ok_or(WithDataplane::NotUsed)?;
         let epoch = kernel.epoch();
@@ -234,7 +236,7 @@ impl Worker {
                 let opened = |change: &LocalChange| matches!(change, LocalChange::Bound(_));
                 let forgotten = shard.local_changes().filter(opened).count();
                 warn!(
-                    "{forgotten} connections of full NAT were opened before memory for their local ports was available: they end with this dataplane"
+                    "{forgotten} connections of full NAT were opened before memory for their local ports was available: they end if this dataplane is killed"
                 );
             }
             LocalsAre::Impossible => _ = shard.local_changes().count(),

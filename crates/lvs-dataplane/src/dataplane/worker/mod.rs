@@ -45,25 +45,26 @@ use lvs_packet::net::{Net, PortId};
 use lvs_packet::pipeline::{Env, Output, Pipeline, Request, Share};
 use lvs_sys::{Poller, TablePages};
 
-/// Batches of one port before the next port is read.
+/// Number of batches that are read from one port before the next port is read.
 const BATCHES_PER_TURN: usize = 4;
-/// Connections that are checked for expiry between two batches.
+/// Number of connections that are checked for expiry between two batches.
 const EXPIRY_BUDGET: usize = 1024;
-/// Connections that are looked at between two batches after a server went down; a sixteenth of them
-/// may be reset.
+/// Number of connections that are checked between two batches after a server went down; at most a
+/// sixteenth of them are reset.
 const DOWN_BUDGET: usize = 4096;
-/// How long packets have their turn between two such rounds.
+/// Time for which packets are processed between two rounds that remove connections of unusable
+/// servers.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
-/// Changes are passed on to peers once in such a time, or when there are so many bytes.
+/// Changes are sent to peers at this interval, or earlier if many bytes are queued.
 const QUEUE_PERIOD: Duration = Duration::from_millis(1);
 const QUEUE_BYTES: usize = 16 << 10;
 /// How long SYNs may wait to be looked at in a flood of them.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
-/// By when every message is due, full or not.
+/// Interval at which all messages are sent, full or not.
 const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
-/// Between two rounds of housekeeping.
+/// Interval between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
 /// A packet worker.
@@ -87,14 +88,15 @@ pub(crate) struct Worker {
     /// The time at which changes were last passed on to peers.
     reported: Instant,
     kernel: KernelSide,
-    /// The connection table's, until they become large ones.
+    /// The pages of the connection table, until they are replaced by large pages.
     pages: Option<TablePages>,
     others: Others,
-    /// That of its thread, once it has one.
+    /// Controls the scheduling of the worker's thread, once it runs.
     priority: Option<Priority>,
 }
 
-/// The pipeline and buffers of a packet worker. They are megabytes, which take time to make.
+/// The pipeline and the buffers of a packet worker. They have megabytes, so creating them takes
+/// time.
 pub(crate) struct Equipment {
     pipeline: Pipeline,
     output: Output,
@@ -114,7 +116,7 @@ impl Equipment {
 /// The state of a worker for the other workers.
 #[derive(Default)]
 struct Others {
-    /// The processor of this worker, if the workers run on different ones.
+    /// The processor of this worker, if each worker runs on a separate one.
     cpu: Option<usize>,
     /// For each other worker, the parcels to pass.
     outboxes: Vec<Vec<Parcel>>,
@@ -175,12 +177,12 @@ impl Worker {
         self.others.cpu = Some(cpu);
     }
 
-    /// The connection table's pages, to become large ones.
+    /// Sets the pages of the connection table that will be replaced by large pages.
     pub(super) fn use_pages(&mut self, pages: TablePages) {
         self.pages = Some(pages);
     }
 
-    /// Makes large pages of them at once.
+    /// Converts their memory to large pages at once.
     #[cfg(feature = "testing")]
     pub(super) fn enlarge_pages(&mut self) {
         if let Some(pages) = self.pages.take() {
@@ -287,7 +289,7 @@ impl Worker {
         }
     }
 
-    /// Ends or resumes real-time scheduling, if due.
+    /// Leaves or enters real-time scheduling, if a decision is due.
     fn look_at_priority(&mut self, now: SystemInstant) {
         if let Some(priority) = &mut self.priority {
             priority.look(now);
@@ -311,7 +313,7 @@ impl Worker {
         next.saturating_since(now) + Duration::from_millis(1)
     }
 
-    /// Uses the latest snapshot if there is a newer one.
+    /// Switches to the latest snapshot if there is a newer one.
     fn take_view(&mut self) {
         if self.context.generation() == self.network.view().generation {
             return;
@@ -565,8 +567,8 @@ impl Worker {
         }
     }
 
-    /// Processes parcels from other workers, at most as many at a time as frames of one port; true
-    /// if there may be more.
+    /// Processes parcels from other workers, in one call at most as many as the frames of a batch;
+    /// true if there may be more.
     pub(super) fn take_parcels(&mut self) -> bool {
         let mut parcels = std::mem::take(&mut self.others.taken);
         let more = self
@@ -630,7 +632,7 @@ impl Worker {
         }
     }
 
-    /// Passes all messages to the master at once, because this worker ends.
+    /// Passes all messages to the synchronisation master at once, because this worker stops.
     fn send_last_sync(&mut self) {
         self.send_sync_until(self.context.now() + SYNC_AT_LAST);
     }
@@ -784,7 +786,7 @@ impl Worker {
             answered = counters.answered,
             fragments = counters.fragments,
             dropped = counters.dropped_total(),
-            "what became of the packets"
+            "counts of packets by fate"
         );
     }
 

@@ -29,13 +29,15 @@ fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
         .tcp(port, VIRT.1, 1, 1000)
         .syn();
     let mut bytes = Vec::with_capacity(builder.size(0));
-    builder.write(&mut bytes, &[]).expect("memory has room");
-    let mut lent = arena.lend(slot).expect("it is free");
+    builder
+        .write(&mut bytes, &[])
+        .expect("writing to a vector succeeds");
+    let mut lent = arena.lend(slot).expect("the lock is free");
     lent[64..64 + bytes.len()].copy_from_slice(&bytes);
     Frame::lent(lent, 64..64 + bytes.len(), Offload::default())
 }
 
-/// Two workers of one director with a service, which divide packets like this.
+/// Two workers of one director with a service. Packets are divided among the workers by this rule.
 struct Bed {
     context: Arc<Context>,
     threads: Arc<Threads<Worker>>,
@@ -119,7 +121,7 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
 /// The frames that a worker sent: link-layer destination, destination and its port.
 fn sent(worker: &mut Worker) -> Vec<(Vec<u8>, Vec<u8>, u16)> {
     let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
-        panic!("it has its port")
+        panic!("the port exists")
     };
     let sent = io.take();
     let seen = sent.iter().map(|frame| {
@@ -157,7 +159,7 @@ fn query_about_connection_reports_why_it_is_not_offloaded() {
 }
 
 #[test]
-fn two_workers_on_one_control() {
+fn two_workers_process_packets_of_one_director() {
     let Bed {
         context,
         threads,
@@ -181,16 +183,16 @@ fn two_workers_on_one_control() {
             scope.spawn(|| worker.receive(PORT));
         }
     });
-    assert_eq!(threads.taken(), 1, "both have taken the view");
+    assert_eq!(threads.taken(), 1, "both workers use the view");
     assert_eq!(arena.lent(), 0, "lent frames are the backend's again");
     let reports = workers.iter_mut().map(Worker::report);
-    let all = reports.reduce(Report::add).expect("two of them");
+    let all = reports.reduce(Report::add).expect("two workers");
     assert_eq!((all.connections, all.capacity), (4, 512));
     let templates = all.decisions(3);
     let templates = templates.filter(|of| of.reason == "evicted_template");
     assert_eq!(templates.map(|of| of.count).collect::<Vec<_>>(), [3]);
     let control = context.control();
-    let server = control.service(&key).expect("it is there").servers()[0].clone();
+    let server = control.service(&key).expect("the entry exists").servers()[0].clone();
     assert_eq!(server.inactive() + server.active(), 4, "counted together");
     drop(control);
     for worker in &mut workers {
@@ -218,7 +220,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
     workers[0].attach(PORT, Port::Memory(io));
     workers[1].attach(PORT, Port::Memory(MemoryIo::new()));
     workers[0].receive(PORT);
-    assert_eq!(arena.lent(), 0, "what is handed over is a copy");
+    assert_eq!(arena.lent(), 0, "a passed frame is a copy");
     let homes = |home: usize| {
         let client = IpAddr::from([192, 0, 2, 7]);
         let ports = ports.clone();
@@ -231,7 +233,11 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
     let first = of(&mut workers[0]);
     assert_eq!(first.connections, homes(0) as u64);
     assert_eq!(first.handed_over, homes(1) as u64);
-    assert_eq!(of(&mut workers[1]).connections, 0, "it has not looked yet");
+    assert_eq!(
+        of(&mut workers[1]).connections,
+        0,
+        "the worker has not read its inbox yet"
+    );
     workers[1].take_parcels();
     let second = of(&mut workers[1]);
     let theirs = homes(1) as u64;
@@ -244,11 +250,11 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
         assert_eq!(came, counters.accounted(), "{counters:?}");
     }
     let control = context.control();
-    let server = control.service(&key).expect("it is there").servers()[0].clone();
+    let server = control.service(&key).expect("the entry exists").servers()[0].clone();
     assert_eq!(server.inactive() + server.active(), 40);
 }
 
-/// A SYN with FIN or ACK opens a connection, as in the kernel, so it is one.
+/// A SYN with FIN or ACK opens a connection, as in the kernel, so it counts as a SYN.
 #[test]
 fn syn_flood_counts_all_packets_that_open_connections() {
     const ALONE: u8 = 0;
@@ -264,12 +270,14 @@ fn syn_flood_counts_all_packets_that_open_connections() {
             .ipv4(source, VIRT.0, 64)
             .tcp_header(tcp);
         let mut bytes = Vec::with_capacity(builder.size(0));
-        builder.write(&mut bytes, &[]).expect("memory has room");
+        builder
+            .write(&mut bytes, &[])
+            .expect("writing to a vector succeeds");
         Frame::from_bytes(&bytes)
     };
     let receive = |worker: &mut Worker, frames: Vec<Frame>| {
         let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
-            panic!("it has its port")
+            panic!("the port exists")
         };
         io.input.extend(frames);
         while worker.receive(PORT) {}
@@ -305,7 +313,7 @@ fn syn_flood_counts_all_packets_that_open_connections() {
 /// Frames from another worker that arrive while a batch is processed do not wait for the next
 /// timer.
 #[test]
-fn parcel_during_round_wakes_worker_again() {
+fn frame_from_other_worker_during_round_is_processed_next() {
     struct Late(Arc<Threads<Worker>>, Option<Frame>);
     impl PacketHook for Late {
         fn packet(&mut self, _: &lvs_core::PacketMeta<'_>) -> HookAction {
@@ -340,7 +348,7 @@ fn parcel_during_round_wakes_worker_again() {
     let more = worker.do_for_others(true);
     assert_eq!(sent(worker).len(), 1);
     let woken = threads.worker(0).mailbox.wake().take();
-    assert!(more || woken, "it sleeps with packets in its inbox");
+    assert!(more || woken, "the worker sleeps with packets in its inbox");
     worker.do_for_others(true);
     assert_eq!(sent(worker).len(), 1);
 }
@@ -352,7 +360,7 @@ fn long_round_is_demoted_between_any_two_pieces() {
 
     let Bed { mut workers, .. } = bed(None);
     let [worker, ..] = &mut *workers else {
-        panic!("there are two")
+        panic!("two entries exist")
     };
     let mut io = MemoryIo::new();
     let arena = Arena::new(3 * BATCH, 2048).expect("a mapping");
@@ -379,7 +387,7 @@ fn long_round_is_demoted_between_any_two_pieces() {
     let mut parcels = vec![Parcel::Frame(PORT, frame)];
     worker.link().inbox.put(1, &mut parcels);
     worker.take_parcels();
-    assert!(!thread.is_real_time(), "what is handed over");
+    assert!(!thread.is_real_time(), "passed frames");
 
     let thread = busy(worker);
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -399,8 +407,8 @@ fn long_round_is_demoted_between_any_two_pieces() {
     assert_eq!(worker.report().workers[0].demoted, 1);
 }
 
-/// A flood for one worker does not displace the packets of other workers for it, and delays no
-/// worker.
+/// A flood of packets for one worker neither displaces packets that other workers pass to it, nor
+/// delays any worker.
 #[test]
 fn stuck_worker_loses_only_its_own_packets() {
     let count = NonZeroUsize::new(WORKERS).expect("two");
@@ -409,7 +417,7 @@ fn stuck_worker_loses_only_its_own_packets() {
     let client = IpAddr::from([192, 0, 2, 7]);
     let of = |home: usize| {
         let port = (1024..).find(|&port| steering.of_client(client, port) == home);
-        port.expect("half of them are")
+        port.expect("half of the ports belong to this worker")
     };
     let (own, others) = (of(0), of(1));
     workers[0].attach(PORT, Port::Memory(MemoryIo::new()));
@@ -417,7 +425,7 @@ fn stuck_worker_loses_only_its_own_packets() {
     for _ in 0..rounds {
         let arena = Arena::new(33, 2048).expect("a mapping");
         let Some((_, Port::Memory(io))) = workers[0].ports.iter_mut().next() else {
-            panic!("it has its port")
+            panic!("the port exists")
         };
         for slot in 0..32 {
             io.input.push_back(syn(&arena, slot, others));
@@ -434,7 +442,11 @@ fn stuck_worker_loses_only_its_own_packets() {
         .counters
         .dropped_for(FrameDrop::SynFlood);
     let left = sent(&mut workers[0]).len() as u64;
-    assert_eq!(left + refused, rounds as u64, "its own all left");
+    assert_eq!(
+        left + refused,
+        rounds as u64,
+        "all frames of this worker were sent"
+    );
     let counters = &workers[0].pipeline.counters;
     assert_eq!(counters.received, counters.accounted(), "{counters:?}");
 }

@@ -53,7 +53,8 @@ use crate::netlink::message::messages;
 use lvs_packet::intercept::{Intercept, LocalClient};
 use lvs_packet::wire::vlan;
 
-/// Before connection tracking, NAT and everything else that the host may have at its ingress.
+/// The hook's priority: before connection tracking, NAT and all other hooks that the host may have
+/// at its ingress.
 const PRIORITY: i32 = -300;
 
 /// Maximum of connections of the director's own host whose answers can be hidden at a time.
@@ -69,16 +70,14 @@ pub enum ShieldError {
     Permission,
     /// The kernel lacks a feature.
     #[error(
-        "the kernel cannot keep its own stack from handled packets ({source}): it needs nf_tables with the family netdev, \
-         owned tables (Linux 5.12) and the fib expression (CONFIG_NF_TABLES, CONFIG_NF_TABLES_NETDEV, \
-         CONFIG_NFT_FIB_NETDEV; modules nf_tables and nft_fib_netdev)"
+        "the kernel cannot hide handled packets from its own network stack ({source}): it needs nf_tables with the family netdev, owned tables (Linux 5.12) and the fib expression (CONFIG_NF_TABLES, CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FIB_NETDEV; modules nf_tables and nft_fib_netdev)"
     )]
     Unsupported {
         /// The error of the kernel.
         source: io::Error,
     },
-    /// There is no such interface.
-    #[error("there is no interface {interface} to shield: `ip link` lists them")]
+    /// The interface does not exist.
+    #[error("the interface {interface} to shield does not exist: `ip link` lists the interfaces")]
     NoInterface {
         /// The interface.
         interface: String,
@@ -92,7 +91,7 @@ pub enum ShieldError {
         table: String,
         /// The error of the kernel.
         source: io::Error,
-        /// The message of the kernel, in brackets, if there is one.
+        /// The message of the kernel, in brackets, if it sent one.
         words: String,
     },
 }
@@ -116,11 +115,11 @@ impl Shield {
         self.socket.as_fd()
     }
 
-    /// Creates the table. It hides nothing yet, on no interface, and never a frame with the mark
-    /// `given_back`, which it takes off.
+    /// Creates the table. It hides no frames until an interface is added. Frames with the mark
+    /// `given_back` are never hidden; the table clears this mark.
     ///
     /// # Errors
-    /// Without the privilege, or if the kernel lacks something.
+    /// Without the privilege, or if the kernel lacks a feature.
     pub fn open(given_back: Option<u32>) -> Result<Self, ShieldError> {
         let unsupported = |source| ShieldError::Unsupported { source };
         let mut socket = Socket::new(NETLINK_NETFILTER).map_err(unsupported)?;
@@ -186,12 +185,12 @@ impl Shield {
         &self.table
     }
 
-    /// Hides handled frames at the ingress of an interface from now on. To do it again for an
-    /// interface that was removed and has come back under the same name is right.
+    /// Hides handled frames at the ingress of an interface from now on. Call it again if an
+    /// interface was removed and has appeared again with the same name.
     ///
     /// # Errors
-    /// If there is no such interface. (Since Linux 6.16 that is no error: the kernel waits for one
-    /// of this name.)
+    /// If the interface does not exist. (Since Linux 6.16 this is no error: the kernel waits for an
+    /// interface of this name.)
     pub fn add_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {
@@ -262,7 +261,8 @@ impl Shield {
         Ok(())
     }
 
-    /// Hides nothing on an interface any more. One that is gone, or was never added, is no error.
+    /// Stops hiding frames on an interface. A missing interface, or one that was never added, is no
+    /// error.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -286,9 +286,9 @@ impl Shield {
         }
     }
 
-    /// Hides the packets that `spec` describes, and no others. It sends the difference to the
-    /// current state in one transaction, and returns how many elements were added or deleted. Each
-    /// packet meets either the old state or the new one.
+    /// Hides exactly the packets that `spec` describes. It sends the difference to the current
+    /// state in one transaction, and returns the number of added and deleted elements. Each packet
+    /// is matched against either the old state or the new one.
     ///
     /// # Errors
     /// If the kernel refuses; the shield is then unchanged.
@@ -313,8 +313,9 @@ impl Shield {
         if batch.is_empty() {
             return Ok(0);
         }
-        self.commit(batch)
-            .map_err(|failure| self.os("change what is hidden from the host", failure))?;
+        self.commit(batch).map_err(|failure| {
+            self.os("change the packets that are hidden from the host", failure)
+        })?;
         self.applied = wanted;
         Ok(changed)
     }
@@ -340,8 +341,9 @@ impl Shield {
         if batch.is_empty() {
             return Ok(0);
         }
-        self.commit(batch)
-            .map_err(|failure| self.os("change what is hidden from the host", failure))?;
+        self.commit(batch).map_err(|failure| {
+            self.os("change the packets that are hidden from the host", failure)
+        })?;
         let mut count = 0;
         for (set, keys) in added {
             count += keys.len();
@@ -350,9 +352,9 @@ impl Shield {
         Ok(count)
     }
 
-    /// Hides the answers of connections that the host itself has made, until
-    /// [`remove_local_clients`](Self::remove_local_clients). It has to be done before their first
-    /// packets are forwarded.
+    /// Hides the replies of connections that the host itself has opened, until
+    /// [`remove_local_clients`](Self::remove_local_clients). Call it before the first packets of
+    /// these connections are forwarded.
     ///
     /// # Errors
     /// If the kernel refuses, or if there are too many.
@@ -370,11 +372,11 @@ impl Shield {
             .map_err(|failure| self.os("hide connections of the host's own", failure))
     }
 
-    /// Ends [`add_local_clients`](Self::add_local_clients), for all of them at once: a change costs
-    /// the kernel a grace period, whatever its size.
+    /// Reverts [`add_local_clients`](Self::add_local_clients), for several connections at once:
+    /// each change costs the kernel a grace period, independent of its size.
     ///
     /// # Errors
-    /// If the kernel refuses, as it does if one of them is not hidden.
+    /// If the kernel refuses, for instance because one of them is not hidden.
     pub fn remove_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);

@@ -28,7 +28,7 @@ const NLM_F_APPEND: u16 = 0x800;
 /// Maximum of elements in one message: each has at most 60 bytes, a list at most 64 KiB.
 const ELEMENTS_MAX: usize = 500;
 
-/// The type numbers by which `nft list` prints keys.
+/// The type number of IPv4 addresses, by which `nft list` prints keys.
 pub(super) const TYPE_IP4: u32 = 7;
 pub(super) const TYPE_IP6: u32 = 8;
 pub(super) const TYPE_PROTOCOL: u32 = 12;
@@ -41,7 +41,7 @@ const META_MARK: u32 = 3;
 /// The first 32-bit register (`NFT_REG32_00`); there are sixteen.
 pub(super) const REG: u32 = 8;
 
-/// The header at which a payload expression begins to count.
+/// The header from which a payload expression counts its offset.
 #[derive(Clone, Copy)]
 pub(super) enum Base {
     Link = 0,
@@ -83,7 +83,8 @@ impl<'a> Batch<'a> {
         self.commands == 0
     }
 
-    /// The finished batch, and the sequence number whose acknowledgement confirms it.
+    /// The finished batch, the sequence number of its last message and the one whose
+    /// acknowledgement confirms the batch.
     pub(super) fn finish(mut self) -> (Vec<u8>, u32, u32) {
         // The kernel always reports errors; only the last command requests an acknowledgement.
         self.builder.add_flags(NLM_F_ACK);
@@ -345,7 +346,7 @@ impl RuleBody<'_> {
         self
     }
 
-    /// Counts and drops the packets that match all expressions before this one.
+    /// Counts and drops the packets that match all previous expressions.
     pub(super) fn drop(&mut self) {
         const NF_DROP: u32 = 0;
         self.expression("counter", |_| {});
@@ -357,7 +358,7 @@ impl RuleBody<'_> {
         self.verdict(NF_ACCEPT, None);
     }
 
-    /// Returns to the chain that jumped here.
+    /// Returns from this chain to the chain that jumped here.
     pub(super) fn go_back(&mut self) {
         const NFT_RETURN: i32 = -5;
         self.verdict(NFT_RETURN.cast_unsigned(), None);

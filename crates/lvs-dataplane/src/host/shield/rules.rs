@@ -1,4 +1,4 @@
-//! The rules of the chains that hide.
+//! The rules of the nf_tables chains that hide the packets of services from the host.
 
 use lvs_core::Protocol;
 
@@ -152,10 +152,10 @@ impl IpVersion {
         });
     }
 
-    /// The chain that drops what ends before its transport header does: an expression that cannot
-    /// load the last bytes of it ends its rule. Padding of Ethernet can be loaded, so the
-    /// length that the IP header tells is looked at first; the kernel's longest aggregates tell
-    /// none.
+    /// The chain that drops packets that are shorter than their transport header. An expression
+    /// that cannot load the last bytes of the header ends its rule without a match. Padding of
+    /// Ethernet frames can be loaded, so the length in the IP header is compared first; the
+    /// kernel's longest super-packets have no length there.
     fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
         const LAST: u16 = 4;
         // Of IPv4 the length counts the header, here one without options.

@@ -156,7 +156,7 @@ pub(super) fn elements(spec: &Intercept) -> BTreeMap<String, BTreeSet<Vec<u8>>> 
     sets
 }
 
-/// The name of the set that a local client belongs to, and its key there.
+/// Returns the name of the set for a local client, and the client's key in the set.
 pub(super) fn local_client(client: &LocalClient) -> (String, Vec<u8>) {
     let mut key = address_key(client.server.ip());
     key.extend([client.protocol.0, 0, 0, 0]);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_as_long_as_their_sets_say() {
+    fn nftables_keys_have_the_length_of_their_sets() {
         for (family, ip) in [(V4, "192.0.2.1"), (V6, "2001:db8::1")] {
             let spec = Intercept {
                 services: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),

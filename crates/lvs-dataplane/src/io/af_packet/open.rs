@@ -29,14 +29,14 @@ const FIRST_SLOT: usize = 5 * 64;
 /// ms. 5 MiB.
 const FIRST_SLOTS: usize = 16_384;
 
-/// Several workers share the slots; each has at least 1/`SHARE_LEAST` of them.
+/// Several workers share the slots; each gets at least 1/`SHARE_LEAST` of them.
 const SHARE_LEAST: usize = 4;
 
 /// Receive buffer for SYNs with data (TCP Fast Open).
 const FIRST_BUFFER: i32 = 1 << 20;
 
-/// Additional bytes in front of a frame in its slot: the virtio header and those of the packet
-/// share one cache line, and the headers of a tunnel fit in front.
+/// Additional bytes before a frame in its slot: with them, the virtio header and the packet's
+/// headers share one cache line, and a tunnel's headers fit before the packet.
 const RESERVE: u32 = 62;
 
 /// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
@@ -54,8 +54,10 @@ pub enum OpenError {
         /// The interface.
         interface: String,
     },
-    /// There is no such interface.
-    #[error("there is no interface {interface} (index {ifindex}): `ip link` lists them")]
+    /// The interface does not exist.
+    #[error(
+        "the interface {interface} (index {ifindex}) does not exist: `ip link` lists the interfaces"
+    )]
     NoInterface {
         /// The interface.
         interface: String,
@@ -83,7 +85,7 @@ pub enum OpenError {
 ///                                                            the host sees it as it came
 /// ```
 ///
-/// If such a frame leaves the interface nevertheless, no station accepts it ([`lvs_sys::turned`]).
+/// If such a frame leaves the interface nevertheless, no host accepts it ([`lvs_sys::turned`]).
 #[derive(Debug)]
 pub(super) struct Back {
     pub(super) socket: PacketSocket,
@@ -195,8 +197,7 @@ impl AfPacket {
             Err(error) => {
                 tracing::warn!(
                     interface = name,
-                    "everything comes in by the first packet worker, which hands over what is others': the kernel does not divide it \
-                     (PACKET_FANOUT: {error})"
+                    "the first packet worker receives all frames, and passes those of other workers on: the kernel does not divide them (PACKET_FANOUT: {error})"
                 );
                 return Ok((all, None));
             }
@@ -213,7 +214,7 @@ impl AfPacket {
             firsts: has_firsts,
         };
         let divided = group.divide(plan);
-        divided.map_err(further.fail("divide what comes in among packet workers"))?;
+        divided.map_err(further.fail("divide received frames among packet workers"))?;
         Ok((all, Some(group)))
     }
 }
@@ -259,9 +260,9 @@ struct Opening<'a> {
     fast_path: Option<&'a Arc<FastPath>>,
     /// Attach the kernel fast path as XDP, that is, before the kernel allocates a socket buffer.
     xdp: bool,
-    /// Workers that share the interface.
+    /// Number of workers that share the interface.
     workers: usize,
-    /// The socket shall not receive yet.
+    /// The socket must not receive yet.
     waits: bool,
 }
 
@@ -279,7 +280,7 @@ impl<'a> Opening<'a> {
         }
     }
 
-    /// The slots of one worker's ring; `slots` is the number for all workers.
+    /// Returns the number of slots of one worker's ring; `slots` is the number for all workers.
     fn share(&self, slots: usize) -> usize {
         (slots / self.workers).max(slots / SHARE_LEAST)
     }
@@ -334,8 +335,7 @@ impl<'a> Opening<'a> {
             Ok(back) => Some(back),
             Err(error) => {
                 tracing::warn!(
-                    "packets cannot be reinjected into the host on {name} ({error}), but on {}: rules of the host that name an \
-                     interface should name that one too",
+                    "packets cannot be reinjected into the host on {name} ({error}), but on {}: add it to the host's rules that match an interface",
                     HostDevice::NAME
                 );
                 None
@@ -370,7 +370,7 @@ impl<'a> Opening<'a> {
         })
     }
 
-    /// A socket that receives nothing yet.
+    /// Opens a socket that does not receive yet.
     fn socket(&self) -> Result<PacketSocket, OpenError> {
         let socket = PacketSocket::new().map_err(self.fail("open a packet socket"))?;
         for (option, step) in [
@@ -393,10 +393,10 @@ impl<'a> Opening<'a> {
             return filtered.map_err(self.fail("filter for the kernel fast path"));
         }
         let filtered = socket.only_incoming(self.turn.map(TurnBack::mark));
-        filtered.map_err(self.fail("filter for what comes in"))
+        filtered.map_err(self.fail("set the filter of received frames"))
     }
 
-    /// Opens the socket for SYNs, and excludes them from `others`. If it cannot be opened, `others`
+    /// Opens the socket for SYNs, and excludes SYNs from `others`. If it cannot be opened, `others`
     /// receives them.
     fn firsts(&self, others: &PacketSocket) -> Option<Box<Firsts>> {
         let opened = self.first_inlet(|socket| others.share_with(socket));
@@ -404,7 +404,7 @@ impl<'a> Opening<'a> {
             .map(|inlet| Box::new(Firsts::new(inlet)))
     }
 
-    /// Opens a socket for SYNs for each of several workers, or for none of them.
+    /// Opens a socket for SYNs for each of several workers; if one fails, for none.
     fn firsts_of_group(&self, workers: &[AfPacket], group: u16) -> Option<Vec<Firsts>> {
         let opened = workers.iter().map(|_| {
             let inlet = self.first_inlet(|socket| socket.join_group(group))?;
@@ -442,7 +442,7 @@ impl<'a> Opening<'a> {
                 join(&socket)?;
                 Ok(ring)
             });
-        let ring = joined.map_err(self.fail("share what comes in"))?;
+        let ring = joined.map_err(self.fail("divide received frames"))?;
         // If this fails, the socket is closed, and the main socket receives SYNs again.
         self.filter(&socket)?;
         Ok(Inlet::new(socket, Some(ring)))

@@ -47,7 +47,7 @@ enum Label {
 #[derive(Default)]
 struct Assembler {
     ops: Vec<Op>,
-    /// Jumps whose length is not determined yet.
+    /// Jumps whose distance is not known yet.
     jumps: Vec<(usize, Label)>,
     places: Vec<(Label, usize)>,
 }
@@ -73,7 +73,7 @@ impl Assembler {
     fn finish(mut self) -> Vec<Op> {
         for (at, label) in self.jumps {
             let place = self.places.iter().find(|(known, _)| *known == label);
-            let (_, place) = place.expect("each label has its place");
+            let (_, place) = place.expect("each label has a position");
             self.ops[at].k = u32::try_from(place - at - 1).expect("a program is short");
         }
         self.ops
@@ -154,7 +154,7 @@ impl Assembler {
         self.jump(Label::Hash);
     }
 
-    /// Mixes the upper bits of the accumulator into the lower ones.
+    /// Mixes the upper bits of the accumulator into its lower bits.
     fn mix(&mut self, bits: u32) {
         self.add(TO_X, 0);
         self.add(SHIFT_RIGHT, bits);
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn icmp_error_goes_to_worker_of_its_connection() {
+    fn icmp_error_is_received_by_worker_of_its_connection() {
         let (table, _) = addresses();
         let (client, virt) = (
             IpAddr::from([192, 0, 2, 7]),
@@ -534,7 +534,7 @@ mod tests {
                 builder
                     .icmpv4(kind)
                     .write(&mut error, &about)
-                    .expect("memory has room");
+                    .expect("writing to a vector succeeds");
                 let packet = parse::ip(&error, false).expect("a packet");
                 assert_eq!(
                     steering.home(&packet, &error, &table, &none),
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_become_few_ranges() {
+    fn many_adjacent_addresses_are_merged_to_few_ranges() {
         let steering = steering(false);
         let scattered = (0..20_000_u32).map(|n| IpAddr::V4(Ipv4Addr::from_bits(n * 40_000 + 7)));
         let six = (0..20_000_u128).map(|n| IpAddr::V6(Ipv6Addr::from_bits(n << 64 | 7)));

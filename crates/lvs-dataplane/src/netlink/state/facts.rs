@@ -16,15 +16,15 @@ pub struct Link {
     pub kind: Option<String>,
     /// The hardware type (`ARPHRD_*`): 1 is Ethernet, 772 the loopback.
     pub hardware: u16,
-    /// Its Ethernet address.
+    /// The link's Ethernet address.
     pub mac: Option<LinkAddress>,
     /// Its MTU.
     pub mtu: u32,
-    /// Whether it is set up (`IFF_UP`).
+    /// Whether the link is up (`IFF_UP`).
     pub up: bool,
-    /// Whether it is set up and has a carrier (`IFF_RUNNING`).
+    /// Whether the link is up and has a carrier (`IFF_RUNNING`).
     pub running: bool,
-    /// Neighbours are not resolved on it (`IFF_NOARP`).
+    /// Whether the link does not resolve neighbours (`IFF_NOARP`).
     pub no_arp: bool,
     /// The bridge or bond that it is a port of.
     pub master: Option<u32>,
@@ -33,7 +33,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Whether it is Ethernet on which neighbours have to be resolved.
+    /// Whether the link is an Ethernet link on which neighbours have to be resolved.
     pub fn is_arp_capable(&self) -> bool {
         self.hardware == libc::ARPHRD_ETHER && !self.no_arp && self.mac.is_some()
     }
@@ -46,7 +46,7 @@ pub struct Address {
     pub ifindex: u32,
     /// The address.
     pub ip: IpAddr,
-    /// Length of its network's prefix.
+    /// Length of the prefix of the address's network.
     pub prefix_len: u8,
     /// How far it is valid (`RT_SCOPE_*`): 0 everywhere, 253 on the link, 254 on this host.
     pub scope: u8,
@@ -69,7 +69,7 @@ impl Address {
 /// The type of a route: the kernel's action for its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RouteKind {
-    /// Sends them on.
+    /// Packets are forwarded.
     Unicast,
     /// Packets to the address are for this host.
     Local,
@@ -79,11 +79,11 @@ pub enum RouteKind {
     Anycast,
     /// Packets to the address are for a group.
     Multicast,
-    /// Drops them silently.
+    /// Packets are dropped silently.
     Blackhole,
-    /// Refuses them: host unreachable.
+    /// Packets are refused: host unreachable.
     Unreachable,
-    /// Refuses them: administratively prohibited.
+    /// Packets are refused: administratively prohibited.
     Prohibit,
     /// The table has no route; continue with the next table.
     Throw,
@@ -111,9 +111,9 @@ impl RouteKind {
 pub struct RouteHit {
     /// The type of the route.
     pub kind: RouteKind,
-    /// The interface; 0 if the type has none, such as blackhole.
+    /// The interface; 0 if routes of this type have none, such as blackhole.
     pub oif: u32,
-    /// The router; without one the destination is a neighbour.
+    /// The router; `None` if the destination is on the link.
     pub gateway: Option<IpAddr>,
     /// The source address that the route prefers.
     pub prefsrc: Option<IpAddr>,
@@ -124,14 +124,14 @@ pub struct RouteHit {
 /// A neighbour's address on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its Ethernet address, if it is resolved.
+    /// The neighbour's Ethernet address, if it is resolved.
     pub mac: Option<LinkAddress>,
     /// `NUD_*`.
     pub state: u16,
 }
 
 impl Neighbour {
-    /// The address, if frames may be sent to it.
+    /// Returns the link-layer address, if frames may be sent to it.
     pub fn usable(&self) -> Option<LinkAddress> {
         const VALID: u16 = libc::NUD_PERMANENT
             | libc::NUD_NOARP
@@ -142,7 +142,7 @@ impl Neighbour {
         self.mac.filter(|_| self.state & VALID != 0)
     }
 
-    /// Whether the neighbour has not answered the kernel.
+    /// Whether the neighbour has not answered the kernel's requests.
     pub fn is_failed(&self) -> bool {
         self.state & libc::NUD_FAILED != 0
     }
@@ -166,9 +166,9 @@ pub struct Changes {
     pub addresses: bool,
     /// Routes.
     pub routes: bool,
-    /// These neighbours (interface and address).
+    /// The changed neighbours (interface and address).
     pub neighbours: Vec<(u32, IpAddr)>,
-    /// Whether one of them has a new link-layer address, or has lost it.
+    /// Whether a neighbour has a new link-layer address, or has lost it.
     pub moved: bool,
     /// A rule, route or proxy neighbour of the TUN backend was deleted.
     pub steering: bool,

@@ -76,7 +76,7 @@ impl NetState {
             .copied()
     }
 
-    /// All prefixes of a family: those of routes and of the host's own networks.
+    /// Returns all prefixes of a family: those of routes and of the host's own networks.
     pub(crate) fn prefixes(&self, ipv4: bool) -> impl Iterator<Item = Prefix> {
         let family = if ipv4 { &self.v4 } else { &self.v6 };
         let tables = [&family.local, &family.main, &family.default];
@@ -88,8 +88,8 @@ impl NetState {
         routes.chain(own.filter_map(|a| Prefix::new(a.ip, a.prefix_len)))
     }
 
-    /// The gateways of routes, with their interfaces: those of default routes first, and one as often
-    /// as there are routes over it.
+    /// The gateways of routes, with their interfaces: those of default routes first. A gateway
+    /// appears once for each route through it.
     pub(crate) fn gateways(&self) -> impl Iterator<Item = (u32, IpAddr)> {
         let tables = [&self.v4, &self.v6].into_iter();
         let tables = tables.flat_map(|family| [&family.main, &family.default]);
@@ -127,9 +127,9 @@ impl NetState {
             .min()
     }
 
-    /// The source address that the host would use towards `dst`: the route's, else the interface's
-    /// address in the next hop's network, else its first, else any other one of this host
-    /// (inet_select_addr()).
+    /// Returns the source address that the host would use towards `dst`: the route's, else the
+    /// interface's address in the next hop's network, else the interface's first address, else any
+    /// other address of this host (inet_select_addr()).
     pub fn source_address(&self, dst: IpAddr) -> Option<IpAddr> {
         let hit = self.lookup(dst)?;
         if hit.kind == RouteKind::Local {
@@ -438,7 +438,7 @@ impl NetState {
 
 #[cfg(any(test, feature = "testing"))]
 impl NetState {
-    /// One Ethernet link with a network that is on it, and a neighbour there.
+    /// State with one Ethernet link, a network on that link, and a neighbour in that network.
     pub fn of_link(index: u32, network: (IpAddr, u8), neighbour: (IpAddr, LinkAddress)) -> Self {
         let mut state = Self::default();
         let link = Link {
@@ -486,7 +486,7 @@ impl NetState {
             tos: 0,
             metric: 0,
         };
-        let prefix = Prefix::new(net, len).expect("no more bits than the address has");
+        let prefix = Prefix::new(net, len).expect("the prefix is not longer than the address");
         let family = if net.is_ipv4() {
             &mut self.v4
         } else {

@@ -24,7 +24,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Adds a route, or replaces one; whether anything changed.
+    /// Adds a route, or with `replace` replaces one; true if the table has changed.
     pub(super) fn insert(&mut self, prefix: Prefix, route: Route, replace: bool) -> bool {
         let routes = self.routes.entry(prefix, Vec::new);
         if routes.is_empty() {
@@ -53,7 +53,7 @@ impl Table {
         true
     }
 
-    /// Removes a route; whether there was such a one.
+    /// Removes a route; true if it existed.
     pub(super) fn remove(&mut self, prefix: Prefix, route: &Route) -> bool {
         let Some(routes) = self.routes.get_mut(&prefix) else {
             return false;
@@ -77,7 +77,7 @@ impl Table {
         true
     }
 
-    /// All prefixes that routes lead to.
+    /// Returns all destination prefixes of the routes.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = Prefix> {
         self.routes.keys().copied()
     }
@@ -107,7 +107,7 @@ impl Table {
     }
 }
 
-/// The tables of one family that the default policy rules name, in their order.
+/// The routing tables of one family to which the default policy rules refer, in their order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tables {
     pub(super) local: Table,

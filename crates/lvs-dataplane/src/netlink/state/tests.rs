@@ -200,9 +200,9 @@ fn link_with_new_address_has_appeared() {
         changes.appeared.len() == 1
     };
     let (one, two) = ([2; 6], [4; 6]);
-    assert!(!appears(false, one, 0, None), "it has no carrier");
-    assert!(appears(true, one, 0, None), "it comes up");
-    assert!(!appears(true, one, 0, None), "nothing has changed");
+    assert!(!appears(false, one, 0, None), "the link has no carrier");
+    assert!(appears(true, one, 0, None), "the link comes up");
+    assert!(!appears(true, one, 0, None), "no change is reported");
     assert!(appears(true, two, 0, None), "another link-layer address");
     assert!(appears(true, two, 3, None), "a port of a bridge");
     assert!(appears(true, two, 3, Some(IFLA_EVENT_NOTIFY_PEERS)));
@@ -222,7 +222,7 @@ fn address_of_neighbour_is_least_that_is_not_excluded() {
 
 proptest::proptest! {
     #[test]
-    fn any_message_is_applied_without_panic(kind in 16_u16..40, payload: Vec<u8>) {
+    fn state_update_of_any_bytes_does_not_panic(kind in 16_u16..40, payload: Vec<u8>) {
         let message = Message { kind, flags: 0, seq: 0, payload: &payload };
         NetState::default().apply(&message, &mut Changes::default());
     }

@@ -1,5 +1,6 @@
-//! Network namespaces for tests: each is a host, and ends with its last descriptor. Needs root.
-#![allow(dead_code, reason = "each test program uses some of it")]
+//! Network namespaces for tests: each represents a host, and is removed with its last descriptor.
+//! Needs root.
+#![allow(dead_code, reason = "each test program uses a part of this module")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
@@ -9,7 +10,7 @@ use std::thread;
 pub(crate) struct Host(OwnedFd);
 
 impl Host {
-    /// A new namespace with its loopback up.
+    /// Creates a namespace whose loopback is up.
     pub(crate) fn new() -> Self {
         let fd = thread::spawn(|| {
             lvs_sys::unshare_network().expect("this test makes network namespaces: run it as root");
@@ -33,7 +34,7 @@ impl Host {
         &self,
         f: impl FnOnce() -> T + Send + 'static,
     ) -> thread::JoinHandle<T> {
-        let fd = self.0.try_clone().expect("descriptors are left");
+        let fd = self.0.try_clone().expect("descriptors are available");
         thread::spawn(move || {
             lvs_sys::enter_network(&fd).expect("run as root");
             f()
@@ -46,7 +47,7 @@ impl Host {
         self.run(move || ip(&args));
     }
 
-    /// Any command inside; its output.
+    /// Runs any command in the namespace; returns its output.
     pub(crate) fn sh(&self, command: &str) -> String {
         let command = command.to_owned();
         self.run(move || sh(&command))
@@ -80,17 +81,17 @@ impl AsFd for Host {
     }
 }
 
-/// `ip` in this thread's namespace.
+/// Runs `ip` in this thread's namespace.
 pub(crate) fn ip(args: &str) {
     sh(&format!("ip {args}"));
 }
 
-/// A shell command in this thread's namespace; its output.
+/// Runs a shell command in this thread's namespace; returns its output.
 pub(crate) fn sh(command: &str) -> String {
     let output = Command::new("sh")
         .args(["-ec", command])
         .output()
-        .expect("there is a shell");
+        .expect("a shell is installed");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         output.status.success(),
@@ -105,7 +106,7 @@ pub(crate) fn try_sh(command: &str) -> bool {
     Command::new("sh")
         .args(["-ec", command])
         .output()
-        .expect("there is a shell")
+        .expect("a shell is installed")
         .status
         .success()
 }

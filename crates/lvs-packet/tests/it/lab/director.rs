@@ -103,7 +103,7 @@ impl DirectorLab {
         sent
     }
 
-    /// Whether the host does not get its copy of a packet.
+    /// Whether a packet is hidden from the host.
     pub fn covers(&self, ip: &[u8]) -> bool {
         let packet = parse::ip(ip, false).expect("a packet");
         let to_host = self.net.local.contains(&packet.dst);

@@ -250,7 +250,7 @@ impl Lab {
         lab
     }
 
-    /// Makes the VIPs the dataplane's; the host does not have them.
+    /// Makes the dataplane own the VIPs; the host does not have them.
     pub fn own_vips(&mut self) {
         self.net.own = self.net.vips.clone();
         self.intercept.own_vips = self.net.vips.clone();

@@ -34,12 +34,12 @@ impl Lab {
             found.len() == 1 && found[0].contains("restart keepalived"),
             "{found:?}"
         );
-        self.said.extend(found);
+        self.reported.extend(found);
         Ok(())
     }
 
-    /// Restarts keepalived, after which there is no fault. The other director is in maintenance, so
-    /// this one is active again afterwards.
+    /// Restarts keepalived, after which no findings remain. The other director is in maintenance,
+    /// so this one becomes active again.
     pub(super) fn restart_keepalived(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: keepalived is restarted", index + 1));
         let director = &mut self.directors[index];
@@ -58,7 +58,7 @@ impl Lab {
 
     fn wait_trouble(&self, index: usize, any: bool) -> Result<()> {
         let has = |status: Value| status["vrrp"]["trouble"].is_array() == any;
-        wait_until("trouble with keepalived, or its end", LIMIT, || {
+        wait_until("keepalived's error or exit to be reported", LIMIT, || {
             self.status(index).is_some_and(has)
         })
         .with_context(|| self.logs())
@@ -72,13 +72,13 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// Findings of `lvsadm doctor` about lvsd and keepalived, and about the virtual addresses.
+    /// Findings of `lvsadm doctor` about lvsd, keepalived and the virtual addresses.
     fn doctor(&self, index: usize) -> Result<Vec<String>> {
         let lvsadm = programs::find("lvsadm")?;
-        let said = self.directors[index]
+        let reported = self.directors[index]
             .host
             .sh(&format!("{} doctor --json || [ $? = 1 ]", lvsadm.display()))?;
-        let all: Value = serde_json::from_str(&said)?;
+        let all: Value = serde_json::from_str(&reported)?;
         let what = all.as_array().context("a list")?.iter();
         let what = what.map(|one| one["what"].as_str().unwrap_or_default().to_owned());
         Ok(what.collect())

@@ -1,4 +1,4 @@
-//! Control connections of FTP: dialogues as they should be, and segments that do not belong to them.
+//! FTP control connections: correct dialogues, and segments that do not belong to them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,7 +18,7 @@ const PSH: u8 = 8;
 const ACK: u8 = 0x10;
 const URG: u8 = 0x20;
 
-/// Differences of a number from the right one.
+/// Distances of a sequence number from the correct one.
 const DISTANCES: [u32; 16] = [
     1,
     2,
@@ -52,18 +52,18 @@ struct Segment {
     payload: Vec<u8>,
 }
 
-/// One control connection, with the state of both of its ends.
+/// An FTP control connection, with the TCP state of both sides.
 struct Dialogue {
     entropy: Entropy<'static>,
     client: SocketAddr,
     vip: SocketAddr,
     server: SocketAddr,
-    /// Next numbers: of the client, and of the server as it counts itself.
+    /// Next sequence numbers: of the client, and of the server by its own count.
     next: [u32; 2],
     /// Bytes that the director has added to the server's stream.
     growth: u32,
     sack: bool,
-    /// Numbers of replies that name an address: repeated ones are not compared.
+    /// Sequence numbers of replies that contain an address: repetitions of these are not compared.
     announced: Vec<u32>,
     past: Vec<Segment>,
     id: u16,
@@ -186,7 +186,7 @@ impl Dialogue {
         options
     }
 
-    /// Sends a segment, mostly right, and moves the numbers on.
+    /// Sends a segment, in most cases with right numbers, and advances the numbers.
     fn say(&mut self, from: Side, flags: u8, payload: &[u8]) {
         let mut segment = self.right(from, flags, payload);
         let wrong = self.entropy.one_in(9);
@@ -341,7 +341,7 @@ impl Dialogue {
         }
     }
 
-    /// A data connection, which one side opens; all of its segments are right.
+    /// A data connection, which one side opens; all of its segments are correct.
     fn data(&mut self, opens: Side, client: SocketAddr, vip: SocketAddr, server: SocketAddr) {
         let other = if opens == Side::Clients {
             Side::Servers

@@ -87,7 +87,7 @@ impl Traffic {
         self.send(note, side, ip)
     }
 
-    /// Changes something at the packet, cuts it or not, and sends it.
+    /// Sends a packet, which is changed or cut at random.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
         // The host's own answers to these are not compared.
         let plain = note == "echo" || note == "answer of direct routing";
@@ -109,7 +109,7 @@ impl Traffic {
         vec![step(note, side, &ip)]
     }
 
-    /// Whether it is an untranslated error in fragments, which is not counted here.
+    /// Whether the packet is an untranslated error in fragments, which is not counted here.
     fn is_uncounted(&self, note: &str) -> bool {
         note.starts_with("error of a server") && !self.scene.is_nat()
     }
@@ -316,7 +316,7 @@ impl Traffic {
         ip
     }
 
-    /// A server, or a router near it, sends an error about a request.
+    /// Creates an ICMP error about a request, from a server or a router near it.
     fn error_of_server(&mut self) -> Vec<u8> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;
@@ -342,7 +342,7 @@ impl Traffic {
         self.error(source, client.ip(), &quoted)
     }
 
-    /// A client, or a router near it, sends an error about an answer.
+    /// Creates an ICMP error about an answer, from a client or a router near it.
     fn error_of_client(&mut self) -> Vec<u8> {
         let client = self.client();
         let mut vip = self.scene.vip;
@@ -366,7 +366,7 @@ impl Traffic {
         error
     }
 
-    /// An error about a packet of no connection.
+    /// Creates an ICMP error about a packet of no connection.
     fn error_in_transit(&mut self) -> Vec<u8> {
         let client = self.client();
         let other = SocketAddr::new(self.scene.bystander, 53);
@@ -423,7 +423,7 @@ impl Traffic {
 
     // --- complaints about tunnels ----------------------------------------------------------------
 
-    /// A router reports an error about a tunnel packet; then a request arrives.
+    /// Creates an ICMP error of a router about a tunnel packet, and a request after it.
     fn complaint(&mut self) -> Vec<Value> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;
@@ -580,7 +580,7 @@ impl Traffic {
         packet::with_options(ip, options);
     }
 
-    /// `whole`: it stays no fragment.
+    /// Adds an IPv6 extension header; with `whole`, none that makes the packet a fragment.
     fn extension(&mut self, ip: &mut Vec<u8>, whole: bool) {
         let (kind, body): (u8, &[u8]) = match self.entropy.below(10) {
             0 => (0, &[1, 4, 0, 0, 0, 0]),
@@ -609,8 +609,8 @@ impl Traffic {
         packet::relength(ip);
     }
 
-    /// Splits a packet into fragments, in any order. `df`: some have "don't fragment" if the packet
-    /// has it, which only answers may have here.
+    /// Splits a packet into fragments, in any order. `df`: if the packet has "don't fragment", some
+    /// fragments have it too; here only answers may have it.
     fn fragments(&mut self, ip: &[u8], df: bool) -> Vec<Vec<u8>> {
         let six = ip[0] >> 4 == 6;
         let header = if six { 40 } else { 20 };

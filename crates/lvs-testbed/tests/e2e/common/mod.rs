@@ -13,7 +13,7 @@ use lvs_testbed::{
 };
 use serde_json::Value;
 
-/// A site with its dataplane running.
+/// Creates a site whose dataplane runs.
 pub(crate) fn site(options: SiteOptions) -> Result<Site> {
     let mut site = Site::new(options)?;
     site.start_dataplane(&[])?;
@@ -38,16 +38,16 @@ pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
 /// a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// Waits until the director is as it was before the dataplane: the kernel may remove something only after the end of
-/// the process that has made it.
+/// Waits until the director has its state from before the dataplane: the kernel may remove some
+/// objects only after their process has exited.
 pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
     let now = || host_state(site).unwrap_or_default();
     lvs_testbed::wait_until("the host to be as before", SOON, || now() == before)
         .with_context(|| format!("before:\n{before}\nnow:\n{}", now()))
 }
 
-/// Waits until the listing with counters of the director is right: the counters that it shows are those of a snapshot,
-/// which is up to two seconds old.
+/// Waits until the director's listing with counters is right: the listed counters are those of a
+/// snapshot, which is up to two seconds old.
 pub(crate) fn wait_for_counters(
     site: &Site,
     what: &str,
@@ -64,12 +64,12 @@ pub(crate) fn wait_for_counters(
     .with_context(|| listing.clone())
 }
 
-/// Maximum of measurements until one is good. On a busy machine a dataplane that waits for a
-/// processor loses packets; a dataplane with a fault loses them each time.
+/// Maximum number of measurements until a result is good. On a busy machine, a dataplane that waits
+/// for a processor loses packets; a dataplane with a fault loses them in each measurement.
 const MEASUREMENTS: usize = 8;
 
 /// Measures until the result is good; `once` returns the fault of a result. An error ends the
-/// measurement.
+/// measurements.
 pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Result<()> {
     let mut all = Vec::new();
     for _ in 0..MEASUREMENTS {
@@ -82,11 +82,10 @@ pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Resu
     bail!("{all:#?}")
 }
 
-/// A download of some 6 MB/s, which would last for a minute and more: no test outlasts it, and none
-/// has to wait for it.
+/// A download of some 6 MB/s that lasts longer than any test, and that no test has to wait for.
 pub(crate) struct Download {
     client: Proc,
-    /// File whose existence lets the server send the rest.
+    /// The server sends the remaining bytes when this file exists.
     hurry: PathBuf,
 }
 
@@ -124,7 +123,7 @@ impl Download {
     }
 }
 
-/// The last numbers of the servers that get connections.
+/// Returns the last numbers of the addresses of the servers that get connections.
 pub(crate) fn usable(site: &Site) -> Vec<usize> {
     let listing = site.lvsadm("-L -n").unwrap_or_default();
     let rows = rows(&listing);
@@ -148,7 +147,7 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     // Packets on their way, and the dataplane's usual period.
     wait_for_snapshot();
     let is_whole = |one: &Value| one["stats"]["shown"] == one["stats"]["live"];
-    lvs_testbed::wait_until("the snapshot of all packets", SOON, || {
+    lvs_testbed::wait_until("the snapshot to count all packets", SOON, || {
         let listing = site.lvsadm("--json -L -n").unwrap_or_default();
         let services: Vec<Value> = serde_json::from_str(&listing).unwrap_or_default();
         let servers = |one: &Value| one["servers"].as_array().cloned().unwrap_or_default();
@@ -184,12 +183,13 @@ pub(crate) fn resets(site: &Site) -> Result<u64> {
     hosts.map(|host| host.counter("Tcp", "OutRsts")).sum()
 }
 
-/// The listing in which no server has an active connection. The load program ends when it has sent its last FIN, which the
-/// dataplane handles later, and which the client may have to repeat.
+/// Returns the listing as soon as no server has an active connection. The load program ends when it
+/// has sent its last FIN, which the dataplane handles later, and which the client may have to
+/// repeat.
 fn listing_of_ended_connections(site: &Site) -> Result<String> {
     let mut listing = String::new();
     lvs_testbed::wait_until(
-        "the end of all connections at the dataplane",
+        "the dataplane to have no connections",
         Duration::from_secs(30),
         || {
             listing = site.lvsadm("-L -n").unwrap_or_default();
@@ -280,7 +280,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
             .sum::<Result<u64>>()?;
         ensure!(
             rows[0].number(column)? == sum,
-            "the service is the sum of its servers: {listing}"
+            "the counters of the service are the sum of its servers': {listing}"
         );
     }
     if matches!(site.options.forward, Forward::Nat | Forward::FullNat) {
@@ -292,7 +292,8 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Downloads and uploads the bulk file, compares each copy byte by byte, and accepts few retransmitted segments.
+/// Downloads and uploads the bulk file, compares each copy byte by byte, and accepts few
+/// retransmitted segments.
 pub(crate) fn bulk(site: &Site) -> Result<()> {
     bulk_with(site, 2)
 }
@@ -333,7 +334,7 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
         .collect();
     ensure!(
         uploaded.len() == 1,
-        "one server has the upload: {uploaded:?}"
+        "the upload is counted for one server: {uploaded:?}"
     );
     site.client
         .sh(&format!("cmp {} {path}", uploaded[0].display()))
@@ -351,8 +352,8 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// iperf3's report of one second, or of an amount of data that `options` contain. Its server may
-/// still be busy with the end of the previous test.
+/// Runs iperf3 for one second, or for the amount of data in `options`, and returns its report. Its
+/// server may still be busy with the end of the previous test.
 pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     let command = format!(
         "timeout 60 iperf3 -c {} {} -J {options} || true",
@@ -360,7 +361,7 @@ pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
         if options.contains("-n ") { "" } else { "-t 1" },
     );
     let mut report = Value::Null;
-    lvs_testbed::wait_until("iperf3's server", SOON, || {
+    lvs_testbed::wait_until("iperf3's server to be idle", SOON, || {
         let printed = site.client.sh(&command).unwrap_or_default();
         report = serde_json::from_str(&printed).unwrap_or_default();
         let busy = report["error"]
@@ -375,7 +376,7 @@ pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     Ok(report)
 }
 
-/// iperf3 both ways over TCP and UDP, and DNS.
+/// Runs iperf3 in both directions over TCP and UDP, and DNS requests.
 pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     let address = match site.options.forward {
         Forward::Nat | Forward::FullNat => site.real_address(0),
@@ -464,7 +465,7 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     open.concurrency = 3;
     open.pause_ms = 5;
     let under_way = site.client.steady_load(&open)?;
-    lvs_testbed::wait_until("three connections", SOON, || {
+    lvs_testbed::wait_until("the director to list three open connections", SOON, || {
         site.lvsadm("-L -n").is_ok_and(|text| {
             rows(&text)
                 .iter()
@@ -500,9 +501,9 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// The other schedulers over real connections: weights hold, and least-connection evens out the
-/// connections of servers, one after the other. (How even it is among servers that are busy at once
-/// depends on their speed, which no test can assert.)
+/// The other schedulers with real connections: servers receive connections by their weights, and
+/// least-connection evens out the connections of servers, one after the other. (How even it is
+/// among servers that are busy at once depends on their speed, which no test can assert.)
 pub(crate) fn schedulers(site: &Site) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
@@ -534,7 +535,7 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// 40 requests to the service, for answers from one byte to many segments.
+/// Returns the load of 40 requests to the service, for answers from one byte to many segments.
 pub(crate) fn mixed_load(site: &Site) -> LoadOptions {
     let mut load = site.load();
     load.sizes = vec![1, 1448, 20_011, 300_007];
@@ -542,7 +543,7 @@ pub(crate) fn mixed_load(site: &Site) -> LoadOptions {
     load
 }
 
-/// Sends the same requests to the first real server itself.
+/// The same requests, sent to the first real server directly.
 pub(crate) fn direct(site: &Site, load: &LoadOptions) -> LoadOptions {
     LoadOptions {
         target: (site.real_address(0), 80).into(),
@@ -639,7 +640,7 @@ pub(crate) fn host_state(site: &Site) -> Result<String> {
     )
 }
 
-/// Prints the results of cluster scenarios in which no download may break.
+/// Prints the results of cluster scenarios, and checks that no download broke.
 pub(crate) fn nothing_breaks(outcomes: &[Outcome]) -> Result<()> {
     println!("{}", serde_json::to_string(outcomes)?);
     let broken = outcomes.iter().find(|outcome| outcome.broken > 0);

@@ -60,15 +60,14 @@ fn state(info: &Info, findings: &mut Findings) {
         findings.add(
             ("peer_behind", scope, When::since(peer.seconds)),
             format!(
-                "the connections of the director {} are not known here, for {} s ({}{}{}): they break when this one takes over",
+                "the connections of the director {} are not replicated to this one, for {} s ({}{}{}): they break when this one takes over",
                 peer.peer.ip(),
                 peer.seconds,
                 peer.state,
                 if peer.trouble.is_empty() { "" } else { ": " },
                 peer.trouble
             ),
-            "lvsadm sync on both shows their state: is it up, can each connect to the other (TCP, the port of --sync-listen), and \
-             is the key the same?",
+            "see their state with lvsadm sync on both: is the director up, can each connect to the other (TCP, the port of --sync-listen), and is the key the same?",
         );
     }
     for tables in &info.tables {
@@ -77,14 +76,12 @@ fn state(info: &Info, findings: &mut Findings) {
             findings.add(
                 ("peer_differs", peer, When::since(tables.seconds)),
                 format!(
-                    "the director {} has other services or servers than this one ({} differ, for {} s): the two choose different \
-                     servers for a client",
+                    "the director {} has other services or servers than this one ({} differ, for {} s): the two choose different servers for a client",
                     tables.peer.ip(),
                     tables.differ,
                     tables.seconds
                 ),
-                "lvsadm sync names the services, lvsadm diff shows how they differ; give both the same configuration file and reload \
-                 lvsd, or undo what was changed by hand",
+                "lvsadm sync names the services, lvsadm diff shows the differences; use the same configuration file on both and reload lvsd, or revert the manual changes",
             );
         }
     }
@@ -115,13 +112,12 @@ fn state(info: &Info, findings: &mut Findings) {
                 conflict.address,
                 host.unwrap_or_default()
             ),
-            "remove the address from that host; if it is a real server that needs it (direct routing, tunnelling), \
-             put it on lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
+            "remove the address from that host; if it is a real server that needs it (direct routing, tunnelling), add it to lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
         );
     }
 }
 
-/// The path on which established connections are forwarded, if there is nothing to do about it.
+/// The path on which established connections are forwarded; `None` if this is a finding.
 pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
     if info.active {
         let by = &info.attached_by;
@@ -129,12 +125,8 @@ pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
             "established connections are forwarded by the kernel fast path ({by})"
         ));
     }
-    (!info.wanted && !info.reason.is_empty()).then(|| {
-        format!(
-            "all packets are forwarded by the dataplane itself: {}",
-            info.reason
-        )
-    })
+    (!info.wanted && !info.reason.is_empty())
+        .then(|| format!("the dataplane itself forwards all packets: {}", info.reason))
 }
 
 fn counters(reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
@@ -215,7 +207,7 @@ mod tests {
             info.fast_path.wanted = true;
             info.fast_path.active = active;
             info.fast_path.reason = "another is first".to_owned();
-            info.fast_path.fix = "have it go".to_owned();
+            info.fast_path.fix = "remove the program".to_owned();
             let mut findings = Findings::default();
             state(&info, &mut findings);
             let mut found = findings.0.into_iter();
@@ -224,7 +216,7 @@ mod tests {
         assert!(found(true).is_none());
         let finding = found(false).expect("one");
         assert!(finding.what.ends_with(": another is first"), "{finding:?}");
-        assert_eq!(finding.fix, "have it go");
+        assert_eq!(finding.fix, "remove the program");
     }
 
     #[test]
@@ -243,7 +235,7 @@ mod tests {
         assert!(found("in step", 0).is_none() && found("away", 9).is_none());
         for state in ["away", "refused", "silent", "behind"] {
             let finding = found(state, 10).expect("one");
-            let words = format!("not known here, for 10 s ({state}: no route)");
+            let words = format!("not replicated to this one, for 10 s ({state}: no route)");
             assert!(finding.what.contains(&words), "{finding:?}");
         }
     }

@@ -12,9 +12,10 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,
-    /// The device above it with the packet socket, if incoming packets pass this one whole before.
+    /// The device above it with the packet socket, if incoming packets pass this device first as a
+    /// whole.
     pub(super) above: Option<String>,
-    /// XDP programs, by their names if the kernel reports them.
+    /// XDP programs, by name if the kernel reports the name.
     pub(super) xdp: Vec<String>,
 }
 
@@ -48,7 +49,7 @@ pub(super) fn all(ports: &[&str], links: &str) -> Vec<Device> {
     devices
 }
 
-/// The devices below another: the kernel passes their incoming frames to the upper one.
+/// The devices below another device: the kernel passes their incoming frames to the upper device.
 fn below(link: &Value, links: &[Value]) -> Vec<String> {
     match link["linkinfo"]["info_kind"].as_str().unwrap_or_default() {
         "vlan" | "macvlan" | "ipvlan" => {

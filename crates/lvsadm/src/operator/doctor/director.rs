@@ -21,7 +21,7 @@ impl Director {
         Self(status.unwrap_or_default())
     }
 
-    /// The file of `lvsd`, as text.
+    /// Returns the path of `lvsd`'s file, as text.
     pub(super) fn file(&self) -> &str {
         match self.0.config.as_str() {
             "" => "the file of lvsd",
@@ -34,7 +34,7 @@ impl Director {
         let file = self.file();
         let Some(status) = self.0.services.iter().find(|one| one.service == *service) else {
             return format!(
-                "lvsd manages it, and lvsd does not answer, or its configuration no longer contains it: start lvsd, or check {file}"
+                "lvsd manages the service, and does not answer, or its configuration no longer contains the service: start lvsd, or check {file}"
             );
         };
         let servers = status
@@ -44,7 +44,7 @@ impl Director {
         let servers: Vec<&ServerStatus> = servers.collect();
         if servers.is_empty() {
             return format!(
-                "lvsd manages it as `{}`: add servers to it in {file} and run lvsd reload",
+                "lvsd manages the service as `{}`: add servers to it in {file} and run lvsd reload",
                 status.name
             );
         }
@@ -69,7 +69,7 @@ impl Director {
         match away.count() {
             0 => {}
             n => causes.push(format!(
-                "{n} of its {} servers are drained or in maintenance: lvsadm undrain ends that",
+                "{n} of its {} servers are drained or in maintenance: end this with lvsadm undrain",
                 servers.len()
             )),
         }
@@ -79,8 +79,7 @@ impl Director {
             .filter(|server| server.health == "up" && server.weight == Some(0));
         match by_check.count() {
             n if n > 0 && causes.is_empty() => causes.push(format!(
-                "the checks of {n} of its {} servers set their weight to 0: let the program or the agent of the check answer \
-                 another weight",
+                "the checks of {n} of its {} servers set their weight to 0: make the program or the agent of the check answer with another weight",
                 servers.len()
             )),
             _ => {}
@@ -91,14 +90,14 @@ impl Director {
             ));
         }
         format!(
-            "lvsd manages it as `{}`: {}; lvsd status shows each server",
+            "lvsd manages the service as `{}`: {}; lvsd status shows each server",
             status.name,
             causes.join("; ")
         )
     }
 
-    /// keepalived's state, if another director has the addresses, or no director is to have them
-    /// here.
+    /// Returns keepalived's state, if another director has the addresses, or no director is meant
+    /// to have them on this network.
     fn idle(&self) -> Option<&VrrpStatus> {
         let vrrp = self.0.director.vrrp.as_ref();
         vrrp.filter(|vrrp| !vrrp.active)
@@ -113,11 +112,11 @@ impl Director {
             })
     }
 
-    /// The reason why it is standby, as text.
+    /// Returns the reason why the director is standby, as text.
     pub(super) fn stands_by(&self) -> Option<&'static str> {
         self.idle()
             .filter(|vrrp| vrrp.state == "backup" && vrrp.ready)
-            .map(|_| "this director is standby: another one has the virtual addresses")
+            .map(|_| "this director is standby: another director has the virtual addresses")
     }
 
     pub(super) fn look(&self, findings: &mut Findings) {
@@ -128,7 +127,7 @@ impl Director {
             findings.add(
                 "vrrp_trouble",
                 trouble.clone(),
-                "lvsd maintenance status shows it until it is over",
+                "lvsd maintenance status shows it until it ends",
             );
         }
         if vrrp.active || self.stands_by().is_some() {
@@ -141,20 +140,20 @@ impl Director {
                     "this director is not ready, and so has no virtual address: it waits for {}",
                     vrrp.waits_for
                 ),
-                "lvsadm sync shows how far its peers are; lvsd status, whether the dataplane answers",
+                "lvsadm sync shows the state of its peers, and lvsd status whether the dataplane answers",
             );
             return;
         }
         let (code, what, fix) = match vrrp.state.as_str() {
             "fault" => (
                 "vrrp_fault",
-                "keepalived finds a fault, and so this director has no virtual address",
-                "is the interface of [vrrp] up, and has it an address? See journalctl -u keepalived",
+                "keepalived reports a fault, and so this director has no virtual address",
+                "is the interface of [vrrp] up, and does it have an address? See journalctl -u keepalived",
             ),
             _ => (
                 "vrrp_silent",
                 "keepalived reports nothing, or has stopped: this director has no virtual address",
-                "systemctl restart keepalived; its file is to be what lvsd keepalived-config prints",
+                "systemctl restart keepalived; its file must have the content that lvsd keepalived-config prints",
             ),
         };
         findings.add(code, what, fix);
@@ -287,7 +286,7 @@ mod tests {
         for (state, ready, words) in [
             ("backup", false, "waits for the dataplane"),
             ("master", false, "waits for the dataplane"),
-            ("fault", true, "finds a fault"),
+            ("fault", true, "reports a fault"),
             ("stopped", true, "has stopped"),
             ("unknown", true, "reports nothing"),
         ] {
@@ -305,8 +304,8 @@ mod tests {
     fn doctor_reports_warnings_of_lvsd() {
         let mut director = director("master", true, true);
         let vrrp = director.0.director.vrrp.as_mut().expect("there is");
-        vrrp.trouble = vec!["the FIFO is gone".to_owned()];
-        assert_eq!(found(&director), ["the FIFO is gone"]);
+        vrrp.trouble = vec!["the FIFO was removed".to_owned()];
+        assert_eq!(found(&director), ["the FIFO was removed"]);
     }
 
     #[test]

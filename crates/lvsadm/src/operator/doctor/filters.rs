@@ -1,5 +1,5 @@
-//! Filters of the host: those that seem to filter packets of services and do not receive them, and
-//! those that do.
+//! Filters of the host: those that match packets of services but do not receive them, and those
+//! that receive them.
 
 use lvs_core::api::{Info, ServiceInfo};
 use lvs_sys::attached::{self, Place};
@@ -44,7 +44,7 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
     }
 }
 
-/// The host's firewall rules, those of nftables and those of the legacy iptables.
+/// The host's firewall rules, both of nftables and of the legacy iptables.
 fn ruleset() -> String {
     let old = |program| output(program, &[]);
     [
@@ -56,13 +56,10 @@ fn ruleset() -> String {
 }
 
 /// Advice on filters for packets of services.
-const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with \
-                      `lvsadm mark add --destination VIP --drop`; or filter on the servers, in front of the director, or in an XDP \
-                      program (see docs/security.md)";
+const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with `lvsadm mark add --destination VIP --drop`; or filter on the servers, before the director, or in an XDP program (see docs/security.md)";
 
 /// Fix for a finding that may be intended.
-const MEANT: &str =
-    "that is right where services are to be filtered; if not, have it let them pass";
+const MEANT: &str = "this is right if services must be filtered; if not, make it accept them";
 
 /// Prefix of the names of the dataplane's own tables.
 const OWN_TABLE: &str = "lvs-";
@@ -75,7 +72,7 @@ const OWN_PROGRAM: &str = "lvs_";
 enum Side {
     /// Received packets. The dataplane receives its copy before any filter except XDP.
     Ingress,
-    /// Sent packets, also those of the dataplane.
+    /// Sent packets, including those of the dataplane.
     Egress,
 }
 
@@ -93,13 +90,13 @@ impl Side {
 struct Chain<'a> {
     table: &'a str,
     name: &'a str,
-    /// The side of interfaces to which the chain is attached, and their names; all other chains are
-    /// in the host's stack.
+    /// The side of interfaces (ingress or egress) to which the chain is attached, and the
+    /// interfaces' names; `None` for chains in the host's stack.
     at: Option<(Side, &'a str)>,
 }
 
 impl<'a> Chain<'a> {
-    /// Parses the line with the hook of a chain, if this is one.
+    /// Parses a line with the hook of a chain; other lines are ignored.
     fn stands(&mut self, line: &'a str) {
         for side in [Side::Ingress, Side::Egress] {
             let hook = line.split_once(" hook ");
@@ -112,7 +109,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Whether it is attached to this device.
+    /// Whether the chain is attached to this device.
     fn is_at(&self, device: &Device) -> bool {
         self.at.is_some_and(|(_, devices)| {
             let mut devices = devices.split(|c: char| c.is_whitespace() || "\",{}=".contains(c));
@@ -120,7 +117,7 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Whether it receives no packets of these devices.
+    /// Whether the chain receives no packets of these devices.
     fn is_elsewhere(&self, devices: &[Device]) -> bool {
         self.at.is_some() && !devices.iter().any(|device| self.is_at(device))
     }
@@ -167,8 +164,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                         findings.add(
                             "filter_before_dataplane",
                             format!(
-                                "a rule of table {}, chain {} at the ingress of {at}, drops packets of {} that come for {above}, \
-                                 before the dataplane sees them: {line}",
+                                "a rule of table {}, chain {} at the ingress of {at}, drops packets of {} that arrive for {above}, before the dataplane receives them: {line}",
                                 chain.table,
                                 chain.name,
                                 service_text(service.service)
@@ -186,7 +182,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                             chain.name,
                             service_text(service.service)
                         ),
-                        format!("the dataplane has its copy before that chain; {FILTER}"),
+                        format!("the dataplane has received its copy before that chain; {FILTER}"),
                     );
                 } else if drops_by_source(line) {
                     by_source.push((chain, line));
@@ -198,12 +194,12 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                     findings.add(
                         "filter_bypassed",
                         format!(
-                            "a rule of table {}, chain {}, no longer sees packets of {}: {line}",
+                            "a rule of table {}, chain {}, no longer receives packets of {}: {line}",
                             chain.table,
                             chain.name,
                             service_text(service.service)
                         ),
-                        format!("the dataplane takes them before the host's firewall; {FILTER}"),
+                        format!("the dataplane receives them before the host's firewall; {FILTER}"),
                     );
                 } else if drops_by_source(line) {
                     by_source.push((chain, line));
@@ -223,7 +219,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                  {line}{others}",
                 chain.table, chain.name
             ),
-            format!("the dataplane takes them before the host's firewall; {FILTER}"),
+            format!("the dataplane receives them before the host's firewall; {FILTER}"),
         );
     }
 }
@@ -239,8 +235,7 @@ fn at_egress(
     let Chain { table, name, .. } = chain;
     let place = format!("table {table}, chain {name} at the egress of {devices}");
     let fix = format!(
-        "that is right where it is meant to filter services; if not, exempt them in it (ip saddr VIP for answers, ip daddr SERVER \
-         for requests): nft -a list chain {table} {name}"
+        "this is right if it must filter services; if not, exempt them in it (ip saddr VIP for replies, ip daddr SERVER for requests): nft -a list chain {table} {name}"
     );
     if line.contains(" hook ") {
         if line.contains("policy drop") {
@@ -277,15 +272,15 @@ fn at_egress(
         findings.add(
             "filter_of_output",
             format!(
-                "a rule of {place}, drops by source, requests that the dataplane sends too: {line}"
+                "a rule of {place}, drops requests by source, which the dataplane sends, too: {line}"
             ),
             fix,
         );
     }
 }
 
-/// Findings about filters of tc that may drop, from the output of `tc filter show` for one side of
-/// an interface.
+/// Returns findings about tc filters that may drop packets, from the output of `tc filter show` for
+/// one side of an interface.
 fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Findings) {
     // A filter has a line of its own, and its actions further lines; a program decides alone.
     let lines = filters.lines();
@@ -316,13 +311,13 @@ fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Fi
         ),
         Side::Egress => findings.add(
             "filter_of_output",
-            format!("{filters} of tc at the egress of {name} may drop requests and answers of services that the dataplane sends"),
+            format!("{filters} of tc at the egress of {name} may drop requests and replies of services that the dataplane sends"),
             format!("{MEANT}: {shown}"),
         ),
     }
 }
 
-/// Whether a line is that of a filter with the dataplane's own program (clsact).
+/// Whether a line describes a filter with the dataplane's own program (clsact).
 fn is_own(line: &str) -> bool {
     let named = line.contains(" bpf ") && line.contains(" direct-action ");
     named && line.split(' ').any(|word| word.starts_with(OWN_PROGRAM))
@@ -340,7 +335,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
         None => findings.add(
             "filter_bypassed",
             format!("{what} may drop packets, but none of services"),
-            format!("the dataplane has its copy before {kind}: {shown}; {FILTER}"),
+            format!("the dataplane has received its copy before {kind}: {shown}; {FILTER}"),
         ),
     }
 }
@@ -348,7 +343,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
 /// Number and names of BPF programs, for messages.
 fn described(names: &[&String]) -> Option<(String, String)> {
     let named = |name: &&String| match name.as_str() {
-        "" => "one without a name".to_owned(),
+        "" => "a program without a name".to_owned(),
         name => name.to_owned(),
     };
     let names: Vec<String> = names.iter().map(named).collect();
@@ -369,15 +364,15 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
         findings.add(
             "filter_before_dataplane",
             format!(
-                "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the dataplane sees them"
+                "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the dataplane receives them"
             ),
             format!("{MEANT}: ip -d link show dev {name}"),
         );
     }
 }
 
-/// BPF programs at a place of an interface that `tc` does not show, by their names. The effect of
-/// the programs is unknown.
+/// Reports BPF programs at a hook of an interface that `tc` does not show, by their names. The
+/// effect of the programs is unknown.
 fn programs(device: &Device, place: Place, names: &[String], findings: &mut Findings) {
     let others = names.iter().filter(|name| !name.starts_with(OWN_PROGRAM));
     let others: Vec<&String> = others.collect();
@@ -399,7 +394,7 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
             findings.add(
                 "filter_of_output",
                 format!(
-                    "{programs} at the egress of {interface} ({kind}: {all}) may drop requests and answers of services that the dataplane sends"
+                    "{programs} at the egress of {interface} ({kind}: {all}) may drop requests and replies of services that the dataplane sends"
                 ),
                 format!("{MEANT}: {shown}"),
             );
@@ -407,14 +402,14 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
         Place::NetkitPeer => findings.add(
             "filter_before_dataplane",
             format!(
-                "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the dataplane receives them"
+                "{programs} at the peer of {interface} (netkit: {all}) may drop packets of services before the dataplane receives them"
             ),
             format!("{MEANT}: {shown}"),
         ),
     }
 }
 
-/// Whether a rule does anything.
+/// Whether a rule has any effect on packets.
 fn acts(line: &str) -> bool {
     let verbs = [
         "drop", "reject", "accept", "dnat", "redirect", "counter", "mark", " -j ",
@@ -422,7 +417,7 @@ fn acts(line: &str) -> bool {
     verbs.iter().any(|verb| line.contains(verb))
 }
 
-/// Whether a rule drops.
+/// Whether a rule drops packets.
 fn drops(line: &str) -> bool {
     let verbs = ["drop", "reject", "DROP", "REJECT"];
     line.split(' ').any(|word| verbs.contains(&word))
@@ -464,8 +459,8 @@ mod tests {
         }
     }
 
-    /// Findings for these rules, on a director with three interfaces, one a VLAN of a device that
-    /// it does not use, and one service.
+    /// Findings for these rules, on a director with one service and three interfaces, of which one
+    /// is a VLAN of an unused device.
     fn found(ruleset: &str) -> Vec<String> {
         let devices = [
             device("eth0", None),
@@ -478,7 +473,7 @@ mod tests {
         findings.0.into_iter().map(|finding| finding.what).collect()
     }
 
-    /// A chain of the family netdev with one rule.
+    /// A chain of the netdev family with one rule.
     fn chain(at: &str, rule: &str) -> String {
         format!(
             "table netdev t {{\n\tchain c {{\n\t\ttype filter hook {at}; policy accept;\n\t\t{rule}\n\t}}\n}}\n"
@@ -502,7 +497,7 @@ mod tests {
         let answer = found(&chain(below, "tcp dport 80 drop"));
         assert_eq!(answer.len(), 1, "{answer:?}");
         assert!(
-            answer[0].contains("that come for eth2.5, before the dataplane sees them"),
+            answer[0].contains("that arrive for eth2.5, before the dataplane receives them"),
             "{answer:?}"
         );
         assert!(found(&chain(below, "ip saddr 203.0.113.0/24 drop")).is_empty());
@@ -532,18 +527,18 @@ mod tests {
         // Rules behind such a chain are in the host's stack again.
         let both =
             format!("{closed}table ip f {{\n\tchain INPUT {{\n\t\ttcp dport 80 drop\n\t}}\n}}\n");
-        assert!(found(&both)[1].contains("no longer sees"));
+        assert!(found(&both)[1].contains("no longer receives"));
     }
 
     #[test]
     fn doctor_tc_filters_are_findings() {
-        let said_of = |device, side, text: &str| {
+        let findings_of = |device, side, text: &str| {
             let mut findings = Findings::default();
             traffic_control(&device, side, text, &mut findings);
             let all = findings.0.into_iter();
             all.map(|f| f.what).collect::<Vec<_>>().join("; ")
         };
-        let answer = |side, text: &str| said_of(device("eth0", None), side, text);
+        let answer = |side, text: &str| findings_of(device("eth0", None), side, text);
         let program = "filter protocol ip pref 1 bpf chain 0 \n\
             filter protocol ip pref 1 bpf chain 0 handle 0x1 direct-action not_in_hw bytecode '1,6 0 0 2'\n";
         let flower = "filter protocol ip pref 2 flower chain 0 \nfilter protocol ip pref 2 flower chain 0 handle 0x1 \n  \
@@ -551,23 +546,23 @@ mod tests {
         let own = "filter protocol all pref 1 bpf chain 0 \nfilter protocol all pref 1 bpf chain 0 handle 0x4c5653 \
             lvs_ingress+clsact direct-action skip_hw not_in_hw id 7 name lvs_ingress tag f0e34533cdc40aa8 jited \n";
         assert_eq!(answer(Side::Ingress, own), "");
-        let said = answer(Side::Ingress, &format!("{own}{program}"));
+        let message = answer(Side::Ingress, &format!("{own}{program}"));
         assert!(
-            said.starts_with("a filter of tc at the ingress of eth0"),
-            "{said}"
+            message.starts_with("a filter of tc at the ingress of eth0"),
+            "{message}"
         );
-        let said = answer(Side::Egress, &format!("{program}{flower}"));
+        let message = answer(Side::Egress, &format!("{program}{flower}"));
         assert!(
-            said.starts_with("2 filters of tc at the egress of eth0"),
-            "{said}"
+            message.starts_with("2 filters of tc at the egress of eth0"),
+            "{message}"
         );
-        let said = said_of(
+        let message = findings_of(
             device("eth0", Some("eth0.100")),
             Side::Ingress,
             &format!("{program}{flower}"),
         );
         assert_eq!(
-            said,
+            message,
             "2 filters of tc at the ingress of eth0 may drop packets for eth0.100 before the dataplane receives them"
         );
         let mirror = "filter protocol all pref 1 matchall chain 0 handle 0x1 \n\taction order 1: mirred (Egress Mirror to device br0) pipe\n";
@@ -589,24 +584,24 @@ mod tests {
             assert_eq!(answer(place, &[]), "");
             assert_eq!(answer(place, &["lvs_back", "lvs_ingress"]), "");
         }
-        let said = answer(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
+        let message = answer(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
         assert_eq!(
-            said,
+            message,
             "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but none of services"
         );
-        let said = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
+        let message = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
         assert!(
-            said.starts_with(
-                "2 BPF programs at the egress of eth0 (tcx: one without a name, cil_to_netdev) may drop requests and answers of services"
+            message.starts_with(
+                "2 BPF programs at the egress of eth0 (tcx: a program without a name, cil_to_netdev) may drop requests and replies of services"
             ),
-            "{said}"
+            "{message}"
         );
-        let said = answer(Place::NetkitPrimary, &["x"]);
-        assert!(said.contains("egress of eth0 (netkit: x)"), "{said}");
-        let said = answer(Place::NetkitPeer, &["x"]);
+        let message = answer(Place::NetkitPrimary, &["x"]);
+        assert!(message.contains("egress of eth0 (netkit: x)"), "{message}");
+        let message = answer(Place::NetkitPeer, &["x"]);
         assert!(
-            said.contains("before the dataplane receives them"),
-            "{said}"
+            message.contains("before the dataplane receives them"),
+            "{message}"
         );
     }
 
@@ -627,11 +622,11 @@ mod tests {
         assert_eq!(answer(&["lvs_xdp"]), "");
         assert_eq!(
             answer(&["number 12"]),
-            "a BPF program at the driver of eth0 (XDP: number 12) may drop or redirect packets of services before the dataplane \
-             sees them"
+            "a BPF program at the driver of eth0 (XDP: number 12) may drop or redirect packets of services before the dataplane receives them"
         );
         assert!(
-            answer(&["a", ""]).starts_with("2 BPF programs at the driver of eth0 (XDP: a, one")
+            answer(&["a", ""])
+                .starts_with("2 BPF programs at the driver of eth0 (XDP: a, a program")
         );
     }
 

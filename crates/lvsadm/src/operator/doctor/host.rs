@@ -36,7 +36,7 @@ fn kernel(findings: &mut Findings) {
     }
 }
 
-/// Frames lost before the dataplane saw them.
+/// Reports frames that were lost before the dataplane received them.
 fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
     let name = &interface.name;
     if interface.lost > 0 {
@@ -46,13 +46,13 @@ fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
                 "{} frames of {name} were lost: they arrived faster than the dataplane read them",
                 interface.lost
             ),
-            "more CPU for lvs-dataplane (nothing else on its core), and room for bursts: \
-             sysctl -w net.core.rmem_max=67108864 before it starts",
+            "provide more CPU for lvs-dataplane (no other program on its core), and longer queues: sysctl -w net.core.rmem_max=67108864 before it starts",
         );
     }
 }
 
-/// Frames that the network card has lost since it was started; it keeps no time of them.
+/// Frames that the network card has lost since the driver was loaded; the card does not record
+/// when.
 fn lost_by_card(name: &str, findings: &mut Findings) {
     let lost = ring_drops(&output(
         "ip",
@@ -72,8 +72,7 @@ fn settings(name: &str, findings: &mut Findings) {
         findings.add(
             ("reverse_path", Scope::interface(name)),
             format!(
-                "rp_filter of {name} is strict: this host discards packets that arrive on another interface than \
-                 replies to them would leave by"
+                "rp_filter of {name} is strict: this host drops packets that arrive on another interface than the one on which it would send replies"
             ),
             format!("sysctl -w net.ipv4.conf.{name}.rp_filter=2"),
         );
@@ -84,7 +83,7 @@ fn settings(name: &str, findings: &mut Findings) {
         findings.add(
             ("lro", Scope::interface(name)),
             format!(
-                "{name} merges received segments in hardware (LRO), and they cannot be split again as they were"
+                "{name} merges received segments in hardware (LRO), and they cannot be split again into the original ones"
             ),
             format!("ethtool -K {name} lro off"),
         );
@@ -143,8 +142,7 @@ fn forwarding(
             findings.add(
                 "forwarding_off",
                 format!(
-                    "this host forwards no {family} packets, and the dataplane (--backend tun) sees only what is \
-                     forwarded to its device"
+                    "this host forwards no {family} packets, and the dataplane (--backend tun) receives only forwarded packets"
                 ),
                 format!("sysctl -w {sysctl}=1"),
             );

@@ -18,7 +18,7 @@ use super::{Outcome, Trouble, Words, connect};
 use crate::invocation::Invocation;
 use crate::session::json_list;
 
-/// A fault that doctor found.
+/// A problem that doctor found.
 #[derive(Debug, Serialize)]
 struct Finding {
     #[serde(flatten)]
@@ -116,7 +116,7 @@ impl Scope {
 /// The times of a finding.
 #[derive(Debug, Default, Serialize)]
 struct When {
-    /// Seconds since it began.
+    /// Seconds since the fault began.
     #[serde(skip_serializing_if = "Option::is_none")]
     since: Option<u64>,
     /// Seconds since the last packet.
@@ -136,7 +136,7 @@ impl When {
     }
 }
 
-/// The period whose dropped packets cause findings.
+/// The period from which dropped packets cause findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Since {
     /// The last five minutes.
@@ -146,7 +146,8 @@ enum Since {
 }
 
 impl Since {
-    /// The packets of a reason since then; all of them from a dataplane that does not count recent ones.
+    /// The packets of a reason since that time; if the dataplane does not count recent ones, all
+    /// packets.
     fn count(self, reason: &ReasonCount) -> u64 {
         match self {
             Self::Minutes => reason.recent.unwrap_or(reason.count),
@@ -205,7 +206,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(u8::from(!findings.is_empty()))
 }
 
-/// Removes what is counted since the start of the dataplane, if none of it is as recent as `since`.
+/// Removes counters that count from the start of the dataplane, if none of their packets is as
+/// recent as `since`.
 fn forget_old(info: &mut Info, reasons: &[ReasonCount], since: Since) {
     let is_old = |name: &str| {
         let mut reasons = reasons.iter();
@@ -242,7 +244,7 @@ fn print(run: &mut Invocation<'_>, findings: &[Finding]) -> std::io::Result<()> 
     }
 }
 
-/// Whether the host routes packets to the dataplane, so that its firewall receives them.
+/// Whether the host routes packets to the dataplane, so that its firewall filters them.
 fn is_routed(info: &Info) -> bool {
     info.interfaces.iter().any(|port| port.backend == "tun")
 }
@@ -280,14 +282,14 @@ mod tests {
     }
 
     #[test]
-    fn since_accepts_the_start_only() {
+    fn since_accepts_only_the_start() {
         assert_eq!(Since::of(None).ok(), Some(Since::Minutes));
         assert_eq!(Since::of(Some("start")).ok(), Some(Since::Start));
         assert!(Since::of(Some("1h")).is_err());
     }
 
     #[test]
-    fn losses_older_than_five_minutes_are_forgotten() {
+    fn losses_older_than_five_minutes_are_not_reported() {
         let left = |recent: Option<u64>, since| {
             let text = r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#;
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn tun_backend_is_routed() {
+    fn tun_backend_counts_as_routed() {
         let info = |backend: &str| -> Info {
             let text = format!(
                 r#"{{"interfaces": [{{"name": "x", "backend": "{backend}", "mtu": 1500, "up": true}}]}}"#

@@ -83,7 +83,7 @@ fn addresses(
         };
         findings.add(
             "vip_unowned",
-            format!("this host does not answer ARP for {vip}: it is on no interface, and the dataplane does not own it"),
+            format!("this host does not answer ARP for {vip}: no interface has it, and the dataplane does not own it"),
             format!("{fix}; nothing if another director answers for it"),
         );
     }
@@ -105,7 +105,7 @@ fn usable(service: &ServiceInfo, director: &Director, findings: &mut Findings) {
         match is_managed(service) {
             true => director.why_unusable(&service.service),
             false => {
-                "add a server (lvsadm -a), or give one a weight (lvsadm -e ... -w 1)".to_owned()
+                "add a server (lvsadm -a), or set the weight of one (lvsadm -e ... -w 1)".to_owned()
             }
         },
     );
@@ -137,7 +137,7 @@ fn threshold(
     }
 }
 
-/// A server that does not answer its clients, though those of other servers are answered.
+/// A server that does not answer its clients, while other servers of the service do.
 fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings) {
     if !service.is_suspicious(server) {
         return;
@@ -171,8 +171,7 @@ fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
         findings.add(
             ("ftp_without_helper", Scope::service(service)),
             format!(
-                "{} looks like FTP through NAT, and no helper translates the addresses in its commands: logins \
-                 succeed, transfers fail",
+                "{} seems to be FTP through NAT, and no helper translates the addresses in its commands: logins succeed, transfers fail",
                 service_text(service.service)
             ),
             "start lvs-dataplane with --helper ftp, the counterpart of modprobe ip_vs_ftp",
@@ -318,7 +317,10 @@ mod tests {
         };
         let info = Info::default();
         assert!(look(&info, true, true).is_empty());
-        assert!(look(&info, false, false).is_empty(), "another one has it");
+        assert!(
+            look(&info, false, false).is_empty(),
+            "another host has the address"
+        );
         let text = r#"{"announced": [{"address": "192.0.2.1", "standing": "announced"}]}"#;
         let announced: Info = serde_json::from_str(text).expect("info");
         assert!(look(&announced, true, false).is_empty());

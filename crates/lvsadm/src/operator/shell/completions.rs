@@ -29,7 +29,7 @@ fn schedulers() -> String {
     own::schedulers().collect::<Vec<_>>().join(" ")
 }
 
-/// Values of an option, with spaces, if they are known.
+/// The known values of an option, separated by spaces.
 fn values(option: &OptionSpec) -> Option<String> {
     match option.argument {
         Argument::Required("scheduler") => Some(schedulers()),
@@ -38,7 +38,7 @@ fn values(option: &OptionSpec) -> Option<String> {
     }
 }
 
-/// Words after the name of a command: the words of its synopsis, its options.
+/// Returns the words that can follow the name of a command: the words of its synopsis, its options.
 fn words_of(operator: &Operator) -> Vec<&'static str> {
     let synopsis = operator.arguments.split([' ', '[', ']', '|']);
     let literal = |word: &&str| word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase());

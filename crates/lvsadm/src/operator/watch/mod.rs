@@ -51,7 +51,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     result
 }
 
-/// Draws the table again and again, until `count` is reached or a key ends it.
+/// Draws the table repeatedly, until it was drawn `count` times or a key ends the command.
 fn refresh(
     run: &mut Invocation<'_>,
     client: &mut Client,
@@ -80,7 +80,7 @@ fn refresh(
     }
 }
 
-/// The output of the table: a terminal, or one table after the other.
+/// Where the table is drawn: on a terminal, or as one table after the other.
 struct Screen {
     terminal: Option<Terminal>,
     colors: bool,

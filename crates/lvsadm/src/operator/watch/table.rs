@@ -1,4 +1,4 @@
-//! The table: rates between two readings of the counters, sorted, one line a row.
+//! The table: rates between two reads of the counters, sorted, one row on each line.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -58,7 +58,7 @@ pub(super) struct Row {
     rates: [f64; 5],
 }
 
-/// A service and its servers.
+/// The row of a service and the rows of its servers.
 pub(super) type Block = (Row, Vec<Row>);
 
 /// The counters at the previous refresh.

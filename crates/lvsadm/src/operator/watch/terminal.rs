@@ -11,7 +11,7 @@ use nix::sys::termios::{
 
 use crate::invocation::Invocation;
 
-/// The settings that the terminal had; dropping this restores them.
+/// The terminal's original settings; dropping this restores them.
 pub(super) struct Terminal(Termios);
 
 impl Terminal {
@@ -66,7 +66,7 @@ pub(super) enum Key {
     Sort,
 }
 
-/// Waits; a key that means something ends the wait.
+/// Waits for the interval; a key with a function ends the wait.
 pub(super) fn wait(
     run: &mut Invocation<'_>,
     terminal: Option<&Terminal>,

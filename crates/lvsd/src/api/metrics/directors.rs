@@ -10,11 +10,11 @@ use super::Out;
 use crate::clock::unix_time;
 use crate::cluster::vrrp_states;
 
-/// Whether it is in maintenance, and its state with keepalived.
+/// Whether the director is in maintenance, and its VRRP state.
 pub(super) fn alone_or_not(out: &mut Out<'_>, director: &DirectorStatus) -> fmt::Result {
     out.gauge(
         "lvs_maintenance",
-        "Whether the whole director is out of service by `lvsd maintenance`",
+        "Whether the director is in maintenance by `lvsd maintenance`",
         u32::from(director.maintenance.is_some()),
     )?;
     match &director.vrrp {
@@ -31,7 +31,7 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )?;
     out.gauge(
         "lvs_vrrp_active",
-        "Whether the dataplane has the virtual addresses, or is to have them",
+        "Whether the dataplane owns the virtual addresses, or is to own them",
         u32::from(vrrp.active),
     )?;
     out.gauge(
@@ -41,7 +41,7 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )?;
     out.gauge(
         "lvs_vrrp_track",
-        "What the track file has keepalived add to the priority",
+        "The number that keepalived adds to the priority because of the track file",
         i64::from(vrrp.track),
     )?;
     out.counter(
@@ -51,12 +51,12 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )?;
     out.counter(
         "lvs_vrrp_ignored_lines",
-        "Lines in the pipe of keepalived that were not understood, or too long",
+        "Lines in keepalived's FIFO that were invalid or too long",
         vrrp.ignored,
     )?;
     out.gauge(
         "lvs_vrrp_troubles",
-        "Reasons why the track file cannot be written, or keepalived not be heard",
+        "Reasons why the track file cannot be written, or keepalived's FIFO cannot be read",
         vrrp.trouble.len(),
     )
 }
@@ -98,12 +98,12 @@ pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Re
     )?;
     out.counter(
         "lvs_sync_taken",
-        "Connections of other directors that were taken over or brought up to date",
+        "Connections of peers that were taken over or updated",
         counts.taken,
     )?;
     out.counters(
         "lvs_sync_lost",
-        "Synchronisation messages and connections that were lost or refused, by the reason",
+        "Synchronisation messages and connections that were lost or refused, by reason",
         counts
             .losses()
             .into_iter()
@@ -116,7 +116,7 @@ fn label(peer: SocketAddr) -> [(&'static str, String); 1] {
     [("peer", peer.ip().to_string())]
 }
 
-/// Whether this director has the connections of its peers.
+/// Whether this director has received the connections of its peers.
 fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     let each =
         |value: fn(&PeerStanding) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
@@ -127,23 +127,23 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     )?;
     out.gauges(
         "lvs_peer_out_of_step_seconds",
-        "Seconds since another director was last in step, 0 while it is",
+        "Seconds since a peer was last in step, 0 while it is",
         each(|one| one.seconds),
     )?;
     out.gauges(
         "lvs_peer_missing",
-        "Replicated connections of a peer that are missing here, at least",
+        "Lower bound of replicated connections of a peer that are missing on this director",
         each(|one| one.missing),
     )
 }
 
-/// Whether peers choose the same servers as this director.
+/// Whether the peers' schedulers choose the same servers as this director's.
 fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     let each =
         |value: fn(&TablesInfo) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
     out.gauges(
         "lvs_peer_tables_compared",
-        "Whether a peer sends its services and servers, and they are compared with those here",
+        "Whether a peer sends digests of its services and servers, so that they are compared with this director's",
         each(|one| {
             let unknown = matches!(one.state, TablesState::Unknown | TablesState::Older);
             u64::from(!unknown)
@@ -151,17 +151,18 @@ fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     )?;
     out.gauges(
         "lvs_peer_tables_differ",
-        "Services that differ between a peer and this director, or that one of them lacks",
+        "Services that differ between a peer and this director, or that only one of them has",
         each(|one| one.differ),
     )?;
     out.gauges(
         "lvs_peer_tables_alarm",
-        "Whether they have differed for too long: both choose different servers for a client",
+        "Whether services have differed for too long: the directors choose different servers for a client",
         each(|one| u64::from(one.state == TablesState::Alarm)),
     )
 }
 
-/// Sources of servers and services besides the file, and the directors that share them.
+/// Writes the metrics of the sources of servers and services, apart from the file, and of the
+/// directors that share them.
 pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     if status.sources.is_empty() {
         return Ok(());
@@ -178,7 +179,7 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     };
     out.gauges(
         "lvs_source_up",
-        "A name in DNS, etcd or Kubernetes has answered when it was last asked",
+        "Whether a source (a name in DNS, etcd or Kubernetes) answered the last query",
         all().map(|(labels, source)| {
             let up = source.trouble.is_none() && source.answered.is_some();
             (labels, u32::from(up))
@@ -186,22 +187,22 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     )?;
     out.gauges(
         "lvs_source_age_seconds",
-        "How old the last answer of a source is; absent if none has come since lvsd began",
+        "Age of the last answer of a source; absent without one since lvsd started",
         all().filter_map(|(labels, source)| Some((labels, now.saturating_sub(source.answered?)))),
     )?;
     out.gauges(
         "lvs_source_items",
-        "Servers that a name in DNS has, keys of services and servers in etcd, or services of Kubernetes",
+        "Servers of a name in DNS, keys of services and servers in etcd, or services of Kubernetes",
         all().map(|(labels, source)| (labels, source.items)),
     )?;
     out.counters(
         "lvs_source_answers",
-        "Times that a source has answered, or reported a change",
+        "Times that a source answered, or reported a change",
         all().map(|(labels, source)| (labels, source.answers)),
     )?;
     out.counters(
         "lvs_source_failures",
-        "Times that a source has not answered, or nothing that could be used",
+        "Times that a source did not answer, or sent an unusable answer",
         all().map(|(labels, source)| (labels, source.failures)),
     )?;
     let kubernetes = all().filter(|(_, source)| source.kind == "kubernetes");
@@ -211,13 +212,13 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     if refused.peek().is_some() {
         out.gauges(
             "lvs_source_refused",
-            "Objects in Kubernetes that are refused",
+            "Objects of Kubernetes that were refused",
             refused,
         )?;
     }
     out.gauge(
         "lvs_left_out",
-        "Lines of `lvsd status` about answers of sources that are not in force",
+        "Lines of `lvsd status` about source answers that are not used",
         status.left_out.len(),
     )?;
     if status.directors.is_empty() {
@@ -229,13 +230,13 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     };
     out.gauges(
         "lvs_director_revision",
-        "The revision of the last change in etcd that a director has taken",
+        "The etcd revision of the last change that a director has loaded",
         all().map(|(label, director)| (label, director.revision)),
     )?;
     let own = status.directors.iter().find(|director| director.own);
     out.gauges(
         "lvs_director_differs",
-        "A director runs something else of etcd than this one",
+        "Whether a director has loaded other services from etcd than this one",
         all().map(|(label, director)| {
             let differs = own.is_some_and(|own| own.digest != director.digest);
             (label, u32::from(differs))

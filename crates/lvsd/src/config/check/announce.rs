@@ -9,7 +9,7 @@ use crate::config::raw::{RawConfig, RawDuration};
 use crate::config::{Announce, Service, VipMode};
 use crate::text::Diagnostic;
 
-/// Longest time in which other directors are preferred before an address is withdrawn.
+/// Longest time for which routers prefer other directors before an address is withdrawn.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
 /// The permitted times for announcements without supervision by lvsd.
 const HOLD: std::ops::RangeInclusive<Duration> =
@@ -32,7 +32,7 @@ impl Checker<'_> {
                 table.withdraw_delay.as_ref(),
                 "`withdraw_delay`",
                 Duration::ZERO..=DRAIN_MAX,
-                "give \"0s\" to \"1h\": how long other directors are preferred before an address is withdrawn",
+                "use \"0s\" to \"1h\": the time for which routers prefer other directors before an address is withdrawn",
             ) {
                 settings.drain = drain;
             }
@@ -40,7 +40,7 @@ impl Checker<'_> {
                 table.hold_without_lvsd.as_ref(),
                 "`hold_without_lvsd`",
                 HOLD,
-                "give \"15s\" to \"7d\": the time that a dataplane without messages from lvsd continues to announce",
+                "use \"15s\" to \"7d\": the time for which a dataplane without messages from lvsd continues to announce",
             ) {
                 settings.hold = hold;
             }
@@ -59,7 +59,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::warning(
                         vip.span(),
-                        "with NAT, answers have to come back through the director that has the connection",
+                        "with NAT, replies must return through the director that has the connection",
                     )
                     .help("use \"dr\", \"tun\" or \"fullnat\" where several directors announce the address at once"),
                 );
@@ -118,7 +118,7 @@ mod tests {
         "[sync.peers]\naddresses = [\"192.0.2.2\"]\nkey_file = \"/etc/lvs/sync.key\"\n";
 
     #[test]
-    fn addresses_are_announced_and_nobodys_on_a_link() {
+    fn announced_addresses_are_not_answered_on_any_link() {
         let (config, report) = Config::from_toml("x", &format!("{SYNC}{SERVICE}")).unwrap();
         assert_eq!(config.services[0].vip, VipMode::Announce);
         assert!(
@@ -143,7 +143,7 @@ mod tests {
             (SERVICE.to_owned(), "share no connections"),
             (
                 format!("{SYNC}{}", SERVICE.replace("\"dr\"", "\"nat\"")),
-                "come back through the director",
+                "return through the director",
             ),
             (
                 format!(

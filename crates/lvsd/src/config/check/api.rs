@@ -102,7 +102,7 @@ impl Checker<'_> {
         if kernels || path.parent().is_none() {
             self.report(
                 Diagnostic::error(place.span(), format!("{} is the kernel's", path.display()))
-                    .help("name a directory of lvsd's own: \"/run/lvs/proc\""),
+                    .help("use a directory for lvsd only: \"/run/lvs/proc\""),
             );
             return None;
         }
@@ -116,7 +116,7 @@ impl Checker<'_> {
         if !path.is_absolute() || path.components().any(|part| part.as_os_str() == "..") {
             self.report(
                 Diagnostic::error(place.span(), format!("{what} is not an absolute path"))
-                    .help("write the whole path from /, without .."),
+                    .help("write the complete path from /, without .."),
             );
             return None;
         }

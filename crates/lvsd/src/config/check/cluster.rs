@@ -43,15 +43,15 @@ impl Checker<'_> {
             let place = raw.timeout.as_ref().or(raw.lease.as_ref());
             let span = place.map_or_else(|| spanned.span(), Spanned::span);
             self.report(
-                Diagnostic::warning(span, "a lease ends before an answer is given up")
-                    .help("give a `timeout` that is shorter than `lease`"),
+                Diagnostic::warning(span, "a lease expires before the time limit of a request")
+                    .help("use a `timeout` that is shorter than `lease`"),
             );
         }
         if lease.subsec_nanos() > 0
             && let Some(place) = &raw.lease
         {
             self.report(
-                Diagnostic::error(place.span(), "`lease` is no number of whole seconds")
+                Diagnostic::error(place.span(), "`lease` is not a whole number of seconds")
                     .help("write \"10s\": etcd counts seconds"),
             );
         }
@@ -76,7 +76,7 @@ impl Checker<'_> {
             if !Cluster::is_name(name.get_ref()) {
                 let title = format!("{:?} is not the name of a director", name.get_ref());
                 self.report(Diagnostic::error(name.span(), title).help(
-                    "write 1 to 128 characters without whitespace and slashes, another name on each director",
+                    "use 1 to 128 characters without whitespace and slashes, and another name on each director",
                 ));
             }
             return name.get_ref().clone();
@@ -85,8 +85,11 @@ impl Checker<'_> {
         let name = uname.nodename().to_string_lossy().into_owned();
         if !Cluster::is_name(&name) {
             self.report(
-                Diagnostic::error(table.clone(), "the host has no name for this director")
-                    .help("add director = \"...\", another name on each director"),
+                Diagnostic::error(
+                    table.clone(),
+                    "the host name cannot be used for this director",
+                )
+                .help("add director = \"...\", another name on each director"),
             );
         }
         name
@@ -127,7 +130,7 @@ impl Checker<'_> {
         time
     }
 
-    /// The members, and the credentials for them.
+    /// Reads the members and the credentials for them.
     fn access(&mut self, spanned: &Spanned<RawCluster>) -> Option<Access> {
         let raw = spanned.get_ref();
         let Some(members) = &raw.etcd else {
@@ -166,8 +169,8 @@ impl Checker<'_> {
             && !endpoints.is_empty()
         {
             self.report(
-                Diagnostic::warning(file.span(), "no member talks TLS: this file is not used")
-                    .help("write https:// for the members, or leave it out"),
+                Diagnostic::warning(file.span(), "no member uses TLS: this file is not used")
+                    .help("write https:// for the members, or leave this key out"),
             );
         }
         let tls = tls.then(|| {
@@ -175,7 +178,7 @@ impl Checker<'_> {
             self.source_tls(
                 &spanned.span(),
                 files,
-                "name the file with the certificate of the authority that has signed the members' certificates",
+                "name the file with the certificate of the CA that has signed the members' certificates",
             )
         });
         let tls = tls.flatten();
@@ -183,7 +186,7 @@ impl Checker<'_> {
         if let (Some(user), Some(_)) = (&raw.user, endpoints.iter().find(|one| !one.secure)) {
             self.report(
                 Diagnostic::warning(user.span(), "the password crosses the network unencrypted")
-                    .help("let the members talk TLS: https://"),
+                    .help("use TLS for the members: https://"),
             );
         }
         Some(Access {
@@ -208,7 +211,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The certificates for connections to a source: of the authority, and those of this client.
+    /// Reads the certificate files of a source: the CA's, and those of this client.
     pub(super) fn source_tls(
         &mut self,
         table: &Range<usize>,
@@ -239,13 +242,15 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks that a certificate and its key are both present, or neither.
+    /// Checks that a certificate and its key are both present, or both absent.
     pub(super) fn certificate_with_key(&mut self, (_, cert, key): Certificates<'_>) {
         for (one, other, missing) in [(cert, key, "key"), (key, cert, "cert")] {
             if let (Some(one), None) = (one, other) {
                 self.report(
                     Diagnostic::error(one.span(), format!("`{missing}` is missing next to it"))
-                        .help("a certificate and its key belong together: give both, or neither"),
+                        .help(
+                            "a certificate and its key belong together: configure both, or neither",
+                        ),
                 );
             }
         }
@@ -288,7 +293,7 @@ impl Checker<'_> {
             }
             _ => {
                 self.report(
-                    Diagnostic::error(file.span(), "there is no password in this file")
+                    Diagnostic::error(file.span(), "this file contains no password")
                         .help("write it as the only line, in UTF-8"),
                 );
                 None

@@ -59,7 +59,7 @@ impl Checker<'_> {
                     name.span(),
                     format!("this host has no user `{}`", name.get_ref()),
                 )
-                .help("`getent passwd` lists them"),
+                .help("`getent passwd` lists the users"),
             );
         }
         // The conventional ids of the user `nobody`.
@@ -83,7 +83,7 @@ impl Checker<'_> {
         if !all.first().is_some_and(|program| program.starts_with('/')) {
             self.report(
                 Diagnostic::error(words.span(), "`notify` is not the path of a program").help(
-                    "write notify = \"/usr/local/bin/on-event\", or an array with its arguments behind it",
+                    "write notify = \"/usr/local/bin/on-event\", or an array of the program and its arguments",
                 ),
             );
         }
@@ -91,8 +91,9 @@ impl Checker<'_> {
     }
 }
 
-/// Whether `words` are a filter of the log: a level, and levels of parts, with commas between.
-/// Others would take a misspelt level for the name of a part, and log nothing else.
+/// Whether `words` are a filter of the log: a level, and levels of parts, with commas between. The
+/// filter's own parser would take a misspelt level for the name of a part, and disable all other
+/// messages.
 ///
 /// # Errors
 /// The error and its fix.

@@ -99,7 +99,7 @@ impl Checker<'_> {
         }
     }
 
-    /// One of a few words that are passed to the dataplane as they are.
+    /// Reads a value that is one of a few words, which the dataplane gets unchanged.
     pub(super) fn one_of(
         &mut self,
         value: Option<&Spanned<String>>,
@@ -164,7 +164,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The dataplane does not start with a group that there is not.
+    /// Checks that the groups exist: the dataplane does not start with an unknown group.
     fn groups(&mut self, raw: &RawDataplane) {
         let Some(facts) = self.facts else {
             return;
@@ -195,7 +195,7 @@ impl Checker<'_> {
                     limit.span(),
                     "this time is too short or too long to detect a hang",
                 )
-                .help("give 2s to 1h; a busy host can keep a dataplane waiting for a second"),
+                .help("use 2s to 1h; on a busy host, a dataplane may not answer for a second"),
             );
         }
     }
@@ -289,7 +289,7 @@ impl Checker<'_> {
         if path.is_empty() || path == "@" || path.len() > 107 {
             self.report(
                 Diagnostic::error(socket.span(), "not the name of a socket")
-                    .help("give `@name` for an abstract socket, or a path of at most 107 bytes"),
+                    .help("use `@name` for an abstract socket, or a path of at most 107 bytes"),
             );
         }
     }
@@ -324,7 +324,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(on.span(), "`hairpin` needs a local address")
-                    .help("add local_addresses = [\"...\"]: addresses of this host, or free ones that the dataplane will answer for"),
+                    .help("add local_addresses = [\"...\"]: addresses of this host, or free ones for which the dataplane will answer"),
             );
         }
         let given = raw.local_addresses.is_some() || raw.hairpin.is_some();
@@ -373,8 +373,8 @@ impl Checker<'_> {
     pub(super) fn reserved_mark(&mut self, span: Range<usize>) {
         let (first, last) = (ports::MARKS.start(), ports::MARKS.end());
         self.report(
-            Diagnostic::error(span, "this mark is reserved for services of many ports")
-                .help(format!("give one below {first} or above {last}")),
+            Diagnostic::error(span, "this mark is reserved for services of several ports")
+                .help(format!("use one below {first} or above {last}")),
         );
     }
 
@@ -439,8 +439,8 @@ fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
     words
 }
 
-/// Reports a rule that the dataplane would refuse for `reason`, at the value that alone causes it,
-/// if there is one.
+/// Reports a rule that the dataplane would refuse for `reason`. The position is that of the value
+/// that causes the error, if one value alone does.
 fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
     let alone = |key: &[String]| -> Vec<String> {
         let mut rule = key.to_vec();
@@ -469,18 +469,17 @@ fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnos
             format!("invalid rule for marks: {}", reason.replace("--", "")),
         )
         .help(
-            "a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`; the latter two can do with \
-             `source` instead",
+            "a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`; with the latter two, `source` can replace `destination`",
         ),
     }
 }
 
-/// Whether a key is there and has this value.
+/// Whether a key is present with this value.
 fn is(value: Option<&Spanned<String>>, word: &str) -> bool {
     value.is_some_and(|value| value.get_ref() == word)
 }
 
-/// Whether the kernel accepts it as the name of an interface (`dev_valid_name`).
+/// Whether the kernel accepts a text as the name of an interface (`dev_valid_name`).
 pub(super) fn is_interface(name: &str) -> bool {
     // IFNAMSIZ is 16 with the NUL.
     !name.is_empty()

@@ -49,7 +49,7 @@ impl Checker<'_> {
                             down.span(),
                             format!("`down` ({least}) is above `up` ({most})"),
                         )
-                        .context(up.span(), "the quorum is reached here")
+                        .context(up.span(), "the quorum is reached at this number")
                         .help("the quorum is lost below `down` servers, which is at most `up`"),
                     );
                 }
@@ -67,7 +67,7 @@ impl Checker<'_> {
                     ),
                 )
                 .label("it is never reached")
-                .help("give at most the number of servers"),
+                .help("use at most the number of servers"),
             );
         }
         read
@@ -88,7 +88,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::error(
                         at.span(),
-                        "the dataplane cannot give up an address that it does not own",
+                        "the dataplane cannot release an address that it does not own",
                     )
                     .help("remove this line; `notify` can inform the owner of the address"),
                 );
@@ -130,7 +130,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(place, "the sorry server is a server of the service")
-                    .help("give another one; it serves only while too few of the servers do"),
+                    .help("use another address; this server serves only while too few of the other servers do"),
             );
             return None;
         }

@@ -47,9 +47,9 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::error(
                         words.span(),
-                        format!("there are {} name servers", words.get_ref().0.len()),
+                        format!("{} name servers are configured", words.get_ref().0.len()),
                     )
-                    .help(format!("name 1 to {NAME_SERVERS_MAX}, or leave the key out for those of /etc/resolv.conf")),
+                    .help(format!("configure 1 to {NAME_SERVERS_MAX}, or leave the key out for those of /etc/resolv.conf")),
                 );
             }
         }
@@ -117,7 +117,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(port.span(), "SRV records name the port themselves")
-                    .help("remove `port`, or give a name of A and AAAA records, which has no underscore at its beginning"),
+                    .help("remove `port`, or use a name with A and AAAA records, which has no underscore at its beginning"),
             );
         }
         let (id, source) = (id?, source?);
@@ -125,7 +125,7 @@ impl Checker<'_> {
             self.missing(
                 &spanned.span(),
                 "`forward` of the service",
-                "servers that are found have no method of their own: add forward = \"nat\", \"dr\", \"tun\", \"fullnat\" or \"proxy\" to the service",
+                "discovered servers have no method of their own: add forward = \"nat\", \"dr\", \"tun\", \"fullnat\" or \"proxy\" to the service",
             );
             return None;
         };
@@ -196,7 +196,7 @@ impl Checker<'_> {
         if let Some(place) = last {
             let title = format!("the services have {} names in DNS", names.len());
             self.report(Diagnostic::error(place, title).help(format!(
-                "{NAMES_MAX} at most are looked up; let services share names"
+                "at most {NAMES_MAX} are resolved; use the same name in several services"
             )));
         }
     }

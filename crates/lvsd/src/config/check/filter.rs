@@ -30,7 +30,7 @@ impl Checker<'_> {
                 match read(path) {
                     Ok(more) => list.extend(more),
                     Err(reason) => self.report(Diagnostic::error(place, reason).help(
-                        "name a file of networks, separated by whitespace or line ends; # begins a comment",
+                        "name a file of networks, separated by whitespace or line breaks; # begins a comment",
                     )),
                 }
             }

@@ -32,7 +32,7 @@ fn a(kind: &TunnelType) -> String {
     format!("{article} {}", kind.title)
 }
 
-/// The types for which `what` is true, as text: `a GUE`.
+/// The tunnel types for which `what` returns true, as text: `a GUE`.
 fn only(what: impl Fn(&TunnelType) -> bool) -> String {
     let types = TunnelType::ALL.iter().filter(|kind| what(kind));
     types.map(|kind| a(kind)).collect::<Vec<_>>().join(" or ")
@@ -107,7 +107,7 @@ impl Checker<'_> {
                 at.clone(),
                 format!("the scheduler {name} needs servers that are reached by NAT"),
             )
-            .label("their answers do not pass through the director, which measures their latency")
+            .label("their replies do not pass through the director, which measures their response time")
             .context(scheduler.span(), "the scheduler")
             .help("set forward = \"nat\", or another scheduler, such as \"wlc\""),
         );
@@ -140,7 +140,7 @@ impl Checker<'_> {
         Some((kind.tunnel)(port, checksum?))
     }
 
-    /// The checksum by its name in the file; `None` if the name is wrong.
+    /// Reads the checksum by its name in the file; `None` if the name is invalid.
     fn tunnel_checksum(&mut self, raw: Option<&Spanned<String>>) -> Option<TunnelChecksum> {
         let Some(value) = raw else {
             return Some(TunnelChecksum::None);
@@ -159,7 +159,7 @@ impl Checker<'_> {
         self.word(raw, &known)
     }
 
-    /// Checks that a type with a port has one, and that no other type has one.
+    /// Checks that a tunnel type with a port has one, and that other types have none.
     fn tunnel_port(
         &mut self,
         table: &RawTunnelTable,
@@ -194,7 +194,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks that the type of tunnel has this checksum: some types have none, or not all of them.
+    /// Checks that the tunnel type supports this checksum: some types support none, or not all of
+    /// them.
     fn tunnel_checksum_fits(
         &mut self,
         table: &RawTunnelTable,

@@ -16,7 +16,8 @@ use crate::text::{Diagnostic, Findings, Keys, unknown_key};
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Part of the interval that a check waits for the next one in doubt, and the least of it.
+/// After a changed result the next check starts after this part of the interval, but not sooner
+/// than the minimum.
 const FAST_PART: u32 = 5;
 const FAST_MIN: Duration = Duration::from_millis(100);
 const DEFAULT_JITTER: u8 = 5;
@@ -27,7 +28,7 @@ const TIME_MIN: Duration = Duration::from_millis(10);
 const INTERVAL_MAX: Duration = Duration::from_secs(86_400);
 const TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
-/// A check as configured, before it is applied to a server.
+/// A check from the file, before it is applied to a server.
 pub(super) struct CheckPlan {
     probe: Probe,
     interval: Duration,
@@ -42,7 +43,7 @@ pub(super) struct CheckPlan {
 }
 
 impl Checker<'_> {
-    /// Checks `check`; `None` if it is missing or wrong.
+    /// Reads `check`; `None` if it is missing or invalid.
     pub(super) fn check_plan(
         &mut self,
         raw: &Spanned<RawCheck>,
@@ -87,7 +88,7 @@ impl Checker<'_> {
         })
     }
 
-    /// The check of the servers of a service, before it is applied to one.
+    /// Reads the check of a service, before it is applied to each server.
     pub(super) fn check(
         &mut self,
         plan: &CheckPlan,
@@ -115,7 +116,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Checks the path through this service, whose VIP has the owner `vip`.
+    /// Checks `via`: the check goes through this service, whose VIP has the owner `vip`.
     fn via(
         &mut self,
         plan: &CheckPlan,
@@ -125,23 +126,23 @@ impl Checker<'_> {
     ) -> Option<Via> {
         let (title, help) = match (service.endpoint(), plan.probe.via()) {
             (_, None) => (
-                "a check of this type does not go by way of the service",
-                "remove `via`: tcp, http, https, smtp, dns and udp can go that way",
+                "a check of this type cannot be a through-VIP check",
+                "remove `via`, which is for tcp, http, https, smtp, dns and udp",
             ),
             (None, _) => (
-                "a service with a mark or many ports has no address and port that a check could go to",
-                "remove `via`, or give the service one port",
+                "a service with a mark or several ports has no single address and port for a check",
+                "remove `via`, or use one port for the service",
             ),
             (Some((protocol, _)), Some(wanted)) if protocol != wanted => (
-                "a check of this type does not talk the service's protocol",
-                "remove `via`, or check in another way",
+                "a check of this type does not use the service's protocol",
+                "remove `via`, or use another type of check",
             ),
             (Some((_, virt)), _) if virt.port() == 0 => (
-                "a service of all ports has no port that a check could go to",
-                "remove `via`, or give the service one port",
+                "a service of all ports has no port for a check",
+                "remove `via`, or use one port for the service",
             ),
             _ if vip.is_some_and(|vip| vip.get_ref() == "host") => (
-                "the host talks to its own address without the dataplane",
+                "the host connects to its own address without the dataplane",
                 "remove `via`, or `vip = \"host\"` with the address on the host: the dataplane owns it then",
             ),
             (Some((_, virt)), _) => {
@@ -169,7 +170,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether the dataplane can observe that a server of this service does not answer.
+    /// Checks that the dataplane can observe unanswered connections to the servers of this service.
     fn fits_passive(
         &mut self,
         passive: Passive,
@@ -191,11 +192,11 @@ impl Checker<'_> {
             ),
             Passive::Asks(_) if !tcp => (
                 "`passive` with a number is for TCP services",
-                "remove it: a missing answer to a datagram proves nothing",
+                "remove it: a missing answer to a datagram is not a failure",
             ),
             Passive::Asks(_) => (
                 "`passive` with a number needs servers that are reached by NAT",
-                "write passive = true, or set forward = \"nat\": the answers of others do not pass through the director",
+                "write passive = true, or set forward = \"nat\": with other methods, replies do not pass through the director",
             ),
         };
         self.once(Diagnostic::error(at.clone(), title).help(help));
@@ -219,7 +220,7 @@ impl Checker<'_> {
                         Some(known) => finding.help(format!("did you mean \"{known}\"?")),
                         None => {
                             let known: Vec<&str> = names().collect();
-                            finding.help(format!("this version knows: {}", known.join(", ")))
+                            finding.help(format!("the known types are: {}", known.join(", ")))
                         }
                     });
                 }
@@ -233,7 +234,7 @@ impl Checker<'_> {
         kind
     }
 
-    /// Checks the keys of its type.
+    /// Reads the keys of the check's type.
     fn probe(
         &mut self,
         kind: Option<&'static KindInfo>,
@@ -288,7 +289,7 @@ impl Checker<'_> {
             {
                 self.report(
                     Diagnostic::error(value.span(), format!("`{what}` is out of range"))
-                        .help("give a number of checks, 1 to 1000"),
+                        .help("use a number of checks from 1 to 1000"),
                 );
             }
         }
@@ -298,8 +299,9 @@ impl Checker<'_> {
             && fast.get_ref().0 > interval
         {
             self.report(
-                Diagnostic::warning(fast.span(), "`fast_interval` is longer than `interval`")
-                    .help("it is the time to the next check in doubt: make it shorter"),
+                Diagnostic::warning(fast.span(), "`fast_interval` is longer than `interval`").help(
+                    "it is the time to the next check after a changed result: make it shorter",
+                ),
             );
         }
         if interval < timeout && !interval.is_zero() {
@@ -307,9 +309,9 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     at.map_or(span, Spanned::span),
-                    "a check may take longer than the interval between two",
+                    "a check may take longer than the interval between two checks",
                 )
-                .help("the next one then waits; make `timeout` at most `interval`"),
+                .help("the next check is then delayed; set `timeout` to at most `interval`"),
             );
         }
     }

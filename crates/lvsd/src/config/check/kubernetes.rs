@@ -1,4 +1,4 @@
-//! `[kubernetes]`: Services of type `LoadBalancer`, and the addresses that they get.
+//! `[kubernetes]`: Services of type `LoadBalancer`, and the addresses that they are assigned.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::sources::Endpoint;
 use crate::sources::kubernetes::{Access, POD, Pool, Range, Settings, Token, Wrong, is_name};
 use crate::text::Diagnostic;
 
-/// The port of an API server that is named without one.
+/// The default port of an API server.
 const HTTPS: u16 = 443;
 /// Pools.
 const POOLS_MAX: usize = 64;
@@ -51,8 +51,8 @@ impl Checker<'_> {
         })
     }
 
-    /// Where the API server is, and the credentials: by a kubeconfig file, by the keys of the table, or
-    /// as each pod has them.
+    /// Where the API server is, and the credentials: by a kubeconfig file, by the keys of the
+    /// table, or as each pod has them.
     fn api_access(&mut self, spanned: &Spanned<RawKubernetes>) -> Option<Reached> {
         let (span, raw) = (spanned.span(), spanned.get_ref());
         let keys = [
@@ -82,7 +82,7 @@ impl Checker<'_> {
                 let title = format!("`{name}` cannot be used with `kubeconfig`");
                 self.report(
                     Diagnostic::error(key.span(), title).help(
-                        "leave it out: the kubeconfig has the API server and the credentials",
+                        "leave this key out: the kubeconfig contains the API server and the credentials",
                     ),
                 );
                 return None;
@@ -153,7 +153,7 @@ impl Checker<'_> {
 
     fn token_in_the_clear(&mut self, span: &std::ops::Range<usize>) {
         self.report(
-            Diagnostic::warning(span.clone(), "the token goes over the network in the clear")
+            Diagnostic::warning(span.clone(), "the token is sent without encryption")
                 .help("write https:// for the API server"),
         );
     }
@@ -168,7 +168,7 @@ impl Checker<'_> {
             self.source_tls(
                 &span,
                 files,
-                "name the file with the certificate of the authority of the cluster, which is `certificate-authority-data` of a kubeconfig, or /etc/kubernetes/pki/ca.crt",
+                "name the file with the certificate of the cluster's CA, which is `certificate-authority-data` of a kubeconfig, or /etc/kubernetes/pki/ca.crt",
             )
         });
         if let Some(file) = &raw.token_file {
@@ -207,7 +207,7 @@ impl Checker<'_> {
             self.missing(
                 &spanned.span(),
                 "`server`",
-                "add server = \"https://10.0.0.5:6443\", the API server, or a balanced address of several; or kubeconfig = \"/etc/lvsd/kubeconfig\"; inside a pod, KUBERNETES_SERVICE_HOST would name it",
+                "add server = \"https://10.0.0.5:6443\", the API server, or a balanced address of several; or kubeconfig = \"/etc/lvsd/kubeconfig\"; in a pod, lvsd uses KUBERNETES_SERVICE_HOST",
             );
             return None;
         };
@@ -227,7 +227,7 @@ impl Checker<'_> {
             let title = format!("{:?} is not a namespace", written.get_ref());
             self.report(
                 Diagnostic::error(written.span(), title)
-                    .help("write the name of one namespace, or leave it out for all"),
+                    .help("write the name of one namespace, or leave this key out for all"),
             );
         }
         Some(written.get_ref().clone())
@@ -321,7 +321,7 @@ impl Checker<'_> {
             Some(written) => {
                 let texts = &written.get_ref().0;
                 if !(1..=RANGES_MAX).contains(&texts.len()) {
-                    let title = format!("there are {} ranges", texts.len());
+                    let title = format!("{} ranges are configured", texts.len());
                     let help = format!("give 1 to {RANGES_MAX}");
                     self.report(Diagnostic::error(written.span(), title).help(help));
                 }
@@ -333,7 +333,7 @@ impl Checker<'_> {
                                 let title = format!("{text} has addresses of another range");
                                 self.report(
                                     Diagnostic::error(written.span(), title)
-                                        .help("give each address to one pool, once"),
+                                        .help("assign each address to one pool, once"),
                                 );
                             }
                             ranges.push(range);

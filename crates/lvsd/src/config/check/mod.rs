@@ -101,11 +101,11 @@ pub(in crate::config) fn check(
     }
 }
 
-/// Checks a service of etcd or Kubernetes by itself, beside a file that is right. It gives several services if
-/// it has several addresses.
+/// Checks a service of etcd or Kubernetes separately, together with a valid file. The result is one
+/// service for each of its addresses.
 ///
 /// # Errors
-/// The first error, in words.
+/// The first error, as text.
 pub(in crate::config) fn remote(config: &Config, text: &str) -> Result<Vec<Service>, String> {
     shape::remote(text)?;
     let (raw, mut findings) = shape::shape(text, &config.defaults);
@@ -138,7 +138,7 @@ pub(in crate::config) fn remote(config: &Config, text: &str) -> Result<Vec<Servi
     }
 }
 
-/// Whether a persistence template leads its client to a server of weight 0.
+/// Whether a persistence template still sends its client to a server with weight 0.
 fn templates_stay(sysctls: &[(String, String)]) -> bool {
     let mut sysctls = sysctls.iter();
     !sysctls.any(|(name, value)| name == "expire_quiescent_template" && value != "0")
@@ -146,12 +146,12 @@ fn templates_stay(sysctls: &[(String, String)]) -> bool {
 
 struct Checker<'a> {
     text: &'a str,
-    /// The facts about this host; `None` for another host.
+    /// Properties of this host; `None` if the file is for another host.
     facts: Option<&'a Facts>,
     line_ends: Vec<usize>,
     complete: bool,
     findings: &'a mut Findings,
-    /// All servers so far.
+    /// All servers that were read so far.
     servers: Vec<ServerPlace>,
     /// Position and title of findings that are reported once for all servers of a service.
     once: HashSet<(usize, String)>,
@@ -187,7 +187,7 @@ impl Checker<'_> {
         self.findings.push(finding);
     }
 
-    /// The line that something begins in.
+    /// The number of the line in which `span` begins.
     fn line(&self, span: &Range<usize>) -> usize {
         1 + self.line_ends.partition_point(|end| *end < span.start)
     }
@@ -209,7 +209,7 @@ impl Checker<'_> {
         }
     }
 
-    /// One of a few words.
+    /// Reads a value that is one of a few words.
     fn word<T: Copy>(&mut self, value: Option<&Spanned<String>>, known: &[(&str, T)]) -> Option<T> {
         let value = value?;
         let word = value.get_ref().as_str();
@@ -245,13 +245,13 @@ impl Checker<'_> {
             None => return,
             Some(c) => (
                 format!("{what} contains the character U+{:04X}", u32::from(c)),
-                "remove it: it could make one line of a log look like two".to_owned(),
+                "remove it: it could make one log line appear as two".to_owned(),
             ),
         };
         self.report(Diagnostic::error(value.span(), title).help(help));
     }
 
-    /// A whole number within a range.
+    /// Reads a whole number within a range.
     fn number(
         &mut self,
         value: Option<&Spanned<Whole>>,
@@ -286,7 +286,7 @@ impl Checker<'_> {
     }
 }
 
-/// Whether a character turns the direction of text around it.
+/// Whether a character changes the direction of the text around it.
 const fn is_direction(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -1,4 +1,4 @@
-//! A service that the daemon serves itself.
+//! Checks of a service that lvsd proxies itself.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use lvs_proxy::header::Version;
 const TIMES: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(31 * 86_400);
 
-/// Whether the word is `proxy`.
+/// Whether the value is `proxy`.
 pub(super) fn is_word(forward: &Spanned<String>) -> bool {
     forward.get_ref() == "proxy"
 }
 
-/// Whether the daemon serves it itself.
+/// Whether lvsd proxies the service itself.
 pub(super) fn is_proxied(raw: &RawService) -> bool {
     raw.forward.as_ref().is_some_and(is_word)
 }
@@ -43,20 +43,21 @@ impl Checker<'_> {
         };
         let at = forward.span();
         let mut impossible = |span: std::ops::Range<usize>, title: &str, help: &str| {
-            let finding = Diagnostic::error(span, title).context(at.clone(), "it is proxied");
+            let finding =
+                Diagnostic::error(span, title).context(at.clone(), "the service is proxied");
             self.report(finding.help(help));
         };
         if let Some(vip) = &raw.vip {
             impossible(
                 vip.span(),
-                "the address of a proxied service is this host's own",
-                "remove `vip`; listen at an address of this host, at 0.0.0.0 or at [::]",
+                "the address of a proxied service must be an address of this host",
+                "remove `vip`; listen on an address of this host, on 0.0.0.0 or on [::]",
             );
         }
         if let Some(one) = raw.one_packet.as_ref().filter(|one| *one.get_ref()) {
             impossible(
                 one.span(),
-                "a proxy keeps clients on their servers, which one-packet scheduling does not",
+                "a proxy assigns clients to servers for some time, which excludes one-packet scheduling",
                 "remove `one_packet`",
             );
         }
@@ -82,19 +83,19 @@ impl Checker<'_> {
                     impossible(
                         place,
                         "a proxy needs a port to listen at",
-                        "write the port behind the address",
+                        "write the port after the address",
                     );
                 } else if any && datagrams {
                     impossible(
                         place,
-                        "answers to datagrams have to come from the address that was asked",
-                        "write a [[service]] with each address of this host",
+                        "replies to datagrams must have the source address to which the request was sent",
+                        "write a [[service]] for each address of this host",
                     );
                 } else if ip.is_some_and(|address| never(address.ip())) {
                     impossible(
                         place,
                         "no program can listen on this address",
-                        "give an address of this host",
+                        "use an address of this host",
                     );
                 }
             }
@@ -145,9 +146,11 @@ impl Checker<'_> {
 
     /// Reports a proxied server of a service that is not proxied, or the reverse.
     pub(super) fn mixed(&mut self, own: &Spanned<String>, service: Option<&Spanned<String>>) {
-        let mut finding =
-            Diagnostic::error(own.span(), "a service is proxied as a whole or not at all")
-                .help("set forward = \"proxy\" for the service, and for none of its servers");
+        let mut finding = Diagnostic::error(
+            own.span(),
+            "a service is proxied for all of its servers or for none",
+        )
+        .help("set forward = \"proxy\" for the service, and for none of its servers");
         if let Some(service) = service {
             finding = finding.context(service.span(), "the service's");
         }

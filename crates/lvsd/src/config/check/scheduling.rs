@@ -16,7 +16,8 @@ use crate::config::OnCheckFailure;
 use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
 use crate::text::Diagnostic;
 
-/// Default time for which a server that was removed from the file keeps its connections.
+/// Default of the time for which the connections of a server that was removed from the file
+/// continue.
 const DRAIN: Duration = Duration::from_secs(30);
 const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
@@ -154,10 +155,10 @@ impl Checker<'_> {
         self.report(
             Diagnostic::error(
                 at,
-                "port 0 takes every port, and needs persistence for that",
+                "port 0 accepts every port, and needs persistence for that",
             )
             .help(
-                "write \"ADDRESS:*\" for every port without persistence, add persistence = { timeout = \"6m\" }, or give the port",
+                "write \"ADDRESS:*\" for every port without persistence, add persistence = { timeout = \"6m\" }, or name the port",
             ),
         );
     }
@@ -212,7 +213,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Time for which a server that was removed from the file keeps its connections.
+    /// The time for which the connections of a server that was removed from the file continue.
     pub(super) fn drain(&mut self, raw: &RawService, config: &ServiceConfig) -> Duration {
         let Some(drain) = &raw.drain else {
             if let (Some(at), Some(fallback)) = (&raw.scheduler, refuses_at_weight_0(config)) {
@@ -221,7 +222,7 @@ impl Checker<'_> {
                         at.span(),
                         "clients of a server that drains are refused for up to 30 s",
                     )
-                    .label("it chooses no other server for them")
+                    .label("the scheduler chooses no other server for them")
                     .help(fix(
                         fallback,
                         "drain = \"0s\" to delete servers at once, or \"30s\" to accept it",
@@ -233,7 +234,7 @@ impl Checker<'_> {
         if drain.get_ref().0 > DRAIN_MAX {
             self.report(
                 Diagnostic::error(drain.span(), "`drain` is out of range")
-                    .help("give at most \"1d\"; \"0s\" deletes a server at once"),
+                    .help("use at most \"1d\"; \"0s\" deletes a server at once"),
             );
         }
         drain.get_ref().0
@@ -257,10 +258,10 @@ impl Checker<'_> {
             return chosen;
         }
         let moot =
-            "a server whose check fails stays in the service: `on_server_down` does nothing then";
+            "a server whose check fails stays in the service: `on_server_down` then has no effect";
         let (at, title, help) = if config.extras.on_server_down != OnServerDown::Kernel {
             let at = given.or(raw.on_server_down.as_ref());
-            let help = "set on_check_failure = \"remove\"; keep it if only servers that leave the file count as down";
+            let help = "set on_check_failure = \"remove\"; keep this if only servers that are removed from the file count as down";
             (at.map(Spanned::span), moot, help.to_owned())
         } else if given.is_some() {
             return chosen;
@@ -274,7 +275,7 @@ impl Checker<'_> {
             (at, title, help)
         } else if !quiesces_at_zero(config, templates_stay) {
             let at = raw.persistence.as_ref().map(Spanned::span);
-            let title = "clients stay with a server whose check fails";
+            let title = "clients stay on a server whose check fails";
             let help = "set on_check_failure = \"remove\", the sysctl expire_quiescent_template = 1, or \"quiesce\" to accept it";
             (at, title, help.to_owned())
         } else {
@@ -299,8 +300,8 @@ fn fix(fallback: Option<&str>, key: &str) -> String {
     }
 }
 
-/// If the scheduler refuses a client whose server has weight 0 ([`lvs_core::sched::AtZero`]), its
-/// flag against that, if there is one.
+/// `Some` if the scheduler refuses a client whose server has weight 0
+/// ([`lvs_core::sched::AtZero`]); contains the flag that prevents this, if one exists.
 fn refuses_at_weight_0(config: &ServiceConfig) -> Option<Option<&'static str>> {
     let about = BUILT_IN
         .iter()
@@ -310,10 +311,10 @@ fn refuses_at_weight_0(config: &ServiceConfig) -> Option<Option<&'static str>> {
     about.refuses_at_zero(config.flags).then(|| fallback.next())
 }
 
-/// Whether weight 0 sends new connections to the other servers. It does not if the choice does not
-/// depend on the weight: a persistence template leads its client to a server of weight 0 (unless the
-/// sysctl `expire_quiescent_template` is set), and some schedulers ([`lvs_core::sched::AtZero`])
-/// refuse a client whose server it is.
+/// Whether new connections for a server with weight 0 go to the other servers. There are two
+/// exceptions: a persistence template sends its client to a server with weight 0 (unless the sysctl
+/// `expire_quiescent_template` is set), and some schedulers ([`lvs_core::sched::AtZero`]) refuse
+/// clients of such a server.
 pub(super) fn quiesces_at_zero(config: &ServiceConfig, templates_stay: bool) -> bool {
     let templates = templates_stay && config.flags.has(ServiceFlags::PERSISTENT);
     !templates && refuses_at_weight_0(config).is_none()

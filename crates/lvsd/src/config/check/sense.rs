@@ -26,7 +26,7 @@ pub(super) struct ServerPlace {
 }
 
 impl Checker<'_> {
-    /// Checks the file as a whole.
+    /// Checks the consistency of the whole file.
     pub(super) fn sense(&mut self, raw: &RawConfig, services: &[Service], marks: &[String]) {
         self.servers_that_are_services(services);
         if !self.complete {
@@ -71,7 +71,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::warning(server.place, title)
                         .label("a loopback address")
-                        .help("give another address of this host, or set forward = \"dr\" or \"proxy\""),
+                        .help("use another address of this host, or set forward = \"dr\" or \"proxy\""),
                 );
                 continue;
             }
@@ -80,12 +80,12 @@ impl Checker<'_> {
                 listeners.find(|one| listens_at(one, &server.service, server.address, has));
             if let Some(listener) = listener {
                 let title = format!(
-                    "the server {} is the service {}, which listens there",
+                    "the server {} is the service {}, which listens on this address",
                     server.address,
                     label(&listener.id)
                 );
                 self.report(Diagnostic::error(server.place, title).help(
-                    "each connection would come back to the proxy until none is left: give the address and port of a real server",
+                    "each connection would return to the proxy until the maximum is reached: use the address and port of a real server",
                 ));
                 continue;
             }
@@ -101,12 +101,13 @@ impl Checker<'_> {
                 label(&other.id)
             );
             let finding = Diagnostic::error(server.place, title)
-                .help("give the address of a real server; a VIP is none, whatever it leads to");
+                .help("use the address of a real server; a VIP cannot be a server");
             self.report(finding);
         }
     }
 
-    /// A service of a mark gets no packet without a rule that sets it.
+    /// Checks that a rule sets the mark of each service with a mark, which otherwise receives no
+    /// packets.
     fn marks_without_rules(&mut self, raw: &RawConfig, marks: &[String]) {
         let set: HashSet<u32> = marks
             .iter()
@@ -126,7 +127,7 @@ impl Checker<'_> {
                 let n = mark.get_ref().0;
                 self.report(
                     Diagnostic::warning(mark.span(), format!("no [[mark]] sets the mark {n}"))
-                        .label("the service gets no packets")
+                        .label("the service receives no packets")
                         .help(format!(
                             "add a [[mark]] with destination and mark = {n}, unless `lvsadm mark` sets it"
                         )),
@@ -135,7 +136,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Weights that do nothing, or nothing good.
+    /// Warns about weights that have no effect, or an unwanted one.
     fn weights(&mut self, service: &Spanned<RawService>) {
         let raw = service.get_ref();
         let weights = || {
@@ -148,8 +149,8 @@ impl Checker<'_> {
             let at = weights().next().map_or(0..0, Spanned::span);
             self.report(
                 Diagnostic::warning(at, "all servers of the service have the weight 0")
-                    .label("it refuses every new connection")
-                    .help("give one of them another weight, unless the service is to run dry"),
+                    .label("the service refuses every new connection")
+                    .help("set another weight for one of them, unless the service is to lose all its connections"),
             );
         }
         let name = raw
@@ -167,7 +168,7 @@ impl Checker<'_> {
                     format!("the scheduler {name} does not go by weights"),
                 )
                 .help(format!(
-                    "remove the weight{}; 0 still takes a server out",
+                    "remove the weight{}; 0 still takes a server out of service",
                     match name {
                         "rr" => ", or set scheduler = \"wrr\"",
                         "lc" => ", or set scheduler = \"wlc\"",

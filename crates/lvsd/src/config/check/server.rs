@@ -1,4 +1,5 @@
-//! A service's real servers: whether they fit it, and each other.
+//! Checks of a service's real servers: whether they are consistent with the service and with each
+//! other.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
@@ -101,10 +102,10 @@ impl Checker<'_> {
             let finding = Diagnostic::error(at.span(), title);
             self.report(match &raw.max_connections {
                 Some(upper) => finding.context(upper.span(), "the most connections").help(
-                    "a server gets connections again below `resume_below`, which is at most `max_connections`",
+                    "a server gets connections again below `resume_below`, which must be at most `max_connections`",
                 ),
                 None => {
-                    finding.help("set `max_connections` too: the number of connections at which it gets no new ones")
+                    finding.help("also set `max_connections`: the number of connections at which the server gets no new ones")
                 }
             });
         }
@@ -138,7 +139,7 @@ impl Checker<'_> {
         defaults.forward
     }
 
-    /// The encapsulation of its packets: its own tunnel, or the service's.
+    /// Reads the encapsulation of packets to a server: the server's own tunnel, or the service's.
     fn server_tunnel(
         &mut self,
         raw: &RawServer,
@@ -174,7 +175,7 @@ impl Checker<'_> {
             let kind = if family == Family::V4 { "IPv4" } else { "IPv6" };
             self.report(
                 Diagnostic::error(at.clone(), format!("full NAT needs an {kind} local address")).help(
-                    "add local_addresses = [\"...\"] to [dataplane]: addresses of this host, or free ones that the dataplane will answer for",
+                    "add local_addresses = [\"...\"] to [dataplane]: addresses of this host, or free ones for which the dataplane will answer",
                 ),
             );
             return None;
@@ -183,7 +184,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(
                     one.span(),
-                    "full NAT keeps connections, which one-packet scheduling does not",
+                    "full NAT tracks connections, which excludes one-packet scheduling",
                 )
                 .context(at.clone(), "a server with full NAT")
                 .help("remove `one_packet`, or set forward = \"nat\""),
@@ -193,7 +194,7 @@ impl Checker<'_> {
         Some(())
     }
 
-    /// Whether a server can serve its service.
+    /// Checks whether a server can serve its service.
     fn fits(
         &mut self,
         text: &Spanned<String>,
@@ -215,7 +216,7 @@ impl Checker<'_> {
         None
     }
 
-    /// An address with its port, or with `default_port` if it has none.
+    /// An address with its port; `default_port` if the text has no port.
     pub(super) fn socket_address(
         &mut self,
         text: &Spanned<String>,
@@ -234,10 +235,10 @@ impl Checker<'_> {
                 && port >= 10
             {
                 self.report(
-                    Diagnostic::error(text.span(), format!("`{word}` may mean two things"))
+                    Diagnostic::error(text.span(), format!("`{word}` is ambiguous"))
                         .help(format!(
                             "write \"[{before}]:{port}\" for the port {port} of {before}, or \"[{ip}]\" for that address{}",
-                            if default_port.is_some() { "" } else { " with its port behind it" }
+                            if default_port.is_some() { "" } else { " with its port after it" }
                         )),
                 );
                 return None;
@@ -247,7 +248,7 @@ impl Checker<'_> {
             }
             self.report(
                 Diagnostic::error(text.span(), format!("`{word}` has no port")).help(format!(
-                    "write it as \"{}\" (port 0 takes every port and needs persistence)",
+                    "write it as \"{}\" (port 0 accepts every port and needs persistence)",
                     SocketAddr::new(ip, 80)
                 )),
             );
@@ -258,12 +259,13 @@ impl Checker<'_> {
         None
     }
 
-    /// Whether packets can be sent to such an address (`ip_vs_new_dest`).
+    /// Checks whether packets can be sent to the address (`ip_vs_new_dest`).
     pub(super) fn usable(&mut self, span: Range<usize>, ip: IpAddr, what: &str) -> Option<()> {
         if what == "VIP" && ip.is_loopback() {
             self.report(
-                Diagnostic::error(span, format!("no client can reach the VIP {ip}"))
-                    .help("packets to a loopback address do not leave their host; give another"),
+                Diagnostic::error(span, format!("no client can reach the VIP {ip}")).help(
+                    "packets to a loopback address do not leave their host; use another address",
+                ),
             );
             return None;
         }
@@ -278,7 +280,7 @@ impl Checker<'_> {
                     span,
                     format!("{ip} is the broadcast address of a network of this host"),
                 )
-                .help("give the address of one host; the dataplane refuses this one"),
+                .help("use a unicast address; the dataplane refuses this one"),
             );
             return None;
         }
@@ -307,8 +309,8 @@ pub(super) fn no_address(word: &str) -> (String, &'static str) {
             .any(|octet| octet.len() > 1 && octet.starts_with('0'))
         {
             return (
-                format!("`{word}` has a number with a zero in front"),
-                "write it without: some programs read such numbers as octal",
+                format!("`{word}` has a number with a leading zero"),
+                "write it without the zero: some programs read such numbers as octal",
             );
         }
     }
@@ -323,7 +325,7 @@ pub(super) fn no_address(word: &str) -> (String, &'static str) {
     }
     let named = host.chars().any(char::is_alphabetic) && !host.contains(':');
     let help = if named {
-        "names are not resolved, so that a reload means the same at any time; write the numbers: \"192.0.2.10:80\""
+        "names are not resolved, so that the result of a reload does not depend on the time; write the numbers: \"192.0.2.10:80\""
     } else {
         "write \"192.0.2.10:80\" or \"[2001:db8::1]:443\""
     };
@@ -352,12 +354,12 @@ mod tests {
         };
         check("10.0.0.0", Some(&facts)).expect("the kernel takes it");
         check("10.0.0.255", None).expect("on another host it may be right");
-        let said = check("10.0.0.255", Some(&facts))
+        let message = check("10.0.0.255", Some(&facts))
             .expect_err("the dataplane refuses it")
             .render(false);
         assert!(
-            said.contains("10.0.0.255 is the broadcast address of a network of this host"),
-            "{said}"
+            message.contains("10.0.0.255 is the broadcast address of a network of this host"),
+            "{message}"
         );
     }
 }

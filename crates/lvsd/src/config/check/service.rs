@@ -72,7 +72,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(name.span(), title)
                     .context(first, "the first one")
-                    .help("give each its own name; the log uses it"),
+                    .help("use a different name for each; the log contains it"),
             );
         }
     }
@@ -121,7 +121,7 @@ impl Checker<'_> {
                 .as_ref()
                 .map_or(span.clone(), Spanned::span);
             self.report(
-                Diagnostic::error(at, "a VIP that is given up would never come back")
+                Diagnostic::error(at, "a released VIP would never be taken over again")
                     .help("remove `below_quorum`, or `via = \"service\"` of the check, which needs the VIP"),
             );
         }
@@ -183,7 +183,7 @@ impl Checker<'_> {
             self.once(
                 Diagnostic::warning(
                     span,
-                    "servers have no health check: a dead one still gets connections",
+                    "servers have no health check: a failed one still receives connections",
                 )
                 .help("add check = { type = \"tcp\" } to the service, or check = \"none\""),
             );
@@ -206,16 +206,17 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(
                     place.span(),
-                    "what is addressed to the host itself is not routed to a dataplane with the backend `tun`",
+                    "packets to the host itself are not routed to a dataplane with the backend `tun`",
                 )
                 .context(backend, "the backend")
-                .help("take the address from the host and remove `vip`: the dataplane owns it then"),
+                .help("remove the address from the host, and remove `vip`: the dataplane owns the address then"),
             );
         }
         if matches!(id, Some(ServiceId::Fwmark { .. })) && !many_ports {
             self.report(
-                Diagnostic::error(place.span(), "a service with a mark does not have a VIP")
-                    .help("remove `vip`; put the addresses on the host, or route them here"),
+                Diagnostic::error(place.span(), "a service with a mark does not have a VIP").help(
+                    "remove `vip`; add the addresses to the host, or route them to this host",
+                ),
             );
         }
         vip
@@ -249,7 +250,9 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::error(place, format!("server {} exists twice", checked.address))
                         .context(first, "the first one")
-                        .help("remove one of them; to send it more connections, raise its weight"),
+                        .help(
+                            "remove one of them; to send more connections to it, raise its weight",
+                        ),
                 );
             }
             if let Some(place) = server.get_ref().address.as_ref().map(Spanned::span) {
@@ -264,7 +267,7 @@ impl Checker<'_> {
         servers
     }
 
-    /// A tunnel for all servers of the service is for one of them at least.
+    /// Checks that at least one server uses the service's tunnel settings.
     fn used_tunnel(&mut self, raw: &RawService, defaults: &ServerDefaults, servers: &[Server]) {
         let Some(tunnel) = &raw.tunnel else {
             return;
@@ -309,7 +312,7 @@ impl Checker<'_> {
                 let mark = self.number(raw.fwmark.as_ref(), "mark", 1..=i64::from(u32::MAX))?;
                 if let Some(protocol) = &raw.protocol {
                     self.report(
-                        Diagnostic::error(protocol.span(), "a mark takes every protocol")
+                        Diagnostic::error(protocol.span(), "a mark covers every protocol")
                             .help("remove `protocol`"),
                     );
                 }
@@ -378,7 +381,7 @@ impl Checker<'_> {
     }
 }
 
-/// Whether the text at the position of the port is one number.
+/// Whether the port part of the text is one number.
 fn is_one_number(address: &str) -> bool {
     let port = address.trim().rsplit_once(':').map_or("", |(_, port)| port);
     !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())

@@ -23,7 +23,7 @@ const MAXLEN_MAX: i64 = 65_507;
 /// The longest time that a dataplane waits for other directors.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// Limits of the time in which services and servers of two directors may differ.
+/// Limits of the time for which services and servers of two directors may differ without an alarm.
 const ALARM: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(86_400);
 
@@ -43,14 +43,15 @@ impl Checker<'_> {
                 let title = format!("`{}` is not the name of an interface", name.get_ref());
                 self.report(
                     Diagnostic::error(name.span(), title)
-                        .help("`ip link` lists them; an address is not one"),
+                        .help("`ip link` lists the interfaces; an address is not one"),
                 );
                 String::new()
             }
             None => {
                 self.report(
-                    Diagnostic::error(spanned.span(), "[sync.ipvs] has no interface")
-                        .help("add interface = \"...\": the one that leads to the other directors"),
+                    Diagnostic::error(spanned.span(), "[sync.ipvs] has no interface").help(
+                        "add interface = \"...\": the one on the network of the other directors",
+                    ),
                 );
                 String::new()
             }
@@ -62,7 +63,7 @@ impl Checker<'_> {
                 let title = format!("`{text}` is not a multicast group");
                 self.report(
                     Diagnostic::error(group.span(), title)
-                        .help("give one like 224.0.0.81 or ff02::81, or leave it out"),
+                        .help("use one like 224.0.0.81 or ff02::81, or leave this key out"),
                 );
             }
             parsed
@@ -117,11 +118,11 @@ impl Checker<'_> {
                 }
                 Ok(addr) if !seen.insert(addr.ip()) => {
                     Diagnostic::error(peers.span(), format!("{} is named twice", addr.ip()))
-                        .help("name each of the other directors once")
+                        .help("name each peer once")
                 }
                 Ok(addr) if self.is_own(addr, listen) => {
                     let title = format!("{} is this director's own address", addr.ip());
-                    Diagnostic::error(peers.span(), title).help("name the other directors only")
+                    Diagnostic::error(peers.span(), title).help("name only the other directors")
                 }
                 Ok(_) => continue,
             };
@@ -130,7 +131,7 @@ impl Checker<'_> {
         let count = peers.get_ref().0.len();
         if !(1..=PEERS_MAX).contains(&count) {
             self.report(
-                Diagnostic::error(peers.span(), format!("there are {count} peers"))
+                Diagnostic::error(peers.span(), format!("{count} peers are configured"))
                     .help(format!("name 1 to {PEERS_MAX} directors")),
             );
         }
@@ -138,7 +139,7 @@ impl Checker<'_> {
         if let Some(wait) = wait.filter(|wait| wait.get_ref().0 > WAIT_MAX) {
             self.report(
                 Diagnostic::error(wait.span(), "`connect_timeout` is out of range")
-                    .help("give at most \"1h\"; with \"0s\" the dataplane does not wait"),
+                    .help("use at most \"1h\"; with \"0s\" the dataplane does not wait"),
             );
         }
         let alarm = raw.mismatch_alarm_after.as_ref();
@@ -169,14 +170,14 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(key_file.span(), why)
                     .label("the dataplane does not start without it")
-                    .help("all directors have the same: openssl rand -hex 32, once"),
+                    .help("all directors need the same key: openssl rand -hex 32, once"),
             );
         }
         Some(all)
     }
 
-    /// Whether an address is this director's. At another port of the loopback there may be a tunnel
-    /// to another one.
+    /// Whether an address is this director's own. A loopback address with another port is not,
+    /// because it may be that of a tunnel to another director.
     fn is_own(&self, peer: SocketAddr, listen: Option<SocketAddr>) -> bool {
         let ip = peer.ip();
         if ip.is_loopback() {
@@ -188,8 +189,8 @@ impl Checker<'_> {
         here || listen.is_some_and(|listen| listen.ip() == ip)
     }
 
-    /// A message can contain one family only, so a synchronising dataplane refuses servers of
-    /// another family than their service's, and the reverse.
+    /// Checks that all servers have the family of their service: a synchronisation message can
+    /// contain only one family, so a synchronising dataplane refuses others.
     pub(super) fn families_beside_sync(&mut self, sync: &Range<usize>, services: &[Service]) {
         let other = self.servers.iter().find(|server| {
             let proxied = || {
@@ -206,10 +207,10 @@ impl Checker<'_> {
         self.report(
             Diagnostic::error(
                 place,
-                format!("the server {address} is not of its service's family, which synchronisation does not carry"),
+                format!("the address family of the server {address} differs from its service's, which synchronisation does not support"),
             )
-            .context(at, "the dataplane takes one of the two")
-            .help("reach the server by an address of the family of the virtual one, or remove [sync.ipvs]"),
+            .context(at, "the dataplane accepts only one of the two")
+            .help("use a server address of the same family as the virtual address, or remove [sync.ipvs]"),
         );
     }
 }
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_cannot_be_are_refused() {
+    fn invalid_peers_are_refused() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(&file, "0123456789abcdef0123456789abcdef\n").expect("a key");
         let key = format!("key_file = {:?}", file.path());
@@ -248,9 +249,9 @@ mod tests {
         for (peers, listen, words) in [
             ("\"0.0.0.0\"", "", "0.0.0.0 is nobody's"),
             ("\"::\"", "", ":: is nobody's"),
-            ("\"224.0.0.1\"", "", "of one host"),
-            ("\"ff02::1\"", "", "of one host"),
-            ("\"255.255.255.255\"", "", "of one host"),
+            ("\"224.0.0.1\"", "", "a unicast address"),
+            ("\"ff02::1\"", "", "a unicast address"),
+            ("\"255.255.255.255\"", "", "a unicast address"),
             ("\"192.0.2.2:0\"", "", "port 0 is not valid"),
             ("\"fe80::2\"", "", "[fe80::2%2]:8848"),
             ("\"192.0.2.1\"", "", "this director's own"),
@@ -261,19 +262,23 @@ mod tests {
                 "listen = \"192.0.2.7:9\"",
                 "this director's own",
             ),
-            ("\"192.0.2.2\"", "listen = \"224.0.0.1\"", "of one host"),
+            (
+                "\"192.0.2.2\"",
+                "listen = \"224.0.0.1\"",
+                "a unicast address",
+            ),
             (
                 "[\"192.0.2.2\", \"::ffff:192.0.2.2\"]",
                 "",
                 "192.0.2.2 is named twice",
             ),
         ] {
-            let said = here(&format!("addresses = {peers}\n{listen}\n{key}")).expect_err(peers);
-            assert!(said.contains(words), "{peers}: {said}");
+            let message = here(&format!("addresses = {peers}\n{listen}\n{key}")).expect_err(peers);
+            assert!(message.contains(words), "{peers}: {message}");
         }
     }
 
-    /// A dataplane would not start with it.
+    /// A dataplane would refuse to start with such a key.
     #[test]
     fn sync_key_unusable_by_dataplane_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -302,17 +307,17 @@ mod tests {
             ("absent", "cannot read the key"),
             ("directory", "cannot read the key"),
         ] {
-            let said = with(name).expect_err(name);
+            let message = with(name).expect_err(name);
             assert!(
-                said.contains(words) && said.contains("does not start"),
-                "{said}"
+                message.contains(words) && message.contains("does not start"),
+                "{message}"
             );
         }
         if rustix::process::geteuid().is_root() {
             let good = directory.path().join("good");
             std::os::unix::fs::chown(&good, Some(65_534), None).expect("root may");
-            let said = with("good").expect_err("another user's");
-            assert!(said.contains("chown root"), "{said}");
+            let message = with("good").expect_err("another user's");
+            assert!(message.contains("chown root"), "{message}");
         }
         // Where the file is for another host, its key need not be here.
         let text = "[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
@@ -332,12 +337,12 @@ mod tests {
         file("", "[2001:db8::7]:80").expect("a tunnel of the other family");
         file(sync, "10.0.0.7:80").expect("of the same family");
         let report = file(sync, "[2001:db8::7]:80").expect_err("the dataplane would refuse it");
-        let said = report.render(false);
-        assert_eq!(report.errors(), 1, "{said}");
+        let message = report.render(false);
+        assert_eq!(report.errors(), 1, "{message}");
         assert!(
-            said.contains("[2001:db8::7]:80 is not of its service's family"),
-            "{said}"
+            message.contains("of the server [2001:db8::7]:80 differs from its service's"),
+            "{message}"
         );
-        assert!(said.contains("remove [sync.ipvs]"), "{said}");
+        assert!(message.contains("remove [sync.ipvs]"), "{message}");
     }
 }

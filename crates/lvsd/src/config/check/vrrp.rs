@@ -14,7 +14,7 @@ use crate::config::raw::{OneOrMore, RawConfig, RawVrrp};
 use crate::config::{HostAddress, Service, VipMode, Vrrp};
 use crate::text::Diagnostic;
 
-/// VRRP counts centiseconds, in twelve bits.
+/// Limits of the interval: VRRP counts centiseconds, in twelve bits.
 const ADVERT: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_millis(40_950);
 /// Addresses in a message of VRRP.
@@ -41,13 +41,13 @@ fn host_address(text: &str) -> Option<HostAddress> {
     (len <= whole && words.next().is_none()).then_some(HostAddress { ip, len, device })
 }
 
-/// Whether an address may be that of one host on a network.
+/// Whether an address can belong to a host on a network.
 fn is_hosts(ip: IpAddr) -> bool {
     let nobodys = ip.is_unspecified() || ip.is_loopback();
     !nobodys && !ip.is_multicast() && ip != IpAddr::from([255; 4])
 }
 
-/// Whether keepalived reads it as one word.
+/// Whether keepalived parses the name as one word.
 fn is_word(name: &str) -> bool {
     !name.contains(|c: char| c.is_whitespace() || c.is_control() || "\"'{}#!\\$@~".contains(c))
 }
@@ -65,7 +65,7 @@ impl Checker<'_> {
                 let title = format!("`{}` is not the name of an interface", name.get_ref());
                 self.report(
                     Diagnostic::error(name.span(), title)
-                        .help("`ip link` lists them; an address is not one"),
+                        .help("`ip link` lists the interfaces; an address is not one"),
                 );
             }
             name.get_ref().clone()
@@ -80,7 +80,7 @@ impl Checker<'_> {
         if raw.router_id.is_none() {
             self.report(
                 Diagnostic::error(spanned.span(), "[vrrp] has no router_id").help(
-                    "add router_id = 51, or another number to 255: the same on all directors of one cluster, and unused by others on that network",
+                    "add router_id = 51, or another number up to 255: the same on all directors of one cluster, and unused by others on that network",
                 ),
             );
         }
@@ -92,11 +92,10 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     written.span(),
-                    "`priority` is too low for what is taken off it: keepalived goes no lower than 1",
+                    "`priority` is too low for the numbers that are subtracted from it: keepalived uses at least 1",
                 )
                 .help(format!(
-                    "give {} or more, on all directors: maintenance takes 100, a service below its quorum 50; \
-                     directors that end at 1 cannot be distinguished",
+                    "use {} or more, on all directors: maintenance subtracts 100, a service below its quorum 50; directors that reach 1 cannot be distinguished",
                     Vrrp::PRIORITY_ENOUGH
                 )),
             );
@@ -121,8 +120,8 @@ impl Checker<'_> {
         }
         if all.dataplane.own_vips == Some(true) {
             self.report(
-                Diagnostic::error(spanned.span(), "[vrrp] moves virtual addresses, and `own_vips` keeps them here")
-                    .help("remove own_vips from [dataplane]: services have the dataplane own their addresses by themselves"),
+                Diagnostic::error(spanned.span(), "[vrrp] moves virtual addresses, and `own_vips` binds them to this director")
+                    .help("remove own_vips from [dataplane]: the dataplane owns the addresses of services automatically"),
             );
         }
         if all.sync.ipvs.is_none() && all.sync.peers.is_none() {
@@ -138,10 +137,10 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     spanned.span(),
-                    "the backend `tun` announces no address that moves: neighbours go on with the other director until their entry expires",
+                    "the backend `tun` does not announce a moved address: neighbours continue to use the other director until their entry expires",
                 )
                 .context(backend, "the backend")
-                .help("have routers route the virtual addresses to one of the `host_addresses` of [vrrp], which keepalived announces; or remove `backend`"),
+                .help("make routers route the virtual addresses to one of the `host_addresses` of [vrrp], which keepalived announces; or remove `backend`"),
             );
         }
         let announced = |service: &Service| service.vip == VipMode::Announce;
@@ -153,9 +152,9 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     spanned.span(),
-                    "keepalived moves nothing: the addresses of all services are announced to routers",
+                    "keepalived moves no addresses: the addresses of all services are announced to routers",
                 )
-                .help("remove [vrrp], or vip = \"announce\" from services whose addresses one director at a time is to have"),
+                .help("remove [vrrp], or remove vip = \"announce\" from services whose addresses only one director at a time should have"),
             );
         }
         let peers = self.vrrp_peers(raw.peers.as_ref());
@@ -165,7 +164,7 @@ impl Checker<'_> {
         if track_file == fifo {
             self.report(
                 Diagnostic::error(spanned.span(), "`track_file` and `fifo` are the same file")
-                    .help("give each a path of its own, or leave both out"),
+                    .help("use a different path for each, or leave both out"),
             );
         }
         Some(Vrrp {
@@ -216,7 +215,7 @@ impl Checker<'_> {
                         written.span(),
                         format!("{ip} is not the address of another host"),
                     )
-                    .help("name each of the other directors by the address that it sends from"),
+                    .help("name each of the other directors by the address from which it sends"),
                 ),
                 Ok(ip) if seen.insert(ip) => peers.push(ip),
                 Ok(ip) => self.report(
@@ -232,8 +231,11 @@ impl Checker<'_> {
         let mixed = peers.iter().any(IpAddr::is_ipv4) && peers.iter().any(IpAddr::is_ipv6);
         if peers.len() > PEERS_MAX || mixed {
             self.report(
-                Diagnostic::error(written.span(), "these `peers` are no group of directors")
-                    .help(format!("name at most {PEERS_MAX}, of one family")),
+                Diagnostic::error(
+                    written.span(),
+                    "these `peers` are not a valid group of directors",
+                )
+                .help(format!("name at most {PEERS_MAX}, of one family")),
             );
         }
         peers
@@ -272,10 +274,9 @@ impl Checker<'_> {
                             address.ip,
                             label(&service.id)
                         );
-                        self.report(
-                            Diagnostic::warning(written.span(), title)
-                                .help("leave it out here; or let the service have vip = \"host\""),
-                        );
+                        self.report(Diagnostic::warning(written.span(), title).help(
+                            "leave the address out here; or set vip = \"host\" for the service",
+                        ));
                     }
                     all.push(address);
                 }
@@ -290,10 +291,13 @@ impl Checker<'_> {
         }
         if all.len() > ADDRESSES_MAX {
             self.report(
-                Diagnostic::error(written.span(), format!("there are {} addresses", all.len()))
-                    .help(format!(
-                        "name at most {ADDRESSES_MAX}; the services' own are added automatically"
-                    )),
+                Diagnostic::error(
+                    written.span(),
+                    format!("{} addresses are configured", all.len()),
+                )
+                .help(format!(
+                    "name at most {ADDRESSES_MAX}; the services' own are added automatically"
+                )),
             );
         }
         all
@@ -313,7 +317,7 @@ mod tests {
             "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"10.0.0.254/24 dev eth1\"\n{SERVICE}"
         );
         let (config, report) = Config::from_toml("x", &text).expect("valid");
-        let vrrp = config.vrrp.expect("it is there");
+        let vrrp = config.vrrp.expect("the entry exists");
         assert_eq!(vrrp.track_file.to_str(), Some(Vrrp::TRACK_FILE));
         assert_eq!((vrrp.priority, vrrp.advert), (200, Vrrp::ADVERT));
         assert_eq!(vrrp.addresses[0].device.as_deref(), Some("eth1"));
@@ -328,32 +332,36 @@ mod tests {
                 "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"192.0.2.10\"\n{service}"
             );
             let (_, report) = Config::from_toml("x", &text).expect("valid");
-            let said = report
+            let is_reported = report
                 .to_string()
                 .contains("which the dataplane answers for");
-            assert_eq!(said, warned, "{vip}: {report}");
+            assert_eq!(is_reported, warned, "{vip}: {report}");
         }
     }
 
     #[test]
     fn misleading_vrrp_settings_are_reported() {
-        let said = |keys: &str, service: &str, words: &str| {
+        let is_reported = |keys: &str, service: &str, words: &str| {
             let text = format!("[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{keys}\n{service}");
             let (_, report) = Config::from_toml("x", &text).expect("valid");
             report.to_string().contains(words)
         };
-        let room = "too low for what is taken off";
-        assert!(said("priority = 150", SERVICE, room));
-        assert!(!said("priority = 151", SERVICE, room) && !said("", SERVICE, room));
-        let moves = "keepalived moves nothing";
+        let room = "too low for the numbers that are subtracted";
+        assert!(is_reported("priority = 150", SERVICE, room));
+        assert!(!is_reported("priority = 151", SERVICE, room) && !is_reported("", SERVICE, room));
+        let moves = "keepalived moves no addresses";
         let announced = SERVICE.replace("forward", "vip = \"announce\"\nforward");
         let another = SERVICE.replace("192.0.2.10", "192.0.2.11");
-        assert!(said("", &announced, moves));
-        assert!(!said("", &format!("{announced}{another}"), moves));
-        assert!(!said("host_addresses = \"10.0.0.254\"", &announced, moves));
-        let silent = "announces no address that moves";
+        assert!(is_reported("", &announced, moves));
+        assert!(!is_reported("", &format!("{announced}{another}"), moves));
+        assert!(!is_reported(
+            "host_addresses = \"10.0.0.254\"",
+            &announced,
+            moves
+        ));
+        let silent = "does not announce a moved address";
         let tun = format!("[dataplane]\nbackend = \"tun\"\n{SERVICE}");
-        assert!(said("", &tun, silent) && !said("", SERVICE, silent));
+        assert!(is_reported("", &tun, silent) && !is_reported("", SERVICE, silent));
     }
 
     #[test]
@@ -416,7 +424,7 @@ mod tests {
             ),
             (
                 "interface = \"eth0\"\nrouter_id = 1\npeers = [\"10.0.0.1\", \"fd00::1\"]",
-                "no group",
+                "not a valid group",
             ),
             (
                 "interface = \"eth0\"\nrouter_id = 1\npeers = [\"10.0.0.1\", \"10.0.0.1\"]",
@@ -424,7 +432,7 @@ mod tests {
             ),
             (
                 "interface = \"eth0\"\nrouter_id = 1\n[dataplane]\nown_vips = true",
-                "keeps them here",
+                "binds them to this director",
             ),
         ] {
             let text = format!("[vrrp]\n{keys}\n{SERVICE}");

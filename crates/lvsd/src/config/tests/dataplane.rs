@@ -31,7 +31,7 @@ fn dataplane_icmp_options_become_arguments() {
 }
 
 #[test]
-fn helpers_and_their_ports() {
+fn helpers_are_parsed_with_their_ports() {
     for (line, arguments) in [
         ("helper = \"ftp\"", "--helper ftp"),
         ("helper = [\"ftp=21,2121\"]", "--helper ftp=21,2121"),
@@ -104,9 +104,9 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
             "one of: drop, evict",
         ),
     ] {
-        let said = errors(&format!("[dataplane]\n{line}\n"));
+        let message = errors(&format!("[dataplane]\n{line}\n"));
         for part in [place, title, help] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(message.contains(part), "{part}: {message}");
         }
     }
     // Where it need not be used, the dataplane goes without.
@@ -121,9 +121,9 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
 #[test]
 fn synchronisation_requires_an_interface() {
     use lvs_core::sync::SyncRole;
-    assert_eq!(load("").sync, None, "it stays as it is");
+    assert_eq!(load("").sync, None, "the setting is unchanged");
     let daemons = load("[sync.ipvs]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
-    let daemons = daemons.expect("they are wanted");
+    let daemons = daemons.expect("daemons are configured");
     let roles: Vec<SyncRole> = daemons.iter().map(|daemon| daemon.role).collect();
     assert_eq!(roles, [SyncRole::Master, SyncRole::Backup]);
     assert!(daemons.iter().all(|daemon| daemon.syncid == 5));
@@ -146,8 +146,8 @@ fn synchronisation_requires_an_interface() {
         ("interface = \"eth2\"\nport = 0", "port 0 is out of range"),
         ("interface = \"eth2\"\nrole = \"boss\"", "boss"),
     ] {
-        let said = errors(&format!("[sync.ipvs]\n{text}\n"));
-        assert!(said.contains(title), "{said}");
+        let message = errors(&format!("[sync.ipvs]\n{text}\n"));
+        assert!(message.contains(title), "{message}");
     }
 }
 
@@ -156,7 +156,10 @@ fn peers_are_options_of_the_dataplane() {
     let config = load(
         "[sync.peers]\naddresses = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nconnect_timeout = \"1m\"\nmismatch_alarm_after = \"2m\"\n",
     );
-    assert_eq!(config.sync, None, "multicast is another matter");
+    assert_eq!(
+        config.sync, None,
+        "the multicast group is not part of this check"
+    );
     assert_eq!(
         config.dataplane.arguments().join(" "),
         "--sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:9 --sync-key /key --sync-listen 192.0.2.1 --sync-wait 60 --sync-alarm 120"
@@ -184,7 +187,7 @@ fn peers_are_options_of_the_dataplane() {
             format!("addresses = \"other\"\n{key}"),
             "`other` is not an address",
         ),
-        (format!("addresses = []\n{key}"), "there are 0 peers"),
+        (format!("addresses = []\n{key}"), "0 peers are configured"),
         (
             format!("addresses = [\"192.0.2.2\", \"192.0.2.2:9\"]\n{key}"),
             "192.0.2.2 is named twice",
@@ -203,17 +206,17 @@ fn peers_are_options_of_the_dataplane() {
         ),
         (key.to_owned(), "`addresses` of [sync.peers] is missing"),
     ] {
-        let said = errors(&format!("[sync.peers]\n{text}"));
-        assert!(said.contains(title), "{title}: {said}");
+        let message = errors(&format!("[sync.peers]\n{text}"));
+        assert!(message.contains(title), "{title}: {message}");
     }
 }
 
 #[test]
 fn sysctls_have_the_ranges_of_the_dataplane() {
-    let said = errors("[sysctl]\nest_nice = 20\n");
+    let message = errors("[sysctl]\nest_nice = 20\n");
     assert!(
-        said.contains("help: give a whole number from -20 to 19"),
-        "{said}"
+        message.contains("help: give a whole number from -20 to 19"),
+        "{message}"
     );
     for (line, place, title) in [
         ("drop_entry = 4", "2:14", "`4` is not a value of drop_entry"),
@@ -260,9 +263,9 @@ fn sysctls_have_the_ranges_of_the_dataplane() {
             "`3-1` is not a value of est_cpulist",
         ),
     ] {
-        let said = errors(&format!("[sysctl]\n{line}\n"));
+        let message = errors(&format!("[sysctl]\n{line}\n"));
         for part in [title, &format!("test.toml:{place}\n"), "help: "] {
-            assert!(said.contains(part), "{line}: no {part:?} in\n{said}");
+            assert!(message.contains(part), "{line}: no {part:?} in\n{message}");
         }
     }
     let text =
@@ -285,7 +288,7 @@ fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
     for name in lvs_core::settings::Sysctls::NAMES {
         let value = defaults
             .get(name)
-            .expect("it has a value")
+            .expect("the key has a value")
             .replace('\t', " ");
         load(&format!("[sysctl]\n{name} = \"{value}\"\n"));
     }

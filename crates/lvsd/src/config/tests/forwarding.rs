@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn services_of_many_ports() {
+fn services_with_many_ports_are_parsed() {
     let config = load(
         r#"[[service]]
 address = "192.0.2.10:8000-8999"
@@ -49,14 +49,14 @@ address = "2001:db8::11"
 }
 
 #[test]
-fn many_ports_and_full_nat_exclude_some_settings() {
+fn services_with_many_ports_and_full_nat_exclude_some_settings() {
     let server = "\n[[service.server]]\naddress = \"10.0.0.11:80\"\n";
     let service =
         |text: &str| format!("[[service]]\naddress = \"192.0.2.10:80-90\"\n{text}{server}");
     for (text, complaint) in [
         (
             service("forward = \"dr\""),
-            "only NAT can send the packets of many ports to one port",
+            "only NAT can translate several ports to one port",
         ),
         (
             format!(
@@ -64,19 +64,19 @@ fn many_ports_and_full_nat_exclude_some_settings() {
                 service("forward = \"nat\""),
                 service("name = \"b\"\nforward = \"nat\"").replace("80-90", "85-95")
             ),
-            "two services take the same ports",
+            "two services match the same ports",
         ),
         (
             service("forward = \"nat\"").replace("80-90", "90-80"),
-            "the range ends before it begins",
+            "the end of the range is lower than its beginning",
         ),
         (
             "[[service]]\nfwmark = 1275068417\nforward = \"nat\"\n".to_owned() + server,
-            "this mark is reserved for services of many ports",
+            "this mark is reserved for services of several ports",
         ),
         (
             "[[mark]]\ndestination = \"192.0.2.10\"\nmark = 1275068417\n".to_owned(),
-            "this mark is reserved for services of many ports",
+            "this mark is reserved for services of several ports",
         ),
         (
             service("forward = \"fullnat\""),
@@ -90,7 +90,7 @@ fn many_ports_and_full_nat_exclude_some_settings() {
         (
             "[dataplane]\nlocal_addresses = \"10.0.0.2\"\n".to_owned()
                 + &service("protocol = \"udp\"\none_packet = true\nforward = \"fullnat\""),
-            "full NAT keeps connections",
+            "full NAT tracks connections",
         ),
         (
             "[dataplane]\nhairpin = true\n".to_owned(),
@@ -119,7 +119,7 @@ fn many_ports_and_full_nat_exclude_some_settings() {
 }
 
 #[test]
-fn tunnels_of_every_type() {
+fn tunnels_of_every_type_are_parsed() {
     use lvs_core::Forwarding;
     use lvs_core::tunnel::{Tunnel, TunnelChecksum as Sum};
     let gre = |checksum| Tunnel::Gre { checksum };
@@ -246,14 +246,14 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
         ),
         ("5", "4:10", "value of a wrong type", ""),
     ] {
-        let said = errors(&tunnelled(
+        let message = errors(&tunnelled(
             &format!("forward = \"tun\"\ntunnel = {words}"),
             "",
         ));
         for part in [title, help, &format!("test.toml:{place}\n")] {
-            assert!(said.contains(part), "{words}: no {part:?} in\n{said}");
+            assert!(message.contains(part), "{words}: no {part:?} in\n{message}");
         }
-        assert_eq!(said.matches("error: ").count(), 1, "{words}: {said}");
+        assert_eq!(message.matches("error: ").count(), 1, "{words}: {message}");
     }
     for (service, server, place) in [
         ("forward = \"nat\"\ntunnel = \"gre\"", "", "4:10"),
@@ -264,14 +264,17 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
             "7:10",
         ),
     ] {
-        let said = errors(&tunnelled(service, server));
+        let message = errors(&tunnelled(service, server));
         for part in [
             "error: `tunnel` is for servers with forward = \"tun\"",
             "the forwarding method",
             "help: set forward = \"tun\", or remove `tunnel`",
             &format!("test.toml:{place}\n"),
         ] {
-            assert!(said.contains(part), "{service}: no {part:?} in\n{said}");
+            assert!(
+                message.contains(part),
+                "{service}: no {part:?} in\n{message}"
+            );
         }
     }
 }
@@ -306,7 +309,7 @@ fn proxied_service_requires_address_of_this_host() {
     for (text, words) in [
         (
             proxied(&format!("{tcp}\nvip = \"own\""), ""),
-            "this host's own",
+            "must be an address of this host",
         ),
         (proxied("fwmark = 7", ""), "has no marks"),
         (
@@ -320,7 +323,7 @@ fn proxied_service_requires_address_of_this_host() {
         (proxied(&udp("one_packet = true"), ""), "one-packet"),
         (
             proxied("address = \"0.0.0.0:53\"\nprotocol = \"udp\"", ""),
-            "address that was asked",
+            "to which the request was sent",
         ),
         (
             proxied(&udp("proxy = { send = \"v1\" }"), ""),
@@ -336,7 +339,7 @@ fn proxied_service_requires_address_of_this_host() {
         ),
         (
             proxied(tcp, "forward = \"nat\""),
-            "as a whole or not at all",
+            "for all of its servers or for none",
         ),
         (
             "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\nproxy = {}\n".to_owned(),
@@ -350,7 +353,7 @@ fn proxied_service_requires_address_of_this_host() {
     }
 }
 
-/// A proxy that listens on all addresses and connects to itself would use up its descriptors.
+/// A proxy that listens on all addresses and is its own server would use up its descriptors.
 #[test]
 fn proxied_service_is_refused_as_its_own_server() {
     let text = |listen: &str, server: &str, more: &str| {
@@ -360,9 +363,17 @@ fn proxied_service_is_refused_as_its_own_server() {
         )
     };
     for (listen, server, words) in [
-        ("0.0.0.0:8080", "127.0.0.1:8080", "which listens there"),
-        ("0.0.0.0:8080", "127.9.9.9:8080", "which listens there"),
-        ("[::]:8080", "[::1]:8080", "which listens there"),
+        (
+            "0.0.0.0:8080",
+            "127.0.0.1:8080",
+            "which listens on this address",
+        ),
+        (
+            "0.0.0.0:8080",
+            "127.9.9.9:8080",
+            "which listens on this address",
+        ),
+        ("[::]:8080", "[::1]:8080", "which listens on this address"),
         ("127.0.0.1:8080", "127.0.0.1:8080", "a loop"),
         ("0.0.0.0:8080", "0.0.0.0:8080", "cannot be the address"),
         (
@@ -372,8 +383,8 @@ fn proxied_service_is_refused_as_its_own_server() {
         ),
         ("0.0.0.0:8080", "localhost:8080", "names are not resolved"),
     ] {
-        let said = errors(&text(listen, server, ""));
-        assert!(said.contains(words), "{listen} {server}: {said}");
+        let message = errors(&text(listen, server, ""));
+        assert!(message.contains(words), "{listen} {server}: {message}");
     }
     for (listen, server) in [
         ("0.0.0.0:8080", "127.0.0.1:8081"),
@@ -389,13 +400,16 @@ fn proxied_service_is_refused_as_its_own_server() {
         text("127.0.0.1:8080", "127.0.0.1:8081", "name = \"a\"\n"),
         text("0.0.0.0:8081", "127.0.0.1:8080", "name = \"b\"\n")
     );
-    let said = errors(&two);
-    assert!(said.contains("127.0.0.1:8081 is the service"), "{said}");
+    let message = errors(&two);
+    assert!(
+        message.contains("127.0.0.1:8081 is the service"),
+        "{message}"
+    );
     // The host's other addresses are known where it is asked.
     let own = "192.0.2.77".parse().unwrap();
     let facts = Facts::with_address(own);
     let files = Files::from("test.toml");
     let text = text("0.0.0.0:8080", "192.0.2.77:8080", "");
     let read = Config::read("test.toml", &text, files, Some(&facts));
-    assert!(read.is_err_and(|report| report.to_string().contains("which listens there")));
+    assert!(read.is_err_and(|report| report.to_string().contains("which listens on this address")));
 }

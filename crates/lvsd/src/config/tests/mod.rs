@@ -202,7 +202,7 @@ fn report(text: &str) -> Report {
     }
 }
 
-/// The findings in `text`: place and title of each.
+/// The findings in `text`: position and title of each.
 fn reported(text: &str) -> Vec<String> {
     let report = report(text);
     let place = |finding: &Diagnostic| {
@@ -217,7 +217,7 @@ fn reported(text: &str) -> Vec<String> {
     report.findings.iter().map(place).collect()
 }
 
-/// There is an example of each type of check.
+/// An example of each type of check is valid.
 #[test]
 fn every_type_of_check_has_an_example() {
     let text = include_str!("../../../../../examples/checks.toml");
@@ -271,7 +271,7 @@ fn unknown_key_is_refused_in_each_table() {
 }
 
 #[test]
-fn defaults_and_the_full_file() {
+fn defaults_apply_and_full_file_is_parsed() {
     let config = load(EXAMPLES[0].1);
     let web = &config.services[0];
     assert_eq!(web.config.scheduler, "wlc");
@@ -309,7 +309,7 @@ fn defaults_and_the_full_file() {
     );
 }
 
-/// A service with one server, each with additional lines.
+/// A service with one server. The given lines are added to the service and to the server.
 fn tunnelled(service: &str, server: &str) -> String {
     format!(
         "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11\"\n{server}\n"

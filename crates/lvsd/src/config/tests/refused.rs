@@ -167,7 +167,7 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
         "99999999999999999999999",
         "-99999999999999999999999",
     ] {
-        let said = errors(&format!(
+        let message = errors(&format!(
             "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1\"\nweight = {number}\n"
         ));
         for part in [
@@ -175,7 +175,7 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
             "test.toml:6:10".to_owned(),
             "give a number from 0 to 2147483647".to_owned(),
         ] {
-            assert!(said.contains(&part), "{part}: {said}");
+            assert!(message.contains(&part), "{part}: {message}");
         }
     }
     for (text, place, help) in [
@@ -216,12 +216,12 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
             "above 4294967295",
         ),
     ] {
-        let said = errors(text);
+        let message = errors(text);
         assert!(
-            said.contains(place) && said.contains(help),
-            "{text}: {said}"
+            message.contains(place) && message.contains(help),
+            "{text}: {message}"
         );
-        assert!(!said.contains("i128"), "{said}");
+        assert!(!message.contains("i128"), "{message}");
     }
 }
 

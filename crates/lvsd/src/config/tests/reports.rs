@@ -1,9 +1,9 @@
-//! Reports of findings: their places, their order, their number.
+//! Reports of findings: their positions, order and number.
 
 use super::*;
 
 #[test]
-fn several_errors_at_once() {
+fn several_errors_are_reported_at_once() {
     let found = errors(
         r#"[[service]]
 name = "web"
@@ -101,12 +101,12 @@ proptest::proptest! {
 
 #[test]
 fn unreadable_file_reports_reason_and_fix() {
-    let said = |path: &Path| Config::load(path).expect_err("no file").to_string();
+    let message = |path: &Path| Config::load(path).expect_err("no file").to_string();
     let directory = tempfile::tempdir().unwrap();
-    let here = said(directory.path());
+    let here = message(directory.path());
     assert!(here.contains("name a file in this directory"), "{here}");
     let file = directory.path().join("lvsd.toml");
-    assert!(said(&file).contains("put the configuration there"));
+    assert!(message(&file).contains("put the configuration there"));
     std::fs::write(&file, b"[lvsd]\nlog = \"\xe4\"\n").unwrap();
     let latin = Config::load(&file).expect_err("no text");
     assert!(
@@ -135,8 +135,8 @@ fn unreadable_file_reports_reason_and_fix() {
     );
 }
 
-/// A typo in each of 37,205 servers, and one in each of as many keys of one table: time and words
-/// stay in proportion.
+/// 37,205 servers, or as many keys of one table, with a typo in each: the time and the length of
+/// the report are proportional to the number.
 #[test]
 fn all_typos_are_reported_together() {
     const N: usize = 37_205;
@@ -166,11 +166,11 @@ fn all_typos_are_reported_together() {
         let report = report(text);
         let errors = report.errors();
         assert_eq!(errors, findings, "{report}");
-        let said = report.to_string();
-        assert_eq!(said.matches("error: ").count(), findings.min(20));
+        let message = report.to_string();
+        assert_eq!(message.matches("error: ").count(), findings.min(20));
         if findings > 20 {
             let rest = format!("and {} more: {findings} errors", findings - 20);
-            assert!(said.contains(&rest), "{said}");
+            assert!(message.contains(&rest), "{message}");
         }
     }
 }
@@ -185,10 +185,10 @@ fn report_of_a_million_errors_is_bounded() {
     }
     let report = report(&keys);
     assert_eq!((report.errors(), report.findings.len()), (100_000, 1000));
-    let said = report.to_string();
-    assert_eq!(said.matches("error: ").count(), 20);
-    let rest = "and 99980 more: 100000 errors, 0 warnings in all, and lvsd has not read on";
-    assert!(said.ends_with(rest), "{said}");
+    let message = report.to_string();
+    assert_eq!(message.matches("error: ").count(), 20);
+    let rest = "and 99980 more: 100000 errors, 0 warnings in all; lvsd has stopped reading";
+    assert!(message.ends_with(rest), "{message}");
 
     // So is the memory of services that are right so far.
     let services = format!(
@@ -196,10 +196,10 @@ fn report_of_a_million_errors_is_bounded() {
         "\"192.0.2.1:80\", ".repeat(200_000)
     );
     for text in [services, "[[service]]\n".repeat(300_000)] {
-        let said = self::report(&text).to_string();
+        let message = self::report(&text).to_string();
         assert!(
-            said.contains("there are more than 100000 services"),
-            "{said}"
+            message.contains("there are more than 100000 services"),
+            "{message}"
         );
     }
 
@@ -236,30 +236,30 @@ fn report_of_a_million_errors_is_bounded() {
     warned.push_str("check = { type = \"tcp\", rise = 0 }\n");
     let report = self::report(&warned);
     assert_eq!((report.errors(), report.findings.len()), (1, 1001));
-    let said = report.to_string();
-    assert!(said.contains("`rise` is out of range"), "{said}");
+    let message = report.to_string();
+    assert!(message.contains("`rise` is out of range"), "{message}");
     assert!(
-        said.ends_with("and 1181 more: 1 error, 1200 warnings in all"),
-        "{said}"
+        message.ends_with("and 1181 more: 1 error, 1200 warnings in all"),
+        "{message}"
     );
 }
 
-/// The renderer gets the lines of the finding only; their numbers are those of the file.
+/// The renderer gets only the lines of the finding, and prints the line numbers of the whole file.
 #[test]
 fn finding_far_down_in_a_file_is_shown_with_its_line() {
     let mut text = "# a comment\n".repeat(5000);
     text.push_str("[[service]]\nnane = \"web\"\n# end\n");
-    let said = errors(&text);
+    let message = errors(&text);
     for words in [
         "test.toml:5002:1",
         "5002 | nane = \"web\"",
         "did you mean `name`?",
     ] {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(message.contains(words), "{words}: {message}");
     }
     assert!(
-        !said.contains("# end") && !said.contains("[[service]]\n"),
-        "{said}"
+        !message.contains("# end") && !message.contains("[[service]]\n"),
+        "{message}"
     );
 }
 
@@ -272,12 +272,12 @@ fn errors_are_shown_before_warnings() {
         ));
     }
     text.push_str("check = { type = \"tcp\", rise = 0 }\n");
-    let said = errors(&text);
-    assert!(said.contains("`rise` is out of range"), "{said}");
-    assert_eq!(said.matches("warning: ").count(), 19);
+    let message = errors(&text);
+    assert!(message.contains("`rise` is out of range"), "{message}");
+    assert_eq!(message.matches("warning: ").count(), 19);
     assert!(
-        said.contains("and 10 more: 1 error, 29 warnings in all"),
-        "{said}"
+        message.contains("and 10 more: 1 error, 29 warnings in all"),
+        "{message}"
     );
 }
 
@@ -303,29 +303,29 @@ fn syntax_errors_name_their_cause() {
         ("[dataplane]\ninterface = [[\"eth0\"]]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"eth0\"\n"),
         ("[dataplane]\nmax_connections = [5]\n".into(), "2:19 value of a wrong type", "write it without brackets: 5\n"),
         ("[dataplane]\nhang_limit = [\"5s\"]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"5s\"\n"),
-        (service("2001:db8::1:443"), "2:11 `2001:db8::1:443` may mean two things", "\"[2001:db8::1]:443\" for the port 443"),
+        (service("2001:db8::1:443"), "2:11 `2001:db8::1:443` is ambiguous", "\"[2001:db8::1]:443\" for the port 443"),
         (service("192.0.2.1:99999"), "2:11 99999 in `192.0.2.1:99999` is not a port", "between 1 and 65535"),
         (service("192.0.2.256:80"), "2:11 256 in `192.0.2.256:80` is not a part of an IPv4 address", "between 0 and 255"),
-        (service("192.0.02.1:80"), "2:11 `192.0.02.1:80` has a number with a zero in front", "octal"),
+        (service("192.0.02.1:80"), "2:11 `192.0.02.1:80` has a number with a leading zero", "octal"),
         (service("web.example.org:80"), "2:11 `web.example.org:80` is not an address and a port", "names are not resolved"),
         ("[[service]]\nname = \u{201c}web\u{201d}\n".into(), "2:8 a typographic quotation mark (U+201C) is not TOML", "an ASCII one"),
         ("[[service]]\nname\u{a0}= \"web\"\n".into(), "2:5 a non-breaking space (U+00A0) is not TOML", "an ordinary space"),
-        ("[[service]]\nname = \"web\n".into(), "2:12 not valid TOML: invalid basic string, expected `\"`", "half written"),
-        ("[[service]]\nchecks = [{ a = 1 }, { b = [".into(), "2:29 not valid TOML: unclosed array, expected `]`", "half written"),
+        ("[[service]]\nname = \"web\n".into(), "2:12 not valid TOML: invalid basic string, expected `\"`", "partly written"),
+        ("[[service]]\nchecks = [{ a = 1 }, { b = [".into(), "2:29 not valid TOML: unclosed array, expected `]`", "partly written"),
         ("[[mark]]\ndestination = \"192.0.2.1/33\"\nmark = 1\n".into(), "2:15 `destination` of a rule for marks: 192.0.2.1/33: expected an address, or a network such as 192.0.2.0/24", ""),
-        ("[[mark]]\nmark = 1\nports = \"80-70\"\ndestination = \"192.0.2.1\"\n".into(), "3:9 `ports` of a rule for marks: 80-70: the range ends before it begins", ""),
+        ("[[mark]]\nmark = 1\nports = \"80-70\"\ndestination = \"192.0.2.1\"\n".into(), "3:9 `ports` of a rule for marks: 80-70: the end of the range is lower than its beginning", ""),
         ("[[mark]]\nmark = 1\ninterface = \"a b\"\ndestination = \"192.0.2.1\"\n".into(), "3:13 this cannot be an interface", ""),
     ] {
         let reported = reported(&text);
         let errors: Vec<_> = reported.iter().filter(|t| !t.contains("there is no [[service]]")).collect();
         assert_eq!(errors, [place], "{text}");
-        let said = self::errors(&text) + "\n";
-        assert!(said.contains(help), "{text}: {said}");
+        let message = self::errors(&text) + "\n";
+        assert!(message.contains(help), "{text}: {message}");
     }
 }
 
 #[test]
-fn loopback_server_is_warned_of_unless_the_service_is_proxied() {
+fn loopback_server_causes_warning_unless_proxied() {
     for (forward, warns) in [("nat", true), ("dr", false), ("proxy", false)] {
         let text = format!(
             "[[service]]\naddress = \"192.0.2.10:8080\"\nforward = \"{forward}\"\ncheck = {{ type = \"tcp\" }}\n[[service.server]]\naddress = \"127.0.0.1:8080\"\n"
@@ -340,7 +340,7 @@ fn loopback_server_is_warned_of_unless_the_service_is_proxied() {
     }
 }
 
-/// The parser names the start of a key that is too deep, and its end is far behind.
+/// The parser reports the start of a key with too many parts; its end is far away.
 #[test]
 fn error_with_a_distant_cause_is_reported() {
     let long = ["a"; 100_000].join(".");

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A service with one server that is checked, unless `keys` have another check.
+/// A service with one server and a check, unless `keys` contain another check.
 fn checked(keys: &str, top: &str) -> String {
     let check = match keys.contains("check = ") {
         true => "",
@@ -13,15 +13,15 @@ fn checked(keys: &str, top: &str) -> String {
     )
 }
 
-/// Every service has the same defaults, and a combination that harms clients gets a warning.
+/// All services have the same defaults, and a combination that harms clients causes a warning.
 #[test]
-fn defaults_of_failures_are_fixed_and_bad_combinations_warn() {
+fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
     let persistence = "persistence = { timeout = \"6m\" }";
     let expires = "[sysctl]\nexpire_quiescent_template = 1";
-    let stay = "clients stay with a server whose check fails";
+    let stay = "clients stay on a server whose check fails";
     let refused = "clients of a server whose check fails are refused";
     let drained = "clients of a server that drains are refused";
-    let moot = "`on_server_down` does nothing then";
+    let moot = "`on_server_down` then has no effect";
     for (keys, top, warnings) in [
         ("", "", &[][..]),
         (persistence, "", &[stay]),
@@ -43,9 +43,9 @@ fn defaults_of_failures_are_fixed_and_bad_combinations_warn() {
         assert_eq!(service.on_check_failure, OnCheckFailure::Quiesce, "{keys}");
         assert_eq!(service.drain.as_secs(), 30, "{keys}");
         assert_eq!(report.findings.len(), warnings.len(), "{keys}: {report}");
-        let said = report.to_string();
+        let message = report.to_string();
         for words in warnings {
-            assert!(said.contains(words), "{keys}: {said}");
+            assert!(message.contains(words), "{keys}: {message}");
         }
     }
     for keys in [
@@ -56,12 +56,12 @@ fn defaults_of_failures_are_fixed_and_bad_combinations_warn() {
     ] {
         assert_eq!(report(&checked(keys, "")).to_string(), "", "{keys}");
     }
-    let said = errors(&checked("drain = \"2d\"", ""));
-    assert!(said.contains("`drain` is out of range"), "{said}");
+    let message = errors(&checked("drain = \"2d\"", ""));
+    assert!(message.contains("`drain` is out of range"), "{message}");
 }
 
 #[test]
-fn service_without_check_causes_warning_unless_none() {
+fn service_without_check_causes_warning_unless_check_is_none() {
     let words = "servers have no health check";
     let text = checked("check = \"none\"", "");
     assert_eq!(report(&text).to_string(), "");
@@ -103,7 +103,7 @@ address = "10.0.0.12:80"
 8 | address = "192.0.2.10:80"
   |           ^^^^^^^^^^^^^^^
   |
-  = help: put all its servers into one [[service]], or change address, port or protocol"#
+  = help: put all servers into one [[service]], or change address, port or protocol"#
     );
 }
 
@@ -120,7 +120,7 @@ fn vip_with_two_owners_is_refused() {
 }
 
 #[test]
-fn port_zero_needs_persistence() {
+fn port_zero_without_persistence_is_refused() {
     let text = "[[service]]\naddress = \"192.0.2.10:0\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1\"\n";
     assert!(errors(text).contains("needs persistence"));
     load(&text.replace("forward", "persistence = { timeout = \"6m\" }\nforward"));
@@ -160,10 +160,10 @@ fn settings_beyond_the_kernel_are_parsed() {
     let text =
         file("forward = \"nat\"\non_check_failure = \"quiesce\"\non_server_down = \"reschedule\"");
     let (_, warnings) = Config::from_toml("test.toml", &text).expect("only a warning");
-    let said = warnings.to_string();
+    let message = warnings.to_string();
     assert!(
-        said.contains("`on_server_down` does nothing then"),
-        "{said}"
+        message.contains("`on_server_down` then has no effect"),
+        "{message}"
     );
 
     for (service, expected) in [
@@ -188,25 +188,29 @@ fn settings_beyond_the_kernel_are_parsed() {
             "error: the scheduler ewma needs servers that are reached by NAT\n --> test.toml:3:11\n",
         ),
     ] {
-        let said = errors(&file(service));
-        assert!(said.contains(expected), "{said}");
+        let message = errors(&file(service));
+        assert!(message.contains(expected), "{message}");
     }
-    let said = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
-    assert!(said.contains("did you mean \"reset\"?"), "{said}");
+    let message = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
+    assert!(message.contains("did you mean \"reset\"?"), "{message}");
 }
 
 #[test]
 fn file_without_service_causes_warning() {
     for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
-        let (config, warnings) = Config::from_toml("test.toml", text).expect("it is allowed");
+        let (config, warnings) =
+            Config::from_toml("test.toml", text).expect("the setting is allowed");
         assert!(config.services.is_empty());
-        let said = warnings.to_string();
-        assert!(said.contains("warning: there is no [[service]]"), "{said}");
-        assert!(said.contains("test.toml:1:1"), "{said}");
+        let message = warnings.to_string();
+        assert!(
+            message.contains("warning: there is no [[service]]"),
+            "{message}"
+        );
+        assert!(message.contains("test.toml:1:1"), "{message}");
     }
     // They are in etcd.
     let text = "[cluster]\netcd = \"http://10.0.0.5:2379\"\n";
-    let (_, warnings) = Config::from_toml("test.toml", text).expect("it is allowed");
+    let (_, warnings) = Config::from_toml("test.toml", text).expect("the setting is allowed");
     assert_eq!(warnings.to_string(), "");
 }
 
@@ -275,7 +279,7 @@ fn quorum_and_sorry_keys_are_checked() {
         ("below_quorum = \"giveup\"", "did you mean \"give-up\"?"),
         (
             "vip = \"host\"\nbelow_quorum = \"give-up\"",
-            "cannot give up an address",
+            "cannot release an address",
         ),
     ] {
         let text = format!(
@@ -288,7 +292,7 @@ fn quorum_and_sorry_keys_are_checked() {
     }
 }
 
-/// Such a server is not checked, so that a check of the service does not require a port.
+/// A sorry server is not checked, so a check of the service does not require a port for it.
 #[test]
 fn sorry_server_without_port_needs_no_port_for_the_check() {
     let config = load(
@@ -344,9 +348,9 @@ fn inline_servers_equal_server_tables() {
             "write it in brackets: [\"10.0.0.1\"]",
         ),
     ] {
-        let said = errors(&format!("{service}{line}\n"));
-        assert_eq!(said.matches("error: ").count(), 1, "{said}");
-        assert!(said.contains(reported), "{line}: {said}");
+        let message = errors(&format!("{service}{line}\n"));
+        assert_eq!(message.matches("error: ").count(), 1, "{message}");
+        assert!(message.contains(reported), "{line}: {message}");
     }
 }
 
@@ -389,7 +393,7 @@ fn passive_true_needs_tcp_and_number_needs_nat() {
         (tcp, "nat", "0", "`passive` 0 is out of range"),
         (tcp, "nat", "\"yes\"", "true, false, or a whole number"),
     ] {
-        let said = errors(&text(protocol, forward, passive));
-        assert!(said.contains(words), "{words}: {said}");
+        let message = errors(&text(protocol, forward, passive));
+        assert!(message.contains(words), "{words}: {message}");
     }
 }

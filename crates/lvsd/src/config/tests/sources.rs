@@ -29,7 +29,7 @@ fn invalid_source_is_refused() {
     }
     for (dns, words) in [
         ("name_servers = \"ns.example.org\"", "is not an address"),
-        ("name_servers = []", "there are 0 name servers"),
+        ("name_servers = []", "0 name servers are configured"),
         ("min_ttl = \"0s\"", "`min_ttl` is out of range"),
         (
             "min_ttl = \"1h\"\nmax_ttl = \"1m\"",
@@ -137,14 +137,17 @@ fn invalid_cluster_is_refused() {
             "etcd = \"http://e\"\nlease = \"1s\"",
             "`lease` is out of range",
         ),
-        ("etcd = \"http://e\"\nlease = \"2s500ms\"", "whole seconds"),
+        (
+            "etcd = \"http://e\"\nlease = \"2s500ms\"",
+            "whole number of seconds",
+        ),
         (
             "etcd = \"http://e\"\ntimeout = \"1ms\"",
             "`timeout` is out of range",
         ),
         (
             "etcd = \"http://e\"\nagree = 2",
-            "each director decides on its own which servers are down",
+            "each director decides itself which servers are down",
         ),
         (
             "etcd = \"http://e\"\nuser = \"u\"",
@@ -156,7 +159,7 @@ fn invalid_cluster_is_refused() {
         ),
         (
             &format!("etcd = \"http://e\"\nuser = \"u\"\npassword_file = \"{empty}\""),
-            "no password in this file",
+            "contains no password",
         ),
     ] {
         let report = Config::from_toml("test.toml", &with(keys)).expect_err(keys);
@@ -173,7 +176,7 @@ fn invalid_cluster_is_refused() {
     }
     for (keys, words) in [
         ("ca = \"/etc/ssl/ca.pem\"", "this file is not used"),
-        ("lease = \"2s\"", "before an answer is given up"),
+        ("lease = \"2s\"", "before the time limit of a request"),
     ] {
         let keys = format!("etcd = \"http://e\"\n{keys}");
         let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect(words);
@@ -198,8 +201,8 @@ fn invalid_cluster_is_refused() {
         std::fs::set_permissions(&file, mode.clone()).unwrap();
         let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect("valid");
         let words = "all users of this host may read the password";
-        let said = report.to_string();
-        assert_eq!(said.contains(words), warned, "{mode:?}: {said}");
+        let message = report.to_string();
+        assert_eq!(message.contains(words), warned, "{mode:?}: {message}");
     }
     let cluster = config.cluster.expect("there");
     let members: Vec<String> = cluster
@@ -218,7 +221,7 @@ fn invalid_cluster_is_refused() {
 const POOL: &str = "[[kubernetes.pool]]\nname = \"public\"\naddresses = [\"198.51.100.0/28\"]\n";
 
 #[test]
-fn kubernetes_wrong_keys_are_refused() {
+fn kubernetes_invalid_keys_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "\n").unwrap();
@@ -299,7 +302,7 @@ fn kubernetes_wrong_keys_are_refused() {
         ),
         (
             &format!("{server}{}", POOL.replace("[\"198.51.100.0/28\"]", "[]")),
-            "there are 0 ranges",
+            "0 ranges are configured",
         ),
     ] {
         // A pod has an API server without any key.
@@ -313,7 +316,7 @@ fn kubernetes_wrong_keys_are_refused() {
 }
 
 #[test]
-fn kubernetes_right_keys_are_taken() {
+fn kubernetes_valid_keys_are_parsed() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("token");
     std::fs::write(&file, "s3cret\n").unwrap();
@@ -324,7 +327,10 @@ fn kubernetes_right_keys_are_taken() {
         file.display()
     );
     let (config, report) = Config::from_toml("test.toml", &text).unwrap_or_else(|e| panic!("{e}"));
-    for words in ["in the clear", "all users of this host may read the token"] {
+    for words in [
+        "without encryption",
+        "all users of this host may read the token",
+    ] {
         assert!(report.to_string().contains(words), "{report}");
     }
     // The services come from the API server.
@@ -343,7 +349,7 @@ fn kubernetes_right_keys_are_taken() {
 }
 
 #[test]
-fn kubernetes_kubeconfig_gives_server_and_token() {
+fn kubernetes_kubeconfig_contains_server_and_token() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kubeconfig");
     let write = |server: &str, more: &str| {
@@ -361,7 +367,7 @@ fn kubernetes_kubeconfig_gives_server_and_token() {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o604)).unwrap();
     let (config, report) = Config::from_toml("test.toml", &text).unwrap_or_else(|e| panic!("{e}"));
     for words in [
-        "in the clear",
+        "without encryption",
         "all users of this host may read the kubeconfig",
     ] {
         assert!(report.to_string().contains(words), "{report}");

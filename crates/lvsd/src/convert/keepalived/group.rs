@@ -15,7 +15,7 @@ pub(super) struct Group {
     pub(super) lost: Vec<String>,
 }
 
-/// Whether a word means IPv6.
+/// The address family that a keyword sets: true for IPv6.
 pub(super) fn family(word: &str) -> Option<bool> {
     match word {
         "inet" => Some(false),
@@ -67,7 +67,7 @@ pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
 }
 
 /// `192.0.2.1`, `192.0.2.1-10`, `192.0.2.1-192.0.3.9`, `192.0.2.8/29`, and the same in IPv6
-/// (`2001:db8::1-a`): the first address, and how many there are.
+/// (`2001:db8::1-a`): the first address and the number of addresses.
 pub(in crate::convert) fn range(text: &str) -> Option<(IpAddr, usize)> {
     if let Some((first, length)) = text.split_once('/') {
         let (first, length): (IpAddr, u32) = (first.parse().ok()?, length.parse().ok()?);
@@ -100,7 +100,8 @@ pub(in crate::convert) fn range(text: &str) -> Option<(IpAddr, usize)> {
     Some((first, amount(more.checked_add(1)?)))
 }
 
-/// A number of addresses; a number that does not fit counts as more than the limit.
+/// Converts a number of addresses; a number that is too large becomes the maximum of the type,
+/// which exceeds the limit.
 fn amount(count: u128) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }

@@ -9,7 +9,7 @@ pub(in crate::convert) struct Item {
     pub(super) words: Vec<Word>,
     pub(super) block: Option<Vec<Self>>,
     pub(super) at: SourcePlace,
-    /// Its first and its last line, of all that were read.
+    /// Its first and last line, counted over all files.
     pub(super) lines: (usize, usize),
 }
 
@@ -64,7 +64,7 @@ impl Item {
         shown(&raw.join(" "))
     }
 
-    /// The message that it is lost: place, text and reason.
+    /// The message that the statement is not converted: position, text and reason.
     pub(in crate::convert) fn lost(&self, why: &str) -> String {
         format!("{}: {}: {why}", self.at, self.text())
     }
@@ -79,7 +79,7 @@ impl Item {
     }
 }
 
-/// Whether a statement that can be switched off with `no` is on.
+/// Whether a statement that `no` disables is on.
 pub(in crate::convert) fn is_on(item: &Item) -> bool {
     !matches!(item.word(1), "no" | "off" | "false")
 }

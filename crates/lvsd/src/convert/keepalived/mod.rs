@@ -1,4 +1,5 @@
-//! keepalived's file: words and blocks, of which the virtual servers are taken.
+//! keepalived's configuration file, split into words and blocks, from which the virtual servers are
+//! converted.
 
 mod group;
 pub(super) mod item;
@@ -76,11 +77,12 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
         .collect()
 }
 
-/// The message about a statement that keepalived does not read.
+/// The reason for a statement that keepalived does not read.
 const BEHIND: &str =
-    "keepalived ignores text after another statement in the same line; here it is read";
+    "keepalived ignores text after another statement in the same line; lvsd reads it";
 
-/// Words that begin a statement behind another one in the same line of a virtual server.
+/// Keywords that begin a new statement if they follow another one in the same line of a virtual
+/// server.
 const KEYWORDS: [&str; 38] = [
     "TCP_CHECK",
     "HTTP_GET",
@@ -122,7 +124,7 @@ const KEYWORDS: [&str; 38] = [
     "require_reply",
 ];
 
-/// Whether this word begins another statement in a line that has begun with `first`.
+/// Whether this word begins a new statement in a line whose first word is `first`.
 fn begins(first: &str, word: &Word) -> bool {
     let of_kind = match word.text.as_str() {
         "type" => first == "name",
@@ -233,7 +235,7 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
     if !outer.is_empty() {
         let raw: Vec<&str> = inner.words.iter().map(|word| word.raw.as_str()).collect();
         return Err(format!(
-            "the file ends within a block: no brace closes that of `{}` ({})",
+            "the file ends within a block: the brace of `{}` ({}) is not closed",
             shown(&raw.join(" ")),
             place(inner.line)
         ));

@@ -1,5 +1,5 @@
-//! Statements outside virtual servers that concern them: global settings, certificates, addresses of
-//! full NAT.
+//! Statements outside virtual servers that concern them: global settings, certificates, addresses
+//! of full NAT.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use super::group::{following, range};
 use super::item::{Item, is_on};
 use crate::convert::{ADDRESSES_MAX, Service};
 
-/// Statements at top level that keepalived keeps.
+/// Top-level statements that remain in keepalived's file.
 const KEPT: [&str; 23] = [
     "global_defs",
     "static_ipaddress",
@@ -53,7 +53,8 @@ const TAKEN_GLOBALS: [&str; 6] = [
     "lvs_notify_fifo_script",
 ];
 
-/// Whether a statement does not stay in keepalived's file. `depth` blocks are around it.
+/// Whether a statement is removed from keepalived's file. `depth` is the number of enclosing
+/// blocks.
 pub(super) fn is_taken(item: &Item, depth: usize) -> bool {
     let words: &[&str] = match depth {
         0 => &TAKEN,
@@ -103,7 +104,7 @@ pub(super) fn settings(items: &[Item], lost: &mut Vec<String>) -> Outside {
             "global_defs" => globals(item, &mut outside, lost),
             "SSL" => lost.extend(item.items().iter().map(certificate)),
             "net_namespace" | "net_namespace_ipvs" => lost.push(item.lost(
-                "the services are in the network namespace that lvs-dataplane is started in",
+                "the services are in the network namespace in which lvs-dataplane is started",
             )),
             "local_address_group" => {
                 let mut room = ADDRESSES_MAX;
@@ -121,7 +122,7 @@ pub(super) fn settings(items: &[Item], lost: &mut Vec<String>) -> Outside {
             }
             "" | "virtual_server" | "virtual_server_group" => {}
             name if KEPT.contains(&name) => {}
-            _ => lost.push(item.lost("keepalived has no such word outside a block")),
+            _ => lost.push(item.lost("keepalived has no such keyword outside of a block")),
         }
     }
     outside
@@ -141,14 +142,14 @@ fn globals(item: &Item, outside: &mut Outside, lost: &mut Vec<String>) {
                 "connections are not synchronised: set [sync.ipvs] with interface and syncid"
             }
             "lvs_timeouts" => {
-                "timeouts stay as they are: set them with `lvsadm --set TCP TCPFIN UDP`"
+                "the timeouts are not converted: set them with `lvsadm --set TCP TCPFIN UDP`"
             }
-            "lvs_flush" | "lvs_flush_on_stop" => "lvsd removes its own services only",
+            "lvs_flush" | "lvs_flush_on_stop" => "lvsd removes only its own services",
             "lvs_notify_fifo" | "lvs_notify_fifo_script" => {
-                "events of services go to the program of `notify` in [lvsd]"
+                "events of services are sent to the program of `notify` in [lvsd]"
             }
             "notify_fifo" | "notify_fifo_script" => {
-                "it stays for VRRP; events of services go to the program of `notify` in [lvsd]"
+                "it continues to apply to VRRP; events of services are sent to the program of `notify` in [lvsd]"
             }
             "notification_email" => {
                 "it stays for VRRP; lvsd sends no e-mail about servers: use `notify` in [lvsd]"
@@ -159,7 +160,7 @@ fn globals(item: &Item, outside: &mut Outside, lost: &mut Vec<String>) {
             "rs_init_notifies" => "see `notify` in [lvsd]",
             "nftables_ipvs" => "a service of each address is made instead of a mark",
             "checker_log_all_failures" if is_on(item) => {
-                "lvsd logs what changes: `lvsd status` has the last reason"
+                "lvsd logs changes: `lvsd status` shows the last reason"
             }
             _ => continue,
         };

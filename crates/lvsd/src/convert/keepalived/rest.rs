@@ -1,17 +1,17 @@
-//! The lines that stay in keepalived's file: all but those of virtual servers.
+//! Selects the lines that remain in keepalived's file: all except those of virtual servers.
 
 use super::item::Item;
 use super::outside::is_taken;
 use super::source::{Source, shown};
 use super::words::without_comment;
 
-/// Whether a line stays.
+/// Whether a line remains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fate {
     taken: bool,
-    /// Some of its words are kept.
+    /// Whether some of its words remain in keepalived's file.
     kept: bool,
-    /// Whether the statement is within a block that stays.
+    /// Whether the statement is within a block that remains.
     within: bool,
 }
 
@@ -28,8 +28,7 @@ pub(super) fn write(source: &Source, items: &[Item], lost: &mut Vec<String>) -> 
     if fates.iter().any(|fate| fate.taken && fate.kept) || needs_definitions(source, &fates) {
         if let Some(line) = source.lines.iter().find(|line| line.conditional) {
             lost.push(format!(
-                "{}: {}: what keepalived keeps is without the lines for some hosts: one line of the file has both \
-                 virtual servers and something else",
+                "{}: {}: keepalived's part lacks the lines for some hosts: one line of the file has both virtual servers and other statements",
                 line.at,
                 shown(line.text.trim())
             ));
@@ -66,7 +65,7 @@ fn mark(item: &Item, depth: usize, fates: &mut [Fate]) {
     }
 }
 
-/// Whether a kept line uses a macro that a removed line defines.
+/// Whether a remaining line uses a macro that a removed line defines.
 fn needs_definitions(source: &Source, fates: &[Fate]) -> bool {
     let lines = || source.lines.iter().zip(fates);
     let mut names: Vec<&str> = lines()
@@ -89,8 +88,8 @@ fn needs_definitions(source: &Source, fates: &[Fate]) -> bool {
             .any(|(line, _)| used(&line.text))
 }
 
-/// Copies lines. An include stays, unless some of what it includes goes: then its lines are there
-/// instead. A comment outside blocks belongs to the line below it.
+/// Copies lines. An include stays unless some of the included lines are left out: then the
+/// remaining lines replace it. A comment outside of blocks is copied with the line below it.
 fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &mut String) {
     let mut at = range.start;
     let mut comments = String::new();

@@ -1,5 +1,5 @@
-//! The lines of keepalived's file and of those that it includes, as keepalived reads them: lines for
-//! some hosts, definitions (`$NAME=`), sequences and lists (`~SEQ`, `~LST`).
+//! The lines of keepalived's file and of those that it includes, as keepalived reads them: lines
+//! for some hosts, definitions (`$NAME=`), sequences and lists (`~SEQ`, `~LST`).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -35,16 +35,16 @@ impl fmt::Display for SourcePlace {
     }
 }
 
-/// A line as it is in a file.
+/// A line of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Physical {
     pub(super) text: String,
     pub(super) at: SourcePlace,
-    /// Number of includes that lead to it.
+    /// Depth of includes at which it is.
     pub(super) depth: usize,
-    /// An `include`, whose lines follow it.
+    /// Whether the line is an `include`. The included lines follow it.
     pub(super) include: bool,
-    /// The name that it defines.
+    /// The name of the macro that the line defines.
     pub(super) defines: Option<String>,
     /// A line for some hosts.
     pub(super) conditional: bool,
@@ -53,7 +53,7 @@ pub(super) struct Physical {
 }
 
 impl Physical {
-    /// An include of an included file, as it is written in another directory.
+    /// An include statement of an included file, rewritten for the directory of the main file.
     pub(super) fn included_from_elsewhere(&self) -> String {
         let line = words::without_comment(&self.text).trim();
         let word = line.split_whitespace().next().unwrap_or_default();
@@ -87,7 +87,7 @@ pub(super) struct Source {
     pub(super) lost: Vec<String>,
 }
 
-/// A line that is to be read, or a macro that is to be set before the next one.
+/// A line to be read, or a macro to be set before the next line.
 enum Work {
     Line(String, usize),
     Set(String, String),
@@ -96,7 +96,7 @@ enum Work {
 pub(super) struct Reader<'a> {
     options: &'a Options<'a>,
     source: Source,
-    /// The files that are being read, each included by the one before it.
+    /// The files that are being read, each included by the previous one.
     open: Vec<String>,
     included: usize,
     macros: HashMap<String, String>,
@@ -104,7 +104,7 @@ pub(super) struct Reader<'a> {
     conditional: HashMap<String, SourcePlace>,
     /// Bytes of files and of expanded macros.
     written: u64,
-    /// The number of open blocks, and the outermost one.
+    /// Number of open blocks, and the name of the outermost block.
     depth: usize,
     top: String,
     reported: HashSet<&'static str>,
@@ -194,7 +194,7 @@ impl<'a> Reader<'a> {
         self.written += bytes;
         if self.written > LENGTH_MAX {
             return Err(format!(
-                "it, its includes, macros and sequences make more than {} MiB; split the file",
+                "its includes, macros and sequences expand to more than {} MiB; split the file",
                 LENGTH_MAX >> 20
             ));
         }
@@ -296,7 +296,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Whether a line that begins with `@` is for the host whose configuration this is.
+    /// Whether a line that begins with `@` applies to the host of this configuration.
     fn is_for_this_host(
         &mut self,
         id: &str,
@@ -409,7 +409,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The text with the macros that are in it replaced once, if there are any.
+    /// Replaces the macros in a text once; `None` if there are none.
     fn replace(&mut self, text: &str, at: &SourcePlace) -> Result<Option<String>, String> {
         let mut made = String::new();
         let mut rest = text;
@@ -542,7 +542,7 @@ fn included(line: &str) -> Option<String> {
         .then(|| pattern.unwrap_or_default().to_owned())
 }
 
-/// The line without the backslash that it ends in.
+/// The line without the backslash at its end; `None` if it has none.
 fn continued(line: &str) -> Option<&str> {
     line.trim_end().strip_suffix('\\')
 }
@@ -559,8 +559,8 @@ fn is_name(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The name of the macro that a text begins with, and what follows it: `${NAME}`, or `$NAME` before
-/// whitespace, a comma, a closing parenthesis or the end.
+/// The name of the macro with which a text begins, and the text after it: `${NAME}`, or `$NAME`
+/// before whitespace, a comma, a closing parenthesis or the end.
 fn name(text: &str) -> Option<(&str, &str)> {
     let text = text.strip_prefix('$')?;
     if let Some(inner) = text.strip_prefix('{') {

@@ -1,4 +1,4 @@
-//! A virtual server and its real servers.
+//! Converts a virtual server and its real servers.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use crate::convert::checks::{self, Check, Context};
 use crate::convert::service::{Keys, Server, Service, Sorry};
 use crate::convert::service::{bare, endpoint, is_mask, port, quote, scheduler};
 
-/// Statements of which keepalived reads one value.
+/// Statements of which keepalived reads only one value.
 const ONE_VALUE: [&str; 14] = [
     "lb_algo",
     "lvs_sched",
@@ -103,9 +103,9 @@ pub(super) fn convert(
         parts.finish(&mut one, six);
         services.push(one);
     }
-    for (mark, said) in marks {
+    for (mark, origin) in marks {
         let mut one = service.clone();
-        let six = said
+        let six = origin
             .or(parts.family)
             .unwrap_or_else(|| parts.guessed(&service));
         one.fwmark = Some((*mark, six));
@@ -169,14 +169,14 @@ fn scheduler_of(flag: &str) -> &'static str {
 /// A forwarding method with its tunnel.
 struct Method {
     forward: &'static str,
-    /// `None`: that of the block around it.
+    /// `None`: the tunnel of the enclosing block.
     tunnel: Option<String>,
 }
 
-/// A tunnel, whose words begin at `at`.
+/// Reads a tunnel, whose words begin at `at`.
 ///
 /// # Errors
-/// keepalived refuses a word of it, in words.
+/// keepalived refuses one of the words; the text is the reason.
 fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
     let (mut kind, mut port, mut checksum) = ("ipip", None, None);
     while at < item.len() {
@@ -248,7 +248,7 @@ impl Method {
         })
     }
 
-    /// Sets its keys, except the keys that the block around it has already set.
+    /// Sets the keys, except those that the enclosing block sets to the same values.
     fn set(self, keys: &mut Keys, around: Option<&Keys>) {
         keys.insert("forward", quote(self.forward));
         let Some(tunnel) = self.tunnel else {
@@ -264,13 +264,13 @@ impl Method {
     }
 }
 
-/// Settings of a virtual server that depend on others of it.
+/// Settings of a virtual server that depend on other settings of it.
 #[derive(Clone, Debug, Default)]
 struct Parts {
     family: Option<bool>,
     /// Seconds of persistence; 0 for none.
     timeout: Option<u64>,
-    /// Its mask, and its place.
+    /// The netmask of persistence, and its position.
     granularity: Option<(String, Item)>,
     engine: Option<String>,
     one_packet: Option<Item>,
@@ -298,8 +298,8 @@ impl Parts {
         !all.is_empty() && all.iter().all(|(six, _)| *six)
     }
 
-    /// Writes them for a service of this family, and omits its servers of the other family, which
-    /// require tunnels.
+    /// Writes the settings for a service of this family, and omits servers of the other family,
+    /// which require tunnels.
     fn finish(&self, service: &mut Service, six: bool) {
         if let Some(item) = &self.one_packet {
             let udp = service
@@ -318,8 +318,8 @@ impl Parts {
             match is_mask(mask, six) {
                 true => netmask = Some(mask.clone()),
                 false => service.lose(item.lost(match mask.as_str() {
-                    "0.0.0.0" => "all clients cannot count as one: each address counts on its own",
-                    _ => "lvsd takes a prefix only: each address counts on its own",
+                    "0.0.0.0" => "all clients cannot count as one: each address counts separately",
+                    _ => "lvsd accepts only a prefix: each address counts separately",
                 })),
             }
         }
@@ -346,7 +346,7 @@ impl Parts {
             let own = keys.get("forward").or(around.get("forward"));
             ip.is_ipv6() == six || own.is_some_and(|word| word == "\"tun\"")
         };
-        let why = "its family is not the service's, as keepalived says, too";
+        let why = "its family is not the service's; keepalived refuses it, too";
         let lost = &mut service.lost;
         service.servers.retain(|server| {
             let is_one = server.place().0.is_none_or(|ip| fits(ip, &server.keys));
@@ -356,7 +356,7 @@ impl Parts {
             is_one
         });
         if let Some(sorry) = service.sorry.take_if(|sorry| !fits(sorry.ip, &sorry.keys)) {
-            lost.push(format!("{}: {why}", sorry.said));
+            lost.push(format!("{}: {why}", sorry.origin));
         }
     }
 }
@@ -390,15 +390,17 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 None => service.lose(item.lost("NAT is used, as by keepalived")),
             },
             "laddr_group_name" => service.local_group = Some(value.to_owned()),
-            "ip_family" => match family(value) {
-                Some(six) => match parts.family {
-                    Some(first) if first != six => {
-                        service.lose(item.lost("keepalived passes over it: persistence_granularity is of the other family"));
-                    }
-                    _ => parts.family = Some(six),
-                },
-                None => service.lose(item.lost("not a family")),
-            },
+            "ip_family" => {
+                match family(value) {
+                    Some(six) => match parts.family {
+                        Some(first) if first != six => {
+                            service.lose(item.lost("keepalived ignores it: persistence_granularity is of the other family"));
+                        }
+                        _ => parts.family = Some(six),
+                    },
+                    None => service.lose(item.lost("not a family")),
+                }
+            }
             "protocol" => match value {
                 "TCP" | "tcp" => {}
                 "UDP" | "udp" => service.string("protocol", "udp"),
@@ -409,7 +411,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "persistence_timeout" => match value.parse() {
                 Ok(seconds @ 1..=PERSISTENCE_MAX) => parts.timeout = Some(seconds),
                 _ => service.lose(item.lost(&format!(
-                    "keepalived passes over it: it is no number from 1 to {PERSISTENCE_MAX}"
+                    "keepalived ignores it: it is not a number from 1 to {PERSISTENCE_MAX}"
                 ))),
             },
             "persistence_granularity" => {
@@ -418,14 +420,14 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 parts.granularity = Some((value.to_owned(), item.clone()));
             }
             "persistence_engine" if value == "sip" => parts.engine = Some(value.to_owned()),
-            "persistence_engine" => service.lose(item.lost("there is none of this name")),
+            "persistence_engine" => service.lose(item.lost("no scheduler has this name")),
             "ops" => parts.one_packet = Some(item.clone()),
             name @ ("hashed" | "sh-port" | "sh-fallback" | "mh-port" | "mh-fallback")
                 if scheduler_so_far != scheduler_of(name) =>
             {
                 let only = scheduler_of(name);
                 service.lose(item.lost(&format!(
-                    "keepalived ignores it: it is for the scheduler {only}, which comes before it"
+                    "keepalived ignores it: it is for the scheduler {only}, which precedes it"
                 )));
             }
             "hashed" | "flag-1" => flags.push("flag-1"),
@@ -437,7 +439,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "mh-fallback" => flags.push("mh-fallback"),
             "quorum" => match value.parse::<u64>() {
                 Ok(number) if number > 0 => service.quorum_of(item).quorum = number,
-                _ => service.lose(item.lost("it is 1, as with keepalived")),
+                _ => service.lose(item.lost("the result is 1, as with keepalived")),
             },
             "hysteresis" => match value.parse() {
                 Ok(number) => service.quorum_of(item).hysteresis = number,
@@ -451,7 +453,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 match (value.parse::<IpAddr>(), port) {
                     (Ok(ip), Some(port)) => {
                         service.sorry = Some(Sorry {
-                            said: format!("{}: {}", item.at(), item.text()),
+                            origin: format!("{}: {}", item.at(), item.text()),
                             ip,
                             port: Some(port).filter(|port| *port != 0),
                             keys: Keys::new(),
@@ -536,16 +538,16 @@ fn full_nat(item: &Item, outside: &Outside, service: &mut Service) {
     }
 }
 
-/// Sets `on_check_failure`, which is one for all servers of a service.
+/// Sets `on_check_failure`, which applies to all servers of a service.
 fn on_check_failure(service: &mut Service, inhibit: bool) {
     let all_inhibit = inhibit
         || (!service.servers.is_empty() && service.servers.iter().all(|s| s.inhibit.is_some()));
     for server in &mut service.servers {
-        if let Some(said) = server.inhibit.take()
+        if let Some(origin) = server.inhibit.take()
             && !all_inhibit
         {
             server.lost.push(format!(
-                "{said}: set on_check_failure = \"quiesce\" for the service"
+                "{origin}: set on_check_failure = \"quiesce\" for the service"
             ));
         }
     }
@@ -600,12 +602,12 @@ fn real_server(
                     server.keys.insert("weight", weight.to_string());
                 }
                 _ if value.starts_with('-') => {
-                    server.lost.push(item.lost("not a weight: it is 1"));
+                    server.lost.push(item.lost("not a weight: the result is 1"));
                 }
                 _ => {
                     let weight = leading(value).unwrap_or(1);
                     server.keys.insert("weight", weight.to_string());
-                    let why = format!("not a weight: it is {weight}, as with keepalived");
+                    let why = format!("not a weight: the result is {weight}, as with keepalived");
                     server.lost.push(item.lost(&why));
                 }
             },
@@ -616,7 +618,7 @@ fn real_server(
                 if server.inhibit.take().is_some() {
                     server
                         .lost
-                        .push(item.lost("the service's on_check_failure holds for all servers"));
+                        .push(item.lost("the service's on_check_failure applies to all servers"));
                 }
             }
             "uthreshold" | "lthreshold" => match value.parse::<u32>() {
@@ -696,7 +698,8 @@ fn real_server(
     Ok(server)
 }
 
-/// keepalived requires all checks of a server to succeed; here a server has one check: the deepest.
+/// keepalived requires that all checks of a server succeed. lvsd has one check for each server; the
+/// most thorough check is converted.
 fn add_check(server: &mut Server, check: Check, item: &Item) {
     let other = if server.check.is_empty() || checks::depth(&check) > checks::depth(&server.check) {
         std::mem::replace(&mut server.check, check)
@@ -705,7 +708,7 @@ fn add_check(server: &mut Server, check: Check, item: &Item) {
     };
     if let Some(kind) = other.get("type") {
         server.lost.push(format!(
-            "{}: a second check, {}: a server has one check here",
+            "{}: a second check, {}: lvsd has one check for each server",
             item.at(),
             kind.trim_matches('"')
         ));

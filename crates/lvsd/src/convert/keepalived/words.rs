@@ -1,13 +1,13 @@
 //! Words, braces, comments and quotes of a line of keepalived's.
 
-/// Stand for `#` and `!` that `${_HASH}` and `${_BANG}` have put there: they begin no comment.
+/// Placeholders for `#` and `!` from `${_HASH}` and `${_BANG}`: these do not begin a comment.
 pub(super) const HASH: char = '\u{F8F3}';
 pub(super) const BANG: char = '\u{F8F1}';
 
 /// A word.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Word {
-    /// Without its quotes.
+    /// The word without its quotes.
     pub(super) text: String,
     /// The text in the file.
     pub(super) raw: String,
@@ -37,7 +37,7 @@ pub(super) fn without_comment(line: &str) -> &str {
     line
 }
 
-/// The pieces of a line, and whether its last quote is not closed. A quote begins and ends a word.
+/// The words of a line, and whether its last quote is not closed. A quote begins and ends a word.
 pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     let mut all = Vec::new();
     let mut word = String::new();
@@ -91,7 +91,7 @@ pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     (all, false)
 }
 
-/// End of the quoted text.
+/// Position of the closing quotation mark.
 fn closing(text: &str) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices() {
@@ -191,9 +191,9 @@ mod tests {
         pieces(line).0.into_iter().map(text).collect()
     }
 
-    /// keepalived 2.2.7 reads each of these so.
+    /// keepalived 2.2.7 splits each of these lines in this way.
     #[test]
-    fn line_is_parted_as_by_keepalived() {
+    fn line_is_split_like_keepalived() {
         for (line, expected) in [
             ("weight 8}", &["weight", "8", "}"][..]),
             (
@@ -218,7 +218,7 @@ mod tests {
         assert!(!pieces("path \"/closed\"").1);
     }
 
-    /// keepalived 2.2.7 reads each of these so.
+    /// keepalived 2.2.7 interprets each of these escapes in this way.
     #[test]
     fn escapes_match_keepalived() {
         for (text, expected) in [

@@ -1,4 +1,4 @@
-//! Changes beside the file: drains, maintenance, and manual changes of the dataplane.
+//! Changes outside of the file: drains, maintenance, and manual changes of the dataplane.
 
 use super::*;
 
@@ -15,7 +15,7 @@ async fn manual_change_is_reverted() {
     daemon.stop().await;
 }
 
-/// Neither the next comparison, nor a reload, nor a restart undoes `lvsadm drain`.
+/// Neither the next comparison, nor a reload, nor a restart reverts `lvsadm drain`.
 #[tokio::test(start_paused = true)]
 async fn manually_drained_server_stays_drained() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
@@ -98,7 +98,11 @@ async fn override_survives_reload_restart_and_dataplane() {
         .await
         .unwrap();
     assert!(done.warnings.is_empty(), "{done:?}");
-    assert_eq!(daemon.world.weights(web())[1].1, 3, "it is done by then");
+    assert_eq!(
+        daemon.world.weights(web())[1].1,
+        3,
+        "the drain is complete by then"
+    );
     let events = daemon.events();
     for event in [
         "server_up",
@@ -229,7 +233,7 @@ async fn manual_changes_outside_services_are_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_by_hand_are_put_right_or_left() {
+async fn manual_changes_are_reverted_or_kept_as_configured() {
     for report in [false, true] {
         let line = if report {
             "[lvsd]\nmanual_changes = \"report\"\n"
@@ -273,7 +277,7 @@ async fn changes_by_hand_are_put_right_or_left() {
     }
 }
 
-/// A server in maintenance keeps its connections for the time of `drain`, and no longer.
+/// The connections of a server in maintenance continue for the time of `drain`, and not longer.
 #[tokio::test(start_paused = true)]
 async fn drain_with_deadline_ends_then() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\ndrain = \"60s\"");
@@ -331,7 +335,7 @@ async fn drain_of_the_last_usable_server_without_force_is_refused() {
     daemon.weights(&none).await;
     ask(AdminState::Maintenance, false)
         .await
-        .expect("it is not usable any more");
+        .expect("the server is not usable any more");
     assert!(!daemon.status().await.admin[0].spec.force);
     daemon.stop().await;
 }

@@ -65,7 +65,7 @@ proptest::proptest! {
     /// Quorum with hysteresis, minimum share, sorry server and VIP, for any sequence of events and
     /// overrides.
     #[test]
-    fn decisions_follow_the_model(
+    fn decisions_agree_with_the_model(
         up in 1..=4usize,
         less in 0..3usize,
         share in proptest::sample::select(vec![0usize, 30, 60, 100]),

@@ -18,7 +18,7 @@ async fn dead_server_gets_no_connections_from_the_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn health_quiesces_and_brings_back() {
+async fn failed_server_is_quiesced_and_returns_when_healthy() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.weights(BOTH).await;
     daemon.dead.set("10.0.0.1:80", true);
@@ -37,7 +37,7 @@ async fn health_quiesces_and_brings_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_check_failure_remove_takes_the_server_out() {
+async fn on_check_failure_remove_removes_the_server() {
     let text = FILE.replace(
         "forward = \"nat\"",
         "forward = \"nat\"\non_check_failure = \"remove\"",
@@ -176,7 +176,7 @@ async fn start_down_ignores_servers_in_use_until_a_check_passes() {
     }
 }
 
-/// With `remove_on_exit` a service ends with the daemon, and others stay.
+/// At exit lvsd removes a service with `remove_on_exit`, and no other service.
 #[tokio::test]
 async fn remove_on_exit_removes_the_service_and_reports_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -251,7 +251,7 @@ async fn too_few_servers_are_all_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn status_usable_counts_only_servers_that_the_dataplane_has() {
+async fn status_counts_usable_servers_of_the_dataplane_only() {
     let file = format!("[lvsd]\nmanual_changes = \"report\"\n{FILE}");
     let world = World::default();
     world.start_foreign();

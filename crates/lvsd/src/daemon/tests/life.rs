@@ -1,4 +1,4 @@
-//! Dataplanes that are started, found, lost, hung and abandoned.
+//! Dataplanes that are started, found, lost, hung, or not started by lvsd.
 
 use super::*;
 
@@ -28,12 +28,12 @@ async fn stop_after_dataplane_exit_reports_its_status() {
     daemon.weights(BOTH).await;
     daemon.world.crash();
     daemon.stop().await;
-    log.says("the dataplane had ended already: it ended with exit status: 1")
+    log.says("the dataplane had already exited: it ended with exit status: 1")
         .await;
 }
 
 #[tokio::test]
-async fn stop_logs_at_once_why_it_waits() {
+async fn stop_that_waits_logs_the_reason_at_once() {
     for at_a_request in [false, true] {
         let log = Log::default();
         let _listening = log.listen();
@@ -73,7 +73,7 @@ async fn dataplane_that_does_not_stop_is_killed() {
     let world = daemon.end(Signal::StopAll).await;
     assert!(!world.running());
     assert_eq!(world.ended(), [1]);
-    log.says("still ran 10s after the signal to stop; it was killed")
+    log.says("was still running 10s after the signal to stop; it was killed")
         .await;
 }
 
@@ -92,7 +92,7 @@ async fn killed_and_restarted_daemon_changes_nothing() {
     assert_eq!(again.world.changes().len(), before, "nothing to change");
     assert_eq!(again.world.starts(), 1);
     let world = again.end(Signal::Stop).await;
-    assert!(world.running(), "the dataplane is left alone");
+    assert!(world.running(), "the dataplane keeps running");
     assert_eq!(world.changes().len(), before);
 }
 
@@ -108,7 +108,7 @@ async fn dead_dataplane_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn own_hung_dataplane_is_ended_and_replaced() {
+async fn own_hung_dataplane_is_killed_and_replaced() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
     daemon.weights(&both).await;
@@ -134,7 +134,7 @@ async fn own_hung_dataplane_is_ended_and_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dataplane_silent_while_it_starts_is_waited_for() {
+async fn starting_dataplane_without_answer_is_waited_for() {
     let world = World::default();
     world.start_slowly(100);
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -216,7 +216,7 @@ async fn foreign_dataplane_may_return() {
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&both).await;
-    assert_eq!(daemon.world.starts(), 1, "it did not come back");
+    assert_eq!(daemon.world.starts(), 1, "the dataplane did not return");
     daemon.stop().await;
 }
 
@@ -243,7 +243,7 @@ async fn dataplane_without_contact_is_asked_to_stop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dataplane_is_awaited_but_not_started() {
+async fn attached_dataplane_is_waited_for_and_not_started() {
     let world = World::default();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), FILE).unwrap();
@@ -268,5 +268,5 @@ async fn dataplane_is_awaited_but_not_started() {
     assert_eq!(world.weights(web()).len(), 2);
     signals.send(Signal::Stop).await.unwrap();
     task.await.unwrap().unwrap();
-    assert_eq!(world.weights(web()).len(), 2, "it is left as it is");
+    assert_eq!(world.weights(web()).len(), 2, "it is unchanged");
 }

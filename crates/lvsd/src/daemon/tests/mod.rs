@@ -141,7 +141,7 @@ impl Running {
         );
     }
 
-    /// Sends a request as `lvsadm` does.
+    /// Sends a request to the control socket, as `lvsadm` does.
     async fn ask<R: serde::de::DeserializeOwned>(
         &self,
         change: ChangeRequest,
@@ -265,7 +265,7 @@ impl Log {
     }
 }
 
-/// Servers whose answer can be delayed without end.
+/// A prober whose checks of these servers do not complete.
 #[derive(Clone, Default)]
 struct Slow(Arc<Mutex<HashSet<SocketAddr>>>);
 

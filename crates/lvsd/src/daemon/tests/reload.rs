@@ -58,7 +58,7 @@ async fn start_without_services_accepts_them_later() {
     daemon.stop().await;
 }
 
-/// A reload sends all of its changes to the dataplane in one request.
+/// A reload sends all its changes to the dataplane in one request.
 #[tokio::test]
 async fn reload_sends_one_request() {
     let log = Log::default();
@@ -200,7 +200,7 @@ async fn plan_lists_changes_of_a_reload() {
     daemon.stop().await;
 }
 
-/// A reload of half a file is refused, unless it is forced.
+/// A reload of a file with fewer than half of the servers is refused, unless it is forced.
 #[tokio::test(start_paused = true)]
 async fn reload_that_removes_most_servers_needs_force() {
     let file = |servers: u8, more: &str| {
@@ -220,7 +220,7 @@ async fn reload_that_removes_most_servers_needs_force() {
         too_much_away([(web(), 30)].into_iter(), (&config, &expanded), forced)
     };
     let refused = |n, options| away(&file(n, options), false).map_or(String::new(), |(why, _)| why);
-    assert!(refused(14, "").starts_with("14 of 30 servers left"));
+    assert!(refused(14, "").starts_with("14 of 30 servers remain"));
     assert_eq!(refused(15, ""), "");
     let nothing = away("", true).unwrap();
     assert_eq!(nothing.0, "no [[service]]");

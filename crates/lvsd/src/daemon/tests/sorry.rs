@@ -1,4 +1,4 @@
-//! The sorry server: below the quorum it replaces the others, and does not change them.
+//! The sorry server: below the quorum it replaces the other servers, and their state is unchanged.
 
 use std::collections::HashMap;
 
@@ -46,7 +46,7 @@ async fn sorry_server_replaces_the_others_below_the_quorum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_leaves_operator_overrides_alone() {
+async fn sorry_server_keeps_operator_overrides() {
     let daemon = Running::start(World::default(), Dead::default(), &file(""));
     daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -89,7 +89,7 @@ async fn sorry_server_leaves_operator_overrides_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_stays_over_a_restart_until_all_is_known() {
+async fn sorry_server_stays_over_a_restart_until_all_servers_are_checked() {
     let first = Running::start(World::default(), Dead::default(), &file(""));
     first.weights(&[(ONE, 1), (OTHER, 3)]).await;
     first.dead.set(ONE, true);
@@ -120,7 +120,8 @@ async fn sorry_server_stays_over_a_restart_until_all_is_known() {
     again.stop().await;
 }
 
-/// After a restart with a quorum, the first known server does not make the others count as lost.
+/// After a restart, the first server whose check is done does not make the unchecked servers count
+/// as failed.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_waits_for_the_first_checks_of_all() {
     let first = Running::start(World::default(), Dead::default(), &file(""));
@@ -147,7 +148,7 @@ async fn sorry_server_waits_for_the_first_checks_of_all() {
     again.stop().await;
 }
 
-/// A server whose first check takes too long counts as down.
+/// A server whose first check exceeds its time limit counts as failed.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_wait_is_bounded() {
     let slow = Slow::default();
@@ -160,7 +161,7 @@ async fn sorry_server_wait_is_bounded() {
     daemon.stop().await;
 }
 
-/// The server is removed if weight 0 refuses clients, or leads returning clients to it.
+/// The server is removed if weight 0 would refuse its clients, or send returning clients to it.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_replaces_servers_that_weight_0_does_not_quiesce() {
     for more in ["scheduler = \"sh\"", "persistence = { timeout = \"5m\" }"] {
@@ -190,12 +191,13 @@ async fn sorry_server_that_drains_is_reported_as_the_sorry_server() {
     let service = daemon.status().await.services.remove(0);
     let last = service.servers.last().expect("the sorry server");
     assert_eq!((last.configured, last.weight), (None, Some(0)));
-    assert_eq!(service.sorry, None, "it does not serve");
+    assert_eq!(service.sorry, None, "the sorry server does not serve");
     assert_eq!(service.sorry_server, Some(last.server));
     daemon.stop().await;
 }
 
-/// A sorry server that drained would keep its persistent clients, although the servers are back.
+/// A sorry server that drained would keep its persistent clients although the other servers are
+/// usable again.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_with_persistent_clients_is_removed_when_the_quorum_returns() {
     let more = "persistence = { timeout = \"5m\" }";

@@ -1,4 +1,4 @@
-//! Servers whose clients get no answer.
+//! Servers that do not answer connections of clients.
 
 use super::*;
 
@@ -44,7 +44,7 @@ async fn server_without_answers_is_suspicious_until_its_clients_are_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn flood_at_all_servers_takes_no_server_out() {
+async fn unanswered_flood_at_all_servers_sets_none_down() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.health("up").await;
     for server in ["10.0.0.1:80", "10.0.0.2:80"] {
@@ -56,7 +56,7 @@ async fn flood_at_all_servers_takes_no_server_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn passive_check_takes_a_suspicious_server_out_and_good_checks_bring_it_back() {
+async fn passive_check_sets_suspicious_server_down_until_checks_succeed() {
     let file = FILE.replace("fall = 2", "fall = 2, passive = true");
     let daemon = Running::start(World::default(), Dead::default(), &file);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
@@ -77,7 +77,7 @@ async fn passive_check_takes_a_suspicious_server_out_and_good_checks_bring_it_ba
 }
 
 #[tokio::test(start_paused = true)]
-async fn passive_check_leaves_half_of_the_servers() {
+async fn passive_check_keeps_half_of_the_servers_up() {
     let file = FILE.replace("fall = 2", "fall = 2, passive = true");
     let daemon = Running::start(World::default(), Dead::default(), &file);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];

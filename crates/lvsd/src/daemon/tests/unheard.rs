@@ -1,4 +1,4 @@
-//! Sources without an answer so far: the state of the dataplane stays.
+//! Sources that have not answered yet: the state of the dataplane is unchanged.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn second() -> ServiceId {
     }
 }
 
-/// A dataplane with both services, after the kill of its daemon.
+/// A dataplane with both services, whose lvsd was killed.
 async fn left_behind() -> World {
     let daemon = Running::start(World::default(), Dead::default(), TWO);
     daemon.weights(&[("10.0.0.1:80", 1)]).await;
@@ -52,10 +52,10 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_is_known() {
     }
     let text = log.text();
     assert!(
-        text.contains("1 service of the dataplane not in the file: left as they are"),
+        text.contains("1 service of the dataplane not in the file: unchanged"),
         "{text}"
     );
-    assert!(!text.contains("its last answer stays in force"), "{text}");
+    assert!(!text.contains("its last answer is still used"), "{text}");
 
     // What is done by hand to what stays is nobody's wish and nobody's loss.
     let by_hand = Call::ServiceDelete { service: second() };
@@ -113,7 +113,7 @@ async fn max_remove_counts_servers_that_wait_for_etcd() {
     daemon.reload(&few).await;
     let reported = status(&daemon).await;
     let message = reported.loaded.message;
-    assert!(message.contains("1 of 30 servers left"), "{message}");
+    assert!(message.contains("1 of 30 servers remain"), "{message}");
     assert_eq!(daemon.world.weights(web()).len(), 30);
     daemon.signals.send(Signal::ForcedReload).await.unwrap();
     daemon.weights(&[("10.0.0.1:80", 1)]).await;

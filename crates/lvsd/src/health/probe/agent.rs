@@ -13,7 +13,7 @@ use crate::text::{Diagnostic, Keys};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agent {
     port: Port,
-    /// The request to it.
+    /// The text that is sent to the agent.
     send: String,
 }
 
@@ -62,9 +62,9 @@ impl ProbeKind for Agent {
                 ));
             }
         };
-        let said = words::parse(&line).map_err(wrong)?;
-        match said.down {
-            None => Ok(said.advice),
+        let parsed = words::parse(&line).map_err(wrong)?;
+        match parsed.down {
+            None => Ok(parsed.advice),
             Some(why) => Err(wrong(why)),
         }
     }
@@ -86,13 +86,13 @@ mod tests {
         assert_eq!(probe(check, server).await.unwrap().drains, Some(true));
         for (words, wanted) in [
             (&b"down # no disk\n"[..], "no disk"),
-            (b"", "it says nothing"),
+            (b"", "its answer is empty"),
             (b"\xff\xfe\n", "it says"),
             (&[b'a'; 4000], "more than 1 KiB"),
         ] {
             let server = answering(words).await;
-            let said = probe(check, server).await.expect_err("down");
-            assert!(format!("{said:?}").contains(wanted), "{said:?}");
+            let parsed = probe(check, server).await.expect_err("down");
+            assert!(format!("{parsed:?}").contains(wanted), "{parsed:?}");
         }
     }
 

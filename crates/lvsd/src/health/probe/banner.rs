@@ -1,4 +1,5 @@
-//! `type = "banner"`, in tests only: a second kind, whose configuration is more than numbers.
+//! `type = "banner"`, in tests only: a second kind of check, whose configuration is not only
+//! numbers.
 //!
 //! It sends nothing and waits for a first line that begins as expected.
 
@@ -9,7 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use super::{Advice, Asked, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// Bytes that are read at most.
+/// Maximum of bytes that are read.
 const LINE_MAX: u64 = 512;
 
 /// The greeting of a server.
@@ -142,11 +143,11 @@ mod tests {
             ),
         ] {
             let report = Config::from_toml("test.toml", &file(text)).expect_err(text);
-            let said = report.to_string();
-            assert!(said.contains(wanted), "{text}: {said}");
+            let output = report.to_string();
+            assert!(output.contains(wanted), "{text}: {output}");
             assert!(
-                said.contains(&format!("test.toml:{place}\n")),
-                "{text}: {said}"
+                output.contains(&format!("test.toml:{place}\n")),
+                "{text}: {output}"
             );
         }
     }

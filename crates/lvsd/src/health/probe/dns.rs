@@ -37,11 +37,11 @@ pub struct Dns {
     port: Port,
     name: String,
     record: u16,
-    /// Codes that are good.
+    /// Accepted response codes.
     codes: Vec<u8>,
     /// Records that the answer has at least.
     answers: u16,
-    /// An address that must be among them.
+    /// An address that the answer must contain.
     address: Option<IpAddr>,
 }
 
@@ -57,24 +57,24 @@ impl ProbeKind for Dns {
         if question(0, &name, 1).is_none() {
             let at = keys.place("name");
             keys.report(
-                Diagnostic::error(at, format!("{name:?} is not a name"))
+                Diagnostic::error(at, format!("{name:?} is not a domain name"))
                     .help("labels of 1 to 63 letters, digits, `-` and `_` with dots between them: name = \"www.example.org\""),
             );
             return None;
         }
         let address = keys.string("answer")?;
-        let address = match address.map(|text| text.parse::<IpAddr>()) {
-            None => None,
-            Some(Ok(address)) => Some(address),
-            Some(Err(_)) => {
-                let at = keys.place("answer");
-                keys.report(
-                    Diagnostic::error(at, "not an address")
-                        .help("give an address that the answer must have: answer = \"192.0.2.1\""),
-                );
-                return None;
-            }
-        };
+        let address =
+            match address.map(|text| text.parse::<IpAddr>()) {
+                None => None,
+                Some(Ok(address)) => Some(address),
+                Some(Err(_)) => {
+                    let at = keys.place("answer");
+                    keys.report(Diagnostic::error(at, "not an address").help(
+                        "name an address that the answer must contain: answer = \"192.0.2.1\"",
+                    ));
+                    return None;
+                }
+            };
         let usual = match address {
             Some(IpAddr::V4(_)) => 1,
             Some(IpAddr::V6(_)) => 28,
@@ -149,8 +149,8 @@ impl Dns {
     }
 }
 
-/// An identification. Only who sees the question can answer it anyway: the socket takes the
-/// server's datagrams only, and its port is the kernel's choice.
+/// A query identifier. It need not be unpredictable: the socket accepts only datagrams of the
+/// server, and the kernel chooses the local port.
 fn fresh_id() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let step = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -159,7 +159,7 @@ fn fresh_id() -> u16 {
         .map_or(step, u16::from_le_bytes)
 }
 
-/// A question (RFC 1035) that asks for recursion; `None` if that is no name.
+/// A recursive DNS query (RFC 1035); `None` if the name is invalid.
 pub(super) fn question(id: u16, name: &str, record: u16) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.extend(id.to_be_bytes());
@@ -186,11 +186,11 @@ pub(super) struct Answer {
     code: u8,
     /// Number of records that the answer announces.
     records: u16,
-    /// The addresses among them.
+    /// The addresses in the answer.
     addresses: Vec<IpAddr>,
 }
 
-/// Reads an answer to `question`; nothing if it is to another one.
+/// Parses an answer to `question`; `None` if the datagram answers another question.
 pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'static str> {
     let (Some(head), Some(asked)) = (bytes.get(..12), question.get(12..)) else {
         return Err("less than a header");
@@ -238,7 +238,7 @@ pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'st
     Ok(Some(answer))
 }
 
-/// A record: its kind, its data, and what follows.
+/// Splits off a record: its type, its data, and the bytes after it.
 fn record(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let mut rest = bytes;
     // Its name: whose it is does not matter here, only where it ends.
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
     use crate::health::probe::hostile::probe;
 
-    /// An answer with these addresses.
+    /// An answer to `question` with these addresses.
     fn answer(question: &[u8], code: u8, addresses: &[[u8; 4]]) -> Vec<u8> {
         let mut bytes = question.to_vec();
         bytes[2] |= 0x80;
@@ -300,7 +300,7 @@ mod tests {
         let mut other = good.clone();
         other[1] ^= 1;
         assert_eq!(read(&other, &asked), Ok(None));
-        assert_eq!(read(&asked, &asked), Ok(None), "its own question");
+        assert_eq!(read(&asked, &asked), Ok(None), "the query itself");
         for n in 0..good.len() {
             let _ = read(&good[..n], &asked);
         }
@@ -314,7 +314,7 @@ mod tests {
             let mut bytes = [0; 512];
             while let Ok((n, from)) = server.recv_from(&mut bytes).await {
                 let asked = &bytes[..n];
-                let said = match asked[13] {
+                let reply = match asked[13] {
                     b'o' => answer(asked, 0, &[[10, 0, 0, 1]]),
                     b'n' => answer(asked, 3, &[]),
                     b'h' => asked[..7].to_vec(),
@@ -332,7 +332,7 @@ mod tests {
                         lie
                     }
                 };
-                let _ = server.send_to(&said, from).await;
+                let _ = server.send_to(&reply, from).await;
             }
         });
         for (more, good) in [

@@ -1,4 +1,5 @@
-//! Connections to servers that answer before they are asked, and hang up in their own way.
+//! Connections to servers that answer before they receive a request, and that close connections in
+//! unusual ways.
 
 use std::io;
 use std::pin::Pin;
@@ -6,12 +7,12 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A connection that yields nothing before something was written to it.
+/// A connection from which nothing can be read before something was written.
 ///
-/// Some servers answer as soon as a client connects (a program of xinetd, one line of socat), and
-/// an HTTP client refuses bytes that come before its request. Their answer waits here until the
-/// request is on its way. A request that cannot be written any more is no failure: the answer may
-/// have arrived before. A reset instead of an end, behind an answer, counts as its end.
+/// Some servers answer as soon as a client connects (a program of xinetd, socat), and an HTTP
+/// client refuses bytes that arrive before its request. This type delays the answer until the
+/// request has been written. If the request cannot be written any more, that is not an error: the
+/// answer may have arrived before. A reset after an answer counts as the end of the connection.
 #[derive(Debug)]
 pub(super) struct Eager<S> {
     stream: S,
@@ -32,7 +33,7 @@ impl<S> Eager<S> {
     }
 }
 
-/// Whether an error of reading is the way in which a server hangs up.
+/// Whether a read error means that the server closed the connection.
 pub(super) fn hangs_up(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -40,7 +40,7 @@ impl ProbeKind for Exec {
         {
             let at = keys.place("command");
             keys.report(
-                Diagnostic::error(at, "`command` of the check is no whole path of a program")
+                Diagnostic::error(at, "`command` of the check is not the complete path of a program")
                     .help("write command = [\"/usr/local/bin/check\", \"{address}\"]; {address} and {port} are those of the server"),
             );
             return None;
@@ -51,7 +51,7 @@ impl ProbeKind for Exec {
             let at = keys.place("user");
             keys.report(
                 Diagnostic::error(at, format!("there is no user {name:?}"))
-                    .help("give one of /etc/passwd, by name or number"),
+                    .help("use one of /etc/passwd, by name or number"),
             );
             return None;
         }
@@ -104,16 +104,16 @@ impl ProbeKind for Exec {
         let child = command.spawn().map_err(|error| here(error.to_string()))?;
         let mut group = Group(child);
         let output = group.0.stdout.take();
-        let (status, said) = finished(&mut group.0, output)
+        let (status, message) = finished(&mut group.0, output)
             .await
             .map_err(|error| here(error.to_string()))?;
         match status.code() {
             Some(0) => Ok(Advice::NONE),
             Some(code @ 2..) if self.dynamic => Ok(Advice::weight(Weight::Exactly(code - 2))),
             _ => {
-                let why = match said.is_empty() {
+                let why = match message.is_empty() {
                     true => String::new(),
-                    false => format!(": {}", quoted(&said)),
+                    false => format!(": {}", quoted(&message)),
                 };
                 Err(ProbeError::server(format!("{program}: {status}{why}")))
             }
@@ -121,15 +121,15 @@ impl ProbeKind for Exec {
     }
 }
 
-/// Waits until a program has ended: its status, and the beginning of its output. It does not wait
-/// for children that still have the output open.
+/// Waits until a program has exited; returns its status and the beginning of its output. It does
+/// not wait for child processes that still have the output open.
 async fn finished(
     child: &mut Child,
     output: Option<ChildStdout>,
 ) -> io::Result<(ExitStatus, Vec<u8>)> {
-    let mut said = Vec::new();
+    let mut message = Vec::new();
     let Some(mut output) = output else {
-        return Ok((child.wait().await?, said));
+        return Ok((child.wait().await?, message));
     };
     let mut piece = [0; 4096];
     let status = loop {
@@ -138,27 +138,27 @@ async fn finished(
             status = child.wait() => break status?,
             // All is read, so that a program with much to say does not wait for ever.
             read = output.read(&mut piece) => match read {
-                Ok(read @ 1..) => keep(&mut said, &piece[..read]),
+                Ok(read @ 1..) => keep(&mut message, &piece[..read]),
                 Ok(0) | Err(_) => break child.wait().await?,
             },
         }
     };
     // What is in the pipe already, and no more: a read of it never waits.
-    while said.len() < OUTPUT_MAX
+    while message.len() < OUTPUT_MAX
         && let Ok(read @ 1..) = rustix::io::read(&output, &mut piece)
     {
-        keep(&mut said, &piece[..read]);
+        keep(&mut message, &piece[..read]);
     }
-    Ok((status, said))
+    Ok((status, message))
 }
 
-/// Adds what was read to what is kept, up to [`OUTPUT_MAX`].
-fn keep(said: &mut Vec<u8>, read: &[u8]) {
-    let room = OUTPUT_MAX - said.len();
-    said.extend_from_slice(&read[..read.len().min(room)]);
+/// Appends the bytes that were read to `said`, up to [`OUTPUT_MAX`].
+fn keep(message: &mut Vec<u8>, read: &[u8]) {
+    let room = OUTPUT_MAX - message.len();
+    message.extend_from_slice(&read[..read.len().min(room)]);
 }
 
-/// A program, which ends with its process group when its time is up.
+/// A program, which is killed with its process group at its timeout.
 struct Group(Child);
 
 impl Drop for Group {
@@ -182,28 +182,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exit_codes_are_keepaliveds() {
+    async fn exit_codes_have_their_meaning_in_keepalived() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let weight = |n| Ok(Advice::weight(Weight::Exactly(n)));
         for (code, dynamic) in [(2, weight(0)), (3, weight(1)), (255, weight(253))] {
             let script = format!("exit {code}");
             let plain = probe(&shell(&script, ""), server).await;
             assert!(matches!(plain, Err(ProbeError::Server(_))), "{plain:?}");
-            let said = probe(&shell(&script, ", dynamic = true"), server).await;
-            assert_eq!(said, dynamic, "{code}");
+            let message = probe(&shell(&script, ", dynamic = true"), server).await;
+            assert_eq!(message, dynamic, "{code}");
         }
         let dynamic = ", dynamic = true";
         assert_eq!(
             probe(&shell("exit 0", dynamic), server).await,
             Ok(Advice::NONE)
         );
-        let said = probe(
+        let message = probe(
             &shell("echo no {address} {port} $LVSD_SERVER; exit 1", dynamic),
             server,
         )
         .await;
-        let Err(ProbeError::Server(why)) = said else {
-            panic!("{said:?}");
+        let Err(ProbeError::Server(why)) = message else {
+            panic!("{message:?}");
         };
         assert!(
             why.text.contains("\"no 127.0.0.1 81 127.0.0.1:81\""),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exec_child_that_holds_output_is_not_waited_for() {
+    async fn exec_child_that_keeps_output_open_is_not_waited_for() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("child");
         let child = format!("sleep 600 & echo $! > {}", file.display());
@@ -254,11 +254,12 @@ mod tests {
             let pid = std::fs::read_to_string(&file).expect("its child");
             let pid = rustix::process::Pid::from_raw(pid.trim().parse().expect("a number"));
             let pid = pid.expect("a process");
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it goes on");
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL)
+                .expect("it continues");
         }
     }
 
-    /// A child that writes without end neither fills the memory nor keeps the check.
+    /// A child that writes endlessly neither fills the memory nor delays the end of the check.
     #[tokio::test]
     async fn exec_child_that_writes_endlessly_is_not_waited_for() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();

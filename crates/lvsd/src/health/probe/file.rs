@@ -14,16 +14,17 @@ use super::words::{self, LINE_MAX};
 use super::{Advice, Asked, Misfit, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// Files that are read at a time: each has a thread, and a disk that does not answer keeps it.
+/// Maximum of files that are read at the same time: each has a thread, which is blocked if the disk
+/// does not answer.
 const READS_MAX: usize = 64;
-/// Greatest number of reads in one directory, which is on one disk.
+/// Maximum of concurrent reads in one directory, because it is on one disk.
 const DIRECTORY_MAX: usize = 8;
 
 /// A file's first line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct File {
     path: String,
-    /// Whether a file that is not there means that the server serves.
+    /// Whether a missing file means that the server is up.
     missing_ok: bool,
 }
 
@@ -37,7 +38,7 @@ impl ProbeKind for File {
         let Some(path) = keys.string("path")?.filter(|path| path.starts_with('/')) else {
             let at = keys.place("path");
             keys.report(
-                Diagnostic::error(at, "`path` of the check is no whole path of a file").help(
+                Diagnostic::error(at, "`path` of the check is not the complete path of a file").help(
                     "write path = \"/run/health/{address}\"; {address} and {port} are those of the server",
                 ),
             );
@@ -83,15 +84,16 @@ impl ProbeKind for File {
         if line.iter().all(u8::is_ascii_whitespace) {
             return Ok(Advice::NONE);
         }
-        let said = words::parse(&line).map_err(wrong)?;
-        match said.down {
-            None => Ok(said.advice),
+        let parsed = words::parse(&line).map_err(wrong)?;
+        match parsed.down {
+            None => Ok(parsed.advice),
             Some(why) => Err(wrong(why)),
         }
     }
 }
 
-/// Files that are being read. One that a disk keeps is not read again until it comes back.
+/// The files that are being read. A file whose read hangs is not read again until that read
+/// returns.
 #[derive(Debug, Default)]
 struct Reads {
     paths: Mutex<HashSet<PathBuf>>,
@@ -111,7 +113,7 @@ impl Reads {
         self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads one with `read`, in a thread of its own.
+    /// Reads a file with `read`, in a separate thread.
     async fn read<R>(&'static self, path: &Path, limit: Duration, read: R) -> io::Result<Vec<u8>>
     where
         R: FnOnce(&Path) -> io::Result<Vec<u8>> + Send + 'static,
@@ -136,13 +138,13 @@ impl Reads {
             Ok(read) => read,
             Err(_) => Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "the disk has not answered in time",
+                "the disk has not answered within the time limit",
             )),
         }
     }
 
-    /// The right to read a file, if it is not being read, and the limits of its directory and of
-    /// all files permit it.
+    /// The permission to read a file, unless the file is already being read, or the limit of its
+    /// directory or of all files is reached.
     fn begin(&'static self, path: &Path) -> Option<Reading> {
         let mut all = self.all();
         let beside = all.iter().filter(|other| other.parent() == path.parent());
@@ -209,8 +211,8 @@ mod tests {
             Err(ProbeError::Local(_))
         ));
     }
-    /// A disk that does not answer keeps as many threads as it may, and costs files elsewhere
-    /// nothing.
+    /// Reads from a disk that does not answer occupy a limited number of threads, and do not delay
+    /// reads of other disks.
     #[tokio::test]
     async fn hung_disk_blocks_a_bounded_number_of_threads() {
         static READS: LazyLock<Reads> = LazyLock::new(Reads::default);

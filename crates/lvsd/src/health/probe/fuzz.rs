@@ -32,8 +32,8 @@ pub fn reply(bytes: &[u8]) {
         2 => drop(runtime.block_on(smtp::talk(stream(), "a.example"))),
         3 => {
             let read = words::parse(bytes);
-            if let Ok(said) = read {
-                assert!(said.advice.apply(i32::MAX) >= 0);
+            if let Ok(parsed) = read {
+                assert!(parsed.advice.apply(i32::MAX) >= 0);
             }
         }
         4 => {

@@ -1,4 +1,4 @@
-//! Servers for tests: their answers are right, wrong, endless, late, or cut off.
+//! Servers for tests, whose answers are right, wrong, endless, late, or cut off.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::health::Check;
 use crate::health::{Advice, Network, Prober};
 
-/// The check that a file asks of a server.
+/// A check for a server, parsed from text.
 pub(crate) fn check(text: &str, server: SocketAddr) -> Check {
     let udp = text.contains("\"udp\"") || text.contains("\"dns\"");
     let protocol = if udp { "udp" } else { "tcp" };
@@ -26,10 +26,10 @@ pub(crate) fn check(text: &str, server: SocketAddr) -> Check {
     server.check.clone().expect("a check")
 }
 
-/// Time for an answer on a machine that does much else.
+/// Time limit for an answer on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks once. An answer may take as long as it takes, unless the check has a time of its own.
+/// Runs one probe. The time limit is long, unless the check has its own.
 pub(crate) async fn probe(text: &str, server: SocketAddr) -> Result<Advice, ProbeError> {
     let mut check = check(text, server);
     if !text.contains("timeout = ") {
@@ -38,7 +38,7 @@ pub(crate) async fn probe(text: &str, server: SocketAddr) -> Result<Advice, Prob
     Network::default().probe(&check).await
 }
 
-/// A server that does something with each connection.
+/// A server that calls `work` with each connection.
 pub(crate) async fn serving<F, W>(work: F) -> SocketAddr
 where
     F: Fn(TcpStream) -> W + Send + 'static,
@@ -54,7 +54,7 @@ where
     address
 }
 
-/// Sends this at once, and closes its half of the connection.
+/// A server that sends `words` at once, and closes its half of the connection.
 pub(crate) async fn answering(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(words).await;
@@ -77,7 +77,8 @@ pub(crate) async fn replying(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Waits for a request, sends the first text, and then the second without end.
+/// A server that waits for a request, sends the first text once, and then the second text without
+/// end.
 pub(crate) async fn endless_reply(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.read(&mut [0; 4096]).await;
@@ -87,7 +88,7 @@ pub(crate) async fn endless_reply(first: &'static [u8], then: &'static [u8]) -> 
     .await
 }
 
-/// Sends this one byte at a time, a few a second.
+/// A server that sends `words` one byte at a time, a few a second.
 pub(crate) async fn dripping(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         for byte in words.iter().cycle() {
@@ -109,7 +110,7 @@ pub(crate) async fn endless(first: &'static [u8], then: &'static [u8]) -> Socket
     .await
 }
 
-/// Sends this, and then nothing, with the connection open.
+/// A server that sends `words`, and then nothing, with the connection open.
 pub(crate) async fn stalling(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(words).await;

@@ -20,11 +20,11 @@ use crate::text::{Diagnostic, Keys};
 
 /// Bytes of a page that are looked at.
 pub(super) const BODY_MAX: usize = 256 * 1024;
-/// Bytes of its head.
+/// Maximum length of a response header in bytes.
 const HEAD_MAX: usize = 16 * 1024;
 /// Header lines.
 const HEADERS_MAX: usize = 128;
-/// Pages that one check asks for, each with redirects.
+/// Maximum of pages that one check requests, each with redirects.
 const URLS_MAX: usize = 16;
 const REDIRECTS_MAX: i64 = 10;
 
@@ -39,7 +39,7 @@ pub struct Http {
     pages: Vec<Page>,
 }
 
-/// One of them.
+/// A page that the check requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Page {
     /// From `/` on.
@@ -98,7 +98,7 @@ impl Page {
                 let at = keys.place("path");
                 let finding = Diagnostic::error(at, format!("{path:?} is not a path"));
                 keys.report(finding.help(
-                    "write it from its first slash on: path = \"/health?full=1\"; the host goes into `host`",
+                    "write it from its first slash on: path = \"/health?full=1\"; write the host as `host`",
                 ));
             }
             page.path = path;
@@ -129,7 +129,7 @@ impl Page {
                     let why = why.lines().last().unwrap_or_default().to_owned();
                     let at = keys.place("regex");
                     keys.report(Diagnostic::error(at, "not a regular expression").label(why).help(
-                        "its words are those of docs.rs/regex; write it in single quotes, as in regex = 'ok \\d+'",
+                        "its syntax is that of docs.rs/regex; write it in single quotes, as in regex = 'ok \\d+'",
                     ));
                 }
             }
@@ -155,7 +155,7 @@ impl Page {
         ranges.any(|(first, last)| (*first..=*last).contains(&status))
     }
 
-    /// Judges the body received so far; `None` while more is needed.
+    /// Compares the received part of the body with the expectation; `None` while more is needed.
     fn judge(&self, body: &[u8], seen: usize, whole: bool) -> Option<Result<(), String>> {
         if let Some(text) = &self.body {
             let text = text.as_bytes();
@@ -228,7 +228,7 @@ impl Http {
             let at = keys.place("host");
             keys.report(
                 Diagnostic::error(at, format!("{host:?} is not a host"))
-                    .help("write its name, and its port where that is not the usual: host = \"www.example.org\""),
+                    .help("write its name, and its port if that is not the default: host = \"www.example.org\""),
             );
             return None;
         }
@@ -252,12 +252,12 @@ impl Http {
         self.port.address(server)
     }
 
-    /// The name of the server, if the file has it.
+    /// The server's host name, if it is configured.
     pub(super) fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }
 
-    /// Asks for all pages, each over a connection of its own that `open` makes.
+    /// Requests all pages, each over a separate connection that `open` makes.
     pub(super) async fn ask<S, F>(
         &self,
         scheme: &str,
@@ -309,7 +309,7 @@ impl Http {
 pub(super) enum Came {
     /// The expected answer.
     Good,
-    /// The page is at another address.
+    /// The server redirects to another address.
     Redirect(String),
 }
 
@@ -323,7 +323,7 @@ fn authority(server: SocketAddr, scheme: &str) -> String {
     }
 }
 
-/// The path of a redirect: always on the same server, whatever name the redirect has for it.
+/// The path of a redirect: always on the same server, whatever host the redirect names.
 pub(super) fn follow(
     location: &str,
     scheme: &str,
@@ -366,7 +366,7 @@ pub(super) fn follow(
     Ok((host, format!("{slash}{path}")))
 }
 
-/// Asks for one page.
+/// Requests one page.
 pub(super) async fn exchange_page<S>(stream: S, host: &str, path: &str) -> Result<Came, String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -390,7 +390,7 @@ where
         .header(USER_AGENT, concat!("lvsd/", env!("CARGO_PKG_VERSION")))
         .header(CONNECTION, "close")
         .body(Empty::<Bytes>::new())
-        .map_err(|error| format!("cannot be asked for: {error}"))?;
+        .map_err(|error| format!("cannot be requested: {error}"))?;
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .max_buf_size(HEAD_MAX)
         .max_headers(HEADERS_MAX)
@@ -453,11 +453,11 @@ async fn judge(page: &Page, response: Response<Incoming>) -> Result<Came, String
     }
 }
 
-/// An error of HTTP, with its cause.
+/// An HTTP error and its cause, as text.
 fn in_words(error: &hyper::Error) -> String {
     if error.is_parse_too_large() {
         return format!(
-            "is not served: its header has more than {HEADERS_MAX} fields or {} KiB",
+            "has a header with more than {HEADERS_MAX} fields or {} KiB",
             HEAD_MAX >> 10
         );
     }
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_text_and_pattern() {
+    async fn status_text_and_pattern_must_match() {
         let server = replying(OK).await;
         for (more, good) in [
             ("", true),
@@ -595,8 +595,8 @@ mod tests {
             ("/away", 5, "not http"),
             ("/worse", 5, "redirects to \\\"ftp:\\\""),
         ] {
-            let said = format!("{:?}", ask(path, redirects).await);
-            assert!(said.contains(why), "{path}: {said}");
+            let output = format!("{:?}", ask(path, redirects).await);
+            assert!(output.contains(why), "{path}: {output}");
         }
     }
 
@@ -645,8 +645,11 @@ mod tests {
                 .await
                 .is_ok()
         );
-        let said = probe("{ type = \"http\", regex = 'ill' }", server).await;
-        assert!(format!("{said:?}").contains("does not match"), "{said:?}");
+        let output = probe("{ type = \"http\", regex = 'ill' }", server).await;
+        assert!(
+            format!("{output:?}").contains("does not match"),
+            "{output:?}"
+        );
     }
 
     #[tokio::test]
@@ -720,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_of_every_form() {
+    fn redirects_of_every_form_are_followed() {
         let at = |location| follow(location, "http", "a", "/x/y?z");
         let to = |host: &str, path: &str| Ok((host.to_owned(), path.to_owned()));
         assert_eq!(at("/b"), to("a", "/b"));

@@ -69,8 +69,7 @@ mod tests {
     use crate::config::Config;
     use crate::health::probe::hostile::{endless, probe, survives};
 
-    /// The beginning of a TLS 1.2 server's answer: a record of a handshake, and what it should
-    /// hold.
+    /// The beginning of a TLS 1.2 server's answer: a handshake record with the expected content.
     const HELLO: &[u8] = &[
         0x16, 0x03, 0x03, 0x00, 0x31, 0x02, 0x00, 0x00, 0x2d, 0x03, 0x03, 1, 2, 3, 4, 5, 6, 7, 8,
         9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
@@ -94,10 +93,10 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_when_the_configuration_is() {
+    fn files_are_read_when_the_configuration_is_loaded() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("pem");
-        std::fs::write(&file, "nothing of that kind").expect("written");
+        std::fs::write(&file, "no certificate of this kind").expect("written");
         let path = file.display().to_string();
         for (more, wanted) in [
             (format!("ca = \"{path}\""), "there is no certificate in it"),
@@ -115,9 +114,9 @@ mod tests {
                  [[service.server]]\naddress = \"10.0.0.1\"\n"
             );
             let report = Config::from_toml("test.toml", &text).expect_err(&more);
-            let said = report.to_string();
-            assert!(said.contains(wanted), "{more}: {said}");
-            assert!(said.contains("test.toml:4:"), "{said}");
+            let output = report.to_string();
+            assert!(output.contains(wanted), "{more}: {output}");
+            assert!(output.contains("test.toml:4:"), "{output}");
         }
     }
 }

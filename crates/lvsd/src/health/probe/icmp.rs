@@ -1,5 +1,5 @@
-//! ICMP errors about connections of probes: the error of a socket is often the same for several of them, and for a TCP
-//! reset.
+//! ICMP errors about connections of probes: several ICMP errors, and a TCP reset, cause the same
+//! error of a socket.
 
 use std::io::IoSliceMut;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, setso
 /// An ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IcmpError {
-    /// The host that sent it, if the kernel says.
+    /// The host that sent the error, if the kernel reports it.
     pub(super) sender: Option<IpAddr>,
     is_ipv6: bool,
     kind: u8,
@@ -19,12 +19,12 @@ pub(super) struct IcmpError {
 
 /// Type "destination unreachable".
 const UNREACHABLE: u8 = 3;
-/// The same of ICMPv6.
+/// The same type in ICMPv6.
 const UNREACHABLE6: u8 = 1;
 
 impl IcmpError {
-    /// Has the kernel keep the ICMP errors of a socket that is to connect to `target`. They do not end a connection
-    /// that exists, unless they are kept then, too.
+    /// Makes the kernel queue the ICMP errors of a socket that will connect to `target`. Queued
+    /// errors do not end an established connection; without the queue they would.
     pub(super) fn keep(socket: &impl AsFd, target: IpAddr, kept: bool) {
         // Without them a reason is less exact.
         let _ = match target {
@@ -33,7 +33,7 @@ impl IcmpError {
         };
     }
 
-    /// The oldest one of a socket.
+    /// Takes the oldest queued ICMP error of a socket.
     pub(super) fn of(socket: &impl AsFd) -> Option<Self> {
         let mut bytes = [0; 64];
         let mut pieces = [IoSliceMut::new(&mut bytes)];
@@ -79,7 +79,7 @@ impl IcmpError {
         format!("ICMP {name}")
     }
 
-    /// Whether the host itself was not found in its network.
+    /// Whether the host did not answer in its own network.
     pub(super) const fn is_host_unreachable(self) -> bool {
         matches!(
             (self.is_ipv6, self.kind, self.code),

@@ -1,4 +1,4 @@
-//! Reading lines from a server that may send them drop by drop, or never end.
+//! Reads lines from a server that may send them byte by byte, or never end.
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -7,11 +7,11 @@ use super::eager::hangs_up;
 /// The result of reading a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
-    /// The line, without its end.
+    /// A complete line, without its line break.
     Whole(Vec<u8>),
-    /// The end of the stream, and what came before it.
+    /// The end of the stream, and the bytes after the last line break.
     End(Vec<u8>),
-    /// More than a line may have.
+    /// The line is longer than the limit.
     TooLong,
 }
 
@@ -40,7 +40,9 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         &mut self.stream
     }
 
-    /// The next one; `\n` and `\r\n` end it.
+    /// Reads the next line; `
+    /// ` and `\r
+    /// ` end it.
     pub(super) async fn next(&mut self) -> std::io::Result<Line> {
         loop {
             if let Some(at) = self.buffer[self.seen..].iter().position(|b| *b == b'\n') {

@@ -1,7 +1,8 @@
-//! The kinds of health checks, one a file, each with its configuration, its parsing and its run.
+//! The kinds of health checks. Each is one file, with its configuration, its parser and its
+//! implementation.
 //!
-//! To add a kind, write its file with a type that implements `ProbeKind`, name it in `kinds!` below,
-//! and document it in `docs/configuration.md` (a test compares that page with the registry).
+//! To add a kind, write its file with a type that implements `ProbeKind`, name it in `kinds!`
+//! below, and document it in `docs/configuration.md` (a test compares that page with the registry).
 
 mod agent;
 #[cfg(test)]
@@ -49,14 +50,14 @@ use crate::text::Keys;
 /// The reason why a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeError {
-    /// The server does not serve: the reason.
+    /// The server does not serve, for this reason.
     Server(Reason),
     /// This host could not make the check, which is no result for the server: the reason.
     Local(String),
 }
 
 impl ProbeError {
-    /// The server does not serve, for this reason.
+    /// An error of the server, with this reason.
     pub fn server(reason: impl Into<Reason>) -> Self {
         Self::Server(reason.into())
     }
@@ -93,13 +94,13 @@ impl ProbeError {
 }
 
 /// Whether this host lacks something that a check needs (descriptors, memory, ports), or its own
-/// output filter has dropped the packet. Every other error of a socket blames the server or the
-/// path to it: a refusal, a missing route, an ICMP error of the server's firewall, of which there
-/// are more kinds than anyone lists.
+/// output filter has dropped the packet. Every other error of a socket is attributed to the server
+/// or the path to it: a refusal, a missing route, one of the many ICMP errors of the server's
+/// firewall.
 ///
 /// The number of the error decides, not its [`io::ErrorKind`]: EPERM comes from this host's filter,
-/// EACCES from a route that prohibits or from ICMPv6 "administratively prohibited", and both are one
-/// kind.
+/// EACCES from a route that prohibits or from ICMPv6 "administratively prohibited", and both are
+/// one kind.
 fn is_own_shortage(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -121,7 +122,7 @@ fn is_own_shortage(error: &io::Error) -> bool {
 pub struct Via {
     /// The service.
     pub service: ServiceId,
-    /// Its virtual address and port.
+    /// The virtual address and port.
     pub virt: SocketAddr,
     /// The method by which the dataplane forwards to the server.
     pub method: Forwarding,
@@ -143,7 +144,7 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// On the host's own ways, for tests.
+    /// A check over the host's network without through-VIP checks, for tests.
     #[cfg(test)]
     pub(crate) const fn at(server: SocketAddr) -> Self {
         Self {
@@ -158,13 +159,13 @@ impl Asked<'_> {
     /// A target as text.
     pub(super) fn describe(&self, target: &str) -> String {
         match self.via {
-            Some(via) => format!("{} by way of {}", self.server, via.virt),
+            Some(via) => format!("{} through {}", self.server, via.virt),
             None => target.to_owned(),
         }
     }
 
-    /// A connection to `target`, or by way of the service. It ends with a reset instead of a
-    /// farewell: neither end keeps anything of a probe.
+    /// Connects to `target`, or through the virtual address of the service. The connection is
+    /// closed with a reset, so that neither host keeps state of a probe.
     pub(crate) async fn connect(&self, target: SocketAddr) -> Result<TcpStream, ProbeError> {
         let to = self.via.map_or(target, |via| via.virt);
         if let Some(accepted) = self.accepted {
@@ -203,8 +204,8 @@ impl Asked<'_> {
         Ok(stream)
     }
 
-    /// The meaning of the error of `socket`, which could not be connected to `target`: with the ICMP error that caused
-    /// it, and the fix.
+    /// The meaning of the error of `socket`, which could not be connected to `target`: with the
+    /// ICMP error that caused it, and the fix.
     fn unconnected(&self, error: &io::Error, socket: &impl AsFd, target: SocketAddr) -> ProbeError {
         let failed = self.failed(error, target);
         let ProbeError::Server(mut reason) = failed else {
@@ -238,8 +239,7 @@ impl Asked<'_> {
             let listener = self.via.filter(|via| !via.method.translates());
             let listener = listener.map_or(target, |via| via.virt);
             let fix = format!(
-                "on {ip}: is something listening on {listener} (ss -ltn), or does a filter reject it with a reset (nft \
-                 list ruleset)?"
+                "on {ip}: does a program listen on {listener} (ss -ltn), or does a filter reject it with a reset (nft list ruleset)?"
             );
             return ProbeError::Server(reason.with_fix(fix));
         }
@@ -276,15 +276,15 @@ impl Asked<'_> {
     /// Pins the next connection from `client` to the server.
     async fn pin(&self, via: Via, client: SocketAddr) -> Result<(), ProbeError> {
         let Some(pins) = self.pins else {
-            return Err(ProbeError::Local("there is no way to the dataplane".into()));
+            return Err(ProbeError::Local("the dataplane cannot be reached".into()));
         };
         let pinned = pins.pin(via.service, self.server, client).await;
         pinned.map_err(ProbeError::Local)
     }
 }
 
-/// The error of a socket that is writable and has no connection. A queued ICMP error makes it writable before the
-/// error is that of the socket.
+/// The error of a socket that is writable and has no connection. A queued ICMP error makes it
+/// writable before the error is that of the socket.
 fn connection(stream: &TcpStream) -> io::Result<()> {
     match stream.take_error()? {
         Some(error) => Err(error),
@@ -299,13 +299,12 @@ async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
         socket.connect(target).await?;
         socket.local_addr()
     };
-    let found = found.await.map_err(|error| {
-        ProbeError::Local(format!("{target} cannot be reached from here: {error}"))
-    })?;
+    let found = found
+        .await
+        .map_err(|error| ProbeError::Local(format!("{target} cannot be reached: {error}")))?;
     if found.ip() == target.ip() {
         return Err(ProbeError::Local(format!(
-            "{} is an address of this host, which talks to it without the dataplane: take it from the host, so that the dataplane \
-             owns it, or check without via = \"service\"",
+            "{} is an address of this host, which connects to it without the dataplane: remove it from the host, so that the dataplane owns it, or check without via = \"service\"",
             target.ip()
         )));
     }
@@ -320,14 +319,14 @@ fn any(like: SocketAddr) -> SocketAddr {
     }
 }
 
-/// A check that does not fit a server.
+/// A check that cannot be used for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Misfit {
     pub(crate) title: &'static str,
     pub(crate) help: &'static str,
 }
 
-/// The port that a check asks at: its own, or the server's.
+/// The port that a check connects to: its own, or the server's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Port(Option<u16>);
 
@@ -337,7 +336,7 @@ impl Port {
         keys.port("port").map(Self)
     }
 
-    /// The probe for one server.
+    /// The port for one server.
     pub(crate) fn bind(self, server: SocketAddr) -> Result<Self, Misfit> {
         match self.address(server).port() {
             0 => Err(Misfit {
@@ -348,7 +347,7 @@ impl Port {
         }
     }
 
-    /// The address of its destination.
+    /// The address to connect to.
     pub(crate) fn address(self, server: SocketAddr) -> SocketAddr {
         SocketAddr::new(server.ip(), self.0.unwrap_or(server.port()))
     }
@@ -372,26 +371,26 @@ pub(crate) fn quoted(bytes: &[u8]) -> String {
 pub(crate) trait ProbeKind: Clone + Sized {
     /// The value of `type` in the file.
     const NAME: &'static str;
-    /// Its own keys, beside those that every check has.
+    /// The keys of this kind, besides those of every check.
     const KEYS: &'static [&'static str];
-    /// Default number of consecutive successes that bring a server back.
+    /// Default number of consecutive successes after which a server is up again.
     const RISE: u32 = 2;
-    /// Failed ones in a row that take it out.
+    /// Default number of consecutive failed checks after which a server is down.
     const FALL: u32 = 3;
-    /// The protocol of the services by whose way it can go.
+    /// The protocol of the services that a through-VIP check can use; `None`: no through-VIP check.
     const VIA: Option<Protocol> = None;
     /// Descriptors that a probe has open at a time.
     const DESCRIPTORS: u32 = 1;
 
-    /// Reads its own keys. `None` if some are wrong; `keys` has the errors.
+    /// Reads the keys of this kind. `None` if some are invalid; `keys` then has the errors.
     fn parse(keys: &mut Keys<'_>) -> Option<Self>;
 
-    /// Its port, if it has one.
+    /// The port of the check; `None` if this kind has no port.
     fn port(&mut self) -> Option<&mut Port> {
         None
     }
 
-    /// The same for one server: what depends on its address is filled in.
+    /// A copy for one server, in which the values that depend on its address are set.
     fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
         let mut bound = self.clone();
         if let Some(port) = bound.port() {
@@ -400,10 +399,10 @@ pub(crate) trait ProbeKind: Clone + Sized {
         Ok(bound)
     }
 
-    /// Its destination, for messages.
+    /// The checked address, for messages.
     fn target(&self, server: SocketAddr) -> String;
 
-    /// One probe. It is dropped when the check's timeout is over.
+    /// Runs one probe. The future is dropped at the check's timeout.
     fn run(&self, asked: &Asked<'_>) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
@@ -417,7 +416,7 @@ pub(crate) struct KindInfo {
     pub(crate) parse: fn(&mut Keys<'_>) -> Option<Probe>,
 }
 
-/// The registry: an enum over the kinds, and what is dispatched on it.
+/// Defines the registry: an enum over the kinds, and the methods that are forwarded to them.
 macro_rules! kinds {
     ($($(#[$attribute:meta])* $kind:ident => $module:ident,)+) => {
         /// The probe of a check, of any kind.
@@ -453,21 +452,21 @@ macro_rules! kinds {
                 }
             }
 
-            /// The protocol of the services by whose way it can go.
+            /// The protocol of the services that a through-VIP check can use.
             pub(crate) fn via(&self) -> Option<Protocol> {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::VIA,)+
                 }
             }
 
-            /// Descriptors that one of it has open at a time.
+            /// Maximum of descriptors that a probe has open at the same time.
             pub(crate) const fn descriptors(&self) -> u32 {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::DESCRIPTORS,)+
                 }
             }
 
-            /// Its destination, for messages.
+            /// The checked address, for messages.
             pub fn target(&self, server: SocketAddr) -> String {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.target(server),)+
@@ -542,7 +541,7 @@ mod tests {
         assert_eq!(undocumented(&without), ["smtp.helo", "banner"]);
     }
 
-    /// An error with this number, as the kernel gives it to a socket.
+    /// An error with this number, as the kernel reports it on a socket.
     fn of_number(errno: Errno) -> ProbeError {
         ProbeError::of_socket(&errno.into(), "10.0.0.1:80")
     }

@@ -55,7 +55,7 @@ impl ProbeKind for Ping {
     }
 }
 
-/// A socket for echoes, and whether it is a raw one.
+/// Opens a socket for echo requests; true if it is a raw socket.
 fn open(server: IpAddr) -> io::Result<(Socket, bool)> {
     let (domain, protocol) = match server {
         IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
@@ -94,8 +94,8 @@ pub(super) fn request(server: IpAddr, id: u16) -> Vec<u8> {
     bytes
 }
 
-/// Whether that is the answer to `request`. A raw socket of IPv4 shows the IP header; one that is
-/// not raw has put its own number into the request.
+/// Whether a packet is the answer to `request`. A raw IPv4 socket includes the IP header; the
+/// kernel has replaced the identifier in the request of other sockets.
 pub(super) fn answers(bytes: &[u8], request: &[u8], header: bool, own_id: bool) -> bool {
     let message = match (header, bytes.first()) {
         (true, Some(first)) => bytes.get(usize::from(first & 15) * 4..),
@@ -130,7 +130,7 @@ mod tests {
         let mut answer = v4.clone();
         answer[0] = 0;
         assert!(answers(&answer, &v4, false, true));
-        assert!(!answers(&v4, &v4, false, true), "the request itself");
+        assert!(!answers(&v4, &v4, false, true), "the request");
         let mut other = answer.clone();
         other[5] ^= 1;
         assert!(!answers(&other, &v4, false, true));

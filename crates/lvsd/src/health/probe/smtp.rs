@@ -11,7 +11,7 @@ use crate::text::{Diagnostic, Keys};
 
 /// RFC 5321 has 512 bytes; servers with long greetings exist.
 const LINE_MAX: usize = 2048;
-/// Lines of one answer.
+/// Maximum of lines in one answer.
 const LINES_MAX: usize = 100;
 
 /// A mail server.
@@ -62,7 +62,7 @@ impl ProbeKind for Smtp {
     }
 }
 
-/// Greets, and takes leave.
+/// Sends `HELO`, and then `QUIT`.
 pub(super) async fn talk<S>(stream: S, helo: &str) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -79,7 +79,7 @@ where
     Ok(())
 }
 
-/// An answer of one line or several with this code.
+/// Reads an answer of one or several lines, which must have this code.
 async fn answer<S>(lines: &mut Lines<S>, code: &[u8], what: &str) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -87,8 +87,13 @@ where
     for _ in 0..LINES_MAX {
         let line = match lines.next().await.map_err(|error| error.to_string())? {
             Line::Whole(line) => line,
-            Line::End(line) if line.is_empty() => return Err("it hangs up".to_owned()),
-            Line::End(line) => return Err(format!("it {what} {} and hangs up", quoted(&line))),
+            Line::End(line) if line.is_empty() => return Err("it closes the connection".to_owned()),
+            Line::End(line) => {
+                return Err(format!(
+                    "it {what} {} and closes the connection",
+                    quoted(&line)
+                ));
+            }
             Line::TooLong => return Err(format!("it {what} more than {LINE_MAX} bytes on a line")),
         };
         let Some(rest) = line.strip_prefix(code) else {
@@ -111,18 +116,18 @@ mod tests {
         b"220-mx one\r\n220 mx two\r\n250-mx\r\n250-SIZE 1\r\n250 HELP\r\n221 bye\r\n";
 
     #[tokio::test]
-    async fn greeted_and_turned_away() {
+    async fn smtp_greeting_succeeds_and_refusal_fails() {
         let check = "{ type = \"smtp\" }";
         assert!(probe(check, answering(GOOD).await).await.is_ok());
         for (words, why) in [
             (&b"554 go away\r\n"[..], "greets with \\\"554 go away\\\""),
             (b"220 mx\r\n502 what?\r\n", "answers EHLO with"),
-            (b"220", "hangs up"),
+            (b"220", "closes the connection"),
             (b"2200 mx\r\n", "greets with"),
-            (b"", "hangs up"),
+            (b"", "closes the connection"),
         ] {
-            let said = format!("{:?}", probe(check, answering(words).await).await);
-            assert!(said.contains(why), "{said}");
+            let output = format!("{:?}", probe(check, answering(words).await).await);
+            assert!(output.contains(why), "{output}");
         }
     }
 
@@ -130,7 +135,7 @@ mod tests {
     async fn probe_survives_any_answer() {
         survives("{ type = \"smtp\" }", GOOD).await;
         let server = crate::health::probe::hostile::endless(b"", b"220-mx\r\n").await;
-        let said = format!("{:?}", probe("{ type = \"smtp\" }", server).await);
-        assert!(said.contains("more than 100 lines"), "{said}");
+        let output = format!("{:?}", probe("{ type = \"smtp\" }", server).await);
+        assert!(output.contains("more than 100 lines"), "{output}");
     }
 }

@@ -1,4 +1,5 @@
-//! `type = "tcp"`: a connection can be opened. It is reset at once, nothing is sent.
+//! `type = "tcp"`: checks that a connection can be opened. It is reset at once, and no data is
+//! sent.
 
 use std::net::SocketAddr;
 
@@ -31,7 +32,7 @@ impl ProbeKind for Tcp {
                     keys.table(),
                     "a TCP check of a service that is not TCP",
                 )
-                .help("give the check a `port` on which the servers take TCP connections, if TCP is intended"),
+                .help("set a `port` for the check on which the servers accept TCP connections, if TCP is intended"),
             );
         }
         Some(Self { port })

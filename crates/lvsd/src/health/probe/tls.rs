@@ -27,7 +27,7 @@ use crate::text::{Diagnostic, Keys};
 /// TLS settings of a connection to a server.
 #[derive(Clone)]
 pub(crate) struct Tls {
-    /// The settings from which it was made: equal settings give equal behaviour.
+    /// The settings of this client: equal settings give equal behaviour.
     made_of: Arc<MadeOf>,
     config: Arc<ClientConfig>,
     /// For another attempt, at a server of TLS 1.2 that requires the curve of its certificate.
@@ -73,7 +73,7 @@ impl Hash for Tls {
     }
 }
 
-/// The cryptography of this build; or the reason why it is missing.
+/// The cryptographic provider of this build, or the reason why there is none.
 pub(super) fn provider() -> Result<Arc<CryptoProvider>, String> {
     #[cfg(feature = "ring")]
     return Ok(Arc::new(rustls::crypto::ring::default_provider()));
@@ -167,10 +167,11 @@ impl Tls {
         }
     }
 
-    /// How a server is met that `ca` has to have signed, and that may want to know who we are.
+    /// A client that accepts only certificates that `ca` has signed, and that can present a
+    /// certificate itself.
     ///
     /// # Errors
-    /// The key where it is wrong, why, and what to do.
+    /// The key with the invalid value, the reason, and a fix.
     pub(crate) fn authenticated(
         ca: Vec<u8>,
         cert: Option<Vec<u8>>,
@@ -242,8 +243,8 @@ impl Tls {
         met.map_err(|error| failed(&error, server))
     }
 
-    /// The same over a connection that `open` makes. Without an authority, a server that refuses the
-    /// handshake is asked once more, over another one.
+    /// The same over a connection that `open` makes. Without a CA, a refused handshake is tried
+    /// once more, with other parameters and over another connection.
     pub(super) async fn meet_by<S, F>(
         &self,
         open: impl Fn() -> F,
@@ -300,14 +301,14 @@ fn of_tls(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Whether a server has found nothing in the handshake that it can do, too.
+/// Whether the server refused the handshake because it supports none of the offered parameters.
 fn is_refused(error: &io::Error) -> bool {
     let inner = of_tls(error);
     let refused = rustls::Error::AlertReceived(AlertDescription::HandshakeFailure);
     inner == Some(&refused)
 }
 
-/// The wrong key, the reason and the fix.
+/// The invalid key, the reason and the fix.
 pub(crate) type Wrong = (&'static str, String, String);
 
 /// With `curves` for TLS 1.2 alone, naming curves of certificates that no key is exchanged with.
@@ -328,7 +329,7 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let verifier: Arc<dyn ServerCertVerifier> = match &of.ca {
         None => Arc::new(AnyCertificate),
         Some(pem) => {
-            let help = "give a file with certificates in PEM, that of the authority that has signed the server's";
+            let help = "name a file with certificates in PEM, that of the CA that has signed the server's certificate";
             let wrong = |why: String| ("ca", why, help.to_owned());
             let mut roots = RootCertStore::empty();
             for certificate in certificates(pem).map_err(wrong)? {
@@ -347,10 +348,10 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let mut config = match (&of.cert, &of.key) {
         (None, None) => builder.with_no_client_auth(),
         (Some(cert), Some(key)) => {
-            let help = "give a file with a private key in PEM, that of the certificate in `cert`";
+            let help = "name a file with a private key in PEM, that of the certificate in `cert`";
             let wrong = |why: String| ("key", why, help.to_owned());
             let chain = certificates(cert).map_err(|why| {
-                let help = "give a file with certificates in PEM, lvsd's own first";
+                let help = "name a file with certificates in PEM, lvsd's own first";
                 ("cert", why, help.to_owned())
             })?;
             let key = PrivateKeyDer::from_pem_slice(&key.0)
@@ -382,8 +383,8 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// The provider for checks without an authority. Its suites of TLS 1.2 take a signature by any kind
-/// of key, because [`AnyCertificate`] does not verify it.
+/// The provider for checks without a CA. Its TLS 1.2 suites accept a signature of any kind of key,
+/// because [`AnyCertificate`] does not verify it.
 fn lenient(provider: &CryptoProvider) -> Arc<CryptoProvider> {
     static LENIENT: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     static TLS12: OnceLock<Vec<Tls12CipherSuite>> = OnceLock::new();
@@ -424,7 +425,7 @@ impl SupportedKxGroup for CurveName {
     }
 }
 
-/// The same provider, and curves of certificates: P-521, secp256k1 and those of Brainpool.
+/// The same provider with more curves for certificates: P-521, secp256k1 and those of Brainpool.
 fn naming_curves(provider: &CryptoProvider) -> Arc<CryptoProvider> {
     static CURVES: [CurveName; 5] = [
         CurveName(NamedGroup::secp521r1),
@@ -440,7 +441,7 @@ fn naming_curves(provider: &CryptoProvider) -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// Every way to sign a handshake that a server may have, beginning with the usual ones.
+/// All signature schemes that a server may use, the usual ones first.
 const SCHEMES: &[SignatureScheme] = &[
     SignatureScheme::ECDSA_NISTP256_SHA256,
     SignatureScheme::ECDSA_NISTP384_SHA384,
@@ -470,10 +471,10 @@ const SCHEMES: &[SignatureScheme] = &[
     SignatureScheme::RSA_PKCS1_SHA1,
 ];
 
-/// Accepts any certificate. A check without an authority asks whether the server serves, not which
-/// one it is. The signature of the handshake proves only that the server has the certificate's key.
-/// Without a known certificate that proves nothing, so the signature is not verified: the certificate
-/// need not be parsed, and its algorithm need not be supported.
+/// Accepts any certificate. A check without a CA determines whether a server answers, and not which
+/// server. The signature of the handshake proves only that the server has the certificate's key.
+/// Without a known certificate that proves nothing, so the signature is not verified: the
+/// certificate need not be parsed, and its algorithm need not be supported.
 #[derive(Debug)]
 struct AnyCertificate;
 
@@ -522,7 +523,7 @@ mod tests {
 
     use super::*;
 
-    /// A key whose signatures are wrong, and whose certificate is none.
+    /// A signing key with invalid signatures and an invalid certificate.
     #[derive(Clone, Debug)]
     struct Junk(SignatureScheme, SignatureAlgorithm);
 
@@ -573,7 +574,7 @@ mod tests {
         let address = ([192, 0, 2, 1], 443).into();
         let tls = Tls::plain().expect("TLS");
         let result = tls.meet(client, address).await.map(drop);
-        serves.await.expect("the server ends");
+        serves.await.expect("the server thread ends");
         result
     }
 

@@ -10,14 +10,14 @@ use crate::text::{Diagnostic, Keys};
 /// The longest payload, and the longest answer that is looked at.
 const PAYLOAD_MAX: usize = 1400;
 
-/// A datagram, and its answer.
+/// A check that sends a datagram, and the expected answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Udp {
     port: Port,
     payload: Vec<u8>,
     /// The first bytes of an answer; `None` for any byte.
     reply: Vec<Option<u8>>,
-    /// No answer is as good as a good one, as long as nothing refuses the datagram.
+    /// Whether a missing answer counts as success, unless an ICMP error refuses the datagram.
     silence_ok: bool,
 }
 
@@ -91,7 +91,7 @@ impl ProbeKind for Udp {
     }
 }
 
-/// Whether an answer begins as it should.
+/// Whether an answer begins with the expected bytes; `None` matches any byte.
 fn fits(answer: &[u8], wanted: &[Option<u8>]) -> bool {
     answer.len() >= wanted.len()
         && answer
@@ -100,8 +100,8 @@ fn fits(answer: &[u8], wanted: &[Option<u8>]) -> bool {
             .all(|(byte, wanted)| wanted.is_none_or(|wanted| wanted == *byte))
 }
 
-/// Bytes: the text of one key, or the hexadecimal digits of the other, in which a pair `XX` matches
-/// any byte.
+/// The bytes of a setting: the text of one key, or the hexadecimal digits of another key, in which
+/// a pair `XX` matches any byte.
 fn bytes(
     keys: &mut Keys<'_>,
     text: &str,
@@ -118,7 +118,7 @@ fn bytes(
         }
         (None, Some(digits)) => (from_hex(&digits, wild), keys.place(hex)),
         (Some(_), Some(_)) => {
-            let error = format!("`{text}` and `{hex}` are the same twice");
+            let error = format!("`{text}` and `{hex}` are the same setting");
             (Err(error), keys.place(hex))
         }
     };
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answered_refused_and_silent() {
+    async fn udp_probe_distinguishes_answer_refusal_and_silence() {
         let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap();
         let answer = tokio::spawn(async move {

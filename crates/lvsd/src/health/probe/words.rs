@@ -1,4 +1,4 @@
-//! The protocol of HAProxy's agents (`agent-check`): one line of words.
+//! The protocol of HAProxy's agents (`agent-check`): one line of keywords.
 
 use super::quoted;
 use crate::health::{Advice, Weight};
@@ -10,39 +10,39 @@ const PERCENT_MAX: u16 = 25_600;
 
 /// The content of a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Said {
-    /// The reason that the server gives for its refusal.
+pub(super) struct Parsed {
+    /// The reason with which the server refuses connections.
     pub(super) down: Option<String>,
-    /// The rest of it.
+    /// The server's advice, from the other words.
     pub(super) advice: Advice,
 }
 
 /// Parses a line: words separated by spaces or commas, in any case of letters; `#` begins a
 /// description. An unknown word, or none at all, is an error.
-pub(super) fn parse(line: &[u8]) -> Result<Said, String> {
+pub(super) fn parse(line: &[u8]) -> Result<Parsed, String> {
     let text = String::from_utf8_lossy(line);
     let (words, description) = match text.split_once('#') {
         Some((words, description)) => (words, description.trim()),
         None => (text.as_ref(), ""),
     };
-    let mut said = Said::default();
+    let mut parsed = Parsed::default();
     let mut any = false;
     let words = words.split(|c: char| c.is_ascii_whitespace() || c == ',');
     for word in words.filter(|word| !word.is_empty()) {
         any = true;
         match word.to_ascii_lowercase().as_str() {
-            "up" => said.down = None,
+            "up" => parsed.down = None,
             down @ ("down" | "fail" | "failed" | "stopped") => {
-                said.down = Some(match description {
+                parsed.down = Some(match description {
                     "" => format!("it says {down:?}"),
                     why => format!("it says {down:?}: {}", quoted(why.as_bytes())),
                 });
             }
-            "ready" => said.advice.drains = Some(false),
-            "drain" | "maint" => said.advice.drains = Some(true),
+            "ready" => parsed.advice.drains = Some(false),
+            "drain" | "maint" => parsed.advice.drains = Some(true),
             other => match other.strip_suffix('%').map(str::parse::<u16>) {
                 Some(Ok(percent)) if percent <= PERCENT_MAX => {
-                    said.advice.weight = Some(Weight::Percent(percent));
+                    parsed.advice.weight = Some(Weight::Percent(percent));
                 }
                 // A bound of connections is not what a check sets here.
                 None if other.starts_with("maxconn:") => {}
@@ -51,8 +51,8 @@ pub(super) fn parse(line: &[u8]) -> Result<Said, String> {
         }
     }
     match any {
-        true => Ok(said),
-        false => Err("it says nothing".to_owned()),
+        true => Ok(parsed),
+        false => Err("its answer is empty".to_owned()),
     }
 }
 
@@ -76,8 +76,8 @@ mod tests {
             ("ready up", drains(false)),
             ("down up", Advice::NONE),
         ] {
-            let said = Said { down: None, advice };
-            assert_eq!(parse(line.as_bytes()), Ok(said), "{line}");
+            let parsed = Parsed { down: None, advice };
+            assert_eq!(parse(line.as_bytes()), Ok(parsed), "{line}");
         }
         for (line, why) in [
             ("down", "it says \"down\""),
@@ -87,8 +87,8 @@ mod tests {
                 "it says \"fail\": \"disk\\u{1b}[2J full\"",
             ),
         ] {
-            let said = parse(line.as_bytes()).expect("words");
-            assert_eq!(said.down.as_deref(), Some(why));
+            let parsed = parse(line.as_bytes()).expect("words");
+            assert_eq!(parsed.down.as_deref(), Some(why));
         }
         for line in [
             "",

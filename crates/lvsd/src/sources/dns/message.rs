@@ -12,7 +12,7 @@ use super::name_of;
 pub(super) const DATAGRAM_MAX: u16 = 1232;
 /// Records of an answer that are looked at.
 const RECORDS_MAX: usize = 4096;
-/// Names that lead to the one with the records.
+/// Maximum of aliases from the requested name to the name with the records.
 const CHAIN_MAX: usize = 16;
 
 /// The type of the question.
@@ -41,7 +41,8 @@ pub(super) enum Data {
         priority: u16,
         weight: u16,
         port: u16,
-        /// In lower case, without a dot at its end; empty for "not here".
+        /// In lower case, without a final dot; the root name is empty: the service is not
+        /// available.
         target: String,
     },
 }
@@ -173,7 +174,8 @@ fn answer(packet: &Packet<'_>, name: &str, kind: RecordKind) -> Answer {
     answer
 }
 
-/// A name as we write it; nothing for one that no host has. The root is empty.
+/// A name in lower case without a final dot; `None` if it has characters that no host name has. The
+/// root name is empty.
 fn plain(name: &Name<'_>) -> Option<String> {
     let text = name.to_string();
     match text.as_str() {
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_a_circle_end() {
+    fn circular_aliases_are_refused() {
         let to = |name: &'static str| RData::CNAME(CNAME(Name::new(name).unwrap()));
         let bytes = reply(&[
             ("www.example.org", 5, to("a.example.org")),
@@ -281,7 +283,7 @@ mod tests {
             let _ = www(&bytes);
         }
 
-        /// A good answer, damaged.
+        /// A valid answer with changed bytes is refused, without a panic.
         #[test]
         fn damaged_dns_answers_are_refused(changes in proptest::collection::vec((2usize..200, any::<u8>()), 0..8), end in 0usize..200) {
             let srv = RData::SRV(SRV { priority: 1, weight: 2, port: 3, target: Name::new("a.example.org").unwrap() });

@@ -1,5 +1,5 @@
-//! Servers by DNS: lvsd looks each name up again after its TTL, and the last answer applies until
-//! there is another one.
+//! Servers by DNS: lvsd resolves each name again after its TTL, and uses an answer until the next
+//! one.
 
 mod message;
 mod resolver;

@@ -1,5 +1,5 @@
-//! Requests to name servers: UDP first, each from a port that the kernel chooses, TCP if the answer
-//! does not fit; one server after the other, twice.
+//! Requests to name servers: over UDP first, each from a port that the kernel chooses, and over TCP
+//! if the answer is too long. The servers are tried one after the other, twice.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -26,11 +26,11 @@ const TARGETS_MAX: usize = 256;
 /// Greatest number of servers of a name.
 pub(crate) const RECORDS_MAX: usize = 1024;
 
-/// Looks a name up: returns its servers in a stable order, and their TTL in seconds.
+/// Resolves a name: returns its servers in a stable order, and their TTL in seconds.
 ///
 /// # Errors
-/// If no name server has an answer, as text. A name without any record is an error too: a zone that
-/// was emptied by mistake must not empty a service.
+/// If no name server answers; the text is the reason. A name without any record is an error too: a
+/// zone that was emptied by mistake must not empty a service.
 pub(super) async fn look_up(name: &str, lookups: &Lookups) -> Result<(Vec<Record>, u32), String> {
     let servers = match lookups.name_servers.is_empty() {
         false => lookups.name_servers.clone(),
@@ -86,7 +86,7 @@ impl Asker {
         services.retain(|service| Some(service.0) == first);
         if services.len() > TARGETS_MAX {
             return Err(format!(
-                "the name leads to {} hosts, more than {TARGETS_MAX}",
+                "the name refers to {} hosts, more than {TARGETS_MAX}",
                 services.len()
             ));
         }
@@ -129,7 +129,7 @@ impl Asker {
 
     async fn ask(&self, name: &str, kind: RecordKind) -> Result<Answer, String> {
         let mut why =
-            "there is no name server; name one in [dns], or in /etc/resolv.conf".to_owned();
+            "no name server is configured; add one to [dns] or to /etc/resolv.conf".to_owned();
         for _ in 0..ROUNDS {
             for server in &self.servers {
                 match self.ask_one(*server, name, kind).await {
@@ -162,7 +162,7 @@ impl Asker {
         {
             Came::Answer(answer) => Ok(answer),
             Came::Refused(why) => Err(format!("answers {why} over TCP")),
-            Came::Cut | Came::Strange => Err("answers something else over TCP".to_owned()),
+            Came::Cut | Came::Strange => Err("answers another question over TCP".to_owned()),
         }
     }
 }
@@ -197,7 +197,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Ca
             came => return Ok(came),
         }
     }
-    Err("answers other questions only".to_owned())
+    Err("answers only other questions".to_owned())
 }
 
 async fn stream(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Came, String> {
@@ -299,8 +299,7 @@ mod tests {
         reply.build_bytes_vec().unwrap()
     }
 
-    /// A port for UDP and TCP. A port that is free for UDP may be in use for TCP; then another one
-    /// is tried.
+    /// A port for UDP and TCP. If a port is free only for UDP, another one is tried.
     async fn one_port() -> (UdpSocket, TcpListener) {
         for _ in 0..100 {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -341,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn datagrams_of_others_are_passed_over_up_to_a_number() {
+    async fn dns_datagrams_of_other_senders_are_ignored_up_to_a_limit() {
         for (strange, answered) in [(STRANGE_MAX - 1, true), (STRANGE_MAX, false)] {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
             let at = udp.local_addr().unwrap();
@@ -362,14 +361,14 @@ mod tests {
             let found = look_up("a", &lookups(&[at])).await;
             assert_eq!(found.is_ok(), answered, "{strange}: {found:?}");
             if let Err(why) = found {
-                assert!(why.contains("other questions only"), "{why}");
+                assert!(why.contains("only other questions"), "{why}");
                 assert_eq!(asked.load(Ordering::Relaxed), ROUNDS);
             }
         }
     }
 
     #[tokio::test]
-    async fn services_lead_to_hosts_over_udp_and_tcp() {
+    async fn srv_records_are_resolved_over_udp_and_tcp() {
         let wanted = [(b'a', 81, 5), (b'b', 82, 1)].map(|(last, port, weight)| Record {
             ip: [10, 0, 0, last].into(),
             port: Some(port),

@@ -1,5 +1,5 @@
-//! A member of etcd over HTTP: requests one after the other on a persistent connection, and watches
-//! on another.
+//! A client of an etcd member over HTTP: requests, one after the other, share a persistent
+//! connection, and watches use another.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::message::{
 use crate::health::probe::Tls;
 use crate::sources::http::{self, Endpoint, Lines, Reopened, collect, failed, plain};
 
-/// gRPC's code for a missing object, such as a lease.
+/// The gRPC code of a missing object, such as a lease.
 const NOT_FOUND: u32 = 5;
 /// gRPC's code for a user without the permission.
 const PERMISSION_DENIED: u32 = 7;
@@ -42,7 +42,7 @@ impl fmt::Debug for Password {
 pub struct Access {
     /// Addresses of the members.
     pub endpoints: Vec<Endpoint>,
-    /// The certificates of both sides.
+    /// The CA that lvsd accepts, and the certificate that lvsd presents.
     pub(crate) tls: Option<Tls>,
     /// The name and password of this client.
     pub login: Option<(String, Password)>,
@@ -53,7 +53,7 @@ pub struct Access {
 /// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Error {
-    /// There was no answer, or an invalid one; the reason as text.
+    /// The server sent no answer, or an invalid one; the text is the reason.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -106,7 +106,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// One member.
+/// A client of one etcd member.
 pub(crate) struct Client {
     access: Arc<Access>,
     endpoint: Endpoint,
@@ -163,7 +163,7 @@ impl Client {
         message::read(&answer?).map_err(Error::Failed)
     }
 
-    /// Authenticates at the member, unless there is a token already.
+    /// Authenticates at the member, unless the client has a token.
     async fn log_in(&mut self) -> Result<(), Error> {
         let Some((name, password)) = self.access.login.clone() else {
             return Ok(());
@@ -212,8 +212,8 @@ impl Client {
         })
     }
 
-    /// Keys in their order, from `range.key` on, as many as fit into an answer: the client requests
-    /// fewer if they are long.
+    /// Reads keys in their order, from `range.key` on, as many as one answer contains. If the
+    /// values are long, the client requests fewer keys.
     pub(super) async fn range(&mut self, mut range: Range) -> Result<Ranged, Error> {
         loop {
             match self.call::<Ranged>("/v3/kv/range", &range).await {
@@ -238,7 +238,7 @@ impl Client {
         self.call("/v3/kv/put", &put).await.map(|Done {}| ())
     }
 
-    /// A lease for so long.
+    /// Requests a lease with this duration.
     pub(crate) async fn grant(&mut self, ttl: Duration) -> Result<i64, Error> {
         let seconds = i64::try_from(ttl.as_secs().max(1)).unwrap_or(i64::MAX);
         let ttl = Number(seconds);
@@ -260,7 +260,7 @@ impl Client {
         }
     }
 
-    /// Ends a lease, and deletes its keys.
+    /// Revokes a lease. etcd deletes its keys.
     pub(crate) async fn revoke(&mut self, id: i64) -> Result<(), Error> {
         let id = Number(id);
         let revoked = self.call("/v3/lease/revoke", &Lease { id }).await;
@@ -281,7 +281,11 @@ impl Client {
         };
         let limit = self.access.timeout;
         let body = timeout(limit, own.post("/v3/watch", &watch)).await;
-        let late = || Err(Error::Failed(format!("watches nothing within {limit:?}")));
+        let late = || {
+            Err(Error::Failed(format!(
+                "does not confirm a watch within {limit:?}"
+            )))
+        };
         let body = body.unwrap_or_else(|_| late())?;
         Ok(Watching(Lines::new(body, own.connection)))
     }
@@ -291,7 +295,7 @@ impl Client {
 pub(super) struct Watching(Lines);
 
 impl Watching {
-    /// The next that has happened. Nothing is lost if it is dropped before.
+    /// The next event of the watch. A caller that drops the future loses no event.
     pub(super) async fn next(&mut self) -> Result<Watched, Error> {
         let line = self.0.next().await?;
         let line = line.ok_or_else(|| Error::Failed("has ended the watch".to_owned()))?;
@@ -299,7 +303,7 @@ impl Watching {
         match (streamed.result, streamed.error) {
             (_, Some(wrong)) => Err(Error::refused(wrong)),
             (Some(watched), None) => Ok(watched),
-            (None, None) => Err(Error::Failed("watches nothing".to_owned())),
+            (None, None) => Err(Error::Failed("does not confirm a watch".to_owned())),
         }
     }
 }
@@ -392,7 +396,7 @@ mod tests {
             let given = Arc::clone(&given);
             async move {
                 while let Some(request) = request(&mut stream).await {
-                    let said = if request.contains("/v3/auth/authenticate") {
+                    let reply = if request.contains("/v3/auth/authenticate") {
                         assert!(request.contains("\"password\":\"s3cret\""), "{request}");
                         let n = given.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                         answer("200 OK", &format!("{{\"token\":\"t{n}\"}}"))
@@ -402,7 +406,7 @@ mod tests {
                         let why = "{\"error\":\"etcdserver: invalid auth token\",\"code\":16}";
                         answer("401 Unauthorized", why)
                     };
-                    if stream.write_all(said.as_bytes()).await.is_err() {
+                    if stream.write_all(reply.as_bytes()).await.is_err() {
                         return;
                     }
                 }
@@ -446,11 +450,14 @@ mod tests {
         );
         let third = watching.next().await.unwrap();
         assert!(third.canceled && third.compact_revision == Number(9));
-        assert!(watching.next().await.is_err(), "the end is no line");
+        assert!(
+            watching.next().await.is_err(),
+            "the last bytes are not a line"
+        );
     }
 
     #[tokio::test]
-    async fn endless_late_and_strange_answers() {
+    async fn endless_late_and_invalid_answers_are_errors() {
         let ask = async |member| {
             let range = Range {
                 limit: Number(1),
@@ -473,7 +480,7 @@ mod tests {
             matches!(&late, Err(Error::Failed(why)) if why.contains("does not answer within")),
             "{late:?}"
         );
-        for said in [
+        for reply in [
             "",
             "garbage\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
@@ -482,9 +489,9 @@ mod tests {
             "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnone",
             "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
         ] {
-            let member = replying(said.as_bytes()).await;
+            let member = replying(reply.as_bytes()).await;
             let came = ask(member).await;
-            assert!(matches!(came, Err(Error::Failed(_))), "{said}: {came:?}");
+            assert!(matches!(came, Err(Error::Failed(_))), "{reply}: {came:?}");
         }
         // A line without an end.
         let endless = endless_reply(b"HTTP/1.1 200 OK\r\n\r\n", &[b'x'; 65536]).await;

@@ -52,7 +52,7 @@ pub struct Etcd {
     pub pools: BTreeMap<String, BTreeMap<String, Record>>,
 }
 
-/// A service, as it is written.
+/// A service, in the form in which it is stored in etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Text {
@@ -67,17 +67,17 @@ impl Etcd {
     /// A digest of the content: equal content has an equal digest, at any revision.
     pub fn digest(&self) -> u32 {
         let services = self.services.iter().map(|(name, text)| (name, &text.text));
-        let said = serde_json::to_vec(&(services.collect::<Vec<_>>(), &self.pools));
+        let encoded = serde_json::to_vec(&(services.collect::<Vec<_>>(), &self.pools));
         // FNV-1a, of 64 bits folded.
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        for byte in said.unwrap_or_default() {
+        for byte in encoded.unwrap_or_default() {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
         u32::try_from((hash ^ hash >> 32) & 0xffff_ffff).unwrap_or(0)
     }
 }
 
-/// A server, as it registers itself.
+/// The record with which a server registers itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Registration {
@@ -89,7 +89,7 @@ pub(crate) struct Registration {
 
 impl Registration {
     /// # Errors
-    /// Its address is none.
+    /// The address is invalid.
     pub(crate) fn record(&self) -> Result<Record, String> {
         let text = &self.address;
         let with_port = text.parse::<SocketAddr>().ok();
@@ -115,7 +115,7 @@ pub(crate) struct Director {
     /// The revision of the last change that it runs with.
     pub(crate) revision: i64,
     pub(crate) digest: u32,
-    /// Number of services and servers, including those of its file.
+    /// Number of services and servers, including those of the director's file.
     pub(crate) services: usize,
     pub(crate) servers: usize,
     pub(crate) ready: bool,
@@ -246,7 +246,7 @@ impl Model {
         Ok(concerns)
     }
 
-    /// The key without the prefix, if it has the prefix.
+    /// The key without the prefix; `None` if the key does not begin with the prefix.
     fn rest(&self, kv: &KeyValue) -> Option<String> {
         let key = std::str::from_utf8(&kv.key.0).ok()?;
         let rest = key.strip_prefix(&self.etcd.prefix)?;
@@ -263,7 +263,8 @@ impl Model {
         (known && parts.next().is_none()).then(|| rest.to_owned())
     }
 
-    /// Stores a value, or returns the reason why it is invalid and keeps the earlier one.
+    /// Stores a value. If the value is invalid, the previous one stays, and the inner `Err` is the
+    /// reason.
     ///
     /// # Errors
     /// If a limit is exceeded.
@@ -275,7 +276,7 @@ impl Model {
         };
         if value.len() > longest {
             return Ok(Err(format!(
-                "it has {} bytes, and {longest} at most are read",
+                "it has {} bytes, and the maximum is {longest}",
                 value.len()
             )));
         }
@@ -283,7 +284,7 @@ impl Model {
         match kind {
             "services" => {
                 let Ok(text) = std::str::from_utf8(value) else {
-                    return Ok(Err("it is not UTF-8, as TOML has to be".to_owned()));
+                    return Ok(Err("it is not UTF-8, as TOML must be".to_owned()));
                 };
                 self.etcd.services.entry(name.to_owned()).or_default().text = text.to_owned();
                 let all = &self.etcd.services;
@@ -317,7 +318,9 @@ impl Model {
                 if self.directors.len() < DIRECTORS_MAX || self.directors.contains_key(name) {
                     self.directors.insert(name.to_owned(), director);
                 } else {
-                    return Ok(Err(format!("there are {DIRECTORS_MAX} directors")));
+                    return Ok(Err(format!(
+                        "the maximum of {DIRECTORS_MAX} directors is reached"
+                    )));
                 }
             }
         }
@@ -355,8 +358,8 @@ impl Model {
         concerns
     }
 
-    /// The state that follows `before`: a pool that has lost all of its servers keeps them. The names
-    /// of those pools are returned, too.
+    /// The state after `before`: a pool that has lost all of its servers keeps them. Also returns
+    /// the names of those pools.
     pub(in crate::sources) fn hold(&self, before: &Etcd) -> (Etcd, Vec<String>) {
         let mut etcd = self.etcd.clone();
         let mut emptied = Vec::new();
@@ -416,7 +419,7 @@ mod tests {
     const SERVER: &str = r#"{"address":"10.0.0.1:80","weight":3}"#;
 
     #[test]
-    fn keys_have_their_meaning_and_changes_their_revision() {
+    fn etcd_keys_are_interpreted_and_changes_increase_revision() {
         let mut model = Model::new("/lvs/");
         for (key, value) in [
             ("/lvs/services/web", "[[service]]"),
@@ -551,7 +554,7 @@ mod tests {
         assert_eq!(model.etcd.revision, 20);
         before.services.clear();
         let model = Model::listed(&before, 7, 20, listed.clone()).unwrap();
-        assert_eq!(model.etcd.revision, 10, "nothing has changed");
+        assert_eq!(model.etcd.revision, 10, "no change is reported");
         // Another cluster counts from its own beginning.
         let model = Model::listed(&before, 8, 20, listed).unwrap();
         assert_eq!(model.etcd.revision, 4);

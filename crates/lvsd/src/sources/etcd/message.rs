@@ -43,7 +43,7 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
-/// A number, as a string or as it is.
+/// A number that the JSON contains as a string or as a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Number(pub(super) i64);
 
@@ -98,7 +98,7 @@ pub(super) struct KeyValue {
     pub(super) key: Bytes,
     pub(super) value: Bytes,
     pub(super) mod_revision: Number,
-    /// The lease that removes it; 0 for none.
+    /// The lease with which the key is removed; 0 for none.
     pub(super) lease: Number,
 }
 
@@ -155,7 +155,7 @@ pub(super) struct Grant {
     pub(super) ttl: Number,
 }
 
-/// A lease by its number: to keep it, or to end it.
+/// A lease by its number: the body of a request to renew or revoke it.
 #[derive(Debug, Serialize)]
 pub(super) struct Lease {
     #[serde(rename = "ID")]
@@ -189,7 +189,7 @@ pub(super) struct Create {
     pub(super) key: Bytes,
     pub(super) range_end: Bytes,
     pub(super) start_revision: Number,
-    /// The message is a part of a longer one.
+    /// The message is one fragment of a longer message.
     pub(super) fragment: bool,
 }
 
@@ -205,7 +205,7 @@ pub(super) struct Watched {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Event {
-    /// `DELETE`, or nothing.
+    /// `DELETE`; empty for a stored key.
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) kv: KeyValue,
@@ -221,10 +221,10 @@ pub(super) struct Wrong {
     pub(super) message: String,
 }
 
-/// Reads an answer.
+/// Parses an answer.
 ///
 /// # Errors
-/// It is none, in words.
+/// It is not a valid answer; the text is the reason.
 pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
 }
@@ -251,7 +251,7 @@ pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     })
 }
 
-/// Behind the last key that begins with `prefix`, which has a byte that can be counted up.
+/// The end of the range of keys that begin with `prefix`: the prefix with its last byte increased.
 pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

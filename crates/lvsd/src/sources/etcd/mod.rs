@@ -43,7 +43,7 @@ const PROBE: Duration = Duration::from_secs(5);
 const DIFFER_MAX: u32 = 3;
 /// Changes that arrive within this time go to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
-/// A session of this length counts as a success.
+/// Length of a session that counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ pub(super) struct View {
     pub(super) left_out: Vec<String>,
     /// The directors whose lease is valid.
     pub(super) directors: BTreeMap<String, Director>,
-    /// The reason why this director is not among them.
+    /// The reason why this director's record is missing from etcd.
     pub(super) unannounced: Option<String>,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
         let access = Arc::new(settings.access.clone());
         let members = access.endpoints.len().max(1);
         let (mut next, mut failures) = (0, 0_u32);
-        let mut heard = Instant::now();
+        let mut last_answer = Instant::now();
         loop {
             let Some(endpoint) = access.endpoints.get(next % members) else {
                 return;
@@ -77,14 +77,14 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
                 client: Client::new(Arc::clone(&access), endpoint.clone()),
                 model: Model::new(&settings.prefix),
                 seen: 0,
-                heard,
+                last_answer,
                 lease: None,
                 written: None,
                 keep_at: Instant::now(),
                 twin: None,
             };
             let Err(error) = session.run().await;
-            heard = session.heard;
+            last_answer = session.last_answer;
             if began.elapsed() >= WELL {
                 failures = 0;
             }
@@ -98,7 +98,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
                 true => retry(rounds, Duration::from_secs(1)),
                 false => GATHER,
             };
-            let left = settings.lease.saturating_sub(heard.elapsed());
+            let left = settings.lease.saturating_sub(last_answer.elapsed());
             if left.is_zero() {
                 shared.forget_directors();
             } else {
@@ -109,7 +109,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
-/// Waits until that time, if there is one.
+/// Waits until `at`; without it, forever.
 async fn timer(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -117,18 +117,18 @@ async fn timer(at: Option<Instant>) {
     }
 }
 
-/// The changes that a watch has not reported although a probe has found them. etcd before 3.4.31 and
-/// 3.5.13 may lose changes, and the fact that its history was compacted, and continues with later
-/// ones.
+/// The changes that a watch has not reported although a probe has found them. etcd before 3.4.31
+/// and 3.5.13 may lose changes, and the fact that its history was compacted, and continues with
+/// later ones.
 #[derive(Debug)]
 struct Owed {
     /// The watch has delivered all changes up to this revision, except deletions.
     announced: i64,
-    /// The last change that the probe before found.
+    /// The last change that the previous probe found.
     latest: i64,
     /// The hashes of keys for which the probe found a later revision than the watch has delivered.
     behind: HashMap<u64, i64>,
-    /// Probes in a row that found another number of keys.
+    /// Number of consecutive probes that found another number of keys.
     differ: u32,
 }
 
@@ -162,22 +162,23 @@ impl Owed {
         // A deletion may not have been delivered yet.
         let differs = usize::try_from(page.count.0) != Ok(known.len());
         self.differ = if differs { self.differ + 1 } else { 0 };
-        (self.differ >= DIFFER_MAX).then_some("it has another number of keys than it reported")
+        (self.differ >= DIFFER_MAX)
+            .then_some("the number of its keys differs from the number that it reported")
     }
 }
 
-/// With one member.
+/// The session with one member.
 struct Session<'a> {
     settings: &'a Cluster,
     shared: &'a Shared,
     client: Client,
     model: Model,
-    /// The revision up to which all changes are delivered.
+    /// The revision up to which all changes have been received.
     seen: i64,
     /// The time of the last answer that a majority has confirmed.
-    heard: Instant,
+    last_answer: Instant,
     lease: Option<i64>,
-    /// The last entry written under it.
+    /// The last record that was written with the lease.
     written: Option<Director>,
     /// Time at which the lease is renewed, or requested.
     keep_at: Instant,
@@ -198,7 +199,7 @@ impl Session<'_> {
         }
     }
 
-    /// Reads all keys, as they are at one moment.
+    /// Reads all keys at one revision.
     async fn list(&mut self) -> Result<(), Error> {
         let prefix = self.settings.prefix.as_bytes();
         let mut range = Range {
@@ -211,7 +212,7 @@ impl Session<'_> {
         let mut cluster = 0;
         loop {
             let page = self.client.range(range.clone()).await?;
-            self.heard = Instant::now();
+            self.last_answer = Instant::now();
             if range.revision.is_none() {
                 cluster = page.header.cluster_id.0;
                 self.seen = page.header.revision.0;
@@ -341,12 +342,12 @@ impl Session<'_> {
             ..Range::default()
         };
         let page = self.client.range(range).await?;
-        self.heard = Instant::now();
+        self.last_answer = Instant::now();
         self.shared.hear_etcd();
         Ok(page)
     }
 
-    /// Renews the lease, or requests one.
+    /// Renews the lease, or requests a new one.
     async fn keep(&mut self) -> Result<(), Error> {
         self.keep_at = Instant::now() + self.settings.lease / 3;
         if let Some(id) = self.lease {
@@ -375,11 +376,11 @@ impl Session<'_> {
         self.announce().await
     }
 
-    /// Forgets the lease: etcd has ended it and deleted its keys.
+    /// Drops the lease, which etcd has revoked and whose keys it has deleted.
     fn lose_lease(&mut self) {
         tracing::warn!(
             event = "lease_lost",
-            "etcd has removed this director; it registers itself again"
+            "etcd has removed the record of this director, which is written again"
         );
         self.lease = None;
         self.written = None;
@@ -424,7 +425,7 @@ impl Session<'_> {
         )));
     }
 
-    /// Publishes the record of this director if it has changed.
+    /// Writes the record of this director to etcd if it has changed.
     async fn announce(&mut self) -> Result<(), Error> {
         let (Some(lease), Some(announced)) = (self.lease, self.shared.announced()) else {
             return Ok(());

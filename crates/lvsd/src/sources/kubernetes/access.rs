@@ -1,4 +1,5 @@
-//! Where the API server is and how lvsd proves its identity: from a kubeconfig file, or from inside a pod.
+//! Where the API server is and how lvsd proves its identity: from a kubeconfig file, or from inside
+//! a pod.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,7 +14,7 @@ use crate::text::read_file;
 /// The files that a pod has for its ServiceAccount.
 pub(crate) const POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The token of this client. `Debug` does not show it.
+/// The client's token. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Token {
     /// In a file, which is read for each request.
@@ -31,7 +32,8 @@ impl fmt::Debug for Token {
     }
 }
 
-/// An API server, and the credentials for it, which `Debug` does not show. Files are read already.
+/// An API server and its credentials, which `Debug` does not print. The credential files have been
+/// read.
 pub(crate) struct Access {
     pub(crate) server: String,
     pub(crate) ca: Option<Vec<u8>>,
@@ -46,7 +48,7 @@ impl fmt::Debug for Access {
     }
 }
 
-/// Why there is no access, and the fix.
+/// The reason why there is no access, and the fix.
 pub(crate) type Wrong = (String, String);
 
 fn wrong<T>(what: impl Into<String>, help: impl Into<String>) -> Result<T, Wrong> {
@@ -173,7 +175,7 @@ impl Access {
                 let place = error.location().map(|at| format!(" at line {}", at.line()));
                 return wrong(
                     format!("{path:?} is not a kubeconfig{}", place.unwrap_or_default()),
-                    "look at it with kubectl --kubeconfig FILE config view",
+                    "check it with kubectl --kubeconfig FILE config view",
                 );
             }
         };
@@ -208,7 +210,7 @@ impl Access {
             }),
             Err(error) => wrong(
                 format!("cannot read the token of this pod in {directory}: {error}"),
-                "set automountServiceAccountToken: true in the pod, or name `server`, `ca` and `token_file`",
+                "set automountServiceAccountToken: true in the pod, or set `server`, `ca` and `token_file`",
             ),
         })
     }
@@ -275,7 +277,7 @@ impl File {
                     "the user {:?} of the kubeconfig has a client certificate without its key, or a key without its certificate",
                     context.user
                 ),
-                "give both, or neither",
+                "configure both, or neither",
             );
         }
         let token = match (some(user.token_file.as_ref()), some(user.token.as_ref())) {
@@ -309,7 +311,7 @@ impl Cluster {
             if some(value.as_ref()).is_some() {
                 return wrong(
                     format!("the kubeconfig has `{key}`, which lvsd does not support"),
-                    "name an address of the API server that its certificate has, and that lvsd reaches directly",
+                    "use an address of the API server that is in its certificate, and that lvsd can reach directly",
                 );
             }
         }
@@ -334,13 +336,13 @@ impl User {
         }
         if self.username.is_some() {
             return wrong(
-                "the user of the kubeconfig has a `username`: API servers accept no passwords",
+                "the user of the kubeconfig has a `username`: API servers do not accept passwords",
                 TOKEN,
             );
         }
         if self.impersonated.is_some() {
             return wrong(
-                "the user of the kubeconfig acts `as` another one, which lvsd does not support",
+                "the user of the kubeconfig acts `as` another user, which lvsd does not support",
                 TOKEN,
             );
         }
@@ -465,7 +467,7 @@ users:
             ("insecure", "always checks the API server's certificate"),
             ("base64", "`certificate-authority-data` is not base64"),
             ("away", "nowhere.crt"),
-            ("password", "accept no passwords"),
+            ("password", "do not accept passwords"),
         ] {
             let (what, help) = access(&directory, Some(context)).unwrap_err();
             assert!(what.contains(words), "{context}: {what}");
@@ -492,7 +494,7 @@ users:
     }
 
     #[test]
-    fn pod_environment_and_files_are_the_access() {
+    fn pod_environment_and_files_define_the_access() {
         let directory = directory();
         let pod = |host: &str, port: &str| {
             let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());

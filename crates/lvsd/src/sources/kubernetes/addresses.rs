@@ -1,7 +1,7 @@
-//! The addresses of Services (pure): ranges of a pool, and which Service has which address.
+//! The addresses of Services (pure): ranges of pools, and the assignment of addresses to Services.
 //!
-//! `status.loadBalancer.ingress` is the only record. An address that it has stays as long as the
-//! Service; a Service without one gets the first free address of a pool.
+//! `status.loadBalancer.ingress` is the only record. An address in it stays assigned as long as the
+//! Service exists. A Service without an address gets the first free address of a pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,9 +13,9 @@ use super::Settings;
 use super::model::{ANNOTATIONS_MAX, Model, PORTS_MAX, PREFIX};
 use super::objects::Service;
 
-/// The annotation with the key by which Services share an address.
+/// The annotation whose value is a key: Services with the same key may share an address.
 const SHARE: &str = "lvsd/share";
-/// Services that share an address.
+/// Maximum of Services that share an address.
 const SHARERS_MAX: usize = 64;
 
 /// Addresses of one family, from the first to the last.
@@ -35,17 +35,17 @@ fn number(ip: IpAddr) -> u128 {
 }
 
 impl Range {
-    /// Whether it has an address.
+    /// Whether the range contains an address.
     pub(crate) fn contains(&self, ip: IpAddr) -> bool {
         Family::of(&ip) == self.family && (self.first..=self.last).contains(&number(ip))
     }
 
-    /// Whether both have an address in common.
+    /// Whether two ranges have an address in common.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.family == other.family && self.first <= other.last && other.first <= self.last
     }
 
-    /// The first address that is not `taken`.
+    /// The first address of the range that is not in `taken`.
     fn free(&self, taken: &Taken<'_>) -> Option<IpAddr> {
         let address = |number: u128| match self.family {
             Family::V4 => u32::try_from(number)
@@ -69,7 +69,7 @@ impl Range {
 impl FromStr for Range {
     type Err = String;
 
-    /// `192.0.2.0/24`, `192.0.2.10-192.0.2.20` or one address.
+    /// Parses `192.0.2.0/24`, `192.0.2.10-192.0.2.20` or one address.
     fn from_str(text: &str) -> Result<Self, String> {
         let address = |text: &str| {
             let text = text.trim();
@@ -112,7 +112,7 @@ pub struct Pool {
     pub name: String,
     /// Its addresses.
     pub ranges: Vec<Range>,
-    /// Services get its addresses without naming it.
+    /// Services that request no pool get addresses of this pool.
     pub auto_assign: bool,
 }
 
@@ -122,10 +122,10 @@ impl Pool {
     }
 }
 
-/// Services that may have one address together: of one namespace, with one key.
+/// Services that may share one address: the namespace and the value of the sharing annotation.
 type Group<'a> = (&'a str, &'a str);
 
-/// The group of a Service, if it has an annotation for it.
+/// The group of a Service, if it has the sharing annotation.
 fn group<'a>(service: &'a Service, settings: &Settings) -> Option<Group<'a>> {
     let meta = &service.metadata;
     let key = meta.annotations.get(SHARE).filter(|key| !key.is_empty());
@@ -148,7 +148,7 @@ struct Taken<'a> {
 }
 
 impl<'a> Taken<'a> {
-    /// The Service because of which another one cannot have the address.
+    /// The Service that uses the address already and does not share it with this one.
     fn other(
         &self,
         ip: IpAddr,
@@ -180,14 +180,14 @@ impl<'a> Taken<'a> {
 /// The addresses of all Services of our class.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Assigned {
-    /// The addresses that a Service has in its status, and may serve.
+    /// The addresses that a Service has in its status and may use.
     pub(super) given: BTreeMap<String, Vec<IpAddr>>,
     /// The addresses that its status should have instead.
     pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
-    /// Why a Service does not have the addresses that it should have.
+    /// The reasons why Services do not have the addresses that they request.
     pub(super) refused: BTreeMap<String, String>,
-    /// The Services that keep their present state: their status has an address of no pool, or they
-    /// have too many ports.
+    /// The Services whose present state is unchanged: their status has an address of no pool, or
+    /// they have too many ports.
     pub(super) held: BTreeSet<String>,
 }
 
@@ -243,7 +243,7 @@ impl Assigned {
             ))
         } else if service.annotation_bytes > ANNOTATIONS_MAX {
             Some(format!(
-                "its annotations {PREFIX}... have {} bytes, and {ANNOTATIONS_MAX} at most are read",
+                "its annotations {PREFIX}... have {} bytes, and the maximum is {ANNOTATIONS_MAX}",
                 service.annotation_bytes
             ))
         } else {
@@ -336,7 +336,7 @@ struct Request<'a> {
 
 impl<'a> Request<'a> {
     /// # Errors
-    /// It asks for what no director can give.
+    /// The Service requests an address that no director can assign.
     fn of(service: &Service, settings: &'a Settings) -> Result<Self, String> {
         let annotation = |name: &str| {
             let name = format!("{PREFIX}{name}");
@@ -374,7 +374,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// The pools that addresses come from.
+    /// The pools that may assign the requested address.
     fn pools(&self, settings: &'a Settings) -> impl Iterator<Item = &'a Pool> {
         settings.pools.iter().filter(|pool| match self.pool {
             Some(own) => own.name == pool.name,
@@ -417,7 +417,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Whether the status has the present ports, if it has any.
+/// Whether the status has the present ports, or no ports.
 fn has_present_ports(service: &Service) -> bool {
     let ingress = service.status.load_balancer.ingress.iter();
     let mut reported = ingress.filter(|one| !one.ports.is_empty());
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_requested_address_is_given_if_it_is_free_and_in_a_pool() {
+    fn assign_requested_address_is_assigned_if_free_and_in_a_pool() {
         let all = [
             service("first", 1, &["192.0.2.10"], ""),
             service(
@@ -726,14 +726,14 @@ mod tests {
     }
 
     #[test]
-    fn assign_long_annotations_keep_the_address_taken() {
+    fn assign_long_annotations_keep_the_address() {
         let text = "x".repeat(ANNOTATIONS_MAX);
         let assigned = assigned(&[
             service("long", 1, &["192.0.2.10"], &annotation("weights", &text)),
             service("web", 2, &[], ""),
         ]);
         assert!(
-            assigned.refused["shop/long"].contains("16384 at most"),
+            assigned.refused["shop/long"].contains("the maximum is 16384"),
             "{:?}",
             assigned.refused
         );

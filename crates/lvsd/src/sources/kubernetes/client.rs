@@ -1,5 +1,5 @@
-//! An API server over HTTP: requests one after the other on a persistent connection, and each watch
-//! on a separate one.
+//! A client of an API server over HTTP: requests, one after the other, share a persistent
+//! connection. Each watch has a separate connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::objects::Status;
 use super::{Settings, Token};
 use crate::sources::http::{self, Lines, Reopened, collect, failed, plain};
 
-/// Changes that are sent at once.
+/// Number of changes that are sent concurrently.
 pub(super) const WRITERS: usize = 8;
 /// Bytes of a token.
 const TOKEN_MAX: u64 = 64 << 10;
@@ -26,7 +26,7 @@ const TOKEN_MAX: u64 = 64 << 10;
 /// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Error {
-    /// No answer, or an invalid one; the text has the reason.
+    /// No answer, or an invalid one; the text is the reason.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -40,17 +40,18 @@ impl Error {
         matches!(self, Self::Refused(410, _))
     }
 
-    /// It is not there.
+    /// Whether the object does not exist.
     pub(super) const fn is_missing(&self) -> bool {
         matches!(self, Self::Refused(404, _))
     }
 
-    /// Another writer has changed it in the meantime.
+    /// Whether another writer has changed the object in the meantime.
     pub(super) const fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(409, _))
     }
 
-    /// The API server or its etcd has too much to do, or a fault: the same request may succeed later.
+    /// Whether the API server or its etcd is overloaded or has failed: the same request may succeed
+    /// later.
     pub(super) const fn is_passing(&self) -> bool {
         matches!(self, Self::Refused(429 | 500..=599, _))
     }
@@ -133,7 +134,7 @@ fn header(text: &str, wrong: &dyn Fn(&dyn fmt::Display) -> Error) -> Result<Head
     Ok(value)
 }
 
-/// A request that changes something.
+/// A request that changes an object.
 pub(super) struct Change {
     method: Method,
     path: String,
@@ -146,7 +147,7 @@ impl Change {
         Self { method, path, body }
     }
 
-    /// Merges `body` into an object.
+    /// A request that merges `body` into an object.
     pub(super) fn patch(path: String, body: Value) -> Self {
         let method = Method::PATCH;
         Self { method, path, body }
@@ -285,7 +286,7 @@ impl Client {
         Err(refused(status.as_u16(), &body))
     }
 
-    /// Sends a request that changes something.
+    /// Sends a request that changes an object.
     pub(super) async fn change(&mut self, change: Change) -> Result<Value, Error> {
         self.call(change.method, &change.path, Some(&change.body))
             .await

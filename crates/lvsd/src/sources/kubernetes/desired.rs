@@ -1,5 +1,6 @@
-//! From objects to services (pure): each port of a Service at each of its addresses becomes the text of
-//! one `[[service]]`, as a key of etcd has it. The daemon checks each text alone.
+//! From objects to services (pure): each port of a Service at each of its addresses becomes the
+//! text of one `[[service]]`, the same text as a service in etcd. The daemon checks each text
+//! separately.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -20,7 +21,7 @@ const SERVERS_MAX: usize = 1024;
 const ALL_SERVERS_MAX: usize = 65_536;
 /// Networks of `spec.loadBalancerSourceRanges`.
 const RANGES_MAX: usize = 1024;
-/// The annotations, without their prefix.
+/// The known annotations, without their prefix.
 const ANNOTATIONS: [&str; 10] = [
     "address",
     "check",
@@ -71,7 +72,7 @@ struct Options<'a> {
     check: Option<&'a str>,
     servers: Servers,
     limits: Vec<(&'a str, u32)>,
-    /// The weights of nodes; others have 1.
+    /// The weights of nodes; other nodes have weight 1.
     weights: BTreeMap<&'a str, u32>,
     /// The weights of zones; others have 0. Empty: all have 1.
     zones: BTreeMap<&'a str, u32>,
@@ -115,7 +116,7 @@ fn http_path(check: &str) -> Option<&str> {
 
 impl<'a> Options<'a> {
     /// # Errors
-    /// An annotation is wrong.
+    /// An annotation is invalid.
     fn of(service: &'a Service) -> Result<Self, String> {
         let mut options = Self {
             scheduler: None,
@@ -263,10 +264,10 @@ pub(super) fn desired(
     Ok(desired)
 }
 
-/// The texts of a Service, and how many servers they have.
+/// The texts of a Service's services, and their number of servers.
 ///
 /// # Errors
-/// Why there are none.
+/// The reason why there are none.
 fn texts(
     model: &Model,
     nodes: &Nodes<'_>,
@@ -375,7 +376,7 @@ fn text(
     Ok(text)
 }
 
-/// The check of a service's servers, if it is not that of `[defaults]`.
+/// The check of a service's servers; `None` for that of `[defaults]`.
 fn check(
     service: &Service,
     options: &Options<'_>,
@@ -397,7 +398,7 @@ fn check(
             )
         }),
         Some(check) if protocol != "tcp" => Err(format!(
-            "annotation {PREFIX}check: `{check}` checks ports of TCP, and this port is of {protocol}"
+            "annotation {PREFIX}check: `{check}` checks TCP ports, and this port uses {protocol}"
         )),
         Some(check) => Ok(Some(match http_path(check) {
             Some(path) => format!("{{ type = \"http\", path = \"{path}\" }}"),
@@ -413,9 +414,9 @@ fn is_local(service: &Service) -> bool {
     service.spec.external_traffic_policy.as_deref() == Some("Local")
 }
 
-/// Nodes that take connections.
+/// The nodes that receive connections.
 struct Nodes<'a> {
-    /// Each with its name, and whether it accepts new connections.
+    /// Each node with its name, and whether it accepts new connections.
     all: Vec<(&'a str, &'a Node, bool)>,
 }
 
@@ -586,7 +587,7 @@ mod tests {
         texts.concat()
     }
 
-    /// A Service whose pods get packets by tunnel.
+    /// A Service whose pods receive packets through a tunnel.
     fn tunnelled() -> String {
         annotated("servers", r#"endpoints","lvsd/forward":"tun"#)
     }
@@ -609,7 +610,10 @@ mod tests {
     fn refusal(service: &str) -> String {
         let mut desired = of(service, &[], &[]);
         assert!(desired.texts.is_empty(), "{desired:?}");
-        desired.refused.remove("shop/web").expect("it is refused")
+        desired
+            .refused
+            .remove("shop/web")
+            .expect("the change is refused")
     }
 
     /// The servers of the only service.
@@ -690,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_no_ready_node_at_all_is_not_believed() {
+    fn desired_without_any_ready_node_uses_all_nodes() {
         let nodes = [
             node("n1", "10.0.0.1", "not ready"),
             node("n2", "10.0.0.2", "not ready"),
@@ -876,7 +880,7 @@ mod tests {
             (annotated("check", "http:/a b"), "`http:/a b` is none of"),
             (
                 annotated("check", "http:/").replace("\"TCP\"", "\"UDP\""),
-                "ports of TCP",
+                "checks TCP ports",
             ),
             (
                 annotated("limits", "connection=5"),
@@ -895,7 +899,7 @@ mod tests {
             (annotated("zones", ""), "lvsd/zones: `` is not NAME=NUMBER"),
             (
                 annotated("check", "tcp").replace("\"TCP\"", "\"UDP\""),
-                "ports of TCP",
+                "checks TCP ports",
             ),
             (
                 with_spec(r#""loadBalancerSourceRanges":["x\n"]"#),
@@ -923,7 +927,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_address_of_ipv6_takes_servers_of_ipv6() {
+    fn desired_ipv6_address_uses_ipv6_servers() {
         let service = with_spec(r#""ipFamilies":["IPv4","IPv6"]"#).replace(
             r#"{"ip":"192.0.2.10"}"#,
             r#"{"ip":"192.0.2.10"},{"ip":"2001:db8::10"}"#,

@@ -1,7 +1,7 @@
-//! The Lease by which one director at a time writes addresses (pure).
+//! The Lease that permits one director at a time to write addresses (pure: no I/O).
 //!
-//! Clocks of directors may differ. So a director takes the Lease of another one when it has not seen
-//! the Lease change for as long as the Lease lasts, by its own clock.
+//! Clocks of directors may differ. So a director takes over the Lease if it has not seen the Lease
+//! change for the Lease's duration, measured by its own clock.
 
 use std::time::Duration;
 
@@ -10,42 +10,43 @@ use tokio::time::Instant;
 
 use super::objects::{Lease, LeaseSpec};
 
-/// Time without a renewal after which another director takes the Lease.
+/// Time without a renewal after which another director may take over the Lease.
 pub(super) const LASTS: Duration = Duration::from_secs(15);
 /// Interval of the checks of the Lease.
 pub(super) const PERIOD: Duration = Duration::from_secs(4);
-/// Time for which a renewal permits this director to write. It ends before another director takes
-/// the Lease.
+/// Time for which a renewal permits this director to write. It ends before another director may
+/// take over the Lease.
 const WRITES: Duration = Duration::from_secs(10);
 /// The longest duration of a Lease that is believed, in seconds.
 const LONGEST: u32 = 300;
 
-/// This director's knowledge of the Lease.
+/// The state of the Lease as far as this director has read it.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
-    /// The last known version, and its time.
+    /// The last version of the Lease that this director has read, and when it first read that
+    /// version.
     seen: Option<(String, Instant)>,
     /// The last version that this director wrote.
     written: Option<String>,
-    /// Until when this director may write.
+    /// Time until which this director may write.
     until: Option<Instant>,
-    /// The director that holds it.
+    /// The director that holds the Lease.
     pub(super) holder: Option<String>,
-    /// Another director has the name of this one.
+    /// Another director has the same name as this one.
     pub(super) twin: bool,
 }
 
 /// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Another director holds it.
+    /// Another director holds the Lease.
     Wait,
-    /// Write it, with the version that it has now, if there is one.
+    /// Write the Lease, with the resource version that it has now, or create it.
     Write(Value),
 }
 
 impl Claim {
-    /// Decides about the Lease; `None`: there is none. `unix` is the time since 1970.
+    /// Decides about the Lease; `None`: it does not exist. `unix` is the time since 1970.
     pub(super) fn step(
         &mut self,
         lease: Option<&Lease>,
@@ -82,14 +83,14 @@ impl Claim {
         Step::Write(body(namespace, name, me, (&spec, own), &version, unix))
     }
 
-    /// This director has written the Lease, in a request that it sent at `sent`.
+    /// Records that this director has written the Lease, with a request that was sent at `sent`.
     pub(super) fn won(&mut self, version: &str, me: &str, sent: Instant) {
         self.written = Some(version.to_owned());
         self.holder = Some(me.to_owned());
         self.until = Some(sent + WRITES);
     }
 
-    /// Another director was faster.
+    /// Records that another director was faster.
     pub(super) fn lost(&mut self) {
         self.until = None;
         self.written = None;
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn step_lease_of_another_is_taken_when_it_no_longer_changes() {
+    fn step_lease_of_another_is_acquired_when_it_no_longer_changes() {
         let mut claim = Claim::default();
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn step_own_lease_of_an_unknown_version_is_of_a_twin() {
+    fn step_own_lease_of_an_unknown_version_reports_duplicate_name() {
         let mut claim = Claim::default();
         let now = Instant::now();
         // After a restart, the own name is no twin's.

@@ -1,6 +1,6 @@
-//! Services of type `LoadBalancer` in Kubernetes: Services, EndpointSlices and Nodes are listed once
-//! and then watched. Where that fails in any way, they are listed anew; what was known holds until
-//! then.
+//! Services of type `LoadBalancer` in Kubernetes: Services, EndpointSlices and Nodes are listed
+//! once and then watched. Where that fails in any way, they are listed anew; what was known holds
+//! until then.
 //!
 //! ```text
 //! list ──▶ Model ◀── watch
@@ -47,23 +47,23 @@ use super::http::{Endpoint, Lines, plain};
 use super::{Shared, retry};
 use crate::health::probe::Tls;
 
-/// Objects of one page of a list.
+/// Maximum of objects in one page of a list.
 const PAGE: usize = 500;
 /// Objects of a list.
 const LISTED_MAX: usize = 100_000;
-/// Parts of a list.
+/// Maximum of pages of a list.
 const PAGES_MAX: usize = 2000;
-/// How long a list may take as a whole.
+/// Time limit for reading a complete list.
 const LIST_TIME: Duration = Duration::from_secs(300);
-/// How long a watch lasts, in seconds. The API server ends it then, and it is started again.
+/// Duration of a watch in seconds. Then the API server ends it, and it is started again.
 const WATCH: u64 = 300;
 /// Time after which a watch that the API server should have ended counts as dead.
 const WATCH_MAX: Duration = Duration::from_secs(WATCH + 30);
 /// Changes that arrive within this time go to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
-/// The shortest time between two watches of a kind.
+/// Shortest interval between two watches of a kind.
 const WATCH_MIN: Duration = Duration::from_secs(1);
-/// A session of this length counts as a success.
+/// Length of a session that counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// Statuses and Events that are written before the watches are read again.
 const WRITES: usize = 32;
@@ -75,7 +75,7 @@ const MESSAGE_MAX: usize = 900;
 pub struct Settings {
     /// The API server.
     pub server: Endpoint,
-    /// The certificates of both sides.
+    /// The CA that lvsd accepts, and the certificate that lvsd presents.
     pub(crate) tls: Option<Tls>,
     /// The token of this client.
     pub token: Option<Token>,
@@ -89,18 +89,18 @@ pub struct Settings {
     pub lease: (String, String),
     /// The name of this director.
     pub director: String,
-    /// How long a request may take.
+    /// Time limit for a request.
     pub timeout: Duration,
-    /// The addresses that Services get.
+    /// The pools that Services get addresses from.
     pub pools: Vec<Pool>,
 }
 
 impl Settings {
-    /// The class of Services, if the file does not say it.
+    /// The default of the load balancer class.
     pub const CLASS: &'static str = "lvsd";
-    /// The namespace and name of the Lease, if the file does not say them.
+    /// The default of the Lease's namespace and name.
     pub const LEASE: &'static str = "lvsd/lvsd";
-    /// How long a request may take, if the file does not say it.
+    /// The default of the time limit for a request.
     pub const TIMEOUT: Duration = Duration::from_secs(5);
 
     /// The cluster, in `lvsd status` and in the state directory.
@@ -136,7 +136,7 @@ pub struct Kubernetes {
 /// The state of Kubernetes besides the services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct View {
-    /// Objects that are refused, in words.
+    /// Messages about refused objects.
     pub(super) left_out: Vec<String>,
     /// The objects that are refused.
     pub(super) refused: usize,
@@ -178,7 +178,7 @@ pub(super) fn follow(settings: Settings, shared: Arc<Shared>) -> JoinHandle<()> 
     })
 }
 
-/// At that time, if there is one.
+/// Waits until `at`; without it, forever.
 async fn timer(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -192,30 +192,30 @@ fn unix() -> Duration {
     since.unwrap_or_default()
 }
 
-/// A watch of one kind.
+/// A watch of one kind of objects.
 struct Watch {
     kind: Kind,
     lines: Lines,
-    /// The version up to which all objects are known.
+    /// The resource version up to which the model contains all changes.
     version: String,
     began: Instant,
-    /// When it counts as dead.
+    /// Time at which the watch counts as failed.
     dead: Instant,
 }
 
 /// The meaning of a line of a watch.
 enum Brought {
-    /// An object is new, has changed or has gone.
+    /// An object was added, changed or deleted.
     Change,
     /// Only a version.
     Bookmark,
-    /// Its end, which is no fault.
+    /// The API server ended the watch, as it does periodically. This is not an error.
     End,
-    /// Its history is gone: all objects have to be listed again.
+    /// The watch's history has expired: all objects must be listed again.
     Expired(String),
 }
 
-/// With one API server.
+/// The session with one API server.
 struct Session<'a> {
     settings: Arc<Settings>,
     shared: &'a Shared,
@@ -227,9 +227,9 @@ struct Session<'a> {
     assigned: Assigned,
     /// Why Services are refused, by the texts of the Events written.
     reported: BTreeMap<String, String>,
-    /// Why this director cannot take the Lease.
+    /// The reason why this director cannot acquire the Lease.
     no_lease: Option<String>,
-    /// Why this director cannot write something else.
+    /// The reason why this director cannot write an object other than the Lease.
     unwritten: Option<String>,
 }
 
@@ -275,7 +275,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reads all objects of a kind, as they are at one moment, and returns the version of that moment.
+    /// Reads all objects of a kind at one version, and returns this version.
     async fn list(&mut self, kind: Kind) -> Result<String, Error> {
         let path = kind.path(self.settings.namespace.as_deref());
         let mut listed = Model::default();
@@ -400,16 +400,16 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Logs why everything is read again.
+    /// Logs the reason why all objects are read again.
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
-            "Kubernetes, {}: a watch cannot continue ({why}); all objects are read anew",
+            "Kubernetes, {}: a watch cannot continue ({why}); all objects are read again",
             self.settings.name()
         );
     }
 
-    /// Handles a line of a watch; `None`: it has ended.
+    /// Processes a line of a watch; `None` if the watch has ended.
     fn take(&mut self, watch: &mut Watch, line: Option<Vec<u8>>) -> Result<Brought, Error> {
         let Some(line) = line else {
             return Ok(Brought::End);
@@ -438,7 +438,7 @@ impl<'a> Session<'a> {
         Ok(Brought::Change)
     }
 
-    /// Passes the known objects to the daemon.
+    /// Passes the present objects to the main loop.
     fn hand_over(&mut self) -> Result<(), Error> {
         self.assigned = assign(&self.model, &self.settings);
         let desired = desired(&self.model, &self.assigned, &self.settings);
@@ -489,7 +489,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reads the Lease, and renews or takes it.
+    /// Reads the Lease, and renews or acquires it.
     async fn keep(&mut self) -> Result<(), Error> {
         let settings = Arc::clone(&self.settings);
         let (namespace, name) = (&settings.lease.0, &settings.lease.1);
@@ -537,15 +537,15 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The Lease cannot be read or written. That is a fault of the session unless it is refused: then
-    /// this director serves without writing.
+    /// Handles an error of reading or writing the Lease. If the request was refused, this director
+    /// serves without writing; any other error ends the session.
     fn not_kept(&mut self, error: Error) -> Result<(), Error> {
         if !error.is_refused() {
             return Err(error);
         }
         let (namespace, name) = &self.settings.lease;
         let why = format!(
-            "this director writes no addresses of Services: the API server, asked for the Lease {namespace}/{name}, {error}"
+            "this director writes no addresses of Services: the API server, queried for the Lease {namespace}/{name}, {error}"
         );
         log_new(self.no_lease.as_ref(), &why);
         self.no_lease = Some(why);
@@ -559,7 +559,8 @@ impl<'a> Session<'a> {
         self.unwritten = Some(why);
     }
 
-    /// Writes statuses and Events that are due, if this director holds the Lease; true if more is due.
+    /// Writes statuses and Events that are due, if this director holds the Lease. Returns true if
+    /// more are due.
     async fn write(&mut self) -> Result<bool, Error> {
         let mut left = WRITES;
         while !self.assigned.wanted.is_empty() {
@@ -577,8 +578,8 @@ impl<'a> Session<'a> {
         self.complain(left).await
     }
 
-    /// Writes a few statuses at once, and then Events about new addresses; false if another attempt
-    /// at one of them may succeed later.
+    /// Writes a few statuses at once, and then Events about new addresses. Returns false if a write
+    /// failed that may succeed later.
     async fn write_some(&mut self) -> Result<bool, Error> {
         let mut due = Vec::new();
         while due.len() < WRITERS
@@ -669,7 +670,7 @@ impl<'a> Session<'a> {
         Ok(false)
     }
 
-    /// An Event about a Service, and the Service.
+    /// Makes an Event about a Service.
     fn event(
         &self,
         key: &str,
@@ -735,21 +736,21 @@ fn status(service: &Service, addresses: &[IpAddr]) -> Value {
     })
 }
 
-/// Logs a failed write, unless it was logged before.
+/// Logs the reason of a failed write, unless it was logged before.
 fn log_new(known: Option<&String>, why: &str) {
     if known.map(String::as_str) != Some(why) {
         tracing::warn!(event = "unwritten", "{why}");
     }
 }
 
-/// The path of an object with that key.
+/// The API path of the object with a key.
 fn path_of(key: &str, plural: &str, part: &str) -> String {
     let (namespace, name) = key.split_once('/').unwrap_or_default();
     format!("/api/v1/namespaces/{namespace}/{plural}/{name}{part}")
 }
 
 impl Watch {
-    /// The next line; `None` at its end. Nothing is lost if it is dropped before.
+    /// The next line; `None` at the end of the watch. A caller that drops the future loses no data.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         let limit = self.dead.saturating_duration_since(Instant::now());
         match timeout(limit, self.lines.next()).await {

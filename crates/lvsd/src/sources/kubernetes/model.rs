@@ -15,7 +15,7 @@ const SLICES_MAX: usize = 20_000;
 const ENDPOINTS_MAX: usize = 200_000;
 /// Nodes.
 const NODES_MAX: usize = 5000;
-/// Bytes of a name; Kubernetes permits as many.
+/// Maximum length of a name in bytes, as in Kubernetes.
 const NAME_MAX: usize = 253;
 /// Bytes of the annotations of a Service that are kept.
 pub(super) const ANNOTATIONS_MAX: usize = 16 << 10;
@@ -37,7 +37,7 @@ pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
 /// The label of a Node that external load balancers skip.
 pub(super) const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
-/// A kind of object.
+/// A kind of Kubernetes objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Service,
@@ -48,7 +48,7 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
 
-    /// The path of its objects, in one namespace or in all.
+    /// The API path of the objects of this kind, in one namespace or in all.
     pub(super) fn path(self, namespace: Option<&str>) -> String {
         let (api, plural) = match self {
             Self::Service => ("/api/v1", "services"),
@@ -134,14 +134,15 @@ fn key(named: &Named) -> String {
     }
 }
 
-/// Whether it is a name in Kubernetes.
+/// Whether the text is a valid name in Kubernetes.
 pub(crate) fn is_name(name: &str) -> bool {
     let right = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(right)
 }
 
 impl Model {
-    /// Takes an object, in JSON, that is new or has changed. One that cannot be read is refused alone.
+    /// Stores a new or changed object, given as JSON. An object that cannot be parsed is refused;
+    /// the others are unaffected.
     ///
     /// # Errors
     /// There are too many objects.
@@ -155,7 +156,8 @@ impl Model {
         self.bounded()
     }
 
-    /// Takes an object of a list. One that cannot be read is refused, and is what it is in `before`.
+    /// Stores an object of a list. An object that cannot be parsed is refused, and keeps the value
+    /// that it has in `before`.
     ///
     /// # Errors
     /// There are too many objects.
@@ -186,7 +188,7 @@ impl Model {
         self.bounded()
     }
 
-    /// Replaces all objects of a kind by those of a complete list.
+    /// Replaces all objects of a kind by the objects of a complete list.
     pub(super) fn replace(&mut self, kind: Kind, listed: Self) {
         let of_kind = full_name(kind, "");
         self.refused.retain(|name, _| !name.starts_with(&of_kind));
@@ -271,7 +273,7 @@ impl Model {
         Ok(())
     }
 
-    /// Removes an object.
+    /// Removes an object from the model.
     pub(super) fn delete(&mut self, kind: Kind, object: &str) {
         let key = key(&Named::of(object));
         self.refused.remove(&full_name(kind, &key));
@@ -344,7 +346,8 @@ fn full_name(kind: Kind, key: &str) -> String {
     format!("{} {key}", kind.name())
 }
 
-/// Reads an object. The reason why it cannot be read has no place, which changes with every version.
+/// Parses an object. The error text has no line and column, because they change with every version
+/// of the object.
 fn read<'a, T: Deserialize<'a>>(object: &'a str) -> Result<T, String> {
     serde_json::from_str(object).map_err(|error| {
         let why = error.to_string();
@@ -378,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn model_other_kind_of_service_is_not_kept() {
+    fn model_other_kind_of_service_is_not_stored() {
         let mut model = Model::default();
         let lb = json!({ "type": "LoadBalancer" });
         put(&mut model, "web", &lb);
@@ -407,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn model_older_version_of_a_service_is_passed_over() {
+    fn model_older_version_of_a_service_is_ignored() {
         let mut model = Model::default();
         let mut put = |version: &str, uid: &str, port: u16| {
             let service = json!({
@@ -566,7 +569,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn model_takes_anything_without_panic(objects in proptest::collection::vec(anything(), 0..8)) {
+        fn model_object_of_any_text_does_not_panic(objects in proptest::collection::vec(anything(), 0..8)) {
             let mut model = Model::default();
             let objects: Vec<String> = objects.iter().map(Value::to_string).collect();
             for kind in Kind::ALL {

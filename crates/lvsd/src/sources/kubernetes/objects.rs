@@ -1,6 +1,6 @@
-//! The parts of Kubernetes' objects that are read. Everything else in them is skipped.
+//! The fields of Kubernetes objects that lvsd uses. The parser skips all others.
 //!
-//! An API server may leave out any field, and may write `null` for it.
+//! An API server may omit any field, and may write `null` for it.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ where
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// `metadata` of an object.
+/// The `metadata` of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Meta {
@@ -147,10 +147,10 @@ pub(super) struct Conditions {
     pub(super) terminating: Option<bool>,
 }
 
-/// The share of an endpoint.
+/// The connections that an endpoint receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Use {
-    /// Nothing: it ends, and no longer answers.
+    /// None: the endpoint terminates and no longer answers.
     Gone,
     /// No new connections.
     Drain,
@@ -239,7 +239,7 @@ pub(super) struct LeaseSpec {
     pub(super) lease_transitions: Option<u32>,
 }
 
-/// The name of an object, as far as it can be read.
+/// The name of an object, as far as it can be parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) name: String,
@@ -249,7 +249,7 @@ pub(super) struct Named {
 
 impl Named {
     pub(super) fn of(object: &str) -> Self {
-        /// Any metadata in any object.
+        /// An object of which only the metadata is parsed.
         #[derive(Default, Deserialize)]
         #[serde(default)]
         struct Object<'a> {
@@ -283,7 +283,8 @@ impl Named {
     }
 }
 
-/// A page of a list. Its items are read one by one, so that one that cannot be read is left out alone.
+/// A page of a list. Its items are parsed one by one, so that only the items that cannot be parsed
+/// are left out.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct List {

@@ -1,4 +1,4 @@
-//! Objects for tests of all parts, and sessions with an API server that plays a part.
+//! Objects for the tests of all modules, and sessions with a fake API server.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
@@ -86,7 +86,7 @@ pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
     .to_string()
 }
 
-/// Ends a watch as an API server does after its time.
+/// The line after which the fake API server ends a watch, as a real one does periodically.
 const END: &str = "END";
 
 /// Time limit of a test for an expected event.
@@ -115,7 +115,7 @@ struct State {
     token: Option<String>,
     /// Requests with a token that is not accepted.
     unauthorized: usize,
-    /// So many writes of a status fail.
+    /// Number of writes of a status that will fail.
     busy: usize,
 }
 
@@ -132,7 +132,7 @@ impl Fake {
         self.state.lock().unwrap()
     }
 
-    /// Stores an object, and reports it to watches.
+    /// Stores an object, and sends it to the watches.
     fn put(&self, kind: &'static str, object: &str) {
         let mut object: Value = serde_json::from_str(object).unwrap();
         let mut state = self.lock();
@@ -257,7 +257,8 @@ impl Fake {
         }
     }
 
-    /// Writes lines until it has written an error, or ends without one at the line [`END`].
+    /// Writes lines until it has written an error, or until the line [`END`], which ends the watch
+    /// without an error.
     async fn watch(&self, stream: &mut TcpStream, kind: &str) {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
         loop {
@@ -333,7 +334,7 @@ impl Followed {
         Self { shared, task }
     }
 
-    /// Waits until the state is right.
+    /// Waits until the state satisfies `right`.
     async fn wait(&self, what: &str, right: impl Fn(&super::super::State) -> bool) {
         let waited = timeout(PATIENCE, async {
             while !right(&self.shared.lock()) {
@@ -548,7 +549,7 @@ async fn client_closed_connection_is_opened_again_to_read() {
 }
 
 #[tokio::test]
-async fn client_write_that_closed_connection_has_not_sent_is_sent_over_another() {
+async fn client_write_that_was_not_sent_is_repeated_over_new_connection() {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -623,7 +624,7 @@ async fn session_lost_server_leaves_its_last_state() {
 }
 
 #[tokio::test]
-async fn session_two_directors_write_by_turns() {
+async fn session_two_directors_write_in_turn() {
     let (fake, address) = fake().await;
     let first = Followed::start(address, |_| {});
     first
@@ -633,7 +634,7 @@ async fn session_two_directors_write_by_turns() {
         .await;
     let second = Followed::start(address, |settings| settings.director = "d2".to_owned());
     second
-        .wait("the other's lease", |state| {
+        .wait("the lease of the other director", |state| {
             state.kubernetes_view.leader.as_deref() == Some("d1")
         })
         .await;
@@ -647,7 +648,7 @@ async fn session_two_directors_write_by_turns() {
 }
 
 #[tokio::test]
-async fn session_strange_answers_are_faults() {
+async fn session_invalid_answers_are_errors() {
     for (body, words) in [
         ("{}", "answers without a resourceVersion"),
         ("[", "an invalid"),
@@ -674,7 +675,7 @@ async fn session_strange_answers_are_faults() {
 }
 
 #[tokio::test]
-async fn session_endless_list_is_a_fault() {
+async fn session_endless_list_is_an_error() {
     // The list always goes on.
     let address = serving(|mut stream| async move {
         let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
@@ -716,13 +717,13 @@ async fn session_hostile_objects_are_left_out_alone() {
     director.wait_services(&["shop/web/tcp/80"]).await;
     director
         .wait("the refusals", |state| {
-            let said = state.kubernetes_view.left_out.join("\n");
-            let said = |words: &str| said.contains(words);
+            let output = state.kubernetes_view.left_out.join("\n");
+            let output = |words: &str| output.contains(words);
             state.kubernetes_view.refused == 4
-                && said("Service shop/many: it has more than 256 ports")
-                && said("Service shop/long: its annotations lvsd/... have 262150 bytes")
-                && said("Service shop/a[2Jb: its name is not a name in Kubernetes")
-                && said("Service shop/ports: invalid type: string")
+                && output("Service shop/many: it has more than 256 ports")
+                && output("Service shop/long: its annotations lvsd/... have 262150 bytes")
+                && output("Service shop/a[2Jb: its name is not a name in Kubernetes")
+                && output("Service shop/ports: invalid type: string")
         })
         .await;
     let state = director.shared.lock();
@@ -761,7 +762,7 @@ const RECORDED: [(Kind, &str); 3] = [
 ];
 
 #[test]
-fn recorded_lists_become_services() {
+fn recorded_kubernetes_lists_become_services() {
     let mut model = Model::default();
     for (kind, text) in RECORDED {
         let list: List = serde_json::from_str(text).unwrap();
@@ -790,7 +791,7 @@ fn recorded_lists_become_services() {
 }
 
 #[tokio::test]
-async fn recorded_watch_with_change_deletion_and_expiry_is_followed() {
+async fn recorded_watch_with_change_deletion_and_expiry_is_applied() {
     let (fake, address) = fake().await;
     let director = Followed::start(address, |_| {});
     director.wait_services(&[]).await;
@@ -829,7 +830,7 @@ async fn recorded_watch_with_change_deletion_and_expiry_is_followed() {
 }
 
 #[tokio::test]
-async fn recorded_bookmark_is_where_the_next_watch_begins() {
+async fn next_watch_begins_at_recorded_bookmark() {
     let (fake, address) = fake().await;
     let director = Followed::start(address, |_| {});
     director.wait_services(&[]).await;
