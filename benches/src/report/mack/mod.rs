@@ -329,7 +329,7 @@ mod tests {
             "{sentences:?}"
         );
         assert!(
-            sentences[2].contains("does not tell it from lvs-dr gateway"),
+            sentences[2].contains("does not distinguish it from lvs-dr gateway"),
             "{sentences:?}"
         );
     }

@@ -493,7 +493,7 @@ fn peer_state_depends_on_its_connections() {
 fn peers_above_the_limit_are_refused() {
     let control = Control::new(Options::default());
     let parts = parts(control, 1);
-    for (count, words) in [(8, "cannot read the key"), (9, "9 peers: 8 at most")] {
+    for (count, words) in [(8, "cannot read the key"), (9, "9 peers: the maximum is 8")] {
         let config = PeersConfig {
             peers: (1..=count)
                 .map(|n| SocketAddr::from(([192, 0, 2, n], 0)))
