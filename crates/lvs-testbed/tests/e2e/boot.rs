@@ -246,7 +246,7 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
         before.signal(Signal::SIGKILL)?;
         let program = programs::find("lvs-dataplane")?;
         let output = site.director.run(program, &["--cleanup"])?;
-        ensure!(output.contains("took away"), "{output}");
+        ensure!(output.starts_with("removed "), "{output}");
     }
     Ok(())
 }

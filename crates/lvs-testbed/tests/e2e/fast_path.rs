@@ -719,9 +719,9 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
         ensure!(links.contains("link-"), "{links}");
         if cleanup {
             let output = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(output.starts_with("took away"), "{output}");
+            ensure!(output.starts_with("removed "), "{output}");
             let output = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(output.starts_with("no dataplane"), "{output}");
+            ensure!(output.starts_with("found no state"), "{output}");
             site.start_dataplane(&ON)?;
             ensure!(
                 !site.lvsadm("-L -n")?.contains(":80"),

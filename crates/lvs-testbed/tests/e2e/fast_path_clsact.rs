@@ -216,9 +216,9 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
         ensure!(filters(&site.director)? > 0, "filters stay");
         if cleanup {
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(answer.starts_with("took away"), "{answer}");
+            ensure!(answer.starts_with("removed "), "{answer}");
             let answer = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(answer.starts_with("no dataplane"), "{answer}");
+            ensure!(answer.starts_with("found no state"), "{answer}");
             let left = shown(&site.director, "eth0")?;
             ensure!(
                 !left.contains("clsact") && filters(&site.director)? == 0,

@@ -51,7 +51,7 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
         ensure!(doctor.contains(BY_ITSELF), "{doctor}");
         ensure!(!doctor.contains("* established"), "{doctor}");
     }
-    let cases = [(&["--reverse-path", "loose"][..], ": --reverse-path judges")];
+    let cases = [(&["--reverse-path", "loose"][..], ": --reverse-path needs")];
     for (words, why) in cases {
         start(&mut site, words)?;
         site.add_service(80, "rr")?;

@@ -189,7 +189,7 @@ print $ended;
 "#;
 
 /// The log line of the dataplane when this happens.
-const GONE: &str = "lvs_back is gone from the egress of eth0";
+const GONE: &str = "lvs_back is not attached to the egress of eth0 any more";
 
 /// Frames that the dataplane has handled.
 fn received(site: &Site) -> Result<u64> {
