@@ -51,15 +51,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     };
     let before = first.config;
     target.begin(run, words, before)?;
-    if words.has("--no-wait") {
-        writeln!(
-            run.output,
-            "{server} of {} gets no new connections",
-            target.name
-        )?;
-        return Ok(0);
-    }
-    if first.persistent > 0 {
+    let no_wait = words.has("--no-wait");
+    if first.persistent > 0 && !no_wait {
         writeln!(
             run.output,
             "{} persistence templates still send clients to this server; lvsadm sysctl expire_quiescent_template=1 ends this",
@@ -76,7 +69,9 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             )?;
             return Ok(0);
         };
-        progress.show(run, &target, &info)?;
+        if !no_wait {
+            progress.show(run, &target, &info)?;
+        }
         target.settled |= info.config.weight == 0;
         // lvsd takes a moment to have the dataplane do what it was asked.
         if info.config.weight != 0 && (target.settled || progress.started.elapsed() >= GRACE) {
@@ -84,6 +79,14 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
                 "another program has set the weight of {server} to {}",
                 info.config.weight
             )));
+        }
+        if no_wait && target.settled {
+            writeln!(
+                run.output,
+                "{server} of {} gets no new connections",
+                target.name
+            )?;
+            return Ok(0);
         }
         let closing = if words.has("--active") {
             0

@@ -6,10 +6,11 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use lvs_api::Address;
-use lvs_core::Forwarding;
-use lvs_core::api::{Call, ConnInfo, Failure, FailureCode, ListEnd};
+use lvs_core::api::{Call, ConnInfo, Failure, FailureCode, ListEnd, ServerInfo, ServiceInfo};
+use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
 use lvs_process::server::{Handle, Handler, Permissions, Server, Sink};
 use serde_json::Value;
 
@@ -60,10 +61,51 @@ fn address(what: &str) -> Address {
     Address::new(format!("@lvs-test-{what}-{}", std::process::id()))
 }
 
+/// Accepts a change of weight, and applies it before the fourth listing, as a dataplane does after
+/// `lvsd` has accepted the change.
+#[derive(Default)]
+struct Late {
+    listings: AtomicU32,
+}
+
+impl Handler for Late {
+    fn name(&self) -> String {
+        "late".into()
+    }
+
+    fn table_size(&self) -> u32 {
+        4096
+    }
+
+    fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        let Call::ServiceList { service } = call else {
+            return Ok(serde_json::json!({}));
+        };
+        let weight = i32::from(self.listings.fetch_add(1, Ordering::SeqCst) < 3);
+        out.item(&ServiceInfo {
+            service: service.expect("one service"),
+            config: ServiceConfig::new(Family::V4, "rr"),
+            owner: None,
+            stats: Default::default(),
+            refused: 0,
+            servers: vec![ServerInfo::new(
+                ([10, 0, 0, 1], 80).into(),
+                ServerConfig::new(weight, Forwarding::Nat),
+            )],
+        })?;
+        serde_json::to_value(ListEnd { count: 1 })
+            .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))
+    }
+}
+
 fn start(address: &Address) -> Handle {
+    serve(address, Arc::new(Busy))
+}
+
+fn serve(address: &Address, handler: Arc<dyn Handler>) -> Handle {
     Server::bind(address, Permissions::default())
         .expect("the socket is not in use")
-        .serve(Arc::new(Busy))
+        .serve(handler)
         .expect("a thread")
 }
 
@@ -222,6 +264,18 @@ fn refusals_of_dataplane_are_printed_unchanged() {
     // As ipvsadm, it is silent about timeouts.
     let (_, err, code) = run(program("ipvsadm", &at).args(["-L", "--timeout"]));
     assert_eq!((err.as_str(), code), ("", Some(1)));
+}
+
+#[test]
+fn drain_without_waiting_returns_after_the_weight_is_0() {
+    let at = address("drain");
+    let dataplane = Arc::new(Late::default());
+    let _server = serve(&at, dataplane.clone());
+    let (out, err, code) =
+        run(program("lvsadm", &at).args(["drain", "192.0.2.1:80", "10.0.0.1:80", "--no-wait"]));
+    assert_eq!((err.as_str(), code), ("", Some(0)));
+    assert!(out.ends_with("gets no new connections\n"), "{out}");
+    assert_eq!(dataplane.listings.load(Ordering::SeqCst), 4, "{out}");
 }
 
 #[test]
