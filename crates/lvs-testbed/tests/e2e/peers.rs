@@ -512,8 +512,8 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
 
     // A service of one only.
     site.lvsadm_on(&second, &format!("-D -t {vip}:81"))?;
-    for (director, side) in [(&first, "here"), (&second, "there")] {
-        let named = format!("TCP {vip}:81 is {side} only");
+    for (director, side) in [(&first, "on this director"), (&second, "on the peer")] {
+        let named = format!("TCP {vip}:81 only {side}");
         wait("the service to be named", || {
             let printed = site.lvsadm_on(director, "sync");
             printed.is_ok_and(|printed| printed.contains(&named))
