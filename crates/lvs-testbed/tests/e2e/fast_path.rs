@@ -55,15 +55,7 @@ fn site_by(words: &[&str], label: &str, forward: Forward, servers: usize) -> Res
 
 /// Packets forwarded by the kernel fast path according to `lvsadm drops`: requests and replies.
 pub(super) fn shares(site: &Site) -> Result<(u64, u64)> {
-    let all = site.lvsadm("drops --json --all")?;
-    let all: serde_json::Value = serde_json::from_str(&all)?;
-    let count = |reason: &str| {
-        let items = all.as_array().context("a list")?;
-        let item = items.iter().find(|item| item["reason"] == reason);
-        item.and_then(|item| item["count"].as_u64())
-            .with_context(|| format!("{reason} in {all}"))
-    };
-    Ok((count("kernel_requests")?, count("kernel_replies")?))
+    common::drops(site, ["kernel_requests", "kernel_replies"]).map(Into::into)
 }
 
 macro_rules! method {

@@ -47,16 +47,9 @@ fn start(site: &mut Site) -> Result<()> {
 
 /// Packets forwarded by the kernel fast path: by XDP, and by the program behind it.
 fn shares(site: &Site) -> Result<(u64, u64)> {
-    let all = site.lvsadm("drops --json --all")?;
-    let all: serde_json::Value = serde_json::from_str(&all)?;
-    let count = |reason: &str| {
-        let items = all.as_array().context("a list")?;
-        let item = items.iter().find(|item| item["reason"] == reason);
-        item.and_then(|item| item["count"].as_u64())
-            .with_context(|| format!("{reason} in {all}"))
-    };
-    let behind = count("kernel_requests")? + count("kernel_replies")?;
-    Ok((count("kernel_xdp")?, behind))
+    let reasons = ["kernel_xdp", "kernel_requests", "kernel_replies"];
+    let [xdp, requests, replies] = common::drops(site, reasons)?;
+    Ok((xdp, requests + replies))
 }
 
 /// Programs and links named so, in the director's namespace.

@@ -141,18 +141,12 @@ fn downloads(
 
 /// Packets that were forwarded by the kernel fast path to servers.
 fn requests(site: &Site) -> Result<u64> {
-    let all: serde_json::Value = serde_json::from_str(&site.lvsadm("drops --json --all")?)?;
-    let items = all.as_array().context("a list")?;
-    let requests = items
-        .iter()
-        .find(|item| item["reason"] == "kernel_requests");
-    requests
-        .and_then(|item| item["count"].as_u64())
-        .context("the kill is counted")
+    let [requests] = common::drops(site, ["kernel_requests"])?;
+    Ok(requests)
 }
 
 /// Connections that are established.
-fn established(site: &Site) -> Result<u64> {
+pub(super) fn established(site: &Site) -> Result<u64> {
     let listing = site.lvsadm("-L -n -c")?;
     Ok(listing.matches("ESTABLISHED").count() as u64)
 }

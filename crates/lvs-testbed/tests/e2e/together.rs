@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::{common, fast_path};
+use super::{common, fast_path, killed};
 
 /// Simultaneous downloads of a row, their bytes a second, and their seconds.
 const DOWNLOADS: u64 = 20;
@@ -144,12 +144,8 @@ impl Director {
 
     /// Packets from clients that the kernel fast path has forwarded.
     fn offloaded(&self) -> Result<u64> {
-        let all: Value = serde_json::from_str(&self.site.lvsadm("drops --json --all")?)?;
-        let items = all.as_array().context("a list")?;
-        let forwarded =
-            |item: &&Value| item["reason"] == "kernel_xdp" || item["reason"] == "kernel_requests";
-        let counts = items.iter().filter(forwarded);
-        Ok(counts.filter_map(|item| item["count"].as_u64()).sum())
+        let reasons = ["kernel_requests", "kernel_xdp"];
+        Ok(common::drops(&self.site, reasons)?.iter().sum())
     }
 
     /// Waits until the downloads are where the features let them be: in the kernel, at the peer, in
@@ -340,8 +336,7 @@ fn combined(label: &str, features: Features, downloads: u64) -> Result<()> {
         let client = director.site.client.clone();
         let running = std::thread::spawn(move || client.load(&load));
         wait_until("all downloads", common::SOON, || {
-            let listed = director.site.lvsadm("-L -n -c").unwrap_or_default();
-            listed.matches("ESTABLISHED").count() as u64 == downloads
+            killed::established(&director.site).is_ok_and(|number| number == downloads)
         })?;
         director.wait_for_features()?;
         // Only the kernel fast path keeps the local ports of full NAT for a successor.

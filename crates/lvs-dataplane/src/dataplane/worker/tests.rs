@@ -32,7 +32,7 @@ fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
     builder
         .write(&mut bytes, &[])
         .expect("writing to a vector succeeds");
-    let mut lent = arena.lend(slot).expect("the lock is free");
+    let mut lent = arena.lend(slot).expect("the slot is free");
     lent[64..64 + bytes.len()].copy_from_slice(&bytes);
     Frame::lent(lent, 64..64 + bytes.len(), Offload::default())
 }

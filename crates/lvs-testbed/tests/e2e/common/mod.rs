@@ -158,6 +158,20 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     })
 }
 
+/// The counts of these reasons in `lvsadm drops`.
+pub(crate) fn drops<const N: usize>(site: &Site, reasons: [&str; N]) -> Result<[u64; N]> {
+    let all: Value = serde_json::from_str(&site.lvsadm("drops --json --all")?)?;
+    let items = all.as_array().context("a list")?;
+    let mut counts = [0; N];
+    for (count, reason) in counts.iter_mut().zip(reasons) {
+        let item = items.iter().find(|item| item["reason"] == reason);
+        *count = item
+            .and_then(|item| item["count"].as_u64())
+            .with_context(|| format!("{reason} in {all}"))?;
+    }
+    Ok(counts)
+}
+
 /// Checks that the first servers received these numbers of requests.
 pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
     let names: Vec<String> = (1..=expected.len())
