@@ -15,6 +15,8 @@ METHODS ?= nat,dr,tun
 # Cargo with clippy as the compiler of the workspace's crates, as `cargo clippy` calls it: one pass builds and lints them, and the
 # dependencies are compiled once.
 LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__ $(CARGO)
+# The tests with full sizes compute for minutes: they are compiled with optimisation, which halves their time.
+FULL_SIZES := --config 'profile.dev.package.lvs-testbed.opt-level=1'
 # Tests to run: words of their names, separated by commas. Empty: all tests.
 ONLY ?=
 
@@ -53,11 +55,11 @@ test-all: test test-rest ## make test, then make test-rest
 test-rest: ## the tests that make test leaves out: third-party programs, full sizes, without the fast path, benches, docs, book, licences, BPF object
 	@tools/setup
 	@$(MAKE) --no-print-directory format no-cc prose docs bpf-check alone no-std msrv
-	@$(call build_tests,--all-targets)
+	@$(call build_tests,--all-targets $(FULL_SIZES))
 	@$(RUN_TESTS) --rest
 	@$(MAKE) --no-print-directory test-forwarding
 	@tools/try-tutorial
-	$(LINTED) test --locked --workspace --bench core -- 'step|filter|opens'
+	$(LINTED) test --locked --workspace $(FULL_SIZES) --bench core -- 'step|filter|opens'
 	@$(MAKE) --no-print-directory book deny
 
 # Tests that see whether the kernel forwards established connections.

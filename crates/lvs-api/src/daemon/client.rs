@@ -19,6 +19,8 @@ const BODY_MAX: u64 = 256 << 20;
 const HEAD_MAX: u64 = 64 << 10;
 /// Longest silence of the daemon: it waits for a dataplane as long as that at most.
 const SILENCE: Duration = Duration::from_secs(30);
+/// Longest silence of the daemon during a reload: on a busy host, a file with tens of thousands of servers takes most of a minute.
+const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
 
 /// A client of the daemon.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub struct Client {
     address: Address,
     /// The connection for the next request, if one is open.
     stream: Option<UnixStream>,
+    /// Longest wait for the next part of an answer.
+    silence: Duration,
 }
 
 #[derive(Deserialize)]
@@ -62,6 +66,7 @@ impl Client {
         Ok(stream.map(|stream| Self {
             address,
             stream: Some(stream),
+            silence: SILENCE,
         }))
     }
 
@@ -94,7 +99,10 @@ impl Client {
     /// # Errors
     /// As [`status`](Self::status).
     pub fn reload(&mut self, force: bool) -> Result<Reloaded, String> {
-        self.post("reload", &serde_json::json!({ "force": force }))
+        self.silence = SILENCE_OF_RELOAD;
+        let reloaded = self.post("reload", &serde_json::json!({ "force": force }));
+        self.silence = SILENCE;
+        reloaded
     }
 
     /// Events from now on, until `each` says false.
@@ -154,6 +162,7 @@ impl Client {
             Some(stream) => stream,
             None => open(&self.address)?.ok_or_else(|| self.ended())?,
         };
+        let _ = stream.set_read_timeout(Some(self.silence));
         match (&stream).write_all(request.as_bytes()) {
             // It may have said why before it closed the connection.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -279,7 +288,6 @@ fn open(address: &Address) -> Result<Option<UnixStream>, String> {
             "{address} is served by a process of user {uid}, which is neither this user nor root with CAP_NET_ADMIN"
         ));
     }
-    let _ = stream.set_read_timeout(Some(SILENCE));
     let _ = stream.set_write_timeout(Some(SILENCE));
     Ok(Some(stream))
 }
@@ -296,6 +304,7 @@ mod tests {
         let mut client = Client {
             address: Address::Path("/nowhere".into()),
             stream: Some(own),
+            silence: SILENCE,
         };
         client.status().map(|status| status.pid)
     }
