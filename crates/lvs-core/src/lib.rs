@@ -162,7 +162,8 @@ pub mod replication {
 }
 /// The memory of a connection table.
 pub mod memory {
-    pub use crate::conn::memory::{Adoption, Layout, LayoutError, Memory, OutOfMemory, Region};
+    pub use crate::conn::adopt::Adoption;
+    pub use crate::conn::memory::{Layout, LayoutError, Memory, OutOfMemory, Region};
 }
 pub use error::Error;
 pub use packet::{

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode};
 
+use super::hub::Hub;
 use super::inbox::Inbox;
-use super::peers::hub::Hub;
 use crate::host::keeper::{Keeper, REQUESTS_MAX};
 use crate::io::port::Ports;
 use crate::lock::lock;

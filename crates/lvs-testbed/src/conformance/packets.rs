@@ -453,7 +453,7 @@ fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hostile::packet;
+    use crate::packet;
 
     /// A packet of the client's port `client`, with these extension headers, that came through GUE
     /// from the port `from`.

@@ -32,8 +32,9 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::clock::unix_time;
+pub use etcd::Cluster;
 pub(crate) use http::Endpoint;
-pub use settings::{Cluster, Lookups, Source};
+pub use settings::{Lookups, Source};
 
 use etcd::{Director, Etcd};
 use kubernetes::Kubernetes;

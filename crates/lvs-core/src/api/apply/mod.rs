@@ -20,8 +20,8 @@ use self::step::Step;
 use super::call::Call;
 use super::plan::{Noted, Plan};
 use super::types::{Failure, FailureCode};
-use crate::control::ServiceKeyOrd;
 use crate::mark::MarkRule;
+use crate::service::ServiceKeyOrd;
 use crate::{Control, Instant, ServiceKey};
 
 /// Maximum of changes of one [`Call::Apply`].

@@ -15,6 +15,7 @@ mod message;
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +34,6 @@ pub(super) use self::keys::Model;
 use self::keys::{KEYS_MAX, hash};
 use self::message::{Bytes, Number, Range, Ranged, end_of};
 use super::{Shared, retry};
-use crate::sources::Cluster;
 
 /// Number of keys in a request.
 const PAGE: i64 = 500;
@@ -47,6 +47,38 @@ const GATHER: Duration = Duration::from_millis(200);
 const WELL: Duration = Duration::from_secs(10);
 /// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
+
+/// `[cluster]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// The members of etcd, and the credentials for them.
+    pub access: Access,
+    /// The prefix of all keys.
+    pub prefix: String,
+    /// The name of this director.
+    pub director: String,
+    /// The time without a renewal after which a director counts as gone.
+    pub lease: Duration,
+}
+
+impl Cluster {
+    /// The default prefix of keys.
+    pub const PREFIX: &'static str = "/lvs/";
+    /// The default of [`Cluster::lease`].
+    pub const LEASE: Duration = Duration::from_secs(10);
+    /// The default time limit of a request.
+    pub const TIMEOUT: Duration = Duration::from_secs(3);
+    /// Permitted durations of a lease.
+    pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
+    /// Bytes of a prefix or a name.
+    pub(crate) const NAME_MAX: usize = 128;
+
+    /// Whether the name can be a part of an etcd key between slashes.
+    pub fn is_name(name: &str) -> bool {
+        let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
+        (1..=Self::NAME_MAX).contains(&name.len()) && name.chars().all(right)
+    }
+}
 
 /// The state of etcd in addition to services and servers.
 #[derive(Clone, Debug, Default)]
