@@ -12,7 +12,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, ValueEnum};
 use lvs_api::directors;
 use lvs_api::{Address, Client, sweep};
@@ -343,50 +342,10 @@ const IGNORED: [(c_int, &str); 4] = [
     (SIGALRM, "SIGALRM"),
 ];
 
-/// Options of earlier versions, and the options that replace them.
-const REMOVED: [(&str, &str); 6] = [
-    (
-        "--echo-limit",
-        "write `--echo N`; 0 drops all requests, 4294967295 answers all",
-    ),
-    (
-        "--icmp-msgs-burst",
-        "remove it: the size of a burst is a twentieth of `--icmp-limit`",
-    ),
-    (
-        "--icmp-msgs-per-sec",
-        "write `--icmp-limit N`; 0 disables all limits",
-    ),
-    (
-        "--icmp-ratelimit",
-        "write `--icmp-limit N`, errors per second to all receivers; 0 disables all limits",
-    ),
-    (
-        "--pin",
-        "remove it: several workers run on a processor each; `taskset` and `CPUAffinity=` choose the processors",
-    ),
-    (
-        "--real-time",
-        "remove it: without CAP_SYS_NICE, `LimitRTPRIO=0` turns real time off",
-    ),
-];
-
-/// Adds the replacement to the error about an option of an earlier version.
-fn with_replacement(mut error: clap::Error) -> clap::Error {
-    if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
-        && let Some((_, instead)) = REMOVED.iter().find(|(removed, _)| removed == option)
-    {
-        let instead = ContextValue::StyledStrs(vec![(*instead).into()]);
-        error.remove(ContextKind::SuggestedArg);
-        error.insert(ContextKind::Suggested, instead);
-    }
-    error
-}
-
 fn main() -> ExitCode {
     // First of all: a terminal may be closed at any time. The state keeper inherits this.
     ignore_signals();
-    let args = Args::try_parse().unwrap_or_else(|error| with_replacement(error).exit());
+    let args = Args::parse();
     if let Some(name) = &args.hold {
         // Its log would have no reader.
         return match warm_restart::hold(name) {

@@ -56,12 +56,6 @@ fn helpers_are_parsed_with_their_ports() {
 fn unsupported_dataplane_key_is_refused_with_its_position() {
     for (line, place, title, help) in [
         (
-            "no_interfaces = true",
-            "test.toml:2:1",
-            "unknown key `no_interfaces`",
-            "run lvsd in a network namespace",
-        ),
-        (
             "backend = \"af_xdp\"",
             "test.toml:2:11",
             "unknown word `af_xdp`",
