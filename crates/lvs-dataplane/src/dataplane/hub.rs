@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
 
-use crate::lock::lock;
+use lvs_sys::lock;
 
 /// Maximum of bytes that may wait for one peer. If they exceed it, the peer receives a full sync.
 const WAITING_MAX: usize = 16 << 20;

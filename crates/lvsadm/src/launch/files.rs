@@ -12,13 +12,14 @@ use lvs_api::{Client, Error, starting};
 use lvs_core::api::{Call, ConnInfo, Info, ServiceInfo, Sysctl};
 use lvs_core::proc;
 use lvs_core::settings::Sysctls;
+use lvs_sys::lock;
 use nix::errno::Errno;
 
 use super::caller::Caller;
 use super::family::Dataplane;
 use super::fuse::{self, Request};
 use super::log;
-use super::space::{Space, errno_of, lock};
+use super::space::{Space, errno_of};
 use super::supervisor::{Supervisor, Worker};
 
 /// Name of the unlisted directory that contains the parts of the other directories.

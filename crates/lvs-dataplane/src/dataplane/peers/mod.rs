@@ -46,9 +46,9 @@ use super::decider::Decider;
 use super::hub::Hub;
 use super::threads::Threads;
 use super::worker::Worker;
-use crate::lock::lock;
-use crate::random::random;
 use lvs_sys::EventFd;
+use lvs_sys::lock;
+use lvs_sys::random;
 
 /// The longest time that a packet worker may take to answer.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
