@@ -253,7 +253,7 @@ impl Session<'_> {
             let most = i64::try_from(KEYS_MAX).unwrap_or(i64::MAX);
             if page.count.0 > most || all.len() > KEYS_MAX {
                 let why = format!("has more than {KEYS_MAX} keys under the prefix");
-                return Err(Error::Failed(why));
+                return Err(Error::failed(why));
             }
             let last = page.kvs.last().map(|kv| kv.key.0.clone());
             all.extend(page.kvs);
@@ -266,12 +266,12 @@ impl Session<'_> {
             }
         }
         let before = self.shared.etcd(&self.settings.prefix);
-        let model = Model::listed(&before, cluster, self.seen, all).map_err(Error::Failed)?;
+        let model = Model::listed(&before, cluster, self.seen, all).map_err(Error::failed)?;
         let lost = before.cluster == cluster && self.seen < before.revision;
         if (lost || before.cluster != cluster && before.cluster != 0)
             && model.etcd.services.len() < before.services.len()
         {
-            return Err(Error::Failed(format!(
+            return Err(Error::failed(format!(
                 "is another cluster than before, or an older copy of it, and lacks {} of {} services: its services are ignored until they are written again",
                 before.services.len() - model.etcd.services.len(),
                 before.services.len()
@@ -307,7 +307,7 @@ impl Session<'_> {
                             return Ok(());
                         }
                         let why = format!("has ended the watch: {}", watched.cancel_reason);
-                        return Err(Error::Failed(why));
+                        return Err(Error::failed(why));
                     }
                     for event in &watched.events {
                         // The revision of the answer may belong to events in later answers.
@@ -315,7 +315,7 @@ impl Session<'_> {
                         if self.of_twin(event) {
                             report_at.get_or_insert(Instant::now() + GATHER);
                         }
-                        let concerns = self.model.take(event).map_err(Error::Failed)?;
+                        let concerns = self.model.take(event).map_err(Error::failed)?;
                         if concerns.config || concerns.directors {
                             hand_over_at.get_or_insert(Instant::now() + GATHER);
                         }
@@ -327,7 +327,7 @@ impl Session<'_> {
                 }
                 () = sleep_until(probe_at) => {
                     if self.seen < owed.latest {
-                        return Err(Error::Failed("has stopped sending changes".to_owned()));
+                        return Err(Error::failed("has stopped sending changes".to_owned()));
                     }
                     let page = self.probe(owed.announced).await?;
                     if let Some(why) = owed.look(page, &self.model.keys) {
@@ -467,7 +467,7 @@ impl Session<'_> {
         }
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let value =
-            serde_json::to_string(&announced).map_err(|error| Error::Failed(error.to_string()))?;
+            serde_json::to_string(&announced).map_err(|error| Error::failed(error.to_string()))?;
         let key = format!("{prefix}directors/{name}");
         match self.client.put(&key, &value, lease).await {
             Ok(()) => {}
