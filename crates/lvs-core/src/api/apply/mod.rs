@@ -72,11 +72,6 @@ impl Applied {
         *self == Self::default()
     }
 
-    /// Whether the change affects only services, and names all of them.
-    pub fn is_services_only(&self) -> bool {
-        !(self.flushed || self.marks || self.vips || self.local || self.settings)
-    }
-
     /// Adds the result of another list of changes.
     pub fn merge(&mut self, other: Self) {
         self.services.extend(other.services);
