@@ -61,7 +61,7 @@
 //! |---|---|
 //! | [`sched`] | the built-in schedulers |
 //! | [`settings`], [`filter`], [`full_nat`], [`ftp`], [`mark`], [`tunnel`] | settings of directors, services and servers |
-//! | [`stats`], [`explain`], [`attempts`], [`proc`] | counters, answers to questions, the text of `/proc/net/ip_vs*` |
+//! | [`stats`], [`explain`], [`attempts`] | counters, answers to questions |
 //! | [`sync`] | messages of the synchronisation daemons |
 //! | [`edit`], [`fast_path`], [`memory`], [`offload`], [`replication`] | types for a dataplane like `lvs-dataplane` |
 //! | [`hash`], [`random`] | hash functions and random numbers of the decisions |
@@ -70,7 +70,7 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
-//! | `api` | the types of the control protocol, with serde, and atomic lists of changes |
+//! | `api` | the types of the control protocol, with serde, atomic lists of changes, and the text of `/proc/net/ip_vs*` |
 //! | `ipvsadm` | the command line of ipvsadm 1.31 and its listings; needs `api` |
 //!
 //! Both are off by default. The crate is `no_std`; it needs `alloc` and atomic integers of 64 bits.
@@ -112,6 +112,7 @@ mod packet;
 mod persistence_sip;
 mod pool;
 mod prefix;
+#[cfg(feature = "api")]
 pub mod proc;
 pub mod random;
 mod registry;
@@ -161,7 +162,8 @@ pub mod replication {
 }
 /// The memory of a connection table.
 pub mod memory {
-    pub use crate::conn::memory::{Adoption, Layout, LayoutError, Memory, OutOfMemory, Region};
+    pub use crate::conn::adopt::Adoption;
+    pub use crate::conn::memory::{Layout, LayoutError, Memory, OutOfMemory, Region};
 }
 pub use error::Error;
 pub use packet::{

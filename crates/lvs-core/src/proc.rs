@@ -5,13 +5,11 @@
 //! slot.
 
 use core::fmt::{self, Write};
-use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::net::{IpAddr, Ipv6Addr};
 
-use crate::stats::{Counts, Stats};
-use crate::{
-    Connection, Control, Forwarding, Instant, Protocol, Service, ServiceConfig, ServiceFlags,
-    ServiceKey, Shard,
-};
+use crate::api::{ConnInfo, Info, ServerInfo, ServiceId, ServiceInfo};
+use crate::stats::Counts;
+use crate::{Forwarding, Protocol, ServiceConfig, ServiceFlags, ServiceKey};
 
 /// The kernel's timer ticks in a second (`HZ`), the unit in which it lists persistence timeouts.
 const HZ: u64 = 250;
@@ -21,52 +19,14 @@ const HZ: u64 = 250;
 ///
 /// # Errors
 /// Errors of `out`.
-pub fn services(out: &mut impl Write, control: &Control, size: u32) -> fmt::Result {
-    header(out, size)?;
-    let is_mark = |service: &&Service| matches!(service.key(), ServiceKey::Mark { .. });
-    let addresses = control.services().filter(|service| !is_mark(service));
-    let marks = control.services().filter(is_mark);
-    for entry in addresses.chain(marks) {
-        service(out, entry.key(), entry.config())?;
-        for entry in entry.servers() {
-            let row = Row {
-                addr: entry.addr(),
-                forwarding: entry.forwarding(),
-                weight: entry.config().weight,
-                active: entry.active(),
-                inactive: entry.inactive(),
-            };
-            server(out, &row)?;
-        }
-    }
-    Ok(())
-}
-
-/// As above, from the answers of a dataplane over its control socket.
-///
-/// # Errors
-/// Errors of `out`.
-#[cfg(feature = "api")]
-pub fn listed(
-    out: &mut impl Write,
-    services: &[crate::api::ServiceInfo],
-    size: u32,
-) -> fmt::Result {
-    use crate::api::{ServiceId, ServiceInfo};
+pub fn services(out: &mut impl Write, services: &[ServiceInfo], size: u32) -> fmt::Result {
     header(out, size)?;
     let is_mark = |info: &&ServiceInfo| matches!(info.service, ServiceId::Fwmark { .. });
     let addresses = services.iter().filter(|info| !is_mark(info));
     for info in addresses.chain(services.iter().filter(is_mark)) {
         service(out, info.service.into(), &info.config)?;
         for entry in &info.servers {
-            let row = Row {
-                addr: entry.server,
-                forwarding: entry.config.forwarding,
-                weight: entry.config.weight,
-                active: entry.active,
-                inactive: entry.inactive,
-            };
-            server(out, &row)?;
+            server(out, entry)?;
         }
     }
     Ok(())
@@ -109,18 +69,9 @@ fn service(out: &mut impl Write, key: ServiceKey, config: &ServiceConfig) -> fmt
     writeln!(out, "persistent {ticks} {netmask:08X}")
 }
 
-/// A line about a server.
-struct Row {
-    addr: SocketAddr,
-    forwarding: Forwarding,
-    weight: i32,
-    active: u32,
-    inactive: u32,
-}
-
-fn server(out: &mut impl Write, row: &Row) -> fmt::Result {
-    let addr = row.addr;
-    let method = match row.forwarding {
+fn server(out: &mut impl Write, entry: &ServerInfo) -> fmt::Result {
+    let addr = entry.server;
+    let method = match entry.config.forwarding {
         Forwarding::Local => "Local",
         Forwarding::Tunnel => "Tunnel",
         Forwarding::Route => "Route",
@@ -132,9 +83,9 @@ fn server(out: &mut impl Write, row: &Row) -> fmt::Result {
         "  -> {}:{:04X}      {method:<7} {:<6} {:<10} {:<10}",
         Addr(addr.ip(), true),
         addr.port(),
-        row.weight,
-        row.active,
-        row.inactive
+        entry.config.weight,
+        entry.active,
+        entry.inactive
     )
 }
 
@@ -145,43 +96,23 @@ pub const CONN_HEADER: &str =
 pub const CONN_SYNC_HEADER: &str =
     "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Origin Expires\n";
 
-/// `/proc/net/ip_vs_conn`: connections of one shard, then all templates.
+/// The lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` about a connection.
 ///
 /// # Errors
-/// Errors of `out`.
-pub fn connections(
-    out: &mut impl Write,
-    control: &Control,
-    shard: &Shard,
-    now: Instant,
-) -> fmt::Result {
-    out.write_str(CONN_HEADER)?;
-    for entry in shard.connections_from(0, now) {
-        connection(out, &entry, None)?;
-    }
-    for entry in control.templates_from(0, now) {
-        connection(out, &entry, control.template_engine(entry.id))?;
-    }
-    Ok(())
-}
-
-/// A line of `/proc/net/ip_vs_conn`; `engine` are the name and the data of a template's persistence
-/// engine.
-///
-/// # Errors
-/// Errors of `out`.
+/// Errors of `conn` and `conn_sync`.
 pub fn connection(
-    out: &mut impl Write,
-    entry: &Connection,
-    engine: Option<(&str, &[u8])>,
+    conn: &mut impl Write,
+    conn_sync: &mut impl Write,
+    info: &ConnInfo,
 ) -> fmt::Result {
-    plain(out, &entry.into(), engine)
+    plain(conn, info)?;
+    with_origin(conn_sync, info)
 }
 
-fn plain(out: &mut impl Write, entry: &Entry<'_>, engine: Option<(&str, &[u8])>) -> fmt::Result {
-    tuple(out, entry)?;
-    write!(out, " {:<11} {:>7}", entry.state, expires(entry))?;
-    if let Some((name, data)) = engine {
+fn plain(out: &mut impl Write, info: &ConnInfo) -> fmt::Result {
+    tuple(out, info)?;
+    write!(out, " {:<11} {:>7}", info.state, expires(info))?;
+    if let Some((name, data)) = &info.engine {
         write!(out, " {name} ")?;
         for &byte in data {
             // Call-IDs are of Latin-1.
@@ -191,144 +122,59 @@ fn plain(out: &mut impl Write, entry: &Entry<'_>, engine: Option<(&str, &[u8])>)
     out.write_char('\n')
 }
 
-/// `/proc/net/ip_vs_conn_sync`: connections of one shard, then all templates, with their origin.
-///
-/// # Errors
-/// Errors of `out`.
-pub fn connections_sync(
-    out: &mut impl Write,
-    control: &Control,
-    shard: &Shard,
-    now: Instant,
-) -> fmt::Result {
-    out.write_str(CONN_SYNC_HEADER)?;
-    let connections = shard.connections_from(0, now);
-    for entry in connections.chain(control.templates_from(0, now)) {
-        connection_sync(out, &entry)?;
-    }
-    Ok(())
+fn with_origin(out: &mut impl Write, info: &ConnInfo) -> fmt::Result {
+    tuple(out, info)?;
+    let origin = if info.synced { "SYNC" } else { "LOCAL" };
+    let expires = expires(info);
+    writeln!(out, " {:<11} {origin:<6} {expires:>7}", info.state)
 }
 
-/// A line of `/proc/net/ip_vs_conn_sync`.
-///
-/// # Errors
-/// Errors of `out`.
-pub fn connection_sync(out: &mut impl Write, entry: &Connection) -> fmt::Result {
-    with_origin(out, &entry.into())
-}
-
-/// The lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` for the answer of a
-/// dataplane over its control socket.
-///
-/// # Errors
-/// Errors of `conn` and `conn_sync`.
-#[cfg(feature = "api")]
-pub fn listed_connection(
-    conn: &mut impl Write,
-    conn_sync: &mut impl Write,
-    info: &crate::api::ConnInfo,
-) -> fmt::Result {
-    let entry = Entry {
-        protocol: Protocol(info.protocol),
-        addrs: [info.client, info.virt, info.server],
-        state: &info.state,
-        expires_ms: info.expires_ms.into(),
-        synced: info.synced,
-    };
-    let engine = info.engine.as_ref();
-    plain(conn, &entry, engine.map(|(name, data)| (&**name, &**data)))?;
-    with_origin(conn_sync, &entry)
-}
-
-/// A line about a connection.
-struct Entry<'a> {
-    protocol: Protocol,
-    /// Client, virtual address, server.
-    addrs: [SocketAddr; 3],
-    state: &'a str,
-    expires_ms: u128,
-    synced: bool,
-}
-
-impl From<&Connection> for Entry<'static> {
-    fn from(entry: &Connection) -> Self {
-        Self {
-            protocol: entry.protocol,
-            addrs: [entry.client, entry.virt, entry.server],
-            state: entry.state,
-            expires_ms: entry.expires.as_millis(),
-            synced: entry.synced,
-        }
-    }
-}
-
-fn with_origin(out: &mut impl Write, entry: &Entry<'_>) -> fmt::Result {
-    tuple(out, entry)?;
-    let origin = if entry.synced { "SYNC" } else { "LOCAL" };
-    let expires = expires(entry);
-    writeln!(out, " {:<11} {origin:<6} {expires:>7}", entry.state)
-}
-
-fn tuple(out: &mut impl Write, entry: &Entry<'_>) -> fmt::Result {
-    write!(out, "{:<3}", Name(entry.protocol))?;
-    for addr in entry.addrs {
+fn tuple(out: &mut impl Write, info: &ConnInfo) -> fmt::Result {
+    write!(out, "{:<3}", Name(Protocol(info.protocol)))?;
+    for addr in [info.client, info.virt, info.server] {
         write!(out, " {} {:04X}", Addr(addr.ip(), false), addr.port())?;
     }
     Ok(())
 }
 
 /// Remaining whole seconds; the kernel counts milliseconds in 32 bits.
-const fn expires(entry: &Entry<'_>) -> u128 {
-    entry.expires_ms % (1 << 32) / 1000
+const fn expires(info: &ConnInfo) -> u64 {
+    info.expires_ms % (1 << 32) / 1000
 }
 
-/// `/proc/net/ip_vs_stats`: counters and rates of everything, as of the last two-second tick.
+/// A file of `/proc/net` that shows `info`: `ip_vs_app`, `ip_vs_stats` or `ip_vs_stats_percpu`.
 ///
 /// # Errors
-/// Errors of `out`.
-pub fn stats(out: &mut impl Write, control: &Control) -> fmt::Result {
-    totals(out, &control.total_stats())
+/// Errors of `out`, and a name that is none of them.
+pub fn of_info(out: &mut impl Write, file: &str, info: &Info) -> fmt::Result {
+    match file {
+        "ip_vs_app" => helpers(out, &info.ftp_ports),
+        "ip_vs_stats" => totals(out, info),
+        "ip_vs_stats_percpu" => parts(out, info),
+        _ => Err(fmt::Error),
+    }
 }
 
-/// As above, from given counters.
-///
-/// # Errors
-/// Errors of `out`.
-pub fn totals(out: &mut impl Write, stats: &Stats) -> fmt::Result {
+/// `ip_vs_stats`: counters and rates of everything, as of the last two-second tick.
+fn totals(out: &mut impl Write, info: &Info) -> fmt::Result {
     out.write_str("   Total Incoming Outgoing         Incoming         Outgoing\n")?;
     out.write_str("   Conns  Packets  Packets            Bytes            Bytes\n")?;
-    counts(out, "", &stats.shown)?;
+    counts(out, "", &info.total.shown)?;
     out.write_str("\n Conns/s   Pkts/s   Pkts/s          Bytes/s          Bytes/s\n")?;
-    counts(out, "", &stats.rates)
+    counts(out, "", &info.total.rates)
 }
 
-/// `/proc/net/ip_vs_stats_percpu`: as [`stats`], with the present counters of each shard instead of
-/// a CPU.
-///
-/// # Errors
-/// Errors of `out`.
-pub fn stats_percpu(out: &mut impl Write, control: &Control) -> fmt::Result {
-    parts(out, control.shard_counts(), &control.total_stats())
-}
-
-/// As above, from given counters: those of each shard, and their sum.
-///
-/// # Errors
-/// Errors of `out`.
-pub fn parts(
-    out: &mut impl Write,
-    shards: impl IntoIterator<Item = Counts>,
-    stats: &Stats,
-) -> fmt::Result {
+/// `ip_vs_stats_percpu`: as [`totals`], with the present counters of each worker instead of a CPU.
+fn parts(out: &mut impl Write, info: &Info) -> fmt::Result {
     out.write_str("       Total Incoming Outgoing         Incoming         Outgoing\n")?;
     out.write_str("CPU    Conns  Packets  Packets            Bytes            Bytes\n")?;
-    for (number, live) in shards.into_iter().enumerate() {
+    for (number, worker) in info.workers.iter().enumerate() {
         write!(out, "{number:>3X} ")?;
-        counts(out, "", &live)?;
+        counts(out, "", &worker.counts)?;
     }
-    counts(out, "  ~ ", &stats.shown)?;
+    counts(out, "  ~ ", &info.total.shown)?;
     out.write_str("\n     Conns/s   Pkts/s   Pkts/s          Bytes/s          Bytes/s\n")?;
-    counts(out, "    ", &stats.rates)
+    counts(out, "    ", &info.total.rates)
 }
 
 fn counts(out: &mut impl Write, before: &str, counts: &Counts) -> fmt::Result {
@@ -345,9 +191,9 @@ fn counts(out: &mut impl Write, before: &str, counts: &Counts) -> fmt::Result {
     )
 }
 
-/// `/proc/net/ip_vs_app`: the FTP helper at these ports. The number of its connections is not
+/// `ip_vs_app`: the FTP helper at these ports. The number of its connections is not
 /// counted, and listed as 0.
-pub fn helpers(out: &mut impl Write, ftp_ports: &[u16]) -> fmt::Result {
+fn helpers(out: &mut impl Write, ftp_ports: &[u16]) -> fmt::Result {
     out.write_str("prot port    usecnt name\n")?;
     ftp_ports.iter().try_for_each(|port| {
         let (protocol, uses, name) = (Name(Protocol::TCP), 0, "ftp");
@@ -398,32 +244,32 @@ impl fmt::Display for Groups {
 #[cfg(test)]
 mod tests {
     use alloc::string::String;
-    use core::time::Duration;
+    use alloc::vec;
 
     use super::*;
-    use crate::{ConnId, Director, Options, ServerConfig, ServiceConfig};
+    use crate::ServerConfig;
+    use crate::stats::Stats;
 
     #[test]
     fn ipv6_services_are_listed_as_in_the_kernel() {
-        let mut director = Director::new(Options::default());
         let key = ServiceKey::tcp("[2001:db8::80]:443".parse().unwrap());
-        let config = ServiceConfig {
-            flags: ServiceFlags(ServiceFlags::PERSISTENT | ServiceFlags::ONE_PACKET),
-            timeout: 360,
-            ..ServiceConfig::new(crate::Family::V6, "mh")
-        };
-        director.control.add_service(key, config, None).unwrap();
-        director
-            .control
-            .add_server(
-                &key,
+        let info = ServiceInfo {
+            service: key.into(),
+            config: ServiceConfig {
+                flags: ServiceFlags(ServiceFlags::PERSISTENT | ServiceFlags::ONE_PACKET),
+                timeout: 360,
+                ..ServiceConfig::new(crate::Family::V6, "mh")
+            },
+            owner: None,
+            stats: Stats::default(),
+            refused: 0,
+            servers: vec![ServerInfo::new(
                 "[fd00::1]:443".parse().unwrap(),
-                &ServerConfig::new(1, Forwarding::Tunnel),
-                Instant::ZERO,
-            )
-            .unwrap();
+                ServerConfig::new(1, Forwarding::Tunnel),
+            )],
+        };
         let mut text = String::new();
-        services(&mut text, &director.control, 4096).unwrap();
+        services(&mut text, &[info], 4096).unwrap();
         let expected = "\
 TCP  [2001:0db8:0000:0000:0000:0000:0000:0080]:01BB mh persistent 90000 80000000
   -> [fd00:0000:0000:0000:0000:0000:0000:0001]:01BB      Tunnel  1      0          0         
@@ -433,40 +279,7 @@ TCP  [2001:0db8:0000:0000:0000:0000:0000:0080]:01BB mh persistent 90000 80000000
 
     #[test]
     fn connections_are_listed_as_in_the_kernel() {
-        let entry = Connection {
-            id: ConnId(0),
-            protocol: Protocol::TCP,
-            client: "192.168.1.5:49153".parse().unwrap(),
-            virt: "10.0.0.1:80".parse().unwrap(),
-            server: "192.168.1.10:8080".parse().unwrap(),
-            state: "ESTABLISHED",
-            expires: Duration::from_millis(899_999),
-            method: Forwarding::Nat,
-            template: false,
-            synced: true,
-        };
-        let mut text = String::new();
-        connection(&mut text, &entry, None).unwrap();
-        connection_sync(&mut text, &entry).unwrap();
-        let template = Connection {
-            protocol: Protocol::AH,
-            state: "NONE",
-            expires: Duration::from_secs(4_294_968),
-            ..entry
-        };
-        connection(&mut text, &template, Some(("sip", b"a@b"))).unwrap();
-        let expected = "\
-TCP C0A80105 C001 0A000001 0050 C0A8010A 1F90 ESTABLISHED     899
-TCP C0A80105 C001 0A000001 0050 C0A8010A 1F90 ESTABLISHED SYNC       899
-IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE              0 sip a@b
-";
-        assert_eq!(text, expected);
-    }
-
-    #[test]
-    #[cfg(feature = "api")]
-    fn dataplane_listing_is_rendered_as_the_kernel_does() {
-        let info = crate::api::ConnInfo {
+        let info = ConnInfo {
             protocol: 6,
             client: "192.168.1.5:49153".parse().unwrap(),
             virt: "10.0.0.1:80".parse().unwrap(),
@@ -475,14 +288,31 @@ IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE              0 sip a@b
             expires_ms: 899_999,
             forwarding: Forwarding::Nat,
             template: false,
+            synced: true,
+            engine: None,
+        };
+        let template = ConnInfo {
+            protocol: Protocol::AH.0,
+            state: "NONE".into(),
+            expires_ms: 4_294_968_000,
             synced: false,
             engine: Some(("sip".into(), b"a@b".to_vec())),
+            ..info.clone()
         };
-        let (mut conn, mut sync) = (String::new(), String::new());
-        listed_connection(&mut conn, &mut sync, &info).unwrap();
-        let tuple = "TCP C0A80105 C001 0A000001 0050 C0A8010A 1F90 ESTABLISHED";
-        assert_eq!(conn, alloc::format!("{tuple}     899 sip a@b\n"));
-        assert_eq!(sync, alloc::format!("{tuple} LOCAL      899\n"));
+        let (mut conn, mut conn_sync) = (String::new(), String::new());
+        for info in [info, template] {
+            connection(&mut conn, &mut conn_sync, &info).unwrap();
+        }
+        let expected = "\
+TCP C0A80105 C001 0A000001 0050 C0A8010A 1F90 ESTABLISHED     899
+IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE              0 sip a@b
+";
+        assert_eq!(conn, expected);
+        let expected = "\
+TCP C0A80105 C001 0A000001 0050 C0A8010A 1F90 ESTABLISHED SYNC       899
+IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE        LOCAL        0
+";
+        assert_eq!(conn_sync, expected);
     }
 
     #[test]

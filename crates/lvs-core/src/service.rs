@@ -105,6 +105,34 @@ impl ServiceKey {
     }
 }
 
+/// A service's key in an order: protocol, family and address, port; marks first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum ServiceKeyOrd {
+    Mark(Family, u32),
+    Address(Protocol, SocketAddr),
+}
+
+impl From<&ServiceKey> for ServiceKeyOrd {
+    fn from(key: &ServiceKey) -> Self {
+        match *key {
+            ServiceKey::Mark { family, mark } => Self::Mark(family, mark),
+            ServiceKey::Address { protocol, addr } => {
+                // Flow label and scope are no part of the identity.
+                Self::Address(protocol, SocketAddr::new(addr.ip(), addr.port()))
+            }
+        }
+    }
+}
+
+impl From<ServiceKeyOrd> for ServiceKey {
+    fn from(key: ServiceKeyOrd) -> Self {
+        match key {
+            ServiceKeyOrd::Mark(family, mark) => Self::Mark { family, mark },
+            ServiceKeyOrd::Address(protocol, addr) => Self::Address { protocol, addr },
+        }
+    }
+}
+
 impl fmt::Display for ServiceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -5,8 +5,8 @@ use std::io;
 use std::mem;
 use std::sync::Mutex;
 
-use crate::lock::lock;
 use lvs_sys::EventFd;
+use lvs_sys::lock;
 
 /// A closure that the thread which owns a `T` runs on it.
 pub(crate) type Job<T> = Box<dyn FnOnce(&mut T) + Send>;

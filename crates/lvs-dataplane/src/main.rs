@@ -12,7 +12,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, ValueEnum};
 use lvs_api::directors;
 use lvs_api::{Address, Client, sweep};
@@ -45,6 +44,25 @@ use tracing_subscriber::EnvFilter;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
+    #[command(flatten)]
+    links: Links,
+    #[command(flatten)]
+    connections: Connections,
+    #[command(flatten)]
+    kernel_path: KernelPath,
+    #[command(flatten)]
+    services: Services,
+    #[command(flatten)]
+    replication: Replication,
+    #[command(flatten)]
+    restart: Restart,
+    #[command(flatten)]
+    access: Access,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Interfaces and packets")]
+struct Links {
     /// Network interface to use; may be given several times. Default: every Ethernet interface that
     /// is up and has no master.
     #[arg(long, value_name = "NAME")]
@@ -54,94 +72,15 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
 
-    /// Whether established connections are forwarded by the kernel fast path, by programs at the
-    /// interfaces that read the dataplane's connection table (Linux 6.1, root). Default: auto, and
-    /// `lvsadm doctor` does not mind if it is not possible.
-    #[arg(long, value_enum)]
-    fast_path: Option<FastPath>,
-
-    /// Whether a small process stores connections, services and counters until the next dataplane
-    /// starts, if this dataplane is killed. With --fast-path, the kernel stores them. auto: if
-    /// possible.
-    #[arg(long, value_enum, default_value_t = WarmRestart::Off)]
-    warm_restart: WarmRestart,
-
-    /// Be that process.
-    #[arg(long, hide = true, value_name = "NAME")]
-    hold: Option<String>,
-
-    /// Interface where that begins before there is a socket buffer (XDP), for floods; may be given
-    /// several times. Its driver must have native XDP, and no VLAN tags may come in there.
-    #[arg(long, value_name = "NAME")]
-    xdp: Vec<String>,
-
-    /// Packets from the client after which a connection is forwarded there; for measurements.
-    #[arg(long, hide = true, default_value_t = lvs_dataplane::fast_path::OFFLOAD_AFTER, value_name = "N")]
-    fast_path_after: std::num::NonZeroU32,
-
-    /// Whether the dataplane drops the rights that it does not need: most of the file system,
-    /// starting programs, and system calls that administer the host (Landlock and seccomp, as far
-    /// as the kernel has them).
-    #[arg(long, value_enum, default_value_t = Confine::Auto)]
-    confine: Confine,
-
-    /// Remove the state that a killed dataplane has left in the kernel (its connections are
-    /// closed), and exit.
-    #[arg(long)]
-    cleanup: bool,
-
     /// Packet workers: threads that each have a part of the connections (up to 64); auto: one for
     /// each processor, 8 at most.
     #[arg(long, default_value = "1", value_name = "N|auto")]
     workers: Workers,
 
-    /// Control socket: a path, or @NAME for an abstract one. Default: a socket in /run/lvs named by
-    /// the network namespace, or @lvs-dataplane if that is not permitted.
-    #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
-    socket: Option<String>,
-
-    /// Format of the log: text, or json with an object in each line.
-    #[arg(long, value_name = "FORMAT", env = log::Format::VARIABLE, default_value_t)]
-    log_format: log::Format,
-
-    /// Let members of this group change things over the control socket, besides root with
-    /// CAP_NET_ADMIN and the dataplane's own user.
-    #[arg(long, value_name = "GROUP", value_parser = group)]
-    group: Option<u32>,
-
-    /// The group whose members may read, in addition to the users who may change services. Default:
-    /// all users.
-    #[arg(long, value_name = "GROUP", value_parser = group)]
-    readers: Option<u32>,
-
-    /// Services and servers to start with, in the format of `ipvsadm-save -n`.
-    #[arg(long, value_name = "FILE")]
-    rules: Option<PathBuf>,
-
-    /// Set an IPVS sysctl, named as in the kernel; may be given several times.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
-    sysctl: Vec<(String, String)>,
-
-    /// Initial timeouts.
-    #[arg(long, value_enum, default_value_t = Profile::Kernel)]
-    profile: Profile,
-
     /// Own the virtual addresses that the host does not have: answer ARP and neighbour discovery
     /// for them, and announce them.
     #[arg(long)]
     own_vips: bool,
-
-    /// Local address for full NAT: what real servers see instead of the client's; may be given
-    /// several times. The dataplane answers ARP and neighbour discovery for an address that the
-    /// host does not have.
-    #[arg(long, value_name = "ADDRESS")]
-    local_address: Vec<IpAddr>,
-
-    /// With NAT, also translate the source of clients whose replies would bypass the director:
-    /// those on a server's own network, and servers of the same service. Needs
-    /// --local-address.
-    #[arg(long, requires = "local_address")]
-    hairpin: bool,
 
     /// Whether to answer or drop echo requests to addresses that the dataplane owns, or how many to
     /// answer per second: answer is 1000. The host answers for its own addresses.
@@ -162,8 +101,12 @@ struct Args {
     /// a receiver after a burst of six; 0 disables all three limits.
     #[arg(long, default_value_t = 1000, value_name = "N")]
     icmp_limit: u32,
+}
 
-    /// Size of the connection table.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Connections")]
+struct Connections {
+    /// Greatest number of connections.
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
@@ -173,17 +116,72 @@ struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_ipv6: Option<u32>,
 
-    /// Rules that set firewall marks, one per line: `--destination 192.0.2.10 --protocol tcp
-    /// --ports 80,443 --mark 1`; also --source, --interface, and --drop or --host instead of
-    /// --mark. The first matching rule decides.
-    #[arg(long, value_name = "FILE")]
-    marks: Option<PathBuf>,
+    /// The action for new connections when the table is full.
+    #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
+    when_full: WhenFull,
+
+    /// Initial timeouts.
+    #[arg(long, value_enum, default_value_t = Profile::Kernel)]
+    profile: Profile,
 
     /// Protocol helper: ftp lets FTP data connections through NAT follow their control
     /// connections. The ports are those of the virtual services, up to 8 (default: 21).
     #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
     helper: Vec<Helper>,
 
+    /// Local address for full NAT: what real servers see instead of the client's; may be given
+    /// several times. The dataplane answers ARP and neighbour discovery for an address that the
+    /// host does not have.
+    #[arg(long, value_name = "ADDRESS")]
+    local_address: Vec<IpAddr>,
+
+    /// With NAT, also translate the source of clients whose replies would bypass the director:
+    /// those on a server's own network, and servers of the same service. Needs
+    /// --local-address.
+    #[arg(long, requires = "local_address")]
+    hairpin: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Kernel fast path")]
+struct KernelPath {
+    /// Whether established connections are forwarded by the kernel fast path, by programs at the
+    /// interfaces that read the dataplane's connection table (Linux 6.1, root). Default: auto, and
+    /// `lvsadm doctor` does not mind if it is not possible.
+    #[arg(long, value_enum)]
+    fast_path: Option<FastPath>,
+
+    /// Interface where that begins before there is a socket buffer (XDP), for floods; may be given
+    /// several times. Its driver must have native XDP, and no VLAN tags may come in there.
+    #[arg(long, value_name = "NAME")]
+    xdp: Vec<String>,
+
+    /// Packets from the client after which a connection is forwarded there; for measurements.
+    #[arg(long, hide = true, default_value_t = lvs_dataplane::fast_path::OFFLOAD_AFTER, value_name = "N")]
+    fast_path_after: std::num::NonZeroU32,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Services at the start")]
+struct Services {
+    /// Services and servers to start with, in the format of `ipvsadm-save -n`.
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+
+    /// Rules that set firewall marks, one per line: `--destination 192.0.2.10 --protocol tcp
+    /// --ports 80,443 --mark 1`; also --source, --interface, and --drop or --host instead of
+    /// --mark. The first matching rule decides.
+    #[arg(long, value_name = "FILE")]
+    marks: Option<PathBuf>,
+
+    /// Set an IPVS sysctl, named as in the kernel; may be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
+    sysctl: Vec<(String, String)>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Replication between directors")]
+struct Replication {
     /// A peer with which this director replicates connections in both directions: ADDRESS or
     /// ADDRESS:PORT; may be given up to eight times. See --sync-key.
     #[arg(long, value_name = "ADDRESS", value_parser = directors::peer, requires = "sync_key")]
@@ -207,10 +205,54 @@ struct Args {
     /// before an alarm is raised.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     sync_alarm: u32,
+}
 
-    /// The action for new connections when the table is full.
-    #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
-    when_full: WhenFull,
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Restart")]
+struct Restart {
+    /// Whether a small process stores connections, services and counters until the next dataplane
+    /// starts, if this dataplane is killed. With --fast-path, the kernel stores them. auto: if
+    /// possible.
+    #[arg(long, value_enum, default_value_t = WarmRestart::Off)]
+    warm_restart: WarmRestart,
+
+    /// Be that process.
+    #[arg(long, hide = true, value_name = "NAME")]
+    hold: Option<String>,
+
+    /// Remove the state that a killed dataplane has left in the kernel (its connections are
+    /// closed), and exit.
+    #[arg(long)]
+    cleanup: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Control socket, rights and log")]
+struct Access {
+    /// Control socket: a path, or @NAME for an abstract one. Default: a socket in /run/lvs named by
+    /// the network namespace, or @lvs-dataplane if that is not permitted.
+    #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
+    socket: Option<String>,
+
+    /// Let members of this group change things over the control socket, besides root with
+    /// CAP_NET_ADMIN and the dataplane's own user.
+    #[arg(long, value_name = "GROUP", value_parser = group)]
+    group: Option<u32>,
+
+    /// The group whose members may read, in addition to the users who may change services. Default:
+    /// all users.
+    #[arg(long, value_name = "GROUP", value_parser = group)]
+    readers: Option<u32>,
+
+    /// Whether the dataplane drops the rights that it does not need: most of the file system,
+    /// starting programs, and system calls that administer the host (Landlock and seccomp, as far
+    /// as the kernel has them).
+    #[arg(long, value_enum, default_value_t = Confine::Auto)]
+    confine: Confine,
+
+    /// Format of the log: text, or json with an object in each line.
+    #[arg(long, value_name = "FORMAT", env = log::Format::VARIABLE, default_value_t)]
+    log_format: log::Format,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -343,63 +385,23 @@ const IGNORED: [(c_int, &str); 4] = [
     (SIGALRM, "SIGALRM"),
 ];
 
-/// Options of earlier versions, and the options that replace them.
-const REMOVED: [(&str, &str); 6] = [
-    (
-        "--echo-limit",
-        "write `--echo N`; 0 drops all requests, 4294967295 answers all",
-    ),
-    (
-        "--icmp-msgs-burst",
-        "remove it: the size of a burst is a twentieth of `--icmp-limit`",
-    ),
-    (
-        "--icmp-msgs-per-sec",
-        "write `--icmp-limit N`; 0 disables all limits",
-    ),
-    (
-        "--icmp-ratelimit",
-        "write `--icmp-limit N`, errors per second to all receivers; 0 disables all limits",
-    ),
-    (
-        "--pin",
-        "remove it: several workers run on a processor each; `taskset` and `CPUAffinity=` choose the processors",
-    ),
-    (
-        "--real-time",
-        "remove it: without CAP_SYS_NICE, `LimitRTPRIO=0` turns real time off",
-    ),
-];
-
-/// Adds the replacement to the error about an option of an earlier version.
-fn with_replacement(mut error: clap::Error) -> clap::Error {
-    if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
-        && let Some((_, instead)) = REMOVED.iter().find(|(removed, _)| removed == option)
-    {
-        let instead = ContextValue::StyledStrs(vec![(*instead).into()]);
-        error.remove(ContextKind::SuggestedArg);
-        error.insert(ContextKind::Suggested, instead);
-    }
-    error
-}
-
 fn main() -> ExitCode {
     // First of all: a terminal may be closed at any time. The state keeper inherits this.
     ignore_signals();
-    let args = Args::try_parse().unwrap_or_else(|error| with_replacement(error).exit());
-    if let Some(name) = &args.hold {
+    let args = Args::parse();
+    if let Some(name) = &args.restart.hold {
         // Its log would have no reader.
         return match warm_restart::hold(name) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         };
     }
-    if let (Err(error), false) = (await_predecessor(&address(&args)), args.cleanup) {
+    if let (Err(error), false) = (await_predecessor(&address(&args)), args.restart.cleanup) {
         log::say(Level::ERROR, format_args!("lvs-dataplane: {error}"));
         return ExitCode::FAILURE;
     }
     // The dataplane itself may not look at other processes.
-    if !args.cleanup {
+    if !args.restart.cleanup {
         sweep();
     }
     // The process may not start programs after this.
@@ -413,10 +415,11 @@ fn main() -> ExitCode {
     // Both write to the same standard error then.
     let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
     // Without a log it forwards all the same.
-    let _log = log::start(filter, mark, args.log_format, "lvs-dataplane").inspect_err(|error| {
-        log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
-    });
-    if let (false, false) = (confinement.not_by.is_empty(), args.cleanup) {
+    let _log =
+        log::start(filter, mark, args.access.log_format, "lvs-dataplane").inspect_err(|error| {
+            log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
+        });
+    if let (false, false) = (confinement.not_by.is_empty(), args.restart.cleanup) {
         warn!("the dataplane is {confinement}");
     }
     match run(args, confinement, state_keeper) {
@@ -444,22 +447,22 @@ fn stated(error: &anyhow::Error) -> String {
 
 /// The address on which the dataplane of these arguments listens.
 fn address(args: &Args) -> Address {
-    let socket = args.socket.as_ref().filter(|text| !text.is_empty());
+    let socket = args.access.socket.as_ref().filter(|text| !text.is_empty());
     socket.map_or_else(Address::default, Address::new)
 }
 
 /// Connects to the state keeper for a warm restart; `None` if the arguments disable warm restarts.
 fn state_keeper(args: &Args) -> Option<io::Result<StateKeeper>> {
-    let wanted = !matches!(args.warm_restart, WarmRestart::Off) && !args.cleanup;
+    let wanted = !matches!(args.restart.warm_restart, WarmRestart::Off) && !args.restart.cleanup;
     wanted.then(|| StateKeeper::of(&address(args).to_string()))
 }
 
 /// Drops the rights that the dataplane will not need.
 fn confine(args: &Args) -> Confinement {
-    if args.cleanup || matches!(args.confine, Confine::Off) {
+    if args.restart.cleanup || matches!(args.access.confine, Confine::Off) {
         return Confinement::default();
     }
-    if !matches!(args.fast_path, Some(FastPath::Off)) {
+    if !matches!(args.kernel_path.fast_path, Some(FastPath::Off)) {
         // The process may not mount file systems after this. A failure is reported where the file
         // system is used.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
@@ -467,7 +470,7 @@ fn confine(args: &Args) -> Confinement {
     confine::dataplane(&confine::Places {
         socket: address(args).path().map(Path::to_owned),
         // Files of rules may have names, which are looked up.
-        tcp: args.sync_key.is_some() || args.rules.is_some(),
+        tcp: args.replication.sync_key.is_some() || args.services.rules.is_some(),
     })
 }
 
@@ -501,10 +504,10 @@ fn run(
     confinement: Confinement,
     state_keeper: Option<io::Result<StateKeeper>>,
 ) -> anyhow::Result<()> {
-    if args.cleanup {
+    if args.restart.cleanup {
         return clean_up();
     }
-    let warm_restart = args.warm_restart;
+    let warm_restart = args.restart.warm_restart;
     let mut config = config(args)?;
     config.warm_restart = match (state_keeper.transpose(), warm_restart) {
         (Ok(state_keeper), _) => state_keeper,
@@ -550,11 +553,11 @@ fn run(
 
 /// The configuration of the dataplane from the arguments; reads the files that they name.
 fn config(args: Args) -> anyhow::Result<Config> {
-    let workers = args.workers.count();
-    if let Workers::Auto = args.workers {
+    let workers = args.links.workers.count();
+    if let Workers::Auto = args.links.workers {
         info!("--workers auto: {workers}");
     }
-    let rules = match &args.rules {
+    let rules = match &args.services.rules {
         Some(path) => {
             let name = path.display().to_string();
             let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
@@ -562,7 +565,7 @@ fn config(args: Args) -> anyhow::Result<Config> {
         }
         None => None,
     };
-    let marks = match &args.marks {
+    let marks = match &args.services.marks {
         Some(path) => {
             let name = path.display();
             let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
@@ -572,59 +575,61 @@ fn config(args: Args) -> anyhow::Result<Config> {
         None => Vec::new(),
     };
     Ok(Config {
-        backend: match args.backend {
+        backend: match args.links.backend {
             Backend::Auto => dataplane::Backend::Auto,
             Backend::Tun => dataplane::Backend::Tun,
             Backend::AfPacket => dataplane::Backend::AfPacket,
         },
-        fast_path: match args.fast_path {
+        fast_path: match args.kernel_path.fast_path {
             Some(FastPath::Off) => dataplane::UseKernel::Off,
             None => dataplane::UseKernel::Try,
             Some(FastPath::Auto) => dataplane::UseKernel::Auto,
             Some(FastPath::On) => dataplane::UseKernel::On,
         },
-        xdp: args.xdp,
-        fast_path_after: Some(args.fast_path_after),
+        xdp: args.kernel_path.xdp,
+        fast_path_after: Some(args.kernel_path.fast_path_after),
         workers: Some(workers),
         real_time: true,
-        interfaces: args.interface,
+        interfaces: args.links.interface,
         address: args
+            .access
             .socket
             .filter(|text| !text.is_empty())
             .map(Address::new),
-        group: args.group,
-        readers: args.readers,
-        own_vips: args.own_vips,
-        local_addresses: args.local_address,
-        hairpin: args.hairpin,
+        group: args.access.group,
+        readers: args.access.readers,
+        own_vips: args.links.own_vips,
+        local_addresses: args.connections.local_address,
+        hairpin: args.connections.hairpin,
         settings: Settings {
-            limits: Limits::new(args.icmp_limit),
-            echo: args.echo,
-            clamp_mss: args.clamp_mss,
-            reverse_path: args.reverse_path,
+            limits: Limits::new(args.links.icmp_limit),
+            echo: args.links.echo,
+            clamp_mss: args.links.clamp_mss,
+            reverse_path: args.links.reverse_path,
         },
-        max_connections: Some(args.max_connections as usize),
-        max_ipv6: args.max_ipv6.map(|max| max as usize),
-        when_full: match args.when_full {
+        max_connections: Some(args.connections.max_connections as usize),
+        max_ipv6: args.connections.max_ipv6.map(|max| max as usize),
+        when_full: match args.connections.when_full {
             WhenFull::Drop => lvs_core::settings::WhenFull::Drop,
             WhenFull::Evict => lvs_core::settings::WhenFull::Evict,
         },
         ftp_ports: args
+            .connections
             .helper
             .into_iter()
             .flat_map(|helper| helper.0)
             .collect(),
-        sysctls: args.sysctl,
+        sysctls: args.services.sysctl,
         rules,
         marks,
-        peers: args.sync_key.map(|key_file| PeersConfig {
-            listen: args.sync_listen,
-            peers: args.sync_peer,
+        peers: args.replication.sync_key.map(|key_file| PeersConfig {
+            listen: args.replication.sync_listen,
+            peers: args.replication.sync_peer,
             key_file,
-            wait: Duration::from_secs(args.sync_wait.into()),
-            alarm: Duration::from_secs(args.sync_alarm.into()),
+            wait: Duration::from_secs(args.replication.sync_wait.into()),
+            alarm: Duration::from_secs(args.replication.sync_alarm.into()),
         }),
-        profile: match args.profile {
+        profile: match args.connections.profile {
             Profile::Kernel => lvs_core::settings::Profile::Kernel,
             Profile::Modern => lvs_core::settings::Profile::Modern,
         },

@@ -5,8 +5,6 @@ use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut, Range};
 
-use crate::wire::sctp;
-
 pub use lvs_sys::{Arena, Lent};
 
 /// Bytes in front of a frame that is received here: enough for an outer IPv6, UDP and GUE header,
@@ -44,16 +42,6 @@ pub struct PartialChecksum {
     pub start: u16,
     /// Offset of the checksum field from `start`.
     pub offset: u16,
-}
-
-impl PartialChecksum {
-    /// Whether the checksum is the CRC32c of SCTP: no other protocol has its checksum at that
-    /// offset. The virtio header cannot express it, so a device would store a checksum of another
-    /// kind.
-    #[inline]
-    pub const fn is_crc(self) -> bool {
-        self.offset as usize == sctp::field::CHECKSUM.start
-    }
 }
 
 /// The division of a GSO/GRO super-packet into segments.

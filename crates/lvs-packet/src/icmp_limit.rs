@@ -1,11 +1,12 @@
 //! Rate limit of the ICMP errors that the director sends.
 
 use std::net::IpAddr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use lvs_core::{Instant, Protocol};
+use lvs_sys::lock;
 
 use crate::parse::Packet;
 use crate::wire::icmp::ErrorKind;
@@ -173,9 +174,7 @@ impl RateLimit {
         let full = cost.saturating_mul(PEER_BURST);
         let now = nanos(now);
         let slot = slot(receiver);
-        let mut stripe = self.peers[slot / STRIPE]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut stripe = lock(&self.peers[slot / STRIPE]);
         let peer = &mut stripe[slot % STRIPE];
         let since = match *peer {
             // A slot taken over keeps its debt while it is fresh, so that many addresses cannot

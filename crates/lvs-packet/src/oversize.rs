@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use lvs_core::api::TooBig;
+use lvs_sys::lock;
 
 /// Maximum number of servers that are remembered.
 const SERVERS_MAX: usize = 256;
@@ -17,7 +18,7 @@ pub struct Oversize(Mutex<BTreeMap<(IpAddr, bool), TooBig>>);
 impl Oversize {
     /// Records that a packet of `longest` bytes exceeded a path with room for `room`.
     pub fn note(&self, server: IpAddr, tunnel: bool, room: usize, longest: usize) {
-        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = lock(&self.0);
         if noted.len() >= SERVERS_MAX && !noted.contains_key(&(server, tunnel)) {
             return;
         }
@@ -37,7 +38,7 @@ impl Oversize {
 
     /// All entries.
     pub fn all(&self) -> Vec<TooBig> {
-        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = lock(&self.0);
         noted.values().copied().collect()
     }
 }

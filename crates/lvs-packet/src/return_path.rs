@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use lvs_core::Instant;
+use lvs_sys::lock;
 
 use crate::net::PortId;
 use crate::wire::Mac;
@@ -42,7 +43,7 @@ impl ReturnPaths {
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<IpAddr, Forwarded>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

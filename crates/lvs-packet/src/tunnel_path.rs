@@ -5,11 +5,12 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lvs_core::Instant;
 use lvs_core::tunnel::Tunnel;
+use lvs_sys::lock;
 
 use crate::rewrite::tunnel;
 use crate::wire::icmp::{self, ErrorKind};
@@ -166,7 +167,7 @@ pub struct Complaint<'a> {
 impl TunnelPaths {
     /// Returns the path to a tunnelled server; `None` if there are too many servers.
     fn path(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
-        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paths = lock(&self.paths);
         if paths.len() >= SERVERS_MAX && !paths.contains_key(&key) {
             return None;
         }
@@ -175,7 +176,7 @@ impl TunnelPaths {
 
     /// The path to a server, if packets were tunnelled to it.
     fn known(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
-        let paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let paths = lock(&self.paths);
         paths.get(&key).cloned()
     }
 

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lvs_sys::lock;
+
 /// Connections at a time.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 /// Simultaneous connections of read-only clients.
@@ -39,7 +41,7 @@ struct State {
 
 impl Places {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Reserves a place for a connection; `reader` is the user of a read-only connection.

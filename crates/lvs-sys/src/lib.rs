@@ -1,4 +1,5 @@
-//! Everything that needs `unsafe`: thin, typed wrappers over system calls.
+//! Everything that needs `unsafe`: thin, typed wrappers over system calls; and what all crates above
+//! need from the system alike: random numbers and locks.
 //!
 //! Nothing here decides anything; each wrapper owns its descriptors and buffers, so that the
 //! modules above it are safe code. Knowledge of protocols (virtio headers, VLAN tags, netlink
@@ -10,6 +11,7 @@ mod bpf;
 pub mod classic;
 mod device;
 pub mod icmp_errors;
+mod lock;
 mod multicast;
 pub mod netns;
 pub mod notify;
@@ -17,6 +19,7 @@ mod packet;
 pub mod peer_groups;
 pub mod peercred;
 mod poll;
+mod random;
 mod ring;
 pub mod seccomp;
 pub mod signals;
@@ -36,10 +39,12 @@ pub use bpf::{
     SharedArray, SharedMap, SharedSet, is_root_of_all, monotonic, mount_bpf, seal, shared_table,
 };
 pub use device::{primary_address, set_mtu, set_up};
+pub use lock::lock;
 pub use multicast::{datagrams_lost, multicast_receiver, multicast_sender};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
 pub use peercred::group_id;
 pub use poll::{EventFd, Poller, wait_writable};
+pub use random::random;
 pub use ring::{PacketRing, RingFrame};
 pub use slice::{permitted_cpus, run_in_real_time, run_in_slices, run_on, thread_time};
 pub use table::{TablePages, table_memory};

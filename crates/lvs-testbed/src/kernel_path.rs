@@ -15,7 +15,7 @@ use lvs_packet::tunnel_path::TunnelPaths;
 use lvs_packet::ways::Ways;
 use lvs_packet::wire::Mac;
 
-use crate::hostile::packet;
+use crate::packet;
 
 /// The kernel tries programs out on frames of up to a page.
 const LONGEST: usize = 3000;

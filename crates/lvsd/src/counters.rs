@@ -1,8 +1,10 @@
 //! The daemon's own counters since its start.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
+
+use lvs_sys::lock;
 
 /// Upper bounds of the histogram's buckets in seconds; the last bucket has none.
 pub const BOUNDS: [f64; 13] = [
@@ -154,7 +156,7 @@ impl Counters {
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -3,8 +3,9 @@
 use alloc::collections::BTreeMap;
 use core::net::SocketAddr;
 
-use crate::control::ServiceKeyOrd;
-use crate::control::check::{Census, Facts, View, is_mixed};
+use crate::control::Census;
+use crate::control::check::{Facts, View, is_mixed};
+use crate::service::ServiceKeyOrd;
 use crate::sync::SyncRole;
 use crate::{Control, Family, Forwarding, ServiceKey};
 

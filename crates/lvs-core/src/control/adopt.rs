@@ -5,7 +5,8 @@ use core::net::SocketAddr;
 use core::time::Duration;
 
 use super::Control;
-use crate::conn::memory::{Adoption, Memory};
+use crate::conn::adopt::Adoption;
+use crate::conn::memory::Memory;
 use crate::conn::{ConnTable, Draft, Entry, NO_SLOT, adopt, flag};
 use crate::shard::Shard;
 use crate::sync::wire;

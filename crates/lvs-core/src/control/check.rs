@@ -7,7 +7,8 @@
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
 
-use super::ServiceKeyOrd;
+use super::service::Census;
+use crate::service::ServiceKeyOrd;
 use crate::sync::SyncRole;
 use crate::{
     Control, Error, Family, Forwarding, Protocol, Scheduler, Server, ServerConfig, ServiceConfig,
@@ -45,41 +46,6 @@ pub(crate) struct Facts {
     /// Whether the service's scheduler uses the response time of servers.
     pub(crate) needs_replies: bool,
     pub(crate) census: Census,
-}
-
-/// Numbers of a service's servers, by the properties that checks use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Census {
-    /// Number of servers whose address family differs from the service's.
-    pub(crate) mixed: usize,
-    /// Number of servers whose replies bypass the director.
-    pub(crate) one_way: usize,
-    /// Number of servers of full NAT.
-    pub(crate) full_nat: usize,
-}
-
-impl Census {
-    pub(crate) fn enter(&mut self, mixed: bool, forwarding: Forwarding) {
-        let one = Self::of(mixed, forwarding);
-        self.mixed += one.mixed;
-        self.one_way += one.one_way;
-        self.full_nat += one.full_nat;
-    }
-
-    pub(crate) fn leave(&mut self, mixed: bool, forwarding: Forwarding) {
-        let one = Self::of(mixed, forwarding);
-        self.mixed -= one.mixed;
-        self.one_way -= one.one_way;
-        self.full_nat -= one.full_nat;
-    }
-
-    fn of(mixed: bool, forwarding: Forwarding) -> Self {
-        Self {
-            mixed: usize::from(mixed),
-            one_way: usize::from(!forwarding.translates()),
-            full_nat: usize::from(forwarding == Forwarding::FullNat),
-        }
-    }
 }
 
 /// Whether a server's address family differs from its service's.

@@ -1,6 +1,7 @@
 //! Counters and rates that are shown.
 
-use super::{Control, ServiceKeyOrd};
+use super::Control;
+use crate::service::ServiceKeyOrd;
 use crate::stats::{Counts, Stats};
 use crate::{Error, ServiceKey};
 

@@ -9,9 +9,9 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::Control;
 use super::admit::{Ask, By, Packets, Refused, State, classify, may_lead_to};
-use super::service::ServiceKeyOrd;
 use crate::conn::{Key, Template};
 use crate::sched::{About, HashSlot};
+use crate::service::ServiceKeyOrd;
 use crate::shard::Shard;
 use crate::{
     AcceptReason, DropReason, Forwarding, Hook, Instant, Protocol, Request, Server, Service,

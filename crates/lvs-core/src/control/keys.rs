@@ -5,7 +5,7 @@ use core::hash::{BuildHasher, Hasher};
 
 use hashbrown::HashMap;
 
-use super::service::ServiceKeyOrd;
+use crate::service::ServiceKeyOrd;
 
 /// The numbers of services, by their keys.
 pub(super) type Keys = HashMap<ServiceKeyOrd, u32, Fold>;

@@ -36,8 +36,9 @@ use self::full_nat::FullNat;
 use self::keys::Keys;
 use self::pins::Pins;
 use self::records::Records;
+#[cfg(feature = "api")]
+pub(crate) use self::service::Census;
 pub use self::service::Service;
-pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
 pub use self::take_over::{ItemResults, TakenOver};
 use crate::conn::memory::{Layout, Memory, OutOfMemory};

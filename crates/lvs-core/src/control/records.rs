@@ -7,9 +7,9 @@ use core::net::SocketAddr;
 use core::ops::{Bound, Range};
 use core::time::Duration;
 
-use super::ServiceKeyOrd;
 use crate::attempts::Windows;
 use crate::server::Marks;
+use crate::service::ServiceKeyOrd;
 use crate::stats::ObjectStats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 

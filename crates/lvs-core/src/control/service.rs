@@ -2,13 +2,12 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::net::SocketAddr;
+use core::time::Duration;
 
-use super::check::Census;
 use super::limiter::Limiter;
 use super::slow_start::SlowStart;
 use crate::stats::{ObjectStats, Stats};
-use crate::{Family, Instant, Pool, Protocol, Server, ServiceConfig, ServiceKey};
+use crate::{Forwarding, Instant, Pool, Server, ServiceConfig, ServiceKey};
 
 /// A service: its settings, its servers and its scheduler.
 #[derive(Debug)]
@@ -62,32 +61,46 @@ impl Service {
     pub fn stats(&self) -> Stats {
         self.stats.stats()
     }
-}
 
-/// A service's key in an order: protocol, family and address, port; marks first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum ServiceKeyOrd {
-    Mark(Family, u32),
-    Address(Protocol, SocketAddr),
-}
-
-impl From<&ServiceKey> for ServiceKeyOrd {
-    fn from(key: &ServiceKey) -> Self {
-        match *key {
-            ServiceKey::Mark { family, mark } => Self::Mark(family, mark),
-            ServiceKey::Address { protocol, addr } => {
-                // Flow label and scope are no part of the identity.
-                Self::Address(protocol, SocketAddr::new(addr.ip(), addr.port()))
-            }
-        }
+    /// Sets each server's weight at `now`, and reports changed weights to the scheduler. Returns
+    /// `false` if no server of the service is in a slow start.
+    pub(super) fn apply_slow_start(&mut self, now: Instant) -> bool {
+        let takes = Duration::from_secs(self.config.extras.slow_start.into());
+        self.slow.apply(&mut self.pool, takes, now)
     }
 }
 
-impl From<ServiceKeyOrd> for ServiceKey {
-    fn from(key: ServiceKeyOrd) -> Self {
-        match key {
-            ServiceKeyOrd::Mark(family, mark) => Self::Mark { family, mark },
-            ServiceKeyOrd::Address(protocol, addr) => Self::Address { protocol, addr },
+/// Numbers of a service's servers, by the properties that checks use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Census {
+    /// Number of servers whose address family differs from the service's.
+    pub(crate) mixed: usize,
+    /// Number of servers whose replies bypass the director.
+    pub(crate) one_way: usize,
+    /// Number of servers of full NAT.
+    pub(crate) full_nat: usize,
+}
+
+impl Census {
+    pub(crate) fn enter(&mut self, mixed: bool, forwarding: Forwarding) {
+        let one = Self::of(mixed, forwarding);
+        self.mixed += one.mixed;
+        self.one_way += one.one_way;
+        self.full_nat += one.full_nat;
+    }
+
+    pub(crate) fn leave(&mut self, mixed: bool, forwarding: Forwarding) {
+        let one = Self::of(mixed, forwarding);
+        self.mixed -= one.mixed;
+        self.one_way -= one.one_way;
+        self.full_nat -= one.full_nat;
+    }
+
+    fn of(mixed: bool, forwarding: Forwarding) -> Self {
+        Self {
+            mixed: usize::from(mixed),
+            one_way: usize::from(!forwarding.translates()),
+            full_nat: usize::from(forwarding == Forwarding::FullNat),
         }
     }
 }

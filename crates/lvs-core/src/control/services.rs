@@ -4,12 +4,13 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use core::net::SocketAddr;
 
-use super::check::{self, Census};
+use super::check;
 use super::limiter::Limiter;
-use super::service::ServiceKeyOrd;
+use super::service::Census;
 use super::slow_start::SlowStart;
 use super::{Control, FTP, FTP_DATA, Service};
 use crate::filter::SourceFilter;
+use crate::service::ServiceKeyOrd;
 use crate::stats::ObjectStats;
 use crate::{
     Error, Family, Forwarding, Instant, Pool, Protocol, Scheduler, ServiceConfig, ServiceKey,

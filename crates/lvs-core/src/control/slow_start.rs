@@ -15,8 +15,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::control::Service;
-use crate::{Control, Instant, Server, ServerId};
+use crate::{Control, Instant, Pool, Server, ServerId};
 
 /// Factor for all weights during a slow start.
 const FINER: i32 = 10;
@@ -100,37 +99,35 @@ impl SlowStart {
             None => (10, None),
         }
     }
-}
 
-impl Service {
-    /// Sets each server's weight at `now`, and reports changed weights to the scheduler. Returns
-    /// `false` if no server of the service is in a slow start.
-    pub(crate) fn apply_slow_start(&mut self, now: Instant) -> bool {
-        let takes = Duration::from_secs(self.config.extras.slow_start.into());
-        if takes.is_zero() && self.slow.factor == 1 && self.slow.since.is_empty() {
+    /// Sets the weight of each server of `pool` at `now`, in a service whose slow start takes
+    /// `takes`, and reports changed weights to the scheduler. Returns `false` if no server is in a
+    /// slow start.
+    pub(super) fn apply(&mut self, pool: &mut Pool, takes: Duration, now: Instant) -> bool {
+        if takes.is_zero() && self.factor == 1 && self.since.is_empty() {
             return false;
         }
-        let servers = self.pool.servers();
+        let servers = pool.servers();
         if takes.is_zero() {
-            self.slow.since.clear();
+            self.since.clear();
         } else {
-            self.slow.note(servers, takes, now);
+            self.note(servers, takes, now);
         }
         let earned: Vec<(u8, Option<Instant>)> = servers
             .iter()
-            .map(|server| self.slow.earned(server.id(), takes, now))
+            .map(|server| self.earned(server.id(), takes, now))
             .collect();
-        self.slow.next = earned.iter().filter_map(|(_, next)| *next).min();
+        self.next = earned.iter().filter_map(|(_, next)| *next).min();
         let heaviest = servers.iter().map(|server| server.config().weight).max();
         let slow = earned.iter().any(|&(tenths, _)| tenths < 10);
         let finer =
-            slow && !self.pool.weight_is_capacity() && heaviest.is_none_or(|weight| weight <= FINE);
+            slow && !pool.weight_is_capacity() && heaviest.is_none_or(|weight| weight <= FINE);
         let factor = if finer { FINER } else { 1 };
         let mut changed = Vec::new();
         for (place, (server, &(tenths, _))) in servers.iter().zip(&earned).enumerate() {
             let own = server.config().weight;
             if own == 0 {
-                server.scale_last_weight(self.slow.factor, factor);
+                server.scale_last_weight(self.factor, factor);
                 continue;
             }
             let weight = i64::from(own) * i64::from(tenths) * i64::from(factor) / 10;
@@ -140,20 +137,20 @@ impl Service {
             }
             server.set_share(weight, tenths);
         }
-        let rescaled = factor != self.slow.factor;
-        self.slow.factor = factor;
+        let rescaled = factor != self.factor;
+        self.factor = factor;
         if rescaled {
             // A scheduler that remembers the last weights of servers that have none now has to look
             // at those, too.
             changed = (0..servers.len()).collect();
         }
-        self.pool.weights_changed(&changed);
+        pool.weights_changed(&changed);
         true
     }
 }
 
 impl Control {
-    /// As [`Service::apply_slow_start`], after a change of service `number`.
+    /// Sets the weights of service `number` after it was changed.
     pub(crate) fn apply_slow_start(&mut self, number: u32, now: Instant) {
         let service = self.services.get_mut(&number);
         if service.is_some_and(|service| service.apply_slow_start(now)) {

@@ -29,7 +29,7 @@ use self::down::Down;
 pub(crate) use self::local_ports::LocalPorts;
 use self::room::Hand;
 pub use crate::conn::Ahead;
-use crate::conn::memory::Adoption;
+use crate::conn::adopt::Adoption;
 use crate::conn::{ConnTable, Draft, Entry, Key, Sparse, Template};
 use crate::stats::Counters;
 use crate::sync::Queue;

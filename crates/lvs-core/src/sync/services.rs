@@ -18,7 +18,7 @@ use siphasher::sip::SipHasher13;
 
 use super::bulk::Malformed;
 use crate::conn::sip13;
-use crate::control::ServiceKeyOrd;
+use crate::service::ServiceKeyOrd;
 use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
 /// Maximum number of services whose digests are sent: the first ones by their keys.

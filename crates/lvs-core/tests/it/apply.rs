@@ -393,7 +393,7 @@ fn change_list_may_use_its_earlier_changes() {
     ];
     let applied = control.apply(&list, &Permissive, Instant::ZERO).unwrap();
     assert_eq!(applied.services().collect::<Vec<_>>(), [service(0).into()]);
-    assert!(applied.local && !applied.is_services_only() && !applied.settings);
+    assert!(applied.local && !applied.settings);
     let key = service(0).into();
     assert_eq!(control.service(&key).unwrap().servers().len(), 2);
 }

@@ -11,7 +11,7 @@ use lvs_core::{Control, Instant};
 
 use crate::fast_path::FastPath;
 use crate::host::view::{Published, View};
-use crate::lock::lock;
+use lvs_sys::lock;
 
 /// Number of times that a thread lets waiting packets lock the control half first, before it waits
 /// for the lock itself.

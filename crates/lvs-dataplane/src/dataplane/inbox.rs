@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::lock::lock;
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 use lvs_packet::pipeline::Whole;
+use lvs_sys::lock;
 
 /// Maximum number of frames that wait for one worker, from all other workers together.
 pub(crate) const PARCELS_MAX: usize = 4096;

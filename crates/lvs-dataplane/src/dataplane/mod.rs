@@ -26,6 +26,7 @@ mod decider;
 mod fixes;
 mod handle;
 mod hook;
+mod hub;
 mod inbox;
 mod kernel_path;
 mod local_clients;

@@ -29,7 +29,6 @@ use crate::host::keeper::Keeper;
 use crate::host::setup::{Outliving, Setup};
 use crate::host::update::Update;
 use crate::host::view::View;
-use crate::random::random;
 use crate::warm_restart::{StateKeeper, WarmRestart};
 use lvs_api::Address;
 use lvs_packet::common::Common;
@@ -38,6 +37,7 @@ use lvs_packet::settings::Settings;
 use lvs_packet::steer::Steering;
 use lvs_process::server::{self, Permissions, Server};
 use lvs_sys::TablePages;
+use lvs_sys::random;
 
 /// A running dataplane. Dropping it stops it.
 #[derive(Debug)]

@@ -22,9 +22,9 @@ use tracing::{info, warn};
 use super::context::Context;
 use super::warm_state::WarmState;
 use crate::fast_path::HeldServices;
-use crate::lock::lock;
 use crate::warm_restart::Record;
 use lvs_packet::steer::Steering;
+use lvs_sys::lock;
 
 /// Number of services and servers up to which each change is stored at once. With more, changes are
 /// stored within a second.

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode};
 
+use super::hub::Hub;
 use super::inbox::Inbox;
-use super::peers::hub::Hub;
 use crate::host::keeper::{Keeper, REQUESTS_MAX};
 use crate::io::port::Ports;
-use crate::lock::lock;
 use crate::mailbox::{Closing, Mailbox};
 use crate::sync::Daemons;
 use lvs_packet::pipeline::Request;
+use lvs_sys::lock;
 
 /// Time limit for an answer of a packet worker, which reads its mailbox after every few batches.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
 //! The state that outlives a killed dataplane: the connection table, services, servers, settings
-//! and counters, in the [kernel](crate::fast_path) or with a [state keeper](crate::outlive).
+//! and counters, in the [kernel](crate::fast_path) or with a [state keeper](crate::warm_restart).
 
 use std::fmt::Debug;
 use std::io;

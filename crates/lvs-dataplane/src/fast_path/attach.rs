@@ -11,9 +11,9 @@ use tracing::warn;
 use super::FastPath;
 use super::pins::attach;
 use super::xdp::AttachedXdp;
-use crate::lock::lock;
 use crate::netlink::Filters;
 use lvs_sys::attached::{self, Place};
+use lvs_sys::lock;
 use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
 
 /// An attached BPF program of an interface. It is detached when this value is dropped, and stays

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::FastPath;
 use super::layout::conf;
-use crate::lock::lock;
+use lvs_sys::lock;
 
 /// The current epoch.
 #[derive(Debug)]

@@ -12,8 +12,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use super::pins::Maps;
-use crate::lock::lock;
 use lvs_sys::SharedArray;
+use lvs_sys::lock;
 
 /// An array that no program reads.
 #[derive(Debug)]

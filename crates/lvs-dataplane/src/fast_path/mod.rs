@@ -71,12 +71,12 @@ use self::pins::Pins;
 pub(crate) use self::room::Room;
 pub(crate) use self::services::HeldServices;
 use self::xdp::Xdp;
-use crate::lock::lock;
 use crate::netlink::Filters;
 use crate::warm_restart::WITHOUT_DATAPLANE;
 use lvs_packet::rewrite::tunnel::Template;
 use lvs_packet::steer::Steering;
 use lvs_packet::wire::Mac;
+use lvs_sys::lock;
 use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 
 /// Number of packets from the client after which a connection is offloaded. The dataplane forwards

@@ -24,9 +24,9 @@ use super::pins::{self, Maps, Pins};
 use super::room::Room;
 use super::xdp::{Xdp, XdpMemory};
 use super::{FastPath, attach, object};
-use crate::lock::lock;
 use crate::warm_restart::{INCOMPLETE, WITHOUT_DATAPLANE};
 use lvs_packet::steer::{Keys, Steering};
+use lvs_sys::lock;
 use lvs_sys::{
     self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
 };

@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::FastPath;
 use super::layout::{RULE_WORDS, RULES, SERVICE_DATA, SERVICE_WORDS, rule};
-use crate::lock::lock;
+use lvs_sys::lock;
 
 type Key = [u64; SERVICE_WORDS];
 type Rule = [u64; RULE_WORDS];

@@ -14,9 +14,9 @@ use tracing::debug;
 
 use super::FastPath;
 use super::layout::{COUNT_WORDS, SERVERS, conf};
-use crate::lock::lock;
 use crate::warm_restart::{Area, KEPT_WORDS, Record, text_words};
 use lvs_sys::SharedArray;
+use lvs_sys::lock;
 
 /// The longest time for which a program may still handle a frame by data that are not valid any
 /// more.

@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use super::FastPath;
 use super::layout::{HOP_WORDS, MAC_PLACES, MAC_WORDS, TOLD_BYTES, hop, mac};
 use super::pins::attach;
-use crate::lock::lock;
 use lvs_packet::wire::Mac;
+use lvs_sys::lock;
 use lvs_sys::{PerCpuArray, Program, ProgramLink, SharedArray};
 
 /// The memory of the XDP program. A successor makes its own.

@@ -16,8 +16,8 @@ use crate::io::hop::HopDevice;
 use crate::io::port::Port;
 use crate::io::tun::HostDevice;
 use crate::netlink::NetState;
-use crate::random::random;
 use lvs_packet::intercept::{Intercept, LocalClient};
+use lvs_sys::random;
 use lvs_sys::{PacketSocket, TurnBack};
 
 /// The method by which the dataplane gets packets.

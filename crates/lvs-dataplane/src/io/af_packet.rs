@@ -115,11 +115,6 @@ impl AfPacket {
         }
     }
 
-    /// Whether SYNs have their own queue.
-    pub const fn has_two_queues(&self) -> bool {
-        self.firsts.is_some()
-    }
-
     /// Received frames that were lost since the interface was opened: because a ring or receive
     /// buffer was full, or because they were longer than the buffer. Reads the kernel's counter.
     pub fn drops(&mut self) -> u64 {

@@ -13,8 +13,8 @@ use lvs_core::sync::wire::{self, Entry, Unread};
 use super::counts::{Counts, count};
 use super::sockets::Sockets;
 use super::{Director, Stop, add_stop};
-use crate::lock::lock;
 use lvs_sys::Poller;
+use lvs_sys::lock;
 
 /// The interval at which the interface is checked.
 const PERIOD: Duration = Duration::from_secs(1);

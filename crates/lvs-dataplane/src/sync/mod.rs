@@ -35,8 +35,8 @@ pub(crate) use self::backup::Ticket;
 pub(crate) use self::counts::Counts;
 pub(crate) use self::outbox::Outbox;
 use self::sockets::Sockets;
-use crate::lock::lock;
 use lvs_sys::EventFd;
+use lvs_sys::lock;
 
 /// The director, as the daemons' threads need it.
 pub(crate) trait Director: Send + Sync {

@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use lvs_core::sync::Message;
 
-use crate::lock::lock;
 use lvs_sys::EventFd;
+use lvs_sys::lock;
 
 /// Maximum of bytes of waiting messages, even if `sync_qlen_max` permits more messages.
 const BYTES_MAX: usize = 64 << 20;

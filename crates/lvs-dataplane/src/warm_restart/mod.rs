@@ -31,8 +31,8 @@ use tracing::warn;
 
 pub(crate) use self::area::{Area, KEPT_WORDS, Record, text_words};
 pub use self::state_keeper::{StateKeeper, hold};
-use crate::lock::lock;
 use lvs_sys::SharedArray;
+use lvs_sys::lock;
 
 /// Time for which connections are kept while no dataplane runs.
 pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);

@@ -26,9 +26,9 @@ use rustix::net::{
 };
 
 use super::{head, is_worth_waiting};
-use crate::lock::lock;
 use lvs_api::Address;
 use lvs_sys::Poller;
+use lvs_sys::lock;
 use lvs_sys::peercred::{own_uid, peer_cred};
 
 /// The argument that makes the program of the dataplane a state keeper.

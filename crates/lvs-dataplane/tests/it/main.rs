@@ -1,7 +1,6 @@
 //! The integration tests that need no privileges, in one executable.
 
 mod log;
-mod options;
 mod watchdog;
 
 /// The program as root of a user namespace, in a network namespace without interfaces.

@@ -33,7 +33,10 @@ fn open_without_ring(name: &str) -> AfPacket {
 fn open_two_queues(name: &str) -> AfPacket {
     let packets =
         AfPacket::open_with(lvs_sys::if_index(name).unwrap(), name, None, None, false).unwrap();
-    assert!(packets.has_two_queues(), "Linux 6.0 or newer supports this");
+    assert!(
+        packets.other_fd().is_some(),
+        "Linux 6.0 or newer supports this"
+    );
     packets
 }
 

@@ -5,10 +5,11 @@ use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use lvs_core::{Instant, Protocol};
+use lvs_sys::lock;
 
 use super::History;
 use crate::drop::FrameDrop;
@@ -357,7 +358,7 @@ impl Reassembler {
     fn shard(&self, key: &Key) -> MutexGuard<'_, HashMap<Key, Queue>> {
         let hash = self.hasher.hash_one(key);
         let shard = &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)];
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(shard)
     }
 
     /// Refuses a new datagram if the memory is full, like the kernel (`inet_frag_create`).
@@ -390,7 +391,7 @@ impl Reassembler {
             return;
         }
         for shard in &self.shards {
-            let mut queues = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queues = lock(shard);
             queues.retain(|_, queue| {
                 let keep = now.saturating_since(queue.since) < TIMEOUT;
                 if !keep {
@@ -404,7 +405,7 @@ impl Reassembler {
     /// Fragments that wait.
     pub fn waiting(&self) -> usize {
         let of_shard = |shard: &Mutex<HashMap<Key, Queue>>| {
-            let queues = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let queues = lock(shard);
             queues
                 .values()
                 .map(|queue| queue.pieces.len())

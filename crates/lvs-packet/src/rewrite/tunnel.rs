@@ -427,7 +427,7 @@ mod tests {
                 Tunnel::Gre { checksum } => {
                     prop_assert_eq!(protocol, GRE);
                     if checksum == TunnelChecksum::Full {
-                        prop_assert_eq!(pnet::packet::util::checksum(&bytes[outer_ip..], usize::MAX / 2), 0);
+                        prop_assert_eq!(pnet_packet::util::checksum(&bytes[outer_ip..], usize::MAX / 2), 0);
                     }
                 }
                 Tunnel::Gue { checksum, .. } => {

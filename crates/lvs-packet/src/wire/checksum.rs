@@ -197,7 +197,7 @@ mod tests {
         fn checksum_equals_naive_sum(bytes in proptest::collection::vec(any::<u8>(), 1..2000)) {
             // pnet answers 0 for nothing at all, and leaves out the word at `skipword`; one beyond
             // the end leaves out none.
-            let twin = pnet::packet::util::checksum(&bytes, usize::MAX / 2);
+            let twin = pnet_packet::util::checksum(&bytes, usize::MAX / 2);
             prop_assert_eq!(Sum::ZERO.bytes(&bytes).finish(), twin);
         }
 

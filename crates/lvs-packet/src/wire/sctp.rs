@@ -1,5 +1,7 @@
 //! The common header of SCTP (RFC 9260 section 3.1).
 
+use crate::frame::PartialChecksum;
+
 /// Fields of the header.
 pub mod field {
     use crate::wire::Field;
@@ -18,3 +20,13 @@ pub mod field {
 pub const HEADER_LEN: usize = field::CHECKSUM.end;
 /// Length of the header of a chunk.
 pub const CHUNK_LEN: usize = 4;
+
+impl PartialChecksum {
+    /// Whether the checksum is the CRC32c of SCTP: no other protocol has its checksum at that
+    /// offset. The virtio header cannot express it, so a device would store a checksum of another
+    /// kind.
+    #[inline]
+    pub const fn is_crc(self) -> bool {
+        self.offset as usize == field::CHECKSUM.start
+    }
+}

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use lvs_core::memory::{Layout, Memory, Region};
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 
-use super::{Program, number, pin, pinned, short_name};
+use super::{number, pin, pinned, short_name};
 use crate::attached::{self, call, descriptor};
 
 /// The used attributes of `BPF_MAP_CREATE` (the first fields of `bpf_attr`).
@@ -41,12 +41,12 @@ struct Element {
 
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
-const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+pub(super) const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
 const BPF_MAP_TYPE_HASH: u32 = 1;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
-const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
+pub(super) const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 /// Allocates memory for an entry when it is inserted.
@@ -213,7 +213,7 @@ fn pinned_map(path: &Path, kind: u32) -> io::Result<(OwnedFd, [u32; 3])> {
 }
 
 /// Opens the pinned map of this kind at a path. Its keys and values have four bytes.
-fn pinned_numbers(path: &Path, kind: u32) -> io::Result<OwnedFd> {
+pub(super) fn pinned_numbers(path: &Path, kind: u32) -> io::Result<OwnedFd> {
     match pinned_map(path, kind)? {
         (fd, [4, 4, _]) => Ok(fd),
         _ => Err(io::ErrorKind::InvalidInput.into()),
@@ -520,59 +520,8 @@ impl MapPlace {
     }
 }
 
-/// Programs for tail calls, by their numbers.
-///
-/// The kernel empties the map when its last descriptor and its last name are removed.
-#[derive(Debug)]
-pub struct ProgramArray {
-    fd: OwnedFd,
-}
-
-impl ProgramArray {
-    /// An empty array for this many programs.
-    ///
-    /// # Errors
-    /// As [`SharedArray::new`].
-    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
-        let fd = create_map(name, BPF_MAP_TYPE_PROG_ARRAY, [4; 2], entries, 0)?;
-        Ok(Self { fd })
-    }
-
-    /// The array that is pinned under this name.
-    ///
-    /// # Errors
-    /// `NotFound`; `InvalidInput` if it is a map of another kind.
-    pub fn pinned(path: &Path) -> io::Result<Self> {
-        let fd = pinned_numbers(path, BPF_MAP_TYPE_PROG_ARRAY)?;
-        Ok(Self { fd })
-    }
-
-    /// Sets the program that tail calls with this number continue with.
-    ///
-    /// # Errors
-    /// If the array has no such number, or the program is of another kind than the programs that
-    /// use the array.
-    pub fn put(&self, entry: u32, program: &Program) -> io::Result<()> {
-        let program = number(&program.fd);
-        place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
-    }
-
-    /// Does the same as [`SharedArray::pin`].
-    ///
-    /// # Errors
-    /// If the directory does not exist, or the name is in use.
-    pub fn pin(&self, path: &Path) -> io::Result<()> {
-        pin(&self.fd, path)
-    }
-
-    /// Its descriptor's number, for the instructions of a program.
-    pub fn number(&self) -> i32 {
-        self.fd.as_raw_fd()
-    }
-}
-
 /// Makes a request about an entry of a map of programs or maps.
-fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
+pub(super) fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
     let mut request = Element {
         map: number(map),
         unused: 0,
@@ -613,7 +562,7 @@ pub fn shared_table(
 }
 
 /// Creates a map with the given number of entries, and the given sizes of keys and values.
-fn create_map(
+pub(super) fn create_map(
     name: &str,
     kind: u32,
     [key, value]: [u32; 2],

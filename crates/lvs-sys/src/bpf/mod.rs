@@ -14,10 +14,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-pub use maps::{
-    MapPlace, PerCpuArray, ProgramArray, SharedArray, SharedMap, SharedSet, seal, shared_table,
-};
-pub use programs::{Jump, Program, ProgramKind, ProgramLink};
+pub use maps::{MapPlace, PerCpuArray, SharedArray, SharedMap, SharedSet, seal, shared_table};
+pub use programs::{Jump, Program, ProgramArray, ProgramKind, ProgramLink};
 
 use crate::attached::{call, descriptor};
 

@@ -4,7 +4,10 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-use super::{Instruction, ProgramArray, number, pin, pinned, short_name};
+use super::maps::{
+    BPF_MAP_TYPE_PROG_ARRAY, BPF_MAP_UPDATE_ELEM, create_map, pinned_numbers, place,
+};
+use super::{Instruction, number, pin, pinned, short_name};
 use crate::attached::{self, Place, call, descriptor};
 
 /// The used attributes of `BPF_PROG_LOAD`.
@@ -113,7 +116,7 @@ impl ProgramKind {
 /// A loaded BPF program. It exists as long as this value or one of its attachments.
 #[derive(Debug)]
 pub struct Program {
-    pub(super) fd: OwnedFd,
+    fd: OwnedFd,
     kind: ProgramKind,
 }
 
@@ -275,6 +278,57 @@ impl Program {
 
     /// The descriptor, for a socket that the program is to filter, or a filter of `tc`.
     pub fn fd(&self) -> libc::c_int {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Programs for tail calls, by their numbers.
+///
+/// The kernel empties the map when its last descriptor and its last name are removed.
+#[derive(Debug)]
+pub struct ProgramArray {
+    fd: OwnedFd,
+}
+
+impl ProgramArray {
+    /// An empty array for this many programs.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`](super::SharedArray::new).
+    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
+        let fd = create_map(name, BPF_MAP_TYPE_PROG_ARRAY, [4; 2], entries, 0)?;
+        Ok(Self { fd })
+    }
+
+    /// The array that is pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is a map of another kind.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned_numbers(path, BPF_MAP_TYPE_PROG_ARRAY)?;
+        Ok(Self { fd })
+    }
+
+    /// Sets the program that tail calls with this number continue with.
+    ///
+    /// # Errors
+    /// If the array has no such number, or the program is of another kind than the programs that
+    /// use the array.
+    pub fn put(&self, entry: u32, program: &Program) -> io::Result<()> {
+        let program = number(&program.fd);
+        place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
+    }
+
+    /// Does the same as [`SharedArray::pin`](super::SharedArray::pin).
+    ///
+    /// # Errors
+    /// If the directory does not exist, or the name is in use.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }
 }

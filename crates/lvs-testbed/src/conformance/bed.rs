@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use anyhow::Context;
+use lvs_core::api::{ConnInfo, ServerInfo, ServiceInfo};
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
     ConnId, Control, Director, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
@@ -51,6 +52,9 @@ const SERVER_SIDE_ADDR: Ipv4Addr = Ipv4Addr::new(10, 1, 255, 254);
 const CLIENT_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1);
 const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
+
+/// The size of the kernel's connection table, which listings print.
+pub(super) const KERNEL_TABLE_SIZE: u32 = 4096;
 
 /// Maximum of times that the host may send a packet back; more is a loop.
 const ROUNDS: usize = 8;
@@ -377,6 +381,33 @@ impl Bed {
         self.director.control.set_local_addresses(local);
         self.intercept = Intercept::of(&self.director.control, &self.intercept);
         self.net.vips = self.intercept.vips();
+    }
+
+    /// Services as a listing shows them, or one of them.
+    pub(super) fn services(&self, only: Option<ServiceKey>) -> Vec<ServiceInfo> {
+        let (control, now) = (&self.director.control, self.now);
+        let wanted = control.services();
+        let wanted = wanted.filter(|service| only.is_none_or(|key| key == service.key()));
+        let infos = wanted.map(|service| {
+            let servers = service.servers().iter();
+            let servers = servers.map(|server| ServerInfo::of(control, service, server, now));
+            ServiceInfo {
+                servers: servers.collect(),
+                ..ServiceInfo::of(service)
+            }
+        });
+        infos.collect()
+    }
+
+    /// Connections and templates as a listing shows them.
+    pub(super) fn connections(&self) -> Vec<ConnInfo> {
+        let (director, now) = (&self.director, self.now);
+        let connections = director.shard.connections_from(0, now);
+        let templates = director.control.templates_from(0, now);
+        let connections = connections.map(|connection| ConnInfo::of(&connection));
+        let templates =
+            templates.map(|template| ConnInfo::of_template(&director.control, &template));
+        connections.chain(templates).collect()
     }
 
     /// Advances the clock step by step to each event.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use lvs_api::Address;
 use lvs_core::api::{
-    Call, ConnInfo, Done, Failure, FailureCode, Host, Info, ListEnd, Need, ServerInfo, ServiceId,
-    ServiceInfo, Sysctl, Timeouts,
+    Call, Done, Failure, FailureCode, Host, Info, ListEnd, Need, ServiceId, ServiceInfo, Sysctl,
+    Timeouts,
 };
 use lvs_core::settings::Sysctls;
 use lvs_core::{Error, Instant, Options, Protocol, ServiceKey, Tuple};
@@ -18,11 +18,9 @@ use lvs_process::server::{Handle, Handler, Permissions, Server, Sink};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::bed::{Bed, port_named};
+use super::bed::{Bed, KERNEL_TABLE_SIZE, port_named};
 use super::report::Log;
 
-/// The size of the kernel's connection table, which listings print.
-const KERNEL_TABLE_SIZE: u32 = 4096;
 const LOOPBACK_MTU: u32 = 65_536;
 /// Broadcast addresses of the test bed's networks.
 const BROADCASTS: [[u8; 4]; 3] = [[127, 255, 255, 255], [10, 255, 0, 255], [10, 1, 255, 255]];
@@ -83,33 +81,11 @@ impl MemoryDataplane {
 
     fn services(&self, only: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Failure> {
         let bed = self.bed();
-        let (control, now) = (&bed.director.control, bed.now);
         let only = only.map(ServiceKey::from);
         if let Some(key) = &only {
-            control.service(key).ok_or(Error::NoService)?;
+            bed.director.control.service(key).ok_or(Error::NoService)?;
         }
-        let wanted = control.services();
-        let wanted = wanted.filter(|service| only.is_none_or(|key| key == service.key()));
-        let infos = wanted.map(|service| {
-            let servers = service.servers().iter();
-            let servers = servers.map(|server| ServerInfo::of(control, service, server, now));
-            ServiceInfo {
-                servers: servers.collect(),
-                ..ServiceInfo::of(service)
-            }
-        });
-        Ok(infos.collect())
-    }
-
-    fn connections(&self) -> Vec<ConnInfo> {
-        let bed = self.bed();
-        let (director, now) = (&bed.director, bed.now);
-        let connections = director.shard.connections_from(0, now);
-        let templates = director.control.templates_from(0, now);
-        let connections = connections.map(|connection| ConnInfo::of(&connection));
-        let templates =
-            templates.map(|template| ConnInfo::of_template(&director.control, &template));
-        connections.chain(templates).collect()
+        Ok(bed.services(only))
     }
 
     fn sysctls(&self, name: Option<String>) -> Result<Vec<Sysctl>, Failure> {
@@ -162,7 +138,7 @@ impl Handler for MemoryDataplane {
             Call::Hello { .. } => Ok(json!({})),
             Call::Info {} => Ok(value(&Info::default())),
             Call::ServiceList { service } => items(&self.services(service)?, out),
-            Call::ConnList {} => items(&self.connections(), out),
+            Call::ConnList {} => items(&self.bed().connections(), out),
             Call::TimeoutsGet {} => {
                 let (tcp, tcp_fin, udp) = self.bed().director.control.timeouts();
                 Ok(value(&Timeouts { tcp, tcp_fin, udp }))

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
+use lvs_core::api::{Info, WorkerInfo};
 use lvs_core::stats::{Counts, Stats};
 use lvs_core::{Protocol, ServiceKey, proc};
 use lvs_packet::parse;
@@ -12,7 +13,7 @@ use lvs_packet::wire::checksum::Sum;
 use lvs_packet::wire::{ETHERNET_LEN, be16};
 use serde_json::Value;
 
-use super::bed::{Bed, Emitted, port_name, port_named};
+use super::bed::{Bed, Emitted, KERNEL_TABLE_SIZE, port_name, port_named};
 use super::case::{Halt, Json, Replayed, hex, place, seconds, service_key, sysctl_text};
 use super::frames;
 use super::report::Log;
@@ -363,31 +364,38 @@ fn compare_counters(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()
 /// The text of a file of `/proc/net`: services with their servers in any order, connections too,
 /// their times nearly.
 fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
-    let (control, shard) = (&bed.director.control, &bed.director.shard);
     let mut text = String::new();
     let path = step.text("path")?;
-    let expires = match path {
-        "/proc/net/ip_vs" => {
-            proc::services(&mut text, control, 4096)?;
+    let file = path.strip_prefix("/proc/net/").unwrap_or(path);
+    let expires = match file {
+        "ip_vs" => {
+            proc::services(&mut text, &bed.services(None), KERNEL_TABLE_SIZE)?;
             None
         }
-        "/proc/net/ip_vs_conn" => {
-            proc::connections(&mut text, control, shard, bed.now)?;
-            Some(8)
+        "ip_vs_conn" | "ip_vs_conn_sync" => {
+            let mut conn = proc::CONN_HEADER.to_owned();
+            let mut conn_sync = proc::CONN_SYNC_HEADER.to_owned();
+            for info in bed.connections() {
+                proc::connection(&mut conn, &mut conn_sync, &info)?;
+            }
+            let (column, file) = match file {
+                "ip_vs_conn" => (8, conn),
+                _ => (9, conn_sync),
+            };
+            text = file;
+            Some(column)
         }
-        "/proc/net/ip_vs_conn_sync" => {
-            proc::connections_sync(&mut text, control, shard, bed.now)?;
-            Some(9)
-        }
-        "/proc/net/ip_vs_stats" => {
-            proc::stats(&mut text, control)?;
+        _ => {
+            let control = &bed.director.control;
+            let info = Info {
+                total: control.total_stats(),
+                workers: control.shard_counts().map(worker).collect(),
+                ..Info::default()
+            };
+            proc::of_info(&mut text, file, &info)
+                .with_context(|| format!("an unknown file {path:?}"))?;
             None
         }
-        "/proc/net/ip_vs_stats_percpu" => {
-            proc::stats_percpu(&mut text, control)?;
-            None
-        }
-        other => bail!("an unknown file {other:?}"),
     };
     let recorded = step.text("text")?;
     if path.contains("stats") {
@@ -405,6 +413,13 @@ fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+fn worker(counts: Counts) -> WorkerInfo {
+    WorkerInfo {
+        counts,
+        ..WorkerInfo::default()
+    }
 }
 
 /// Sorted lines, each with the lines that belong to it. The number in column `expires` is removed.
@@ -438,7 +453,7 @@ fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hostile::packet;
+    use crate::packet;
 
     /// A packet of the client's port `client`, with these extension headers, that came through GUE
     /// from the port `from`.

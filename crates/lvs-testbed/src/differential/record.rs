@@ -303,7 +303,7 @@ pub(super) fn release() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hostile::packet;
+    use crate::packet;
 
     #[test]
     fn echoed_options_are_not_compared() {

@@ -25,10 +25,10 @@ use lvs_packet::wire::Mac;
 
 use super::entropy::Entropy;
 use super::generator::{Act, MACS, PEER, Shot, Side};
-use super::oracle::{self, Health, Parts};
-use super::packet;
 use super::scene::Scene;
 use crate::kernel_path::{Forwarded, Noting, Programs, listing};
+use crate::oracle::{self, Health, Parts};
+use crate::packet;
 
 const CLIENTS: PortId = PortId(0);
 const SERVERS: PortId = PortId(1);

@@ -8,7 +8,7 @@ use lvs_packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
 
 use super::entropy::Entropy;
 use super::scene::{self, Offer, Scene};
-use super::{oracle, packet};
+use crate::{oracle, packet};
 
 /// The source of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

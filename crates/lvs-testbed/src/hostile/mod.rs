@@ -14,8 +14,6 @@
 mod bed;
 mod entropy;
 mod generator;
-pub mod oracle;
-pub mod packet;
 mod scene;
 mod shoot;
 mod twins;

@@ -9,8 +9,9 @@ use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 
 use super::generator::{MACS, PEER};
-use super::{Act, Bed, Entropy, Generator, Method, Scene, Shot, Side, WATCH, oracle, packet};
+use super::{Act, Bed, Entropy, Generator, Method, Scene, Shot, Side, WATCH};
 use crate::kernel_path::{Forwarded, without_id};
+use crate::{oracle, packet};
 
 /// Number of acts between two listings.
 const ROUND: u64 = 250;

@@ -10,8 +10,9 @@ use lvs_packet::parse;
 use lvs_packet::rewrite::nat::{self, End};
 use lvs_packet::rewrite::tunnel::{self, Outer};
 use lvs_packet::wire;
-use lvs_testbed::hostile::oracle::{self, Health, Parts};
-use lvs_testbed::hostile::{Entropy, packet};
+use lvs_testbed::hostile::Entropy;
+use lvs_testbed::oracle::{self, Health, Parts};
+use lvs_testbed::packet;
 use lvs_testbed::suite::size;
 
 /// `make test` runs one in this many of the rewrites of `make test-all`.

@@ -12,13 +12,14 @@ use lvs_api::{Client, Error, starting};
 use lvs_core::api::{Call, ConnInfo, Info, ServiceInfo, Sysctl};
 use lvs_core::proc;
 use lvs_core::settings::Sysctls;
+use lvs_sys::lock;
 use nix::errno::Errno;
 
 use super::caller::Caller;
 use super::family::Dataplane;
 use super::fuse::{self, Request};
 use super::log;
-use super::space::{Space, errno_of, lock};
+use super::space::{Space, errno_of};
 use super::supervisor::{Supervisor, Worker};
 
 /// Name of the unlisted directory that contains the parts of the other directories.
@@ -486,7 +487,7 @@ fn write_file(name: &str, client: &mut Client, content: &mut Content) -> Result<
             let services: Vec<ServiceInfo> = client
                 .collect(&Call::ServiceList { service: None })
                 .map_err(errno)?;
-            let _ = proc::listed(text, &services, client.hello().table_size);
+            let _ = proc::services(text, &services, client.hello().table_size);
         }
         "ip_vs_conn" | "ip_vs_conn_sync" => {
             let is_sync = name == "ip_vs_conn_sync";
@@ -499,8 +500,8 @@ fn write_file(name: &str, client: &mut Client, content: &mut Content) -> Result<
             let listed = client.list_while(&Call::ConnList {}, |info: ConnInfo| {
                 other.clear();
                 let _ = match is_sync {
-                    true => proc::listed_connection(&mut other, &mut content.text, &info),
-                    false => proc::listed_connection(&mut content.text, &mut other, &info),
+                    true => proc::connection(&mut other, &mut content.text, &info),
+                    false => proc::connection(&mut content.text, &mut other, &info),
                 };
                 fits = content.fit();
                 fits.is_ok()
@@ -510,12 +511,7 @@ fn write_file(name: &str, client: &mut Client, content: &mut Content) -> Result<
         }
         _ => {
             let info: Info = client.call(&Call::Info {}).map_err(errno)?;
-            let of_workers = info.workers.iter().map(|worker| worker.counts);
-            let _ = match name {
-                "ip_vs_app" => proc::helpers(text, &info.ftp_ports),
-                "ip_vs_stats" => proc::totals(text, &info.total),
-                _ => proc::parts(text, of_workers, &info.total),
-            };
+            let _ = proc::of_info(text, name, &info);
         }
     }
     Ok(())

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error, Steering, place, starting, steer};
 use lvs_core::api::{CHANGES_MAX, Call, Done, FailureCode, Info, ServiceId, ServiceInfo, Timeouts};
 use lvs_core::sync::SyncDaemon;
+use lvs_sys::lock;
 use lvs_sys::notify::{self, NamespaceId};
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -104,10 +105,6 @@ struct Listing {
     thread: u32,
     at: Instant,
     services: HashMap<ServiceId, ServiceInfo>,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Space {

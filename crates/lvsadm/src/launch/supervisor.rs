@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lvs_api::Address;
+use lvs_sys::lock;
 use lvs_sys::notify::{self, Answer, Call, Kind, Listener, NamespaceId, Places};
 use nix::errno::Errno;
 use nix::libc;
@@ -22,7 +23,7 @@ use rustix::net::{AddressFamily, netlink};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::caller::{self, Buffers, Caller, Source as _};
-use super::space::{Rest, Space, generic_socket, lock, port_of};
+use super::space::{Rest, Space, generic_socket, port_of};
 use super::{family, log, options, wire};
 
 /// Maximum of threads. Each one answers a call or sends the end of a dump.

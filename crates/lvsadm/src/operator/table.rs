@@ -1,9 +1,10 @@
 //! The table of all additional commands.
 
 use super::{
-    Operator, capture, diff, doctor, drain, explain, filter, flag, limit, local, maintenance, mark,
-    realserver, shell, simple, sync, watch,
+    Operator, Outcome, Words, capture, diff, doctor, drain, explain, filter, flag, limit, local,
+    maintenance, mark, realserver, shell, simple, sync, watch,
 };
+use crate::invocation::Invocation;
 
 /// Dispatch, help, completions and manual page go by it.
 pub(crate) const OPERATORS: &[Operator] = &[
@@ -322,7 +323,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         text: "For example: lvsadm completions bash > /etc/bash_completion.d/lvsadm",
         flags: &[],
         examples: &["bash"],
-        run: shell::completions,
+        run: completions,
     },
     Operator {
         name: "man",
@@ -331,6 +332,14 @@ pub(crate) const OPERATORS: &[Operator] = &[
         text: "For example: lvsadm man > /usr/local/share/man/man8/lvsadm.8",
         flags: &[],
         examples: &[],
-        run: shell::man,
+        run: man,
     },
 ];
+
+fn completions(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    shell::completions(run, words, OPERATORS)
+}
+
+fn man(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    shell::man(run, words, OPERATORS)
+}

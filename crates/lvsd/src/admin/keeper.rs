@@ -7,8 +7,9 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use lvs_sys::lock;
 use tokio::sync::oneshot;
 
 use super::StoredOverride;
@@ -91,7 +92,7 @@ impl Keeper {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Starts a write of all overrides, in a runtime.

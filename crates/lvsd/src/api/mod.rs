@@ -32,12 +32,13 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
 use lvs_api::Address;
 use lvs_api::daemon::Event;
+use lvs_sys::lock;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
@@ -162,16 +163,13 @@ impl Api {
     }
 
     fn token(&self) -> MutexGuard<'_, Result<Option<Token>, String>> {
-        self.token.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.token)
     }
 
     /// Logs that `source` has sent a wrong token: at the first wrong token, and then once a minute
     /// the number of further ones.
     fn log_wrong_token(&self, source: IpAddr) {
-        let mut reported = self
-            .wrong_tokens
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut reported = lock(&self.wrong_tokens);
         let (last, others) = &mut *reported;
         if last.is_some_and(|last| last.elapsed() < WRONG_TOKENS) {
             *others += 1;
@@ -196,11 +194,11 @@ impl Api {
     }
 
     fn past(&self) -> MutexGuard<'_, VecDeque<Arc<Event>>> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.past)
     }
 
     fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.history)
     }
 
     /// Reads the token again.

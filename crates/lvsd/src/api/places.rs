@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use lvs_core::Prefix;
+use lvs_sys::lock;
 
 /// Connections over TCP.
 const TCP_MAX: usize = 128;
@@ -73,7 +74,7 @@ impl ConnectionLimits {
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<Holder, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -184,7 +184,7 @@ impl Round {
             dataplane.list_while(&Call::ConnList {}, |info: ConnInfo| {
                 lines += 1;
                 // A string takes everything.
-                let _ = proc::listed_connection(&mut conn, &mut sync, &info);
+                let _ = proc::connection(&mut conn, &mut sync, &info);
                 lines <= self.most && begun.elapsed() < LISTING && !*self.stopped.borrow()
             })
         };
@@ -220,16 +220,14 @@ impl Tree {
     /// Writes the files of the daemon's state.
     fn known(&self, snapshot: &Snapshot) -> io::Result<()> {
         let seen = &snapshot.found.seen;
-        let mut texts: [String; FILES.len()] = Default::default();
-        let [services, totals, parts, helpers] = &mut texts;
-        // A string takes everything.
-        let _ = proc::listed(services, &seen.services, seen.table_size);
-        let _ = proc::totals(totals, &seen.info.total);
-        let of_workers = seen.info.workers.iter().map(|worker| worker.counts);
-        let _ = proc::parts(parts, of_workers, &seen.info.total);
-        let _ = proc::helpers(helpers, &seen.info.ftp_ports);
-        for (name, text) in FILES.iter().zip(texts) {
-            self.put(name, &text)?;
+        for path in FILES {
+            let mut text = String::new();
+            // A string takes everything.
+            let _ = match path.trim_start_matches("net/") {
+                "ip_vs" => proc::services(&mut text, &seen.services, seen.table_size),
+                name => proc::of_info(&mut text, name, &seen.info),
+            };
+            self.put(path, &text)?;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client};
 use lvs_core::api::{AnnounceSpec, AnnounceVip, AnnouncedVip, Announcements, Call, Standing};
+use lvs_sys::lock;
 use tokio::sync::watch;
 
 use super::readiness::{self, Readiness};
@@ -116,7 +117,7 @@ struct Door {
 
 impl Door {
     fn wish(&self) -> MutexGuard<'_, Option<WantedAnnouncements>> {
-        self.wish.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.wish)
     }
 }
 

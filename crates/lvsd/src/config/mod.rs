@@ -174,12 +174,10 @@ impl Daemon {
 /// `[dataplane]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dataplane {
-    /// Interfaces; empty for the dataplane's own choice.
-    pub interfaces: Vec<String>,
-    /// Packet backend.
-    pub backend: Option<String>,
-    /// Packet workers: a number, or `auto`.
-    pub workers: Option<String>,
+    /// The dataplane's command line, apart from `--socket` and the options of [`Self::peers`].
+    pub options: Vec<String>,
+    /// The backend is `tun`: the host routes packets to the dataplane.
+    pub is_routed: bool,
     /// Control socket.
     pub socket: Option<String>,
     /// Group whose members have write access.
@@ -188,36 +186,10 @@ pub struct Dataplane {
     pub readers: Option<String>,
     /// The time without an answer after which the dataplane is killed and replaced.
     pub hang_limit: Option<Duration>,
-    /// `kernel` or `modern`.
-    pub profile: Option<String>,
     /// The dataplane owns every VIP.
     pub own_vips: bool,
     /// Local addresses of full NAT, and hairpin; `None` leaves the dataplane's unchanged.
     pub local: Option<LocalPool>,
-    /// Application helpers.
-    pub helpers: Vec<String>,
-    /// `answer`, `drop`, or the number of requests that are answered in a second.
-    pub echo: Option<String>,
-    /// `off`, `loose` or `strict`.
-    pub reverse_path: Option<String>,
-    /// `off`, `auto` or `on`.
-    pub fast_path: Option<String>,
-    /// Whether a process stores connections in case the dataplane is killed.
-    pub warm_restart: Option<String>,
-    /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer.
-    pub xdp: Vec<String>,
-    /// `off` or `auto`.
-    pub confine: Option<String>,
-    /// `auto` or a number of bytes.
-    pub clamp_mss: Option<String>,
-    /// ICMP errors in a second to all.
-    pub icmp_limit: Option<u32>,
-    /// Bound of the connection table.
-    pub max_connections: Option<u32>,
-    /// Maximum of IPv6 connections, if the kernel fast path is used.
-    pub max_ipv6: Option<u32>,
-    /// `drop`.
-    pub when_full: Option<String>,
     /// Peers, with which the dataplane replicates connections.
     pub peers: Option<Peers>,
     /// Path of the dataplane.
@@ -295,16 +267,10 @@ pub struct HostAddress {
 /// The peers that replicate connections with this director.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
-    /// Their addresses.
-    pub addresses: Vec<String>,
+    /// The options about them on the dataplane's command line.
+    pub options: Vec<String>,
     /// File with the key that all peers use.
     pub key_file: String,
-    /// The address on which this director accepts connections of its peers.
-    pub listen: Option<String>,
-    /// Longest wait at the start for unreachable peers.
-    pub wait: Option<Duration>,
-    /// Longest time that their services and servers may differ.
-    pub alarm: Option<Duration>,
 }
 
 impl Peers {
@@ -332,81 +298,9 @@ impl Dataplane {
     }
 
     /// The dataplane's command line, apart from `--socket`.
-    pub fn arguments(&self) -> Vec<String> {
-        let mut all = Vec::new();
-        let mut option = |name: &str, value: Option<String>| {
-            all.push(name.to_owned());
-            all.extend(value);
-        };
-        for interface in &self.interfaces {
-            option("--interface", Some(interface.clone()));
-        }
-        if let Some(backend) = &self.backend {
-            option("--backend", Some(backend.clone()));
-        }
-        if let Some(workers) = &self.workers {
-            option("--workers", Some(workers.clone()));
-        }
-        if let Some(profile) = &self.profile {
-            option("--profile", Some(profile.clone()));
-        }
-        if self.own_vips {
-            option("--own-vips", None);
-        }
-        for address in self.local.iter().flat_map(|local| &local.addresses) {
-            option("--local-address", Some(address.to_string()));
-        }
-        if self.local.as_ref().is_some_and(|local| local.hairpin) {
-            option("--hairpin", None);
-        }
-        for interface in &self.xdp {
-            option("--xdp", Some(interface.clone()));
-        }
-        for helper in &self.helpers {
-            option("--helper", Some(helper.clone()));
-        }
-        for (name, value) in [
-            ("--group", self.group.clone()),
-            ("--readers", self.readers.clone()),
-            ("--echo", self.echo.clone()),
-            ("--reverse-path", self.reverse_path.clone()),
-            ("--fast-path", self.fast_path.clone()),
-            ("--warm-restart", self.warm_restart.clone()),
-            ("--confine", self.confine.clone()),
-            ("--clamp-mss", self.clamp_mss.clone()),
-        ] {
-            if value.is_some() {
-                option(name, value);
-            }
-        }
-        for (name, bound) in [
-            ("--max-connections", self.max_connections),
-            ("--max-ipv6", self.max_ipv6),
-            ("--icmp-limit", self.icmp_limit),
-        ] {
-            if let Some(bound) = bound {
-                option(name, Some(bound.to_string()));
-            }
-        }
-        if let Some(when_full) = &self.when_full {
-            option("--when-full", Some(when_full.clone()));
-        }
-        if let Some(peers) = &self.peers {
-            for peer in &peers.addresses {
-                option("--sync-peer", Some(peer.clone()));
-            }
-            option("--sync-key", Some(peers.key_file.clone()));
-            if let Some(listen) = &peers.listen {
-                option("--sync-listen", Some(listen.clone()));
-            }
-            if let Some(wait) = peers.wait {
-                option("--sync-wait", Some(wait.as_secs().to_string()));
-            }
-            if let Some(alarm) = peers.alarm {
-                option("--sync-alarm", Some(alarm.as_secs().to_string()));
-            }
-        }
-        all
+    pub fn arguments(&self) -> impl Iterator<Item = &str> {
+        let peers = self.peers.iter().flat_map(|peers| &peers.options);
+        self.options.iter().chain(peers).map(String::as_str)
     }
 }
 

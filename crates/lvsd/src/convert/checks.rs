@@ -2,7 +2,7 @@
 //!
 //! `lvsd`'s own parser reads each check. Keys that it refuses are omitted, with the reason.
 
-use super::keepalived::item::{Item, is_on};
+use super::item::{Item, is_on};
 use super::pcre;
 use super::service::{Keys, duration, port, quote, table};
 use crate::config::Config;

@@ -9,6 +9,7 @@ mod checks;
 pub mod compare;
 mod dump;
 pub mod files;
+mod item;
 mod keepalived;
 mod ldirectord;
 mod lvs_conf;
@@ -17,6 +18,7 @@ mod pcre;
 mod service;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write as _};

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::sched::BUILT_IN;
 
-use super::keepalived::item::Item;
+use super::item::Item;
 
 /// Keys with their values, in TOML.
 pub(super) type Keys = BTreeMap<&'static str, String>;

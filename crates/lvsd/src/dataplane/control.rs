@@ -1,7 +1,7 @@
 //! The connection to a dataplane as a trait; [`socket`](super::socket) implements it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lvs_core::api::{
@@ -9,6 +9,7 @@ use lvs_core::api::{
 };
 use lvs_core::filter::FilterLists;
 use lvs_core::sync::SyncDaemon;
+use lvs_sys::lock;
 use tokio::time::Instant;
 
 /// The reason why a request to the dataplane failed.
@@ -32,13 +33,13 @@ pub struct LastAnswer(Arc<Mutex<Option<Instant>>>);
 impl LastAnswer {
     /// The time; `None` before the first answer.
     pub fn get(&self) -> Option<Instant> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0)
     }
 
     /// Records an answer, if this is one: refusals are answers, too.
     pub(super) fn note<T>(&self, result: &Result<T, ControlError>) {
         if let Ok(_) | Err(ControlError::Refused(_)) = result {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            *lock(&self.0) = Some(Instant::now());
         }
     }
 }

@@ -23,11 +23,12 @@ mod timing;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lvs_api::daemon::CheckStatus;
 use lvs_core::api::ServiceId;
+use lvs_sys::lock;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
@@ -152,11 +153,6 @@ enum Prompt {
 /// The state of a server from an earlier check: whether it is up, since when, the reason why it is
 /// down, its advice and its record.
 type Before = (bool, Instant, Reason, Advice, Arc<Mutex<Record>>);
-
-/// A record, also if a thread has panicked with it.
-fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
-    record.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 #[derive(Debug)]
 struct Task {

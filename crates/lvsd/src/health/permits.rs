@@ -7,8 +7,9 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use lvs_sys::lock;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
@@ -98,7 +99,7 @@ impl Permits {
     }
 
     fn targets(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Arc<Semaphore>>> {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.targets)
     }
 }
 

@@ -73,21 +73,14 @@ impl fmt::Display for Endpoint {
 }
 
 /// The reason why a request has no answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Error {
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Error {
     /// No answer, or an invalid one; the text is the reason.
+    #[error("{0}")]
     Failed(String),
     /// The answer is longer than is read.
+    #[error("answers with more than {} MiB", ANSWER_MAX >> 20)]
     TooLong,
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed(why) => f.write_str(why),
-            Self::TooLong => write!(f, "answers with more than {} MiB", ANSWER_MAX >> 20),
-        }
-    }
 }
 
 /// A text from an untrusted server, in which control characters are replaced.

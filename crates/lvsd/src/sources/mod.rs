@@ -22,18 +22,20 @@ mod settings;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lvs_api::daemon::SourceStatus;
+use lvs_sys::lock;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::clock::unix_time;
+pub use etcd::Cluster;
 pub(crate) use http::Endpoint;
-pub use settings::{Cluster, Lookups, Source};
+pub use settings::{Lookups, Source};
 
 use etcd::{Director, Etcd};
 use kubernetes::Kubernetes;
@@ -173,7 +175,7 @@ fn is_of(key: &str, service: &str) -> bool {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn take_dns(&self, name: &str, found: Result<Vec<Record>, String>) {

@@ -59,48 +59,6 @@ const RENAMED: [(&str, &str, &str); 27] = [
 
 const IPVS: &str = "write it below [sync.ipvs]";
 
-/// Keys of earlier versions, and their replacements.
-const REMOVED: [(&str, &str); 11] = [
-    (
-        "agree",
-        "remove it: each director decides itself which servers are down",
-    ),
-    (
-        "compat",
-        "remove it: /metrics has the same under lvs_*, and node_exporter reads the files of `procfs`",
-    ),
-    (
-        "echo_limit",
-        "write `echo = N`, with the number of replies in a second; 0 drops all requests, 4294967295 answers all",
-    ),
-    ("helpers", "write `helper`"),
-    (
-        "icmp_msgs_burst",
-        "remove it: the size of a burst is a twentieth of `icmp_limit`",
-    ),
-    (
-        "icmp_msgs_per_sec",
-        "write `icmp_limit`; 0 disables all limits",
-    ),
-    (
-        "icmp_ratelimit",
-        "write `icmp_limit`, errors in a second to all receivers; 0 disables all limits",
-    ),
-    ("on_down", "write `on_check_failure`"),
-    (
-        "real_time",
-        "remove it: without CAP_SYS_NICE, `LimitRTPRIO=0` in the unit of the dataplane disables real-time scheduling",
-    ),
-    (
-        "server_series",
-        "remove it: servers have separate metrics while there are at most 5000",
-    ),
-    (
-        "no_interfaces",
-        "remove it: to try a configuration without interfaces, run lvsd in a network namespace, for instance with `unshare --map-root-user --net`",
-    ),
-];
-
 /// Reports a key that the table does not accept.
 pub(crate) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
     let finding =
@@ -108,9 +66,6 @@ pub(crate) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diag
     let mut renamed = RENAMED.iter();
     let renamed = renamed.find(|(old, beside, _)| *old == key && known.contains(beside));
     if let Some((_, _, help)) = renamed {
-        return finding.help(*help);
-    }
-    if let Some((_, help)) = REMOVED.iter().find(|(removed, _)| *removed == key) {
         return finding.help(*help);
     }
     match meant(key, known.iter().copied()) {

@@ -20,8 +20,8 @@ use self::step::Step;
 use super::call::Call;
 use super::plan::{Noted, Plan};
 use super::types::{Failure, FailureCode};
-use crate::control::ServiceKeyOrd;
 use crate::mark::MarkRule;
+use crate::service::ServiceKeyOrd;
 use crate::{Control, Instant, ServiceKey};
 
 /// Maximum of changes of one [`Call::Apply`].
@@ -70,11 +70,6 @@ impl Applied {
     /// Whether the change does not affect the processing of packets.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
-    }
-
-    /// Whether the change affects only services, and names all of them.
-    pub fn is_services_only(&self) -> bool {
-        !(self.flushed || self.marks || self.vips || self.local || self.settings)
     }
 
     /// Adds the result of another list of changes.

@@ -14,7 +14,6 @@
 //!
 //! [`Layout`] contains their sizes and hash keys.
 
-pub use super::adopt::Adoption;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;

@@ -17,9 +17,9 @@ use crate::dataplane::handle::Handle;
 use crate::dataplane::report::{Report, shares, sync};
 use crate::dataplane::worker::Worker;
 use crate::host::view::View;
-use crate::lock::lock;
 use lvs_packet::net::PortId;
 use lvs_process::server::Sink;
+use lvs_sys::lock;
 
 impl Handle {
     /// The sum of the counters of all packet workers.

@@ -12,9 +12,9 @@ use tracing::{error, info, warn};
 
 use super::frame::{Handshake, INTRODUCTION_LEN, Introduction, PROOF_LEN};
 use super::{Peer, Peers, bind, is_missing, sender};
-use crate::random::random;
 use lvs_process::deadline;
 use lvs_sys::Poller;
+use lvs_sys::random;
 
 /// The longest time until a peer has sent its proof.
 const PROOF: Duration = Duration::from_secs(3);

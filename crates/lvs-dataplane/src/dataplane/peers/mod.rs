@@ -11,7 +11,7 @@
 //!
 //! One session replicates the connections of all packet workers, and its messages do not depend on
 //! their number. A walk visits one worker's table after the other. A digest is the sum over all
-//! workers; [`hub`] keeps it consistent with the items before it. A received connection goes to the
+//! workers; [`hub`](super::hub) keeps it consistent with the items before it. A received connection goes to the
 //! worker that its packets go to.
 //!
 //! There is a TCP connection for each direction: a director connects to each of its peers, and
@@ -19,7 +19,6 @@
 
 mod accept;
 mod frame;
-pub(super) mod hub;
 mod receiver;
 mod sender;
 mod tables;
@@ -41,15 +40,15 @@ use lvs_core::sync::services::ServiceDigests;
 use tracing::{info, warn};
 
 use self::frame::{FrameError, Key};
-use self::hub::Hub;
 use super::config::PeersConfig;
 use super::context::Context;
 use super::decider::Decider;
+use super::hub::Hub;
 use super::threads::Threads;
 use super::worker::Worker;
-use crate::lock::lock;
-use crate::random::random;
 use lvs_sys::EventFd;
+use lvs_sys::lock;
+use lvs_sys::random;
 
 /// The longest time that a packet worker may take to answer.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use super::accept::read_until;
 use super::frame::{FrameError, Handshake, INTRODUCTION_LEN, Introduction, Kind, PROOF_LEN};
 use super::tables::LogLine;
 use super::{Peer, Peers, Place, Step, Trouble, frame};
-use crate::random::random;
+use lvs_sys::random;
 
 /// Time limit for a peer to accept a connection, and to send its proof.
 const CONNECT: Duration = Duration::from_secs(2);

@@ -12,8 +12,8 @@ use lvs_core::sync::bulk::{Pass, Ranges, count, portions};
 use tracing::{info, warn};
 
 use super::frame::{FrameError, Handshake, Kind, Sequence};
-use super::hub::{Message, Outgoing, Work};
 use super::{Peer, Peers, Place};
+use crate::dataplane::hub::{Message, Outgoing, Work};
 use lvs_process::deadline::write_within;
 
 /// Slots that a packet worker examines at once, as in a listing: 512 connections.

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::traffic::{Side, step};
 use crate::conformance::case::Json;
-use crate::hostile::{Entropy, packet};
+use crate::hostile::Entropy;
+use crate::packet;
 
 /// Steps of a case.
 const STEPS: usize = 28;

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::{GUE, Scene};
 use crate::conformance::case::hex;
-use crate::hostile::{Entropy, packet};
+use crate::hostile::Entropy;
+use crate::packet;
 
 /// The director's link-layer addresses on the two links.
 const DIRECTOR: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xc1], [2, 0, 0, 0, 0, 0x51]];

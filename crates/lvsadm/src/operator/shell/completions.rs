@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use lvs_core::ipvsadm::table::{Argument, OPTIONS, OWN_OPTIONS, OptionSpec};
 
-use crate::operator::{OPERATORS, Operator};
+use crate::operator::Operator;
 use crate::own;
 
 /// Long options, short options, without repetition.
@@ -58,8 +58,8 @@ fn with_values() -> impl Iterator<Item = (String, String)> {
     })
 }
 
-pub(super) fn bash() -> String {
-    let commands: Vec<&str> = OPERATORS.iter().map(|operator| operator.name).collect();
+pub(super) fn bash(operators: &[Operator]) -> String {
+    let commands: Vec<&str> = operators.iter().map(|operator| operator.name).collect();
     let mut text = "# bash completion for lvsadm\n_lvsadm() {\n    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n    case $prev in\n".to_owned();
     for (pattern, values) in with_values() {
         let _ = writeln!(
@@ -68,7 +68,7 @@ pub(super) fn bash() -> String {
         );
     }
     text.push_str("        --socket|-w) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n    esac\n    case ${COMP_WORDS[1]} in\n");
-    for operator in OPERATORS {
+    for operator in operators {
         let _ = writeln!(
             text,
             "        {}) COMPREPLY=($(compgen -W '{}' -- \"$cur\")); return ;;",
@@ -90,10 +90,10 @@ fn quoted(text: &str) -> String {
     text.replace('\'', "'\\''")
 }
 
-pub(super) fn zsh() -> String {
+pub(super) fn zsh(operators: &[Operator]) -> String {
     let mut text =
         "#compdef lvsadm\n_lvsadm() {\n    local -a commands options\n    commands=(\n".to_owned();
-    for operator in OPERATORS {
+    for operator in operators {
         let _ = writeln!(
             text,
             "        '{}:{}'",
@@ -123,7 +123,7 @@ pub(super) fn zsh() -> String {
         let _ = writeln!(text, "        {pattern}) compadd -- {values}; return ;;");
     }
     text.push_str("        --socket|-w) _files; return ;;\n    esac\n    case $words[2] in\n");
-    for operator in OPERATORS {
+    for operator in operators {
         let _ = writeln!(
             text,
             "        {}) (( CURRENT > 2 )) && {{ compadd -- {}; return }} ;;",
@@ -135,7 +135,7 @@ pub(super) fn zsh() -> String {
     text
 }
 
-pub(super) fn fish() -> String {
+pub(super) fn fish(operators: &[Operator]) -> String {
     let mut text = "# fish completion for lvsadm\ncomplete -c lvsadm -f\n".to_owned();
     let mut seen = Vec::new();
     for option in OPTIONS.iter().chain(OWN_OPTIONS) {
@@ -164,7 +164,7 @@ pub(super) fn fish() -> String {
             quoted(option.help)
         );
     }
-    for operator in OPERATORS {
+    for operator in operators {
         let _ = writeln!(
             text,
             "complete -c lvsadm -n __fish_use_subcommand -a {} -d '{}'",
@@ -193,10 +193,11 @@ mod tests {
     use lvs_core::tunnel::TunnelType;
 
     use super::*;
+    use crate::operator::OPERATORS;
 
     #[test]
     fn completions_contain_all_commands_and_options() {
-        for text in [bash(), zsh(), fish()] {
+        for text in [bash(OPERATORS), zsh(OPERATORS), fish(OPERATORS)] {
             let has = |word: &str| assert!(text.contains(word), "{word}: {text}");
             for operator in OPERATORS {
                 has(operator.name);
@@ -211,7 +212,7 @@ mod tests {
                 has(option.name.trim_start_matches('-'));
             }
         }
-        for text in [bash(), zsh(), fish()] {
+        for text in [bash(OPERATORS), zsh(OPERATORS), fish(OPERATORS)] {
             assert!(text.contains(&schedulers()));
             assert!(text.contains(&TunnelType::NAMES.replace('|', " ")));
         }

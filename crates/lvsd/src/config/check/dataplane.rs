@@ -22,81 +22,100 @@ const CONNECTIONS_MAX: i64 = 1 << 28;
 
 impl Checker<'_> {
     pub(super) fn dataplane(&mut self, raw: &RawDataplane) -> Dataplane {
-        let backend = self.one_of(raw.backend.as_ref(), &["auto", "af_packet", "tun"]);
-        if backend.as_deref() == Some("tun") {
+        let is_routed = is(raw.backend.as_ref(), "tun");
+        if is_routed {
             self.routed = raw.backend.as_ref().map(Spanned::span);
         }
-        let profile = self.one_of(raw.profile.as_ref(), &["kernel", "modern"]);
-        let when_full = self.one_of(raw.when_full.as_ref(), &["drop", "evict"]);
-        let echo = self.echo(raw);
-        let reverse_path = self.one_of(raw.reverse_path.as_ref(), &["off", "loose", "strict"]);
-        let fast_path = self.one_of(raw.fast_path.as_ref(), &["off", "auto", "on"]);
-        let warm_restart = self.one_of(raw.warm_restart.as_ref(), &["off", "auto", "on"]);
-        let confine = self.one_of(raw.confine.as_ref(), &["off", "auto"]);
-        self.helpers(raw);
-        self.interfaces(raw);
-        let icmp_limit = self
-            .number(
-                raw.icmp_limit.as_ref(),
-                "number of ICMP errors in a second",
-                0..=i64::from(u32::MAX),
-            )
-            .and_then(|n| u32::try_from(n).ok());
-        self.clamp_mss(raw);
-        self.workers(raw);
-        self.fast_path(raw);
-        self.xdp(raw);
-        let max_connections = self
-            .number(
-                raw.max_connections.as_ref(),
-                "number of connections",
-                1..=CONNECTIONS_MAX,
-            )
-            .and_then(|n| u32::try_from(n).ok());
-        let max_ipv6 = self
-            .number(
-                raw.max_ipv6.as_ref(),
-                "number of connections",
-                1..=CONNECTIONS_MAX,
-            )
-            .and_then(|n| u32::try_from(n).ok());
         for word in [&raw.socket, &raw.group, &raw.readers, &raw.program]
             .into_iter()
             .flatten()
         {
             self.printable(word, "the value");
         }
+        self.fast_path(raw);
+        self.xdp(raw);
         self.groups(raw);
         self.socket(raw);
         self.hang_limit(raw);
         let local = self.local_pool(raw);
-        let list = |v: &Option<Spanned<OneOrMore>>| v.as_ref().map(|v| v.get_ref().0.clone());
         Dataplane {
-            interfaces: list(&raw.interface).unwrap_or_default(),
-            backend,
-            workers: raw.workers.as_ref().map(|n| n.get_ref().0.clone()),
-            socket: raw.socket.as_ref().map(|s| s.get_ref().clone()),
-            group: raw.group.as_ref().map(|g| g.get_ref().clone()),
-            readers: raw.readers.as_ref().map(|g| g.get_ref().clone()),
+            options: self.options(raw, local.as_ref()),
+            is_routed,
+            socket: text(raw.socket.as_ref()),
+            group: text(raw.group.as_ref()),
+            readers: text(raw.readers.as_ref()),
             hang_limit: raw.hang_limit.as_ref().map(|time| time.get_ref().0),
-            profile,
             own_vips: raw.own_vips.unwrap_or(false),
             local,
-            helpers: list(&raw.helper).unwrap_or_default(),
-            echo,
-            reverse_path,
-            fast_path,
-            warm_restart,
-            xdp: list(&raw.xdp).unwrap_or_default(),
-            confine,
-            clamp_mss: raw.clamp_mss.as_ref().map(|size| size.get_ref().0.clone()),
-            icmp_limit,
-            max_connections,
-            max_ipv6,
-            when_full,
             peers: None,
-            program: raw.program.as_ref().map(|p| p.get_ref().clone()),
+            program: text(raw.program.as_ref()),
         }
+    }
+
+    /// Checks the options of the dataplane, and returns its command line without those about peers.
+    fn options(&mut self, raw: &RawDataplane, local: Option<&LocalPool>) -> Vec<String> {
+        const CONNECTIONS: &str = "number of connections";
+        const ERRORS: &str = "number of ICMP errors in a second";
+        let mut all = CommandLine::default();
+        all.add("--interface", self.interfaces(raw));
+        let words = &["auto", "af_packet", "tun"];
+        all.add("--backend", self.one_of(raw.backend.as_ref(), words));
+        all.add("--workers", self.workers(raw));
+        let words = &["kernel", "modern"];
+        all.add("--profile", self.one_of(raw.profile.as_ref(), words));
+        all.flag("--own-vips", raw.own_vips == Some(true));
+        let addresses = local.iter().flat_map(|local| &local.addresses);
+        all.add("--local-address", addresses.map(IpAddr::to_string));
+        all.flag("--hairpin", local.is_some_and(|local| local.hairpin));
+        all.add("--xdp", list(raw.xdp.as_ref()));
+        all.add("--helper", self.helpers(raw));
+        all.add("--group", text(raw.group.as_ref()));
+        all.add("--readers", text(raw.readers.as_ref()));
+        all.add("--echo", self.echo(raw));
+        let words = &["off", "loose", "strict"];
+        all.add(
+            "--reverse-path",
+            self.one_of(raw.reverse_path.as_ref(), words),
+        );
+        let words = &["off", "auto", "on"];
+        all.add("--fast-path", self.one_of(raw.fast_path.as_ref(), words));
+        all.add(
+            "--warm-restart",
+            self.one_of(raw.warm_restart.as_ref(), words),
+        );
+        all.add(
+            "--confine",
+            self.one_of(raw.confine.as_ref(), &["off", "auto"]),
+        );
+        all.add("--clamp-mss", self.clamp_mss(raw));
+        for (name, number, what, range) in [
+            (
+                "--max-connections",
+                &raw.max_connections,
+                CONNECTIONS,
+                1..=CONNECTIONS_MAX,
+            ),
+            (
+                "--max-ipv6",
+                &raw.max_ipv6,
+                CONNECTIONS,
+                1..=CONNECTIONS_MAX,
+            ),
+            (
+                "--icmp-limit",
+                &raw.icmp_limit,
+                ERRORS,
+                0..=i64::from(u32::MAX),
+            ),
+        ] {
+            let number = self.number(number.as_ref(), what, range);
+            all.add(name, number.map(|number| number.to_string()));
+        }
+        all.add(
+            "--when-full",
+            self.one_of(raw.when_full.as_ref(), &["drop", "evict"]),
+        );
+        all.0
     }
 
     /// Reads a value that is one of a few words, which the dataplane gets unchanged.
@@ -109,9 +128,9 @@ impl Checker<'_> {
         self.word(value, &known).map(str::to_owned)
     }
 
-    fn helpers(&mut self, raw: &RawDataplane) {
+    fn helpers(&mut self, raw: &RawDataplane) -> Vec<String> {
         let Some(helpers) = &raw.helper else {
-            return;
+            return Vec::new();
         };
         for helper in &helpers.get_ref().0 {
             if let Err(error) = helper_ports(helper) {
@@ -121,11 +140,12 @@ impl Checker<'_> {
                 );
             }
         }
+        helpers.get_ref().0.clone()
     }
 
-    fn interfaces(&mut self, raw: &RawDataplane) {
+    fn interfaces(&mut self, raw: &RawDataplane) -> Vec<String> {
         let Some(interfaces) = &raw.interface else {
-            return;
+            return Vec::new();
         };
         for interface in &interfaces.get_ref().0 {
             if let Some((name, _)) = interface.split_once('=') {
@@ -162,6 +182,7 @@ impl Checker<'_> {
                 );
             }
         }
+        interfaces.get_ref().0.clone()
     }
 
     /// Checks that the groups exist: the dataplane does not start with an unknown group.
@@ -213,12 +234,10 @@ impl Checker<'_> {
         Some(text.to_owned())
     }
 
-    fn clamp_mss(&mut self, raw: &RawDataplane) {
+    fn clamp_mss(&mut self, raw: &RawDataplane) -> Option<String> {
         // What every IPv4 host takes.
         const LEAST: u16 = 536;
-        let Some(size) = &raw.clamp_mss else {
-            return;
-        };
+        let size = raw.clamp_mss.as_ref()?;
         let text = size.get_ref().0.as_str();
         let number = text.parse::<u16>().ok().filter(|&n| n >= LEAST);
         if text != "auto" && number.is_none() {
@@ -228,12 +247,11 @@ impl Checker<'_> {
                 ),
             );
         }
+        Some(text.to_owned())
     }
 
-    fn workers(&mut self, raw: &RawDataplane) {
-        let Some(value) = &raw.workers else {
-            return;
-        };
+    fn workers(&mut self, raw: &RawDataplane) -> Option<String> {
+        let value = raw.workers.as_ref()?;
         let text = value.get_ref().0.as_str();
         let number = text.parse::<usize>().ok();
         if text != "auto" && number.is_none_or(|n| n == 0 || n > WORKERS_MAX) {
@@ -242,6 +260,7 @@ impl Checker<'_> {
                 "write workers = 1, a number up to {WORKERS_MAX}, or \"auto\""
             )));
         }
+        Some(text.to_owned())
     }
 
     /// Checks the combinations with which a dataplane refuses to start if `fast_path = "on"`.
@@ -472,6 +491,32 @@ fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnos
             "a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`; with the latter two, `source` can replace `destination`",
         ),
     }
+}
+
+/// A command line: options and their values.
+#[derive(Default)]
+pub(super) struct CommandLine(pub(super) Vec<String>);
+
+impl CommandLine {
+    /// Adds an option with each of its values.
+    pub(super) fn add(&mut self, name: &str, values: impl IntoIterator<Item = String>) {
+        for value in values {
+            self.0.extend([name.to_owned(), value]);
+        }
+    }
+
+    /// Adds an option without a value, if it is on.
+    fn flag(&mut self, name: &str, is_on: bool) {
+        self.0.extend(is_on.then(|| name.to_owned()));
+    }
+}
+
+fn text(value: Option<&Spanned<String>>) -> Option<String> {
+    value.map(|value| value.get_ref().clone())
+}
+
+fn list(value: Option<&Spanned<OneOrMore>>) -> Vec<String> {
+    value.map_or_else(Vec::new, |value| value.get_ref().0.clone())
 }
 
 /// Whether a key is present with this value.

@@ -114,7 +114,7 @@ pub(in crate::config) fn remote(config: &Config, text: &str) -> Result<Vec<Servi
         let complete = findings.is_empty();
         let mut checker = Checker::new(text, None, complete, &mut findings);
         let dataplane = &config.dataplane;
-        checker.routed = (dataplane.backend.as_deref() == Some("tun")).then_some(NOWHERE);
+        checker.routed = dataplane.is_routed.then_some(NOWHERE);
         checker.local = dataplane
             .local
             .as_ref()

@@ -12,6 +12,7 @@ use lvs_core::{Family, ServiceKey};
 use toml::Spanned;
 
 use super::Checker;
+use super::dataplane::CommandLine;
 use super::dataplane::is_interface;
 use crate::config::raw::{RawSyncIpvs, RawSyncPeers};
 use crate::config::{Peers, Service};
@@ -157,12 +158,20 @@ impl Checker<'_> {
             );
             return None;
         };
+        let mut options = CommandLine::default();
+        options.add("--sync-peer", peers.get_ref().0.iter().cloned());
+        options.add("--sync-key", [key_file.get_ref().clone()]);
+        let listen = raw.listen.as_ref();
+        options.add("--sync-listen", listen.map(|text| text.get_ref().clone()));
+        for (name, time) in [("--sync-wait", wait), ("--sync-alarm", alarm)] {
+            options.add(
+                name,
+                time.map(|time| time.get_ref().0.as_secs().to_string()),
+            );
+        }
         let all = Peers {
-            addresses: peers.get_ref().0.clone(),
+            options: options.0,
             key_file: key_file.get_ref().clone(),
-            listen: raw.listen.as_ref().map(|text| text.get_ref().clone()),
-            wait: wait.map(|wait| wait.get_ref().0),
-            alarm: alarm.map(|alarm| alarm.get_ref().0),
         };
         if self.facts.is_some()
             && let Some(why) = all.unusable_key()

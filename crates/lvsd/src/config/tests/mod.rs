@@ -295,7 +295,7 @@ fn defaults_apply_and_full_file_is_parsed() {
 
     let full = load(FULL);
     assert_eq!(
-        full.dataplane.arguments().join(" "),
+        full.dataplane.arguments().collect::<Vec<_>>().join(" "),
         "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --xdp eth1 --helper ftp --group adm --readers 4 --echo drop \
          --reverse-path strict --fast-path auto --warm-restart auto --confine off --clamp-mss auto --max-connections 1000000 --max-ipv6 1000 --icmp-limit 0 --when-full drop \
          --sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:8849 --sync-key /etc/lvsd/sync.key --sync-listen 192.0.2.1 --sync-wait 30 --sync-alarm 60"

@@ -392,49 +392,6 @@ fn settings_that_depend_on_the_host_are_checked_there() {
 }
 
 #[test]
-fn removed_key_error_names_its_replacement() {
-    for (text, key, help) in [
-        ("[api]\ncompat = \"node_ipvs\"\n", "compat", "`procfs`"),
-        ("[api]\nserver_series = 1\n", "server_series", "5000"),
-        ("[dataplane]\nhelpers = \"ftp\"\n", "helpers", "`helper`"),
-        (
-            "[dataplane]\nreal_time = \"off\"\n",
-            "real_time",
-            "without CAP_SYS_NICE, `LimitRTPRIO=0`",
-        ),
-        (
-            "[dataplane]\necho_limit = 5\n",
-            "echo_limit",
-            "0 drops all requests",
-        ),
-        (
-            "[dataplane]\nicmp_ratelimit = \"1s\"\n",
-            "icmp_ratelimit",
-            "`icmp_limit`",
-        ),
-        (
-            "[dataplane]\nicmp_msgs_per_sec = 5\n",
-            "icmp_msgs_per_sec",
-            "`icmp_limit`; 0 disables all limits",
-        ),
-        (
-            "[dataplane]\nicmp_msgs_burst = 5\n",
-            "icmp_msgs_burst",
-            "`icmp_limit`",
-        ),
-        (
-            "[defaults]\non_down = \"remove\"\n",
-            "on_down",
-            "`on_check_failure`",
-        ),
-    ] {
-        let found = errors(text);
-        assert!(found.contains(&format!("unknown key `{key}`")), "{found}");
-        assert!(found.contains(help), "{found}");
-    }
-}
-
-#[test]
 fn renamed_key_is_refused_with_its_new_name() {
     for (table, old, new) in [
         ("[lvsd]", "adopt = true", "`manage_all_services`"),

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::item::Item;
 use crate::convert::ADDRESSES_MAX;
+use crate::convert::item::Item;
 use crate::convert::service::port;
 
 /// The members of a group.

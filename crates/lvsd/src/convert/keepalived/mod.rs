@@ -2,21 +2,19 @@
 //! converted.
 
 mod group;
-pub(super) mod item;
 mod outside;
 mod rest;
 mod source;
 mod virtual_server;
-mod words;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 pub(super) use self::group::{following, range};
-use self::item::Item;
-use self::source::{DEPTH_MAX, Reader, Source, Token, shown};
-use self::words::Word;
+use self::source::{DEPTH_MAX, Reader, Source, Token};
+use super::item::{Item, shown};
+use super::words::Word;
 use super::{ADDRESSES_MAX, Options, Read};
 
 pub(super) fn read(name: &str, text: &str, options: &Options<'_>) -> Result<Read, String> {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::group::{following, range};
-use super::item::{Item, is_on};
+use crate::convert::item::{Item, is_on};
 use crate::convert::{ADDRESSES_MAX, Service};
 
 /// Top-level statements that remain in keepalived's file.

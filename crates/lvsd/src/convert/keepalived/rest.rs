@@ -1,9 +1,9 @@
 //! Selects the lines that remain in keepalived's file: all except those of virtual servers.
 
-use super::item::Item;
 use super::outside::is_taken;
-use super::source::{Source, shown};
-use super::words::without_comment;
+use super::source::Source;
+use crate::convert::item::{Item, shown};
+use crate::convert::words::without_comment;
 
 /// Whether a line remains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

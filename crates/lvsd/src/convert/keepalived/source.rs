@@ -2,11 +2,11 @@
 //! for some hosts, definitions (`$NAME=`), sequences and lists (`~SEQ`, `~LST`).
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::path::Path;
 use std::rc::Rc;
 
-use super::words::{self, BANG, HASH, Piece, Word};
+use crate::convert::item::{SourcePlace, shown};
+use crate::convert::words::{self, BANG, HASH, Piece, Word};
 use crate::convert::{INCLUDES_MAX, LENGTH_MAX, Options, without_mark};
 
 /// Greatest depth of blocks and includes.
@@ -17,23 +17,6 @@ const LINE_MAX: usize = 65_536;
 const MACROS_DEPTH_MAX: usize = 64;
 /// Added to the length of each line that is made, so that empty lines have a bound, too.
 const LINE_COST: u64 = 16;
-
-/// Position of a statement.
-#[derive(Clone, Debug, Default)]
-pub(in crate::convert) struct SourcePlace {
-    /// The included file.
-    file: Option<Rc<str>>,
-    line: usize,
-}
-
-impl fmt::Display for SourcePlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.file {
-            None => write!(f, "line {}", self.line),
-            Some(file) => write!(f, "{file} line {}", self.line),
-        }
-    }
-}
 
 /// A line of a file.
 #[derive(Clone, Debug)]
@@ -649,27 +632,6 @@ fn groups(text: &str) -> Option<Vec<Vec<String>>> {
         };
     }
     Some(all)
-}
-
-/// The start of a text, as long as messages permit.
-pub(super) fn shown(text: &str) -> String {
-    /// Bytes.
-    const MOST: usize = 160;
-    let first = text.lines().next().unwrap_or_default();
-    let text_shown = start(first, MOST);
-    match text_shown.len() < text.len() {
-        true => format!("{text_shown}..."),
-        false => text_shown.to_owned(),
-    }
-}
-
-/// The start of a text, up to `length` bytes.
-fn start(text: &str, length: usize) -> &str {
-    let mut end = length.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 #[cfg(test)]

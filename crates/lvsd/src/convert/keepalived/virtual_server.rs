@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use super::group::{Group, family, group};
-use super::item::{Item, is_on};
 use super::outside::Outside;
 use crate::convert::checks::{self, Check, Context};
+use crate::convert::item::{Item, is_on};
 use crate::convert::service::{Keys, Server, Service, Sorry};
 use crate::convert::service::{bare, endpoint, is_mask, port, quote, scheduler};
 

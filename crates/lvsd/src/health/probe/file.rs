@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lvs_api::files::open_without_waiting;
+use lvs_sys::lock;
 use tokio::sync::Notify;
 
 use super::words::{self, LINE_MAX};
@@ -110,7 +111,7 @@ struct Reading {
 
 impl Reads {
     fn all(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        self.paths.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.paths)
     }
 
     /// Reads a file with `read`, in a separate thread.

@@ -4,7 +4,6 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
@@ -169,12 +168,8 @@ impl Asker {
 
 /// A random identification.
 fn fresh_id() -> Result<u16, String> {
-    let mut bytes = [0; 2];
-    match getrandom(&mut bytes, GetRandomFlags::empty()) {
-        Ok(2) => Ok(u16::from_ne_bytes(bytes)),
-        Ok(_) => Err("no random numbers".to_owned()),
-        Err(error) => Err(format!("no random numbers: {error}")),
-    }
+    let bytes = lvs_sys::random().map_err(|error| format!("no random numbers: {error}"))?;
+    Ok(u16::from_ne_bytes(bytes))
 }
 
 async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Came, String> {

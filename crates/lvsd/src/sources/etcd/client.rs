@@ -51,17 +51,22 @@ pub struct Access {
 }
 
 /// The reason why a request has no answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
-    /// The server sent no answer, or an invalid one; the text is the reason.
-    Failed(String),
-    /// The answer is longer than is read.
-    TooLong,
+    /// No answer, or an invalid one.
+    #[error(transparent)]
+    Http(#[from] http::Error),
     /// The request is refused: gRPC's number, and the reason.
+    #[error("refuses it: {1}")]
     Refused(u32, String),
 }
 
 impl Error {
+    /// No answer, or an invalid one, for this reason.
+    pub(super) const fn failed(why: String) -> Self {
+        Self::Http(http::Error::Failed(why))
+    }
+
     fn refused(wrong: Wrong) -> Self {
         Self::Refused(wrong.code, plain(&wrong.message))
     }
@@ -83,25 +88,6 @@ impl Error {
                 *code == UNAUTHENTICATED || why.contains("invalid auth token")
             }
             _ => false,
-        }
-    }
-}
-
-impl From<http::Error> for Error {
-    fn from(error: http::Error) -> Self {
-        match error {
-            http::Error::Failed(why) => Self::Failed(why),
-            http::Error::TooLong => Self::TooLong,
-        }
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed(why) => f.write_str(why),
-            Self::TooLong => http::Error::TooLong.fmt(f),
-            Self::Refused(_, why) => write!(f, "refuses it: {why}"),
         }
     }
 }
@@ -154,13 +140,13 @@ impl Client {
         });
         let answer = answer.await.unwrap_or_else(|_| {
             let why = format!("does not answer within {limit:?}");
-            Err(Error::Failed(why))
+            Err(Error::failed(why))
         });
         if answer.is_err() {
             // Whatever is still to come on it, it is no answer to the next.
             self.connection.close();
         }
-        message::read(&answer?).map_err(Error::Failed)
+        message::read(&answer?).map_err(Error::failed)
     }
 
     /// Authenticates at the member, unless the client has a token.
@@ -176,14 +162,14 @@ impl Client {
             password: &password.0,
         };
         let body = self.post("/v3/auth/authenticate", &login).await?;
-        let token: Token = message::read(&collect(body).await?).map_err(Error::Failed)?;
+        let token: Token = message::read(&collect(body).await?).map_err(Error::failed)?;
         self.token = Some(token.token);
         Ok(())
     }
 
     /// Sends a request, and returns the body of the answer.
     async fn post(&mut self, path: &str, request: &impl Serialize) -> Result<Incoming, Error> {
-        let body = serde_json::to_vec(request).map_err(|error| Error::from(failed(&error)))?;
+        let body = serde_json::to_vec(request).map_err(|error| failed(&error))?;
         let mut head = Request::post(path)
             .header(HOST, self.endpoint.authority())
             .header(USER_AGENT, concat!("lvsd/", env!("CARGO_PKG_VERSION")))
@@ -193,7 +179,7 @@ impl Client {
         }
         let request = head
             .body(Full::new(Body::from(body)))
-            .map_err(|error| Error::from(failed(&error)))?;
+            .map_err(|error| failed(&error))?;
         let tls = self.access.tls.as_ref();
         let sent = self.connection.send(&self.endpoint, tls, request, false);
         let answer = sent.await?;
@@ -207,7 +193,7 @@ impl Client {
             // The gateway's own words.
             _ => {
                 let words = plain(String::from_utf8_lossy(&text).trim());
-                Error::Failed(format!("answers {status}: {words}"))
+                Error::failed(format!("answers {status}: {words}"))
             }
         })
     }
@@ -217,11 +203,11 @@ impl Client {
     pub(super) async fn range(&mut self, mut range: Range) -> Result<Ranged, Error> {
         loop {
             match self.call::<Ranged>("/v3/kv/range", &range).await {
-                Err(Error::TooLong) if range.limit.0 > 1 => range.limit.0 /= 2,
+                Err(Error::Http(http::Error::TooLong)) if range.limit.0 > 1 => range.limit.0 /= 2,
                 // An answer without a revision does not mean that there are no keys.
                 Ok(ranged) if ranged.header.revision.0 < 1 => {
                     let why = "answers without a revision".to_owned();
-                    return Err(Error::Failed(why));
+                    return Err(Error::failed(why));
                 }
                 other => return other,
             }
@@ -245,7 +231,7 @@ impl Client {
         let granted: Granted = self.call("/v3/lease/grant", &Grant { ttl }).await?;
         match (granted.error.as_str(), granted.id.0) {
             ("", id @ 1..) => Ok(id),
-            (why, _) => Err(Error::Failed(format!("grants no lease: {why}"))),
+            (why, _) => Err(Error::failed(format!("grants no lease: {why}"))),
         }
     }
 
@@ -256,7 +242,7 @@ impl Client {
         match (kept.result, kept.error) {
             (_, Some(wrong)) => Err(Error::refused(wrong)),
             (Some(kept), None) => Ok(kept.ttl.0 > 0),
-            (None, None) => Err(Error::Failed("has no lease in its answer".to_owned())),
+            (None, None) => Err(Error::failed("has no lease in its answer".to_owned())),
         }
     }
 
@@ -282,7 +268,7 @@ impl Client {
         let limit = self.access.timeout;
         let body = timeout(limit, own.post("/v3/watch", &watch)).await;
         let late = || {
-            Err(Error::Failed(format!(
+            Err(Error::failed(format!(
                 "does not confirm a watch within {limit:?}"
             )))
         };
@@ -298,12 +284,12 @@ impl Watching {
     /// The next event of the watch. A caller that drops the future loses no event.
     pub(super) async fn next(&mut self) -> Result<Watched, Error> {
         let line = self.0.next().await?;
-        let line = line.ok_or_else(|| Error::Failed("has ended the watch".to_owned()))?;
-        let streamed: Streamed<Watched> = message::read(&line).map_err(Error::Failed)?;
+        let line = line.ok_or_else(|| Error::failed("has ended the watch".to_owned()))?;
+        let streamed: Streamed<Watched> = message::read(&line).map_err(Error::failed)?;
         match (streamed.result, streamed.error) {
             (_, Some(wrong)) => Err(Error::refused(wrong)),
             (Some(watched), None) => Ok(watched),
-            (None, None) => Err(Error::Failed("does not confirm a watch".to_owned())),
+            (None, None) => Err(Error::failed("does not confirm a watch".to_owned())),
         }
     }
 }
@@ -466,9 +452,12 @@ mod tests {
             client(member, false).range(range).await.map(|_| ())
         };
         let endless = endless_reply(b"HTTP/1.1 200 OK\r\n\r\n", &[b'x'; 65536]).await;
-        assert_eq!(ask(endless).await, Err(Error::TooLong));
+        assert_eq!(ask(endless).await, Err(Error::Http(http::Error::TooLong)));
         let head = endless_reply(b"HTTP/1.1 200 OK\r\n", b"X: yyyyyyyyyyyyyyyyyyyyyyyy\r\n").await;
-        assert!(matches!(ask(head).await, Err(Error::Failed(_))));
+        assert!(matches!(
+            ask(head).await,
+            Err(Error::Http(http::Error::Failed(_)))
+        ));
         let silent = serving(|stream| async move {
             tokio::time::sleep(Duration::from_secs(60)).await;
             drop(stream);
@@ -477,7 +466,7 @@ mod tests {
         let limit = Duration::from_millis(100);
         let late = client_with_limit(silent, false, limit).keep(7).await;
         assert!(
-            matches!(&late, Err(Error::Failed(why)) if why.contains("does not answer within")),
+            matches!(&late, Err(Error::Http(http::Error::Failed(why))) if why.contains("does not answer within")),
             "{late:?}"
         );
         for reply in [
@@ -491,12 +480,18 @@ mod tests {
         ] {
             let member = replying(reply.as_bytes()).await;
             let came = ask(member).await;
-            assert!(matches!(came, Err(Error::Failed(_))), "{reply}: {came:?}");
+            assert!(
+                matches!(came, Err(Error::Http(http::Error::Failed(_)))),
+                "{reply}: {came:?}"
+            );
         }
         // A line without an end.
         let endless = endless_reply(b"HTTP/1.1 200 OK\r\n\r\n", &[b'x'; 65536]).await;
         let mut watching = client(endless, false).watch("/", 1).await.unwrap();
-        assert_eq!(watching.next().await.unwrap_err(), Error::TooLong);
+        assert_eq!(
+            watching.next().await.unwrap_err(),
+            Error::Http(http::Error::TooLong)
+        );
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ mod message;
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +34,6 @@ pub(super) use self::keys::Model;
 use self::keys::{KEYS_MAX, hash};
 use self::message::{Bytes, Number, Range, Ranged, end_of};
 use super::{Shared, retry};
-use crate::sources::Cluster;
 
 /// Number of keys in a request.
 const PAGE: i64 = 500;
@@ -47,6 +47,38 @@ const GATHER: Duration = Duration::from_millis(200);
 const WELL: Duration = Duration::from_secs(10);
 /// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
+
+/// `[cluster]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// The members of etcd, and the credentials for them.
+    pub access: Access,
+    /// The prefix of all keys.
+    pub prefix: String,
+    /// The name of this director.
+    pub director: String,
+    /// The time without a renewal after which a director counts as gone.
+    pub lease: Duration,
+}
+
+impl Cluster {
+    /// The default prefix of keys.
+    pub const PREFIX: &'static str = "/lvs/";
+    /// The default of [`Cluster::lease`].
+    pub const LEASE: Duration = Duration::from_secs(10);
+    /// The default time limit of a request.
+    pub const TIMEOUT: Duration = Duration::from_secs(3);
+    /// Permitted durations of a lease.
+    pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
+    /// Bytes of a prefix or a name.
+    pub(crate) const NAME_MAX: usize = 128;
+
+    /// Whether the name can be a part of an etcd key between slashes.
+    pub fn is_name(name: &str) -> bool {
+        let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
+        (1..=Self::NAME_MAX).contains(&name.len()) && name.chars().all(right)
+    }
+}
 
 /// The state of etcd in addition to services and servers.
 #[derive(Clone, Debug, Default)]
@@ -221,7 +253,7 @@ impl Session<'_> {
             let most = i64::try_from(KEYS_MAX).unwrap_or(i64::MAX);
             if page.count.0 > most || all.len() > KEYS_MAX {
                 let why = format!("has more than {KEYS_MAX} keys under the prefix");
-                return Err(Error::Failed(why));
+                return Err(Error::failed(why));
             }
             let last = page.kvs.last().map(|kv| kv.key.0.clone());
             all.extend(page.kvs);
@@ -234,12 +266,12 @@ impl Session<'_> {
             }
         }
         let before = self.shared.etcd(&self.settings.prefix);
-        let model = Model::listed(&before, cluster, self.seen, all).map_err(Error::Failed)?;
+        let model = Model::listed(&before, cluster, self.seen, all).map_err(Error::failed)?;
         let lost = before.cluster == cluster && self.seen < before.revision;
         if (lost || before.cluster != cluster && before.cluster != 0)
             && model.etcd.services.len() < before.services.len()
         {
-            return Err(Error::Failed(format!(
+            return Err(Error::failed(format!(
                 "is another cluster than before, or an older copy of it, and lacks {} of {} services: its services are ignored until they are written again",
                 before.services.len() - model.etcd.services.len(),
                 before.services.len()
@@ -275,7 +307,7 @@ impl Session<'_> {
                             return Ok(());
                         }
                         let why = format!("has ended the watch: {}", watched.cancel_reason);
-                        return Err(Error::Failed(why));
+                        return Err(Error::failed(why));
                     }
                     for event in &watched.events {
                         // The revision of the answer may belong to events in later answers.
@@ -283,7 +315,7 @@ impl Session<'_> {
                         if self.of_twin(event) {
                             report_at.get_or_insert(Instant::now() + GATHER);
                         }
-                        let concerns = self.model.take(event).map_err(Error::Failed)?;
+                        let concerns = self.model.take(event).map_err(Error::failed)?;
                         if concerns.config || concerns.directors {
                             hand_over_at.get_or_insert(Instant::now() + GATHER);
                         }
@@ -295,7 +327,7 @@ impl Session<'_> {
                 }
                 () = sleep_until(probe_at) => {
                     if self.seen < owed.latest {
-                        return Err(Error::Failed("has stopped sending changes".to_owned()));
+                        return Err(Error::failed("has stopped sending changes".to_owned()));
                     }
                     let page = self.probe(owed.announced).await?;
                     if let Some(why) = owed.look(page, &self.model.keys) {
@@ -435,7 +467,7 @@ impl Session<'_> {
         }
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let value =
-            serde_json::to_string(&announced).map_err(|error| Error::Failed(error.to_string()))?;
+            serde_json::to_string(&announced).map_err(|error| Error::failed(error.to_string()))?;
         let key = format!("{prefix}directors/{name}");
         match self.client.put(&key, &value, lease).await {
             Ok(()) => {}

@@ -24,17 +24,22 @@ pub(super) const WRITERS: usize = 8;
 const TOKEN_MAX: u64 = 64 << 10;
 
 /// Why a request has no answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
-    /// No answer, or an invalid one; the text is the reason.
-    Failed(String),
-    /// The answer is longer than is read.
-    TooLong,
-    /// It is refused: the number of HTTP, and why.
+    /// No answer, or an invalid one.
+    #[error(transparent)]
+    Http(#[from] http::Error),
+    /// The request is refused: the number of HTTP, and the reason.
+    #[error("{}", refusal(*.0, .1))]
     Refused(u16, String),
 }
 
 impl Error {
+    /// No answer, or an invalid one, for this reason.
+    pub(super) const fn failed(why: String) -> Self {
+        Self::Http(http::Error::Failed(why))
+    }
+
     /// The requested version is too old: read everything again.
     pub(super) const fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(410, _))
@@ -62,30 +67,16 @@ impl Error {
     }
 }
 
-impl From<http::Error> for Error {
-    fn from(error: http::Error) -> Self {
-        match error {
-            http::Error::Failed(why) => Self::Failed(why),
-            http::Error::TooLong => Self::TooLong,
-        }
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed(why) => f.write_str(why),
-            Self::TooLong => http::Error::TooLong.fmt(f),
-            Self::Refused(401, why) => write!(
-                f,
-                "does not accept the credentials (401 {why}): write a valid token to `token_file` or the kubeconfig"
-            ),
-            Self::Refused(403, why) => write!(
-                f,
-                "does not permit it (403 {why}): apply the rights of contrib/kubernetes/rbac.yaml"
-            ),
-            Self::Refused(code, why) => write!(f, "refuses it ({code} {why})"),
-        }
+/// The reason of a refusal, and the remedy.
+fn refusal(code: u16, why: &str) -> String {
+    match code {
+        401 => format!(
+            "does not accept the credentials (401 {why}): write a valid token to `token_file` or the kubeconfig"
+        ),
+        403 => format!(
+            "does not permit it (403 {why}): apply the rights of contrib/kubernetes/rbac.yaml"
+        ),
+        _ => format!("refuses it ({code} {why})"),
     }
 }
 
@@ -105,12 +96,12 @@ fn bearer(token: &Token) -> Result<HeaderValue, Error> {
         Token::File(path) => path,
         Token::Text(text) => {
             return header(text, &|why| {
-                Error::Failed(format!("cannot use the token of the kubeconfig: {why}"))
+                Error::failed(format!("cannot use the token of the kubeconfig: {why}"))
             });
         }
     };
     let wrong = |why: &dyn fmt::Display| {
-        Error::Failed(format!(
+        Error::failed(format!(
             "cannot read the token in {}: {why}",
             path.display()
         ))
@@ -208,7 +199,7 @@ impl Client {
     }
 
     fn late(&self) -> Error {
-        Error::Failed(format!("does not answer within {:?}", self.limit()))
+        Error::failed(format!("does not answer within {:?}", self.limit()))
     }
 
     pub(super) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
@@ -241,7 +232,7 @@ impl Client {
             self.connection.close();
         }
         serde_json::from_slice(&answer?)
-            .map_err(|error| Error::Failed(format!("sent an invalid answer: {error}")))
+            .map_err(|error| Error::failed(format!("sent an invalid answer: {error}")))
     }
 
     /// Sends a request; returns the body of a successful answer.

@@ -43,7 +43,7 @@ pub(crate) use self::model::is_name;
 use self::model::{Kind, Model};
 use self::objects::{Lease, List, Named, Service, Status, WatchEvent};
 use super::etcd::Text;
-use super::http::{Endpoint, Lines, plain};
+use super::http::{self, Endpoint, Lines, plain};
 use super::{Shared, retry};
 use crate::health::probe::Tls;
 
@@ -286,7 +286,7 @@ impl<'a> Session<'a> {
         for _ in 0..PAGES_MAX {
             if Instant::now() > end {
                 let why = format!("takes more than {LIST_TIME:?} for the list at {path}");
-                return Err(Error::Failed(why));
+                return Err(Error::failed(why));
             }
             let after = more
                 .as_deref()
@@ -294,7 +294,7 @@ impl<'a> Session<'a> {
             let page = format!("{path}?limit={limit}{}", after.unwrap_or_default());
             let page: List = match self.client.get(&page).await {
                 // Large objects are asked for in smaller numbers.
-                Err(Error::TooLong) if limit > 1 => {
+                Err(Error::Http(http::Error::TooLong)) if limit > 1 => {
                     limit /= 2;
                     continue;
                 }
@@ -302,16 +302,16 @@ impl<'a> Session<'a> {
             };
             if page.metadata.resource_version.is_empty() {
                 let why = "answers without a resourceVersion".to_owned();
-                return Err(Error::Failed(why));
+                return Err(Error::failed(why));
             }
             count += page.items.len();
             if count > LISTED_MAX {
                 let why = format!("has more than {LISTED_MAX} objects at {path}");
-                return Err(Error::Failed(why));
+                return Err(Error::failed(why));
             }
             for object in page.items {
                 let put = listed.put_listed(kind, object.get(), &self.model);
-                put.map_err(Error::Failed)?;
+                put.map_err(Error::failed)?;
             }
             more = page.metadata.more.filter(|more| !more.is_empty());
             if more.is_none() {
@@ -320,7 +320,7 @@ impl<'a> Session<'a> {
             }
         }
         let why = format!("answers with more than {PAGES_MAX} parts of a list at {path}");
-        Err(Error::Failed(why))
+        Err(Error::failed(why))
     }
 
     /// Watches a kind, from a version on.
@@ -415,7 +415,7 @@ impl<'a> Session<'a> {
             return Ok(Brought::End);
         };
         let event: WatchEvent = serde_json::from_slice(&line)
-            .map_err(|error| Error::Failed(format!("sent an invalid event: {error}")))?;
+            .map_err(|error| Error::failed(format!("sent an invalid event: {error}")))?;
         self.shared.hear_kubernetes();
         let object = event.object.get();
         if event.kind == "ERROR" {
@@ -433,7 +433,7 @@ impl<'a> Session<'a> {
         match event.kind.as_str() {
             "BOOKMARK" => return Ok(Brought::Bookmark),
             "DELETED" => self.model.delete(watch.kind, object),
-            _ => self.model.put(watch.kind, object).map_err(Error::Failed)?,
+            _ => self.model.put(watch.kind, object).map_err(Error::failed)?,
         }
         Ok(Brought::Change)
     }
@@ -442,7 +442,7 @@ impl<'a> Session<'a> {
     fn hand_over(&mut self) -> Result<(), Error> {
         self.assigned = assign(&self.model, &self.settings);
         let desired = desired(&self.model, &self.assigned, &self.settings);
-        let desired = desired.map_err(Error::Failed)?;
+        let desired = desired.map_err(Error::failed)?;
         let refused = self.assigned.refused.iter().chain(&desired.refused);
         // They quote text that any user of the cluster may have written.
         let refused = refused.map(|(key, why)| (key.clone(), plain(why)));
@@ -603,7 +603,7 @@ impl<'a> Session<'a> {
                     self.unwritten = None;
                     self.model
                         .put(Kind::Service, &service.to_string())
-                        .map_err(Error::Failed)?;
+                        .map_err(Error::failed)?;
                     if known {
                         continue;
                     }
@@ -755,7 +755,7 @@ impl Watch {
         let limit = self.dead.saturating_duration_since(Instant::now());
         match timeout(limit, self.lines.next()).await {
             Ok(line) => Ok(line?),
-            Err(_) => Err(Error::Failed(format!(
+            Err(_) => Err(Error::failed(format!(
                 "has not ended a watch after {WATCH_MAX:?}"
             ))),
         }

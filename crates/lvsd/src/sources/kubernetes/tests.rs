@@ -544,7 +544,10 @@ async fn client_closed_connection_is_opened_again_to_read() {
     }
     // A write may have been carried out before the connection ended.
     let written = client.post("/x", &json!({})).await;
-    assert!(matches!(written, Err(Error::Failed(_))), "{written:?}");
+    assert!(
+        matches!(written, Err(Error::Http(http::Error::Failed(_)))),
+        "{written:?}"
+    );
     client.get::<Value>("/x").await.unwrap();
 }
 

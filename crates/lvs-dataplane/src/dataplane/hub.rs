@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
 
-use crate::lock::lock;
+use lvs_sys::lock;
 
 /// Maximum of bytes that may wait for one peer. If they exceed it, the peer receives a full sync.
 const WAITING_MAX: usize = 16 << 20;
@@ -19,7 +19,7 @@ const WANTED_MAX: usize = lvs_core::sync::bulk::RANGES;
 
 /// The queues of all connected peers.
 #[derive(Debug, Default)]
-pub(in crate::dataplane) struct Hub(Mutex<Vec<Arc<Outgoing>>>);
+pub(super) struct Hub(Mutex<Vec<Arc<Outgoing>>>);
 
 impl Hub {
     fn all(&self) -> MutexGuard<'_, Vec<Arc<Outgoing>>> {
@@ -49,7 +49,7 @@ impl Hub {
 
     /// Queues changed connections of a packet worker for all peers. If some changes are lost, each
     /// peer receives a full sync.
-    pub(in crate::dataplane) fn tell(&self, worker: usize, items: &Arc<[u8]>, lost: bool) {
+    pub(super) fn tell(&self, worker: usize, items: &Arc<[u8]>, lost: bool) {
         for outgoing in self.all().iter() {
             outgoing.push_items(worker, items.clone());
             if lost {

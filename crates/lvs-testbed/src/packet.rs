@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::Protocol;
 
-use super::oracle;
+use crate::oracle;
 
 /// Time to live of the generated packets.
 pub const TTL: u8 = 64;

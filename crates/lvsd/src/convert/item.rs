@@ -1,11 +1,30 @@
 //! A statement of keepalived's file.
 
-use super::source::{SourcePlace, shown};
+use std::fmt;
+use std::rc::Rc;
+
 use super::words::{self, Word};
+
+/// Position of a statement.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SourcePlace {
+    /// The included file.
+    pub(super) file: Option<Rc<str>>,
+    pub(super) line: usize,
+}
+
+impl fmt::Display for SourcePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.file {
+            None => write!(f, "line {}", self.line),
+            Some(file) => write!(f, "{file} line {}", self.line),
+        }
+    }
+}
 
 /// A statement: its words and the statements of its block.
 #[derive(Clone, Debug, Default)]
-pub(in crate::convert) struct Item {
+pub(super) struct Item {
     pub(super) words: Vec<Word>,
     pub(super) block: Option<Vec<Self>>,
     pub(super) at: SourcePlace,
@@ -14,21 +33,21 @@ pub(in crate::convert) struct Item {
 }
 
 impl Item {
-    pub(in crate::convert) fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         self.word(0)
     }
 
-    pub(in crate::convert) fn word(&self, n: usize) -> &str {
+    pub(super) fn word(&self, n: usize) -> &str {
         self.words.get(n).map_or("", |word| word.text.as_str())
     }
 
     /// Number of words, the name included.
-    pub(in crate::convert) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.words.len()
     }
 
     /// The words from the `n`th on, with a space between two.
-    pub(in crate::convert) fn rest(&self, n: usize) -> String {
+    pub(super) fn rest(&self, n: usize) -> String {
         let words: Vec<&str> = self
             .words
             .iter()
@@ -39,7 +58,7 @@ impl Item {
     }
 
     /// The words behind the name of a script or a regular expression.
-    pub(in crate::convert) fn escaped(&self) -> Vec<String> {
+    pub(super) fn escaped(&self) -> Vec<String> {
         let raw: Vec<&str> = self
             .words
             .iter()
@@ -49,37 +68,58 @@ impl Item {
         words::escaped(&raw.join(" "))
     }
 
-    pub(in crate::convert) fn items(&self) -> &[Self] {
+    pub(super) fn items(&self) -> &[Self] {
         self.block.as_deref().unwrap_or_default()
     }
 
     /// The last statement of this name, which keepalived uses.
-    pub(in crate::convert) fn find(&self, name: &str) -> Option<&Self> {
+    pub(super) fn find(&self, name: &str) -> Option<&Self> {
         self.items().iter().rev().find(|item| item.name() == name)
     }
 
     /// The written text, shortened.
-    pub(in crate::convert) fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let raw: Vec<&str> = self.words.iter().map(|word| word.raw.as_str()).collect();
         shown(&raw.join(" "))
     }
 
     /// The message that the statement is not converted: position, text and reason.
-    pub(in crate::convert) fn lost(&self, why: &str) -> String {
+    pub(super) fn lost(&self, why: &str) -> String {
         format!("{}: {}: {why}", self.at, self.text())
     }
 
     /// The message of a loss within a block of this name.
-    pub(in crate::convert) fn lost_of(&self, name: &str, why: &str) -> String {
+    pub(super) fn lost_of(&self, name: &str, why: &str) -> String {
         format!("{}: {name}: {}: {why}", self.at, self.text())
     }
 
-    pub(in crate::convert) fn at(&self) -> &SourcePlace {
+    pub(super) fn at(&self) -> &SourcePlace {
         &self.at
     }
 }
 
 /// Whether a statement that `no` disables is on.
-pub(in crate::convert) fn is_on(item: &Item) -> bool {
+pub(super) fn is_on(item: &Item) -> bool {
     !matches!(item.word(1), "no" | "off" | "false")
+}
+
+/// The start of a text, as long as messages permit.
+pub(super) fn shown(text: &str) -> String {
+    /// Bytes.
+    const MOST: usize = 160;
+    let first = text.lines().next().unwrap_or_default();
+    let text_shown = start(first, MOST);
+    match text_shown.len() < text.len() {
+        true => format!("{text_shown}..."),
+        false => text_shown.to_owned(),
+    }
+}
+
+/// The start of a text, up to `length` bytes.
+fn start(text: &str, length: usize) -> &str {
+    let mut end = length.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
