@@ -61,7 +61,7 @@
 //! |---|---|
 //! | [`sched`] | the built-in schedulers |
 //! | [`settings`], [`filter`], [`full_nat`], [`ftp`], [`mark`], [`tunnel`] | settings of directors, services and servers |
-//! | [`stats`], [`explain`], [`attempts`], [`proc`] | counters, answers to questions, the text of `/proc/net/ip_vs*` |
+//! | [`stats`], [`explain`], [`attempts`], [`recent`], [`proc`] | counters, answers to questions, the text of `/proc/net/ip_vs*` |
 //! | [`sync`] | messages of the synchronisation daemons |
 //! | [`edit`], [`fast_path`], [`memory`], [`offload`], [`replication`] | types for a dataplane like `lvs-dataplane` |
 //! | [`hash`], [`random`] | hash functions and random numbers of the decisions |
@@ -114,6 +114,7 @@ mod pool;
 mod prefix;
 pub mod proc;
 pub mod random;
+pub mod recent;
 mod registry;
 pub mod sched;
 mod scheduler;

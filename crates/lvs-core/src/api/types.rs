@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attempts::RecentAttempts;
 use crate::filter::{FilterLists, SourceFilter};
+use crate::recent::RecentCount;
 use crate::stats::{Counts, Stats};
 use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
@@ -677,6 +678,9 @@ pub struct Conflict {
     /// Another address of that neighbour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<core::net::IpAddr>,
+    /// Its answers and announcements.
+    #[serde(flatten)]
+    pub answers: RecentCount,
 }
 
 /// A next hop towards servers or clients that does not answer ARP or neighbour discovery.
@@ -686,6 +690,9 @@ pub struct SilentHop {
     pub address: core::net::IpAddr,
     /// The interface on which the address is requested.
     pub interface: String,
+    /// Seconds since the neighbour failed.
+    #[serde(default)]
+    pub since: u64,
 }
 
 /// An interface in use.
@@ -733,8 +740,21 @@ pub struct ServiceInfo {
     /// server, a limit, a filter), since the service was added.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub refused: u64,
+    /// These packets by reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusals: Vec<Refusals>,
     /// Its real servers in the kernel's list order: the most recently added one is first.
     pub servers: Vec<ServerInfo>,
+}
+
+/// Packets of clients that opened no connection, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusals {
+    /// Name of the reason, as in [`ReasonCount`].
+    pub reason: String,
+    /// Their number and their times.
+    #[serde(flatten)]
+    pub packets: RecentCount,
 }
 
 const fn is_zero(number: &u64) -> bool {
@@ -902,6 +922,13 @@ pub struct ReasonCount {
     /// Packets in the last five minutes; `None` if the dataplane does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recent: Option<u64>,
+    /// Packets in the last minute, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_minute: Option<u64>,
+    /// Seconds since the first packet after five minutes without one; `None` if there was no packet
+    /// in the last five minutes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
     /// Seconds since the count last increased, with a precision of ten seconds; `None` if it has
     /// not increased since the dataplane started.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -634,9 +634,9 @@ impl Keeper {
 
     /// Addresses of services that other hosts claim.
     pub(crate) fn conflicts(&self) -> Vec<Conflict> {
-        let conflicts = self.vips.conflicts();
+        let conflicts = self.vips.conflicts(self.dataplane.now());
         conflicts
-            .map(|(address, port, mac)| {
+            .map(|(address, port, mac, answers)| {
                 let ifindex = self.tables.ifindex(port);
                 // The kernel also has neighbour entries of virtual addresses: of ARP requests that
                 // the other host sent from them.
@@ -646,6 +646,7 @@ impl Keeper {
                     address,
                     mac: mac.to_string(),
                     host: ifindex.and_then(host),
+                    answers,
                 }
             })
             .collect()
@@ -653,7 +654,7 @@ impl Keeper {
 
     /// Next hops towards servers and clients that do not answer.
     pub(crate) fn silent_hops(&self) -> Vec<SilentHop> {
-        self.neighbours.silent(&self.tables)
+        self.neighbours.silent(&self.tables, self.dataplane.now())
     }
 
     /// Configured interfaces that are not there yet, or that cannot be used.

@@ -126,7 +126,9 @@ impl Keeper {
                 self.neighbours.is_known((ifindex, addr));
             } else if failed {
                 let (tables, netlink) = (&self.tables, &mut self.netlink);
-                self.neighbours.has_failed((ifindex, addr), tables, netlink);
+                let now = self.dataplane.now();
+                let hop = (ifindex, addr);
+                self.neighbours.has_failed(hop, tables, netlink, now);
             } else {
                 continue;
             }

@@ -13,6 +13,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::time::Duration;
 
 use lvs_core::Instant;
+use lvs_core::recent::{RecentCount, RecentCounter};
 use tracing::{debug, error, info, warn};
 
 use super::listener::Answers;
@@ -55,19 +56,23 @@ const CONFLICT_PROBES: u8 = 2;
 const HANDOVER: Duration = Duration::from_secs(3);
 
 /// An announcement of the address by another host, which may be the beginning of a handover.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Claim {
     mac: Mac,
     port: PortId,
     /// Time at which the claim becomes a conflict.
     due: Instant,
+    /// The answers of the other host so far.
+    answers: RecentCounter,
 }
 
 /// Another host that also has an address of a service.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct KnownConflict {
     mac: Mac,
     port: PortId,
+    /// The answers of the other host.
+    answers: RecentCounter,
     /// The time of the last log line.
     logged: Instant,
     /// The time of the last probe.
@@ -175,9 +180,16 @@ impl Vips {
         self.own.contains_key(&addr)
     }
 
-    pub(super) fn conflicts(&self) -> impl Iterator<Item = (IpAddr, PortId, Mac)> + '_ {
+    /// Other hosts with an address of a service: the address, the interface, the host's link-layer
+    /// address and its answers.
+    pub(super) fn conflicts(
+        &self,
+        now: Instant,
+    ) -> impl Iterator<Item = (IpAddr, PortId, Mac, RecentCount)> + '_ {
         let conflicts = self.conflicts.iter();
-        conflicts.map(|(&addr, conflict)| (addr, conflict.port, conflict.mac))
+        conflicts.map(move |(&addr, conflict)| {
+            (addr, conflict.port, conflict.mac, conflict.answers.at(now))
+        })
     }
 
     /// Adds an address that the dataplane answers for.
@@ -537,12 +549,14 @@ impl Vips {
         self.defend(addr, now);
         if let Some(known) = self.conflicts.get_mut(&addr) {
             known.probes = 0;
+            known.answers.add(1, now);
             if now >= known.logged + COMPLAINT_PERIOD {
-                self.conflict(port, addr, mac, tables, now);
+                (known.mac, known.port, known.logged) = (mac, port, now);
+                log_conflict(port, addr, mac, tables);
             }
             return;
         }
-        self.claims.entry(addr).or_insert_with(|| {
+        let claim = self.claims.entry(addr).or_insert_with(|| {
             info!(
                 "{mac} on {} answers for {addr}, which this director has: a handover, or a conflict",
                 tables.name(port)
@@ -551,42 +565,31 @@ impl Vips {
                 mac,
                 port,
                 due: now + HANDOVER,
+                answers: RecentCounter::default(),
             }
         });
+        claim.answers.add(1, now);
     }
 
     /// Reports a conflict for each address that this director has not released in time.
     pub(super) fn report_due(&mut self, tables: &Tables, now: Instant) {
-        let due = self.claims.iter().filter(|(_, claim)| claim.due <= now);
-        let due: Vec<(IpAddr, Claim)> = due.map(|(addr, claim)| (*addr, *claim)).collect();
-        for (addr, Claim { mac, port, .. }) in due {
-            self.claims.remove(&addr);
-            if has(addr, tables) {
-                self.conflict(port, addr, mac, tables, now);
+        let due = |_: &IpAddr, claim: &mut Claim| claim.due <= now;
+        for (addr, claim) in self.claims.extract_if(due) {
+            if !has(addr, tables) {
+                continue;
             }
+            let Claim { mac, port, .. } = claim;
+            let conflict = KnownConflict {
+                mac,
+                port,
+                answers: claim.answers,
+                logged: now,
+                probed: now,
+                probes: 0,
+            };
+            self.conflicts.insert(addr, conflict);
+            log_conflict(port, addr, mac, tables);
         }
-    }
-
-    /// Logs a conflict, once a minute for each address.
-    fn conflict(&mut self, port: PortId, addr: IpAddr, mac: Mac, tables: &Tables, now: Instant) {
-        let conflict = KnownConflict {
-            mac,
-            port,
-            logged: now,
-            probed: now,
-            probes: 0,
-        };
-        self.conflicts.insert(addr, conflict);
-        error!(
-            "{mac} on {} answers for {addr} too, an address of this director's services: each client reaches one of the two. Remove the address from that host; if it is a real server that needs it (direct routing, tunnels), add it to its lo{}",
-            tables.name(port),
-            // A host does not answer neighbour discovery for addresses on its loopback interface.
-            if addr.is_ipv4() {
-                " and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2"
-            } else {
-                ""
-            }
-        );
     }
 
     /// Schedules the defence of an own address.
@@ -601,6 +604,21 @@ impl Vips {
             self.next_announcement = Some(Instant::ZERO);
         }
     }
+}
+
+/// Logs a conflict.
+fn log_conflict(port: PortId, addr: IpAddr, mac: Mac, tables: &Tables) {
+    error!(
+        code = "vip_conflict",
+        "{mac} on {} answers for {addr} too, an address of this director's services: each client reaches one of the two. Remove the address from that host; if it is a real server that needs it (direct routing, tunnels), add it to its lo{}",
+        tables.name(port),
+        // A host does not answer neighbour discovery for addresses on its loopback interface.
+        if addr.is_ipv4() {
+            " and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2"
+        } else {
+            ""
+        }
+    );
 }
 
 /// Whether the host or the dataplane has an address.
@@ -638,22 +656,31 @@ mod tests {
         let mut vips = Vips::open(true).expect("no socket is needed");
         vips.report_conflict(port, addr, mac, &own(addr), at(1000));
         vips.report_conflict(port, addr, mac, &own(addr), at(2000));
-        assert_eq!(vips.conflicts().count(), 0);
+        assert_eq!(vips.conflicts(Instant::ZERO).count(), 0);
         assert_eq!(vips.next_due(), Some(at(4000)));
         vips.report_due(&own(addr), at(3999));
-        assert_eq!(vips.conflicts().count(), 0);
+        assert_eq!(vips.conflicts(Instant::ZERO).count(), 0);
         // The address was handed over in the meantime.
         vips.report_due(&Tables::default(), at(4000));
-        assert_eq!((vips.conflicts().count(), vips.next_due()), (0, None));
+        assert_eq!((vips.conflicts(Instant::ZERO).count(), vips.next_due()), (0, None));
         // The address was not handed over.
         vips.report_conflict(port, addr, mac, &own(addr), at(5000));
         vips.report_due(&own(addr), at(8000));
-        assert_eq!(vips.conflicts().collect::<Vec<_>>(), [(addr, port, mac)]);
+        let mut conflicts = vips.conflicts(at(8500));
+        let (.., answers) = conflicts.next().expect("one");
+        assert_eq!((answers.since, answers.ago), (Some(3), Some(3)));
+        assert!(conflicts.next().is_none());
+        drop(conflicts);
         vips.report_conflict(port, addr, mac, &own(addr), at(9000));
-        assert_eq!((vips.conflicts().count(), vips.next_due()), (1, None));
+        vips.report_conflict(port, addr, mac, &own(addr), at(70_000));
+        let found = vips.conflicts(at(80_000)).next().expect("one");
+        assert_eq!((found.0, found.1, found.2), (addr, port, mac));
+        assert_eq!((found.3.since, found.3.ago), (Some(75), Some(10)));
+        assert_eq!(found.3.recent, 3);
+        assert_eq!((vips.conflicts(Instant::ZERO).count(), vips.next_due()), (1, None));
         // The address was released and taken over again.
         vips.remove(&[addr], &Tables::default());
-        assert_eq!(vips.conflicts().count(), 0);
+        assert_eq!(vips.conflicts(Instant::ZERO).count(), 0);
     }
 
     #[test]
@@ -697,7 +724,7 @@ mod tests {
             for second in from..to {
                 vips.probe(&own(addr), at(second));
             }
-            vips.conflicts().count()
+            vips.conflicts(Instant::ZERO).count()
         };
         assert_eq!(left(11, 54), 1);
         assert_eq!(left(54, 56), 0);
@@ -710,7 +737,7 @@ mod tests {
                 vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(second));
             }
         }
-        assert_eq!(vips.conflicts().count(), 1);
+        assert_eq!(vips.conflicts(Instant::ZERO).count(), 1);
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl MemoryDataplane {
             let servers = servers.map(|server| ServerInfo::of(control, service, server, now));
             ServiceInfo {
                 servers: servers.collect(),
-                ..ServiceInfo::of(service)
+                ..ServiceInfo::of(service, now)
             }
         });
         Ok(infos.collect())

@@ -1059,6 +1059,7 @@ mod tests {
         let hop = SilentHop {
             address: [10, 0, 0, 1].into(),
             interface: "eth1".to_owned(),
+            since: 7,
         };
         let found = Arc::make_mut(&mut snapshot.found);
         let seen = Arc::make_mut(&mut found.seen);

@@ -372,6 +372,7 @@ pub(crate) mod tests {
                     withdrawn: false,
                     conflict: false,
                     unheard: false,
+                    refusals: Vec::new(),
                     servers: vec![server(1, "up", ""), server(2, "down", "connection refused")],
                 }],
                 ..Status::default()
@@ -391,6 +392,7 @@ pub(crate) mod tests {
                         owner: Some("lvsd".to_owned()),
                         stats,
                         refused: 0,
+                        refusals: Vec::new(),
                         servers: vec![info(2), info(1)],
                     }],
                     reasons: vec![ReasonCount {
@@ -398,6 +400,8 @@ pub(crate) mod tests {
                         reason: "no_server".to_owned(),
                         count: 7,
                         recent: None,
+                        last_minute: None,
+                        since: None,
                         ago: None,
                         help: "no server".to_owned(),
                         fix: "add one".to_owned(),

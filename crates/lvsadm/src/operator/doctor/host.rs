@@ -5,15 +5,21 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use lvs_api::reverse_path;
-use lvs_core::api::{Info, InterfaceInfo, ServiceInfo};
+use lvs_core::api::{Info, InterfaceInfo, ReasonCount, ServiceInfo};
 
 use super::services::virt;
-use super::{Findings, Scope, Since, is_routed};
+use super::{Findings, Scope, Since, When, is_routed};
 
-pub(super) fn look(services: &[ServiceInfo], info: &Info, since: Since, findings: &mut Findings) {
+pub(super) fn look(
+    services: &[ServiceInfo],
+    info: &Info,
+    reasons: &[ReasonCount],
+    since: Since,
+    findings: &mut Findings,
+) {
     kernel(findings);
     for interface in &info.interfaces {
-        lost(interface, findings);
+        lost(interface, When::of_name(reasons, "not_received"), findings);
         if since == Since::Start {
             lost_by_card(&interface.name, findings);
         }
@@ -37,11 +43,11 @@ fn kernel(findings: &mut Findings) {
 }
 
 /// Reports frames that were lost before the dataplane received them.
-fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
+fn lost(interface: &InterfaceInfo, when: When, findings: &mut Findings) {
     let name = &interface.name;
     if interface.lost > 0 {
         findings.add(
-            ("frames_lost", Scope::interface(name)),
+            ("frames_lost", Scope::interface(name), when),
             format!(
                 "{} frames of {name} were lost: they arrived faster than the dataplane read them",
                 interface.lost
