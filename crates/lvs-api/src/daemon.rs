@@ -620,6 +620,10 @@ pub struct Event {
     pub time_ms: u64,
     /// The kind: `server_down`, `server_up`, `quorum_lost`, `quorum_gained`, ...
     pub event: String,
+    /// The code of the fault, as in [`ServerStatus`] or in the output of `lvsadm doctor`; absent
+    /// without a fault, or if the kind names it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub code: String,
     /// The name of the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,

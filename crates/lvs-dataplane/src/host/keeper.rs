@@ -580,6 +580,7 @@ impl Keeper {
         let (now, (again, refused)) = (self.dataplane.now(), self.full);
         if again <= now {
             warn!(
+                code = "table_full",
                 "the connection table is full: {refused} packets that would have opened a connection were dropped. Its size is {capacity}; raise --max-connections",
             );
             self.full = (now + COMPLAINT_PERIOD, 0);

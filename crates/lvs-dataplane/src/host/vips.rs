@@ -296,6 +296,7 @@ impl Vips {
         }
         if !before.contains(&addr) {
             info!(
+                code = "vip_unowned",
                 "{addr} is neither on this host nor owned by the dataplane: packets to it must be routed to this host (--own-vips answers ARP for it)"
             );
         }

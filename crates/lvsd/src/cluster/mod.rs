@@ -59,6 +59,17 @@ pub struct ClusterPaths {
     pub turns: Pulse,
 }
 
+/// A change that is an event.
+#[derive(Debug)]
+pub(crate) struct News {
+    /// The kind of the event.
+    pub(crate) event: &'static str,
+    /// The code of the fault; empty without one.
+    pub(crate) code: &'static str,
+    /// The change as text.
+    pub(crate) words: String,
+}
+
 /// The connections to keepalived and to the dataplane's readiness and announcements.
 #[derive(Debug)]
 pub(crate) struct Cluster {
@@ -224,15 +235,24 @@ impl Cluster {
         }
     }
 
-    /// Removes and returns the news as events, as text.
-    pub(crate) fn take(&mut self) -> Vec<(&'static str, String)> {
-        let vrrp = self.take_vrrp().map(|words| ("vrrp", words));
+    /// Removes and returns the news.
+    pub(crate) fn take(&mut self) -> Vec<News> {
+        let vrrp = self.take_vrrp().map(|(code, words)| News {
+            event: "vrrp",
+            code,
+            words: words.to_owned(),
+        });
         let announced = self.take_announced().into_iter();
-        let announced = announced.map(|words| ("announce", words));
+        let announced = announced.map(|words| News {
+            event: "announce",
+            code: "",
+            words,
+        });
         vrrp.into_iter().chain(announced).collect()
     }
 
-    fn take_vrrp(&mut self) -> Option<String> {
+    /// A new state of keepalived: the code of the fault, and the state as text.
+    fn take_vrrp(&mut self) -> Option<(&'static str, &'static str)> {
         let running = self.running.as_mut()?;
         let now = running.messages.borrow_and_update().state;
         running.readiness.mark_unchanged();
@@ -240,16 +260,17 @@ impl Cluster {
             running.state = now;
             running.keep();
             match now {
-                State::Master => "keepalived: this director is active",
-                State::Backup => "keepalived: this director is standby",
-                State::Fault => "keepalived: this director cannot be active",
-                State::Stopped | State::Unknown => {
-                    "keepalived has stopped: this director is not active"
-                }
+                State::Master => ("", "keepalived: this director is active"),
+                State::Backup => ("", "keepalived: this director is standby"),
+                State::Fault => ("vrrp_fault", "keepalived: this director cannot be active"),
+                State::Stopped | State::Unknown => (
+                    "vrrp_silent",
+                    "keepalived has stopped: this director is not active",
+                ),
             }
         });
         self.follow();
-        news.map(ToOwned::to_owned)
+        news
     }
 
     /// Whether the dataplane may own virtual addresses.

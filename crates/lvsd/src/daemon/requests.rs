@@ -152,6 +152,7 @@ impl<P: Prober> Daemon<P> {
                 About {
                     service: service.map(|service| (service.name.as_str(), *id)),
                     server: Some(*server),
+                    code: "",
                 }
             }
             _ => About::default(),
