@@ -363,8 +363,13 @@ impl Cluster {
         }
     }
 
+    /// Whether this director is in maintenance.
+    pub(crate) const fn is_in_maintenance(&self) -> bool {
+        self.maintenance.is_some()
+    }
+
     /// The state for `lvsd status`.
-    pub(crate) fn status(&self) -> DirectorStatus {
+    pub(crate) fn status(&self, now: Now) -> DirectorStatus {
         let vrrp = self.running.as_ref().map(|running| {
             let messages = running.messages.borrow();
             let readiness = running.readiness.borrow().clone().unwrap_or_default();
@@ -402,7 +407,7 @@ impl Cluster {
             );
         }
         DirectorStatus {
-            maintenance: self.maintenance.as_ref().map(|kept| kept.wish.clone()),
+            maintenance: self.maintenance.as_ref().map(|kept| kept.shown(now)),
             vrrp,
             announce,
             warnings,
@@ -521,16 +526,21 @@ mod tests {
         let mut again = Cluster::recall(Some(places.clone()));
         again.follow_announces();
         assert_eq!(again.announces.maintenance, Some(Began::At(7)));
-        assert_eq!(again.status().maintenance.unwrap().since, 7);
+        assert_eq!(again.status(Now::at(9)).maintenance.unwrap().since, 7);
+        // The clock was set an hour ahead, or an hour back.
+        for unix in [3_609, 3_600_009] {
+            let status = again.status(Now { unix, boot: 9 });
+            assert_eq!(status.maintenance.unwrap().since, unix - 2);
+        }
         assert_eq!(
-            again.status().warnings.len(),
+            again.status(Now::at(9)).warnings.len(),
             1,
             "no program follows the maintenance"
         );
         assert!(cluster.wish(spec(false), Now::at(9)).unwrap());
         assert!(
             Cluster::recall(Some(places.clone()))
-                .status()
+                .status(Now::at(9))
                 .maintenance
                 .is_none()
         );
@@ -542,7 +552,7 @@ mod tests {
         );
         std::fs::create_dir(&places.maintenance).unwrap();
         assert!(cluster.wish(spec(true), Now::at(9)).is_err());
-        assert!(cluster.status().maintenance.is_none());
+        assert!(cluster.status(Now::at(9)).maintenance.is_none());
     }
 
     #[test]
@@ -586,7 +596,7 @@ mod tests {
                 cluster.changed().await;
                 cluster.take();
             }
-            let status = cluster.status().vrrp.expect("the file has [vrrp]");
+            let status = cluster.status(Now::at(9)).vrrp.expect("the file has [vrrp]");
             assert_eq!(status.track, track::UNFIT);
             assert!(status.trouble.is_empty(), "{status:?}");
         }

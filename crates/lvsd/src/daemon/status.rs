@@ -23,6 +23,7 @@ impl<P: Prober> Daemon<P> {
     /// The state of daemon and dataplane.
     pub(super) fn status(&self) -> Status {
         let (inputs, dataplane) = (&self.inputs, &self.inputs.dataplane);
+        let now = Now::read();
         let found = &dataplane.found;
         let by_service = by_service(&found.servers);
         let seen_of =
@@ -42,7 +43,7 @@ impl<P: Prober> Daemon<P> {
                 .display()
                 .to_string(),
             uptime: self.reporter.started.elapsed().as_secs(),
-            loaded: self.reloader.status.clone(),
+            loaded: self.reloader.status(now),
             dataplane: DataplaneStatus {
                 connected: dataplane.contact.1,
                 idle: !inputs.expanded.needs_dataplane(),
@@ -70,7 +71,7 @@ impl<P: Prober> Daemon<P> {
                     .map(|info| info.confinement.clone()),
             },
             services,
-            admin: inputs.admin.shown(Now::read()),
+            admin: inputs.admin.shown(now),
             drift: found.drift.clone(),
             refused: found.refused.clone(),
             check_lag_ms: millis(inputs.checks.peek_lag()),
@@ -82,8 +83,8 @@ impl<P: Prober> Daemon<P> {
                 refused: counts.refused,
             }),
             confinement: self.confinement.clone(),
-            director: inputs.cluster.status(),
-            sources: self.sources_status(),
+            director: inputs.cluster.status(now),
+            sources: self.sources_status(now),
             left_out: inputs
                 .expanded
                 .left_out
@@ -97,8 +98,8 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// The states of all sources, and the number of services that wait for them.
-    fn sources_status(&self) -> Vec<SourceStatus> {
-        let mut all = self.inputs.sources.status();
+    fn sources_status(&self, now: Now) -> Vec<SourceStatus> {
+        let mut all = self.inputs.sources.status(now);
         for source in all.iter_mut().filter(|source| source.kind != "dns") {
             source.held = self.inputs.dataplane.found.unnamed;
         }

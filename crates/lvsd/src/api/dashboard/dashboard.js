@@ -59,6 +59,8 @@
 
   function lasted(seconds) {
     if (seconds === null || seconds === undefined) return "";
+    // The clock of the director may have been set back since.
+    seconds = Math.max(0, seconds);
     const [d, h, m] = [Math.floor(seconds / 86400), Math.floor(seconds / 3600) % 24, Math.floor(seconds / 60) % 60];
     if (d) return `${d} d ${h} h`;
     if (h) return `${h} h ${m} min`;
