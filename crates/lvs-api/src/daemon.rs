@@ -470,7 +470,7 @@ pub struct DataplaneStatus {
     /// The dataplane's interfaces that are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub down: Vec<String>,
-    /// Virtual addresses for which another host answers, too.
+    /// Addresses of services and of this host for which another host answers, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<Conflict>,
     /// Its next hops that do not answer, without those of servers or interfaces that are down.

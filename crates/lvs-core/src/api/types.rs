@@ -1,5 +1,6 @@
 //! Parameters and answers of the calls.
 
+use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -234,7 +235,7 @@ pub struct Info {
     /// Comparison of each peer's services and servers with those of this director.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,
-    /// Virtual addresses for which another host answers, too.
+    /// Addresses of services and of this host for which another host answers, too.
     pub conflicts: Vec<Conflict>,
     /// Next hops that do not answer ARP or neighbour discovery, at most 64.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -668,19 +669,45 @@ pub struct TooBig {
     pub packets: u64,
 }
 
-/// Another host that answers for a virtual address.
+/// Another host that answers for an address of this director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
+    /// `vip_conflict` for a virtual address, `address_conflict` for another address of this host.
+    #[serde(default = "vip_conflict")]
+    pub code: String,
     /// The address.
     pub address: core::net::IpAddr,
     /// Link-layer address of the neighbour.
     pub mac: String,
+    /// The interface to the neighbour.
+    #[serde(default)]
+    pub interface: String,
+    /// Link-layer address of that interface.
+    #[serde(default)]
+    pub own_mac: String,
     /// Another address of that neighbour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<core::net::IpAddr>,
     /// Its answers and announcements.
     #[serde(flatten)]
     pub answers: RecentCount,
+}
+
+/// The only conflicts that older dataplanes report.
+fn vip_conflict() -> String {
+    Conflict::VIP.to_owned()
+}
+
+impl Conflict {
+    /// The code of a conflict about a virtual address.
+    pub const VIP: &str = "vip_conflict";
+    /// The code of a conflict about another address of this host.
+    pub const ADDRESS: &str = "address_conflict";
+
+    /// Whether the address is a virtual one.
+    pub fn is_vip(&self) -> bool {
+        self.code == Self::VIP
+    }
 }
 
 /// A next hop towards servers or clients that does not answer ARP or neighbour discovery.

@@ -13,6 +13,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::time::Duration;
 
 use lvs_core::Instant;
+use lvs_core::api::Conflict;
 use lvs_core::recent::{RecentCount, RecentCounter};
 use tracing::{debug, error, info, warn};
 
@@ -66,11 +67,13 @@ struct Claim {
     answers: RecentCounter,
 }
 
-/// Another host that also has an address of a service.
+/// Another host that also has an address of a service, or of this host.
 #[derive(Clone, Debug)]
-struct KnownConflict {
-    mac: Mac,
-    port: PortId,
+pub(super) struct KnownConflict {
+    pub(super) mac: Mac,
+    pub(super) port: PortId,
+    /// Whether it is an address of a service.
+    pub(super) vip: bool,
     /// The answers of the other host.
     answers: RecentCounter,
     /// The time of the last log line.
@@ -139,7 +142,7 @@ pub(super) struct Vips {
     watched: Option<IpAddr>,
     /// The time of the next round.
     next_watch: Instant,
-    /// Addresses of services that another host has, too.
+    /// Addresses of services and of this host that another host has, too.
     conflicts: HashMap<IpAddr, KnownConflict>,
     /// Announcements by other hosts that do not count as conflicts yet.
     claims: HashMap<IpAddr, Claim>,
@@ -180,16 +183,13 @@ impl Vips {
         self.own.contains_key(&addr)
     }
 
-    /// Other hosts with an address of a service: the address, the interface, the host's link-layer
-    /// address and its answers.
+    /// Addresses that another host has, too, with the answers of that host at `now`.
     pub(super) fn conflicts(
         &self,
         now: Instant,
-    ) -> impl Iterator<Item = (IpAddr, PortId, Mac, RecentCount)> + '_ {
+    ) -> impl Iterator<Item = (IpAddr, &KnownConflict, RecentCount)> + '_ {
         let conflicts = self.conflicts.iter();
-        conflicts.map(move |(&addr, conflict)| {
-            (addr, conflict.port, conflict.mac, conflict.answers.at(now))
-        })
+        conflicts.map(move |(&addr, conflict)| (addr, conflict, conflict.answers.at(now)))
     }
 
     /// Adds an address that the dataplane answers for.
@@ -249,7 +249,8 @@ impl Vips {
     /// Replaces the services' addresses, and probes for other hosts with the new ones.
     pub(super) fn set_services(&mut self, vips: &HashSet<IpAddr>) {
         self.probing.retain(|addr, _| vips.contains(addr));
-        self.conflicts.retain(|addr, _| vips.contains(addr));
+        self.conflicts
+            .retain(|addr, conflict| !conflict.vip || vips.contains(addr));
         self.claims.retain(|addr, _| vips.contains(addr));
         for &addr in vips {
             self.add_service(addr);
@@ -523,9 +524,9 @@ impl Vips {
         }
     }
 
-    /// Records that another host answers for an address of a service. It is a conflict if this
-    /// director still has the address after [`HANDOVER`]. The dataplane then announces the address
-    /// again to the neighbours.
+    /// Records that another host answers for an address of a service or of this host. It is a
+    /// conflict if this director still has the address after [`HANDOVER`]. The dataplane then
+    /// announces the address again to the neighbours, if it owns the address.
     pub(super) fn report_conflict(
         &mut self,
         port: PortId,
@@ -536,7 +537,7 @@ impl Vips {
     ) {
         // If neither the host nor the dataplane has the address at present, another director may
         // have it.
-        if !has(addr, tables) {
+        if !has(addr, tables) || !is_vip(addr, tables) && !is_on(port, addr, tables) {
             return;
         }
         // Other directors announce the same address (ECMP).
@@ -553,7 +554,7 @@ impl Vips {
             known.answers.add(1, now);
             if now >= known.logged + COMPLAINT_PERIOD {
                 (known.mac, known.port, known.logged) = (mac, port, now);
-                log_conflict(port, addr, mac, tables);
+                log_conflict(addr, known, tables);
             }
             return;
         }
@@ -579,17 +580,17 @@ impl Vips {
             if !has(addr, tables) {
                 continue;
             }
-            let Claim { mac, port, .. } = claim;
             let conflict = KnownConflict {
-                mac,
-                port,
+                mac: claim.mac,
+                port: claim.port,
+                vip: is_vip(addr, tables),
                 answers: claim.answers,
                 logged: now,
                 probed: now,
                 probes: 0,
             };
+            log_conflict(addr, &conflict, tables);
             self.conflicts.insert(addr, conflict);
-            log_conflict(port, addr, mac, tables);
         }
     }
 
@@ -608,11 +609,18 @@ impl Vips {
 }
 
 /// Logs a conflict.
-fn log_conflict(port: PortId, addr: IpAddr, mac: Mac, tables: &Tables) {
+fn log_conflict(addr: IpAddr, conflict: &KnownConflict, tables: &Tables) {
+    let (mac, name) = (conflict.mac, tables.name(conflict.port));
+    if !conflict.vip {
+        error!(
+            code = Conflict::ADDRESS,
+            "{mac} on {name} answers for {addr} too, an address of this host: packets to it go to one of the two. Give one of them another address",
+        );
+        return;
+    }
     error!(
-        code = "vip_conflict",
-        "{mac} on {} answers for {addr} too, an address of this director's services: each client reaches one of the two. Remove the address from that host; if it is a real server that needs it (direct routing, tunnels), add it to its lo{}",
-        tables.name(port),
+        code = Conflict::VIP,
+        "{mac} on {name} answers for {addr} too, an address of this director's services: each client reaches one of the two. Remove the address from that host; if it is a real server that needs it (direct routing, tunnels), add it to its lo{}",
         // A host does not answer neighbour discovery for addresses on its loopback interface.
         if addr.is_ipv4() {
             " and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2"
@@ -620,6 +628,20 @@ fn log_conflict(port: PortId, addr: IpAddr, mac: Mac, tables: &Tables) {
             ""
         }
     );
+}
+
+/// Whether an address is a virtual one.
+fn is_vip(addr: IpAddr, tables: &Tables) -> bool {
+    tables.own.contains(&addr) || tables.vips.contains(&addr)
+}
+
+/// Whether an interface has an address. Hosts may have the same addresses on other interfaces: they
+/// are announced by routes.
+fn is_on(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
+    tables.ifindex(port).is_some_and(|ifindex| {
+        let mut addresses = tables.state.addresses(ifindex);
+        addresses.any(|address| address.ip == addr)
+    })
 }
 
 /// Whether the host or the dataplane has an address.
@@ -667,17 +689,15 @@ mod tests {
         // The address was not handed over.
         vips.report_conflict(port, addr, mac, &own(addr), at(5000));
         vips.report_due(&own(addr), at(8000));
-        let mut conflicts = vips.conflicts(at(8500));
-        let (.., answers) = conflicts.next().expect("one");
+        let answers = vips.conflicts(at(8500)).next().expect("one").2;
         assert_eq!((answers.since, answers.ago), (Some(3), Some(3)));
-        assert!(conflicts.next().is_none());
-        drop(conflicts);
         vips.report_conflict(port, addr, mac, &own(addr), at(9000));
         vips.report_conflict(port, addr, mac, &own(addr), at(70_000));
-        let found = vips.conflicts(at(80_000)).next().expect("one");
-        assert_eq!((found.0, found.1, found.2), (addr, port, mac));
-        assert_eq!((found.3.since, found.3.ago), (Some(75), Some(10)));
-        assert_eq!(found.3.recent, 3);
+        let (of, conflict, answers) = vips.conflicts(at(80_000)).next().expect("one");
+        assert_eq!((of, conflict.port, conflict.mac), (addr, port, mac));
+        assert!(conflict.vip);
+        assert_eq!((answers.since, answers.ago), (Some(75), Some(10)));
+        assert_eq!(answers.recent, 3);
         assert_eq!((vips.conflicts(Instant::ZERO).count(), vips.next_due()), (1, None));
         // The address was released and taken over again.
         vips.remove(&[addr], &Tables::default());

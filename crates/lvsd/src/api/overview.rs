@@ -48,7 +48,7 @@ pub struct Overview {
     pub capacity: u64,
     /// Interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,
-    /// VIPs for which another host answers, too.
+    /// Addresses of services and of this host for which another host answers, too.
     pub conflicts: Vec<Conflict>,
     /// This director in its cluster.
     pub director: DirectorStatus,

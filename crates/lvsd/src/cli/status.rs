@@ -427,12 +427,8 @@ fn of_director(status: &Status, now: u64) -> String {
             );
         }
         for conflict in &status.dataplane.conflicts {
-            let Conflict {
-                address,
-                mac,
-                host,
-                answers,
-            } = conflict;
+            let (address, mac, answers) = (conflict.address, &conflict.mac, &conflict.answers);
+            let host = conflict.host;
             let host = host.map_or_else(|| mac.clone(), |host| format!("{host}, {mac}"));
             let seen = match times(None, answers.since, answers.ago) {
                 seen if seen.is_empty() => seen,
@@ -440,7 +436,8 @@ fn of_director(status: &Status, now: u64) -> String {
             };
             let _ = writeln!(
                 text,
-                "CONFLICT: another host ({host}) answers for {address}{seen}. To do: remove the address from one of them; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup"
+                "CONFLICT: another host ({host}) answers for {address}{seen}. To do: {}",
+                conflict_fix(conflict)
             );
         }
         for hop in &status.dataplane.silent_hops {
@@ -476,6 +473,16 @@ fn of_director(status: &Status, now: u64) -> String {
         );
     }
     text
+}
+
+fn conflict_fix(conflict: &Conflict) -> String {
+    match conflict.is_vip() {
+        true => "remove the address from one of them; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup".to_owned(),
+        false => format!(
+            "give one of them another address: it is an address of this host ({} on {})",
+            conflict.own_mac, conflict.interface
+        ),
+    }
 }
 
 /// One line about the reasons with most dropped packets.
@@ -1048,6 +1055,9 @@ mod tests {
         status.dataplane.version = Some("0.12.12".to_owned());
         status.dataplane.down = vec!["enp129s0f1np1".to_owned()];
         status.dataplane.conflicts = vec![Conflict {
+            code: Conflict::VIP.to_owned(),
+            interface: "enp129s0f1np1".to_owned(),
+            own_mac: "aa:bb:cc:dd:ee:00".to_owned(),
             address: "2001:db8:1234:5678:9abc:def0:1234:5678".parse().unwrap(),
             mac: "aa:bb:cc:dd:ee:ff".to_owned(),
             host: None,

@@ -118,21 +118,37 @@ fn state(info: &Info, findings: &mut Findings) {
     for conflict in &info.conflicts {
         let host = conflict.host.map(|host| format!(": it is the host {host}"));
         let answers = &conflict.answers;
-        let answers = times(None, answers.since, answers.ago);
+        let answers = in_brackets(&times(None, answers.since, answers.ago));
+        let own = match conflict.own_mac.as_str() {
+            "" => String::new(),
+            mac => format!(" on {}, where this host has {mac}", conflict.interface),
+        };
+        let (what, fix) = match conflict.is_vip() {
+            true => (
+                "a virtual address",
+                "remove the address from that host; if it is a real server that needs it (direct routing, tunnelling), add it to lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
+            ),
+            false => (
+                "an address of this host",
+                "give one of the two hosts another address: checks and replies to this address reach the other host at times",
+            ),
+        };
         findings.add(
             (
-                "vip_conflict",
-                Scope::host(conflict.address),
+                conflict.code.as_str(),
+                Scope {
+                    interface: Some(conflict.interface.clone()).filter(|name| !name.is_empty()),
+                    ..Scope::host(conflict.address)
+                },
                 When::of_packets(&conflict.answers),
             ),
             format!(
-                "{} answers ARP for {}, a virtual address{}{}",
+                "{} answers ARP for {}, {what}{}{own}{answers}",
                 conflict.mac,
                 conflict.address,
-                host.unwrap_or_default(),
-                in_brackets(&answers)
+                host.unwrap_or_default()
             ),
-            "remove the address from that host; if it is a real server that needs it (direct routing, tunnelling), add it to lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
+            fix,
         );
     }
 }
@@ -308,12 +324,21 @@ mod tests {
     fn doctor_conflict_has_its_times() {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true}],
-                "conflicts": [{"address": "192.0.2.1", "mac": "02:00:00:00:00:09", "host": "192.0.2.7",
-                    "count": 30, "recent": 20, "last_minute": 4, "since": 400, "ago": 3}]}"#,
+                "conflicts": [
+                    {"address": "192.0.2.1", "mac": "02:00:00:00:00:09", "host": "192.0.2.7",
+                     "count": 30, "recent": 20, "last_minute": 4, "since": 400, "ago": 3},
+                    {"code": "address_conflict", "address": "10.0.0.5", "mac": "02:00:00:00:00:09",
+                     "interface": "eth1", "own_mac": "02:00:00:00:00:01"}]}"#,
         )
         .expect("info");
         let mut findings = Findings::default();
         state(&info, &mut findings);
+        let own = findings.0.pop().expect("two");
+        assert_eq!(
+            own.what,
+            "02:00:00:00:00:09 answers ARP for 10.0.0.5, an address of this host on eth1, where this host has 02:00:00:00:00:01"
+        );
+        assert_eq!(own.kind.code, "address_conflict");
         let finding = findings.0.pop().expect("one");
         assert!(
             finding.what.ends_with("it is the host 192.0.2.7 (first 6m40s ago, last 3s ago)"),
