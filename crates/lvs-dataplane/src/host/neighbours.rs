@@ -149,7 +149,7 @@ impl Neighbours {
     /// The next hops that do not answer, on which interface.
     pub(super) fn silent(&self, tables: &Tables, now: Instant) -> Vec<SilentHop> {
         let silent = self.given_up.iter();
-        let silent = silent.filter(|(hop, _)| self.next_hops.contains(hop));
+        let silent = silent.filter(|(hop, _)| self.next_hops.contains(*hop));
         let silent = silent.filter_map(|(&(ifindex, address), &failed)| {
             let interface = tables.name(tables.port_of(ifindex)?).to_owned();
             Some(SilentHop {
