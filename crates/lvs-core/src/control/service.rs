@@ -8,8 +8,8 @@ use core::net::SocketAddr;
 use super::check::Census;
 use super::limiter::Limiter;
 use super::slow_start::SlowStart;
-use crate::stats::{ObjectStats, Stats};
 use crate::recent::{RecentCount, RecentCounter};
+use crate::stats::{ObjectStats, Stats};
 use crate::{DropReason, Family, Instant, Pool, Protocol, Server, ServiceConfig, ServiceKey};
 
 /// A service: its settings, its servers and its scheduler.

@@ -643,7 +643,11 @@ impl Keeper {
                 // The kernel also has neighbour entries of virtual addresses: of ARP requests that
                 // the other host sent from them.
                 let is_vip = |host: &IpAddr| *host == address || self.tables.vips.contains(host);
-                let host = |ifindex| self.tables.state.address_of(ifindex, conflict.mac.0, is_vip);
+                let host = |ifindex| {
+                    self.tables
+                        .state
+                        .address_of(ifindex, conflict.mac.0, is_vip)
+                };
                 let code = match conflict.vip {
                     true => Conflict::VIP,
                     false => Conflict::ADDRESS,

@@ -685,7 +685,10 @@ mod tests {
         assert_eq!(vips.conflicts(Instant::ZERO).count(), 0);
         // The address was handed over in the meantime.
         vips.report_due(&Tables::default(), at(4000));
-        assert_eq!((vips.conflicts(Instant::ZERO).count(), vips.next_due()), (0, None));
+        assert_eq!(
+            (vips.conflicts(Instant::ZERO).count(), vips.next_due()),
+            (0, None)
+        );
         // The address was not handed over.
         vips.report_conflict(port, addr, mac, &own(addr), at(5000));
         vips.report_due(&own(addr), at(8000));
@@ -698,7 +701,10 @@ mod tests {
         assert!(conflict.vip);
         assert_eq!((answers.since, answers.ago), (Some(75), Some(10)));
         assert_eq!(answers.recent, 3);
-        assert_eq!((vips.conflicts(Instant::ZERO).count(), vips.next_due()), (1, None));
+        assert_eq!(
+            (vips.conflicts(Instant::ZERO).count(), vips.next_due()),
+            (1, None)
+        );
         // The address was released and taken over again.
         vips.remove(&[addr], &Tables::default());
         assert_eq!(vips.conflicts(Instant::ZERO).count(), 0);

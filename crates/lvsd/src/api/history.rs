@@ -207,7 +207,11 @@ mod tests {
         assert_eq!(history.services.len(), SERVICES_MAX);
         let last = (SERVICES_MAX - 1).to_string();
         assert!(history.curves(Some(&last), NOW).is_some());
-        assert!(history.curves(Some(&SERVICES_MAX.to_string()), NOW).is_none());
+        assert!(
+            history
+                .curves(Some(&SERVICES_MAX.to_string()), NOW)
+                .is_none()
+        );
     }
 
     #[test]
@@ -236,6 +240,9 @@ mod tests {
         assert_eq!(history.curves(Some("web"), NOW), None);
         let curves = history.curves(Some("mail"), NOW).expect("the entry exists");
         assert_eq!((curves.time, curves.connections), (vec![9000], vec![0.0]));
-        assert_eq!(history.curves(None, NOW).expect("always").time.len(), POINTS_MAX);
+        assert_eq!(
+            history.curves(None, NOW).expect("always").time.len(),
+            POINTS_MAX
+        );
     }
 }

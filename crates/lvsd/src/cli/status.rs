@@ -1043,7 +1043,10 @@ mod tests {
         }
         status.dataplane.drops = ["a", "b", "c", "d", "e"].map(dropped).to_vec();
         let text = text_of(&status, Look::default());
-        assert!(text.contains("last 4s ago), 2 other reasons. To do"), "{text}");
+        assert!(
+            text.contains("last 4s ago), 2 other reasons. To do"),
+            "{text}"
+        );
     }
 
     /// A longer status: long names, IPv6 addresses, large numbers, suspicious and down servers,

@@ -596,7 +596,10 @@ mod tests {
                 cluster.changed().await;
                 cluster.take();
             }
-            let status = cluster.status(Now::at(9)).vrrp.expect("the file has [vrrp]");
+            let status = cluster
+                .status(Now::at(9))
+                .vrrp
+                .expect("the file has [vrrp]");
             assert_eq!(status.track, track::UNFIT);
             assert!(status.trouble.is_empty(), "{status:?}");
         }

@@ -8,9 +8,7 @@ use lvs_api::daemon::{
     AdminState, CheckNotMade, DataplaneStatus, ProxyStatus, ServerStatus, ServiceStatus,
     SourceStatus, Status,
 };
-use lvs_core::api::{
-    Info, ReasonCount, Refusals, ServiceId, ServiceInfo, SilentHop, SyncCounts,
-};
+use lvs_core::api::{Info, ReasonCount, Refusals, ServiceId, ServiceInfo, SilentHop, SyncCounts};
 
 use super::Daemon;
 use crate::clock::Now;

@@ -462,7 +462,9 @@ impl Peers {
             warn!(
                 code = "peer_behind",
                 "{} has not been in step for {} s ({}): connections that it has opened since break when this director takes over; see lvsadm sync",
-                peer.address, standing.seconds, standing.state
+                peer.address,
+                standing.seconds,
+                standing.state
             );
         } else if standing.is_in_step() && *warned {
             *warned = false;

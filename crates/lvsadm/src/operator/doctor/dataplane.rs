@@ -341,12 +341,19 @@ mod tests {
         assert_eq!(own.kind.code, "address_conflict");
         let finding = findings.0.pop().expect("one");
         assert!(
-            finding.what.ends_with("it is the host 192.0.2.7 (first 6m40s ago, last 3s ago)"),
+            finding
+                .what
+                .ends_with("it is the host 192.0.2.7 (first 6m40s ago, last 3s ago)"),
             "{finding:?}"
         );
         let json = serde_json::to_value(&finding).expect("JSON");
         assert_eq!(json["code"], "vip_conflict");
-        for (name, value) in [("since", 400), ("ago", 3), ("recent", 20), ("last_minute", 4)] {
+        for (name, value) in [
+            ("since", 400),
+            ("ago", 3),
+            ("recent", 20),
+            ("last_minute", 4),
+        ] {
             assert_eq!(json[name], value, "{name}");
         }
     }

@@ -267,7 +267,11 @@ mod tests {
                 false => count.to_owned(),
             };
             conntrack(&services("nat", 1), &read, "", &mut findings);
-            let codes: Vec<_> = findings.0.iter().map(|one| one.kind.code.as_str()).collect();
+            let codes: Vec<_> = findings
+                .0
+                .iter()
+                .map(|one| one.kind.code.as_str())
+                .collect();
             assert_eq!(codes == ["conntrack_full"], found, "{count}: {findings:?}");
         }
     }
@@ -282,12 +286,24 @@ mod tests {
         let drop = "ct state invalid counter packets 5 bytes 300 drop";
         for (rules, found) in [
             (chain("forward", drop), true),
-            (chain("prerouting", "ct state { invalid, untracked } drop"), true),
+            (
+                chain("prerouting", "ct state { invalid, untracked } drop"),
+                true,
+            ),
             (chain("input", drop), false),
             (chain("forward", "ct state invalid log prefix \"x\""), false),
-            (chain("forward", "ct state established,related accept"), false),
+            (
+                chain("forward", "ct state established,related accept"),
+                false,
+            ),
             // Another chain calls it.
-            (format!("{}\tchain called {{\n\t\t{drop}\n\t}}\n", chain("input", "")), true),
+            (
+                format!(
+                    "{}\tchain called {{\n\t\t{drop}\n\t}}\n",
+                    chain("input", "")
+                ),
+                true,
+            ),
             (
                 "*filter\n-A FORWARD -m conntrack --ctstate RELATED,INVALID -j DROP\n".to_owned(),
                 true,
@@ -305,7 +321,10 @@ mod tests {
                     &rules,
                     &mut findings,
                 );
-                findings.0.iter().any(|one| one.kind.code == "invalid_dropped")
+                findings
+                    .0
+                    .iter()
+                    .any(|one| one.kind.code == "invalid_dropped")
             };
             assert_eq!(found_with("tunnel"), found, "{rules}");
             assert!(!found_with("nat"), "of NAT it sees both directions");

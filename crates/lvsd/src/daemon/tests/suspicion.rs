@@ -44,7 +44,10 @@ async fn server_without_answers_is_suspicious_until_its_clients_are_answered() {
         ("server_suspicious", server.code.as_str()),
         ("server_answers", ""),
     ];
-    assert_eq!(events, wanted.map(|(event, code)| (event.to_owned(), code.to_owned())));
+    assert_eq!(
+        events,
+        wanted.map(|(event, code)| (event.to_owned(), code.to_owned()))
+    );
     assert_eq!(server.code, "clients_unanswered");
     daemon.stop().await;
 }
