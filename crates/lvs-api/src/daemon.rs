@@ -11,8 +11,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use lvs_core::api::{
-    AnnouncedVip, Confinement, Conflict, PeerStanding, ServiceId, SilentHop, SyncCounts,
-    TablesInfo, Waiting,
+    AnnouncedVip, Confinement, Conflict, PeerStanding, ReasonCount, Refusals, ServiceId, SilentHop,
+    SyncCounts, TablesInfo, Waiting,
 };
 use lvs_core::attempts::RecentAttempts;
 use serde::{Deserialize, Serialize};
@@ -470,12 +470,15 @@ pub struct DataplaneStatus {
     /// The dataplane's interfaces that are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub down: Vec<String>,
-    /// Virtual addresses for which another host answers, too.
+    /// Addresses of services and of this host for which another host answers, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<Conflict>,
     /// Its next hops that do not answer, without those of servers or interfaces that are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
+    /// The reasons why packets were dropped in the last five minutes; most packets first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drops: Vec<ReasonCount>,
     /// The dataplane's sandbox; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confinement: Option<Confinement>,
@@ -522,6 +525,10 @@ pub struct ServiceStatus {
     /// unchanged.
     #[serde(default)]
     pub unheard: bool,
+    /// Packets of clients that opened no connection because the dataplane refused them, by reason,
+    /// since the dataplane has the service.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusals: Vec<Refusals>,
     /// Its servers, in the order of the file, and then servers that will be removed.
     pub servers: Vec<ServerStatus>,
 }
@@ -613,6 +620,10 @@ pub struct Event {
     pub time_ms: u64,
     /// The kind: `server_down`, `server_up`, `quorum_lost`, `quorum_gained`, ...
     pub event: String,
+    /// The code of the fault, as in [`ServerStatus`] or in the output of `lvsadm doctor`; absent
+    /// without a fault, or if the kind names it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub code: String,
     /// The name of the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,

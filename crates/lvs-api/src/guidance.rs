@@ -158,6 +158,8 @@ mod tests {
             reason: reason.to_owned(),
             count: 1,
             recent: None,
+            last_minute: None,
+            since: None,
             ago: None,
             help: String::new(),
             fix: fix.to_owned(),

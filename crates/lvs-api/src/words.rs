@@ -1,4 +1,4 @@
-//! Suggestions for mistyped words, and texts of times.
+//! Suggestions for mistyped words, and texts of durations and times.
 
 use std::time::Duration;
 
@@ -57,9 +57,41 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total))
 }
 
+/// A duration in its two largest units.
+pub fn lasted(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m{:02}s", seconds % 60),
+        (0, hours, minutes) => format!("{hours}h{minutes:02}m"),
+        (days, hours, _) => format!("{days}d{hours:02}h"),
+    }
+}
+
+/// The rate and the times of repeated packets: their number in the last minute, and the ages of the
+/// first and the last one in seconds.
+pub fn times(last_minute: Option<u64>, since: Option<u64>, ago: Option<u64>) -> String {
+    let parts = [
+        last_minute.map(|packets| format!("{packets} in the last minute")),
+        since.map(|since| format!("first {} ago", lasted(since))),
+        ago.map(|ago| format!("last {} ago", lasted(ago))),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_without_a_value_are_omitted() {
+        assert_eq!(
+            times(Some(2), Some(3725), Some(4)),
+            "2 in the last minute, first 1h02m ago, last 4s ago"
+        );
+        assert_eq!(times(None, None, Some(90)), "last 1m30s ago");
+        assert_eq!(times(None, None, None), "");
+    }
 
     #[test]
     fn misspelt_word_gets_suggestion() {

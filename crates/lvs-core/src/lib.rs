@@ -61,7 +61,7 @@
 //! |---|---|
 //! | [`sched`] | the built-in schedulers |
 //! | [`settings`], [`filter`], [`full_nat`], [`ftp`], [`mark`], [`tunnel`] | settings of directors, services and servers |
-//! | [`stats`], [`explain`], [`attempts`] | counters, answers to questions |
+//! | [`stats`], [`explain`], [`attempts`], [`recent`] | counters, answers to questions |
 //! | [`sync`] | messages of the synchronisation daemons |
 //! | [`edit`], [`fast_path`], [`memory`], [`offload`], [`replication`] | types for a dataplane like `lvs-dataplane` |
 //! | [`hash`], [`random`] | hash functions and random numbers of the decisions |
@@ -115,6 +115,7 @@ mod prefix;
 #[cfg(feature = "api")]
 pub mod proc;
 pub mod random;
+pub mod recent;
 mod registry;
 pub mod sched;
 mod scheduler;

@@ -46,6 +46,8 @@ impl Handler for Fake {
                         reason: "test".into(),
                         count,
                         recent: None,
+                        last_minute: None,
+                        since: None,
                         ago: None,
                         help: String::new(),
                         fix: String::new(),

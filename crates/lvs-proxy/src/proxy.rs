@@ -154,7 +154,7 @@ impl Proxy {
             let servers = service.servers().iter();
             ServiceInfo {
                 servers: servers.map(|one| server(service, one)).collect(),
-                ..ServiceInfo::of(service)
+                ..ServiceInfo::of(service, now)
             }
         });
         services.collect()

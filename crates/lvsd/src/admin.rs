@@ -44,6 +44,9 @@ struct StoredOverride {
     /// Its deadline on the boot-time clock, which is not adjusted when the wall clock is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
+    /// Its begin on that clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    began: Option<Moment>,
 }
 
 impl StoredOverride {
@@ -56,7 +59,8 @@ impl StoredOverride {
             spec,
             since: now.unix,
         };
-        Self { entry, ends }
+        let began = Some(Moment::new(now.boot));
+        Self { entry, ends, began }
     }
 
     /// Restores an override from the file. After a reboot, only the wall clock gives the remaining
@@ -228,11 +232,14 @@ impl Admin {
         self.entries.values().map(|stored| &stored.entry)
     }
 
-    /// All overrides, with their deadlines by the present wall clock.
+    /// All overrides, with their begins and deadlines by the present wall clock.
     pub fn shown(&self, now: Now) -> Vec<AdminEntry> {
         let shown = self.entries.values().map(|stored| {
             let mut entry = stored.entry.clone();
             entry.spec.until = stored.left(now).map(|left| now.unix.saturating_add(left));
+            if let Some(began) = stored.began.as_ref().and_then(Moment::of_this_boot) {
+                entry.since = now.unix_of(began);
+            }
             entry
         });
         shown.collect()
@@ -522,6 +529,7 @@ mod tests {
             assert_eq!(admin.expire(stepped), []);
             let shown = admin.shown(stepped);
             assert_eq!(shown[0].spec.until, Some(unix + 540));
+            assert_eq!(shown[0].since, unix - 60);
         }
         let last = Now {
             unix: 913_600,
@@ -549,6 +557,7 @@ mod tests {
         };
         let mut admin = Admin::read(Some(path), true, stepped);
         assert_eq!(admin.expire(stepped), []);
+        assert_eq!(admin.shown(stepped)[0].since, 1_007_140);
         let over = Now {
             boot: 700,
             ..stepped

@@ -1,10 +1,11 @@
-//! The clocks of deadlines.
+//! The clocks of deadlines and ages.
 //!
-//! The wall clock steps when NTP or an operator sets it, so a deadline is kept by the time since
-//! boot. That time starts again with the next boot, so a deadline on disk names its boot.
+//! The wall clock steps when NTP or an operator sets it, so a deadline, and the begin of a state, is
+//! kept by the time since boot. That time starts again with the next boot, so a deadline on disk
+//! names its boot.
 
 use std::sync::OnceLock;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -25,12 +26,22 @@ pub struct Now {
 }
 
 impl Now {
-    /// Reads both clocks.
+    /// Reads both clocks. Their difference stays the same until one of them is set: `unix` may be up
+    /// to a second late.
     pub fn read() -> Self {
+        let boot = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let ahead = unix.unwrap_or_default().saturating_sub(boot);
         Self {
-            unix: unix_time(),
-            boot: clock_gettime(ClockId::Boottime).tv_sec.unsigned_abs(),
+            unix: boot.as_secs().saturating_add(ahead.as_secs()),
+            boot: boot.as_secs(),
         }
+    }
+
+    /// The moment `boot` seconds after boot, in seconds since 1970 by the present wall clock. So the
+    /// age of that moment stays right when the wall clock is set.
+    pub const fn unix_of(self, boot: u64) -> u64 {
+        self.unix.saturating_sub(self.boot.saturating_sub(boot))
     }
 }
 
@@ -92,6 +103,20 @@ mod tests {
                 seconds,
             }
         }
+    }
+
+    #[test]
+    fn clock_step_does_not_change_the_age_of_a_moment() {
+        let age = |unix| {
+            let now = Now { unix, boot: 160 };
+            unix - now.unix_of(100)
+        };
+        assert_eq!(age(1_000_060), 60);
+        // The clock was set an hour ahead, or an hour back.
+        assert_eq!((age(1_003_660), age(996_460)), (60, 60));
+        let (one, other) = (Now::read(), Now::read());
+        let ahead = |now: Now| now.unix - now.boot;
+        assert!(ahead(one).abs_diff(ahead(other)) <= 1, "{one:?} {other:?}");
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub struct About<'a> {
     pub service: Option<(&'a str, ServiceId)>,
     /// One of the service's servers.
     pub server: Option<SocketAddr>,
+    /// The code of the fault; empty without a fault, or if the kind of the event names it.
+    pub code: &'a str,
 }
 
 /// Milliseconds since 1970.
@@ -61,6 +63,7 @@ impl Events {
             seq: self.seq,
             time_ms: unix_ms(),
             event: event.to_owned(),
+            code: about.code.to_owned(),
             service: about.service.map(|(name, _)| name.to_owned()),
             id: about.service.map(|(_, id)| id),
             server: about.server,

@@ -232,7 +232,9 @@ impl Verdict {
                 named.join(", ")
             ));
         }
-        let conflicts = status.dataplane.conflicts.len();
+        let conflicts = status.dataplane.conflicts.iter();
+        let (vips, others): (Vec<_>, Vec<_>) = conflicts.partition(|conflict| conflict.is_vip());
+        let conflicts = vips.len();
         if conflicts > 0 {
             let addresses = counted(conflicts, "virtual address");
             critical.push(format!("{addresses} also used by another host"));
@@ -246,6 +248,11 @@ impl Verdict {
             (not_checked, "server", "not checked"),
             (status.dataplane.down.len(), "interface", "down"),
             (status.dataplane.silent_hops.len(), "next hop", "silent"),
+            (
+                others.len(),
+                "address",
+                "of this host also used by another host",
+            ),
             (
                 status.dataplane.waiting.len(),
                 "configured interface or address",

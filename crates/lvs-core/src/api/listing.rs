@@ -3,22 +3,33 @@
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
 
-use super::types::{ConnInfo, ServerInfo, ServiceInfo};
+use super::types::{ConnInfo, Refusals, ServerInfo, ServiceInfo};
 use crate::attempts::Attempts;
 use crate::{Connection, Control, Instant, Server, Service};
 
 impl ServiceInfo {
     /// A service without its servers.
-    pub fn of(service: &Service) -> Self {
+    pub fn of(service: &Service, now: Instant) -> Self {
         Self {
             service: service.key().into(),
             config: service.config().clone(),
             owner: service.owner().map(ToOwned::to_owned),
             stats: service.stats(),
             refused: service.refused(),
+            refusals: refusals(service, now),
             servers: Vec::with_capacity(service.servers().len()),
         }
     }
+}
+
+/// The refused packets of a service by reason.
+fn refusals(service: &Service, now: Instant) -> Vec<Refusals> {
+    let refusals = service.refusals(now);
+    let refusals = refusals.map(|(reason, packets)| Refusals {
+        reason: reason.name().to_owned(),
+        packets,
+    });
+    refusals.collect()
 }
 
 impl ServiceInfo {

@@ -1,5 +1,6 @@
 //! Parameters and answers of the calls.
 
+use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attempts::RecentAttempts;
 use crate::filter::{FilterLists, SourceFilter};
+use crate::recent::RecentCount;
 use crate::stats::{Counts, Stats};
 use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
@@ -233,7 +235,7 @@ pub struct Info {
     /// Comparison of each peer's services and servers with those of this director.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,
-    /// Virtual addresses for which another host answers, too.
+    /// Addresses of services and of this host for which another host answers, too.
     pub conflicts: Vec<Conflict>,
     /// Next hops that do not answer ARP or neighbour discovery, at most 64.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -667,16 +669,45 @@ pub struct TooBig {
     pub packets: u64,
 }
 
-/// Another host that answers for a virtual address.
+/// Another host that answers for an address of this director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
+    /// `vip_conflict` for a virtual address, `address_conflict` for another address of this host.
+    #[serde(default = "vip_conflict")]
+    pub code: String,
     /// The address.
     pub address: core::net::IpAddr,
     /// Link-layer address of the neighbour.
     pub mac: String,
+    /// The interface to the neighbour.
+    #[serde(default)]
+    pub interface: String,
+    /// Link-layer address of that interface.
+    #[serde(default)]
+    pub own_mac: String,
     /// Another address of that neighbour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<core::net::IpAddr>,
+    /// Its answers and announcements.
+    #[serde(flatten)]
+    pub answers: RecentCount,
+}
+
+/// The only conflicts that older dataplanes report.
+fn vip_conflict() -> String {
+    Conflict::VIP.to_owned()
+}
+
+impl Conflict {
+    /// The code of a conflict about a virtual address.
+    pub const VIP: &str = "vip_conflict";
+    /// The code of a conflict about another address of this host.
+    pub const ADDRESS: &str = "address_conflict";
+
+    /// Whether the address is a virtual one.
+    pub fn is_vip(&self) -> bool {
+        self.code == Self::VIP
+    }
 }
 
 /// A next hop towards servers or clients that does not answer ARP or neighbour discovery.
@@ -686,6 +717,9 @@ pub struct SilentHop {
     pub address: core::net::IpAddr,
     /// The interface on which the address is requested.
     pub interface: String,
+    /// Seconds since the neighbour failed.
+    #[serde(default)]
+    pub since: u64,
 }
 
 /// An interface in use.
@@ -733,8 +767,21 @@ pub struct ServiceInfo {
     /// server, a limit, a filter), since the service was added.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub refused: u64,
+    /// These packets by reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusals: Vec<Refusals>,
     /// Its real servers in the kernel's list order: the most recently added one is first.
     pub servers: Vec<ServerInfo>,
+}
+
+/// Packets of clients that opened no connection, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusals {
+    /// Name of the reason, as in [`ReasonCount`].
+    pub reason: String,
+    /// Their number and their times.
+    #[serde(flatten)]
+    pub packets: RecentCount,
 }
 
 const fn is_zero(number: &u64) -> bool {
@@ -902,6 +949,13 @@ pub struct ReasonCount {
     /// Packets in the last five minutes; `None` if the dataplane does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recent: Option<u64>,
+    /// Packets in the last minute, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_minute: Option<u64>,
+    /// Seconds since the first packet after five minutes without one; `None` if there was no packet
+    /// in the last five minutes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
     /// Seconds since the count last increased, with a precision of ten seconds; `None` if it has
     /// not increased since the dataplane started.
     #[serde(default, skip_serializing_if = "Option::is_none")]

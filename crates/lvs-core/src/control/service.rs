@@ -2,12 +2,14 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::limiter::Limiter;
 use super::slow_start::SlowStart;
+use crate::recent::{RecentCount, RecentCounter};
 use crate::stats::{ObjectStats, Stats};
-use crate::{Forwarding, Instant, Pool, Server, ServiceConfig, ServiceKey};
+use crate::{DropReason, Forwarding, Instant, Pool, Server, ServiceConfig, ServiceKey};
 
 /// A service: its settings, its servers and its scheduler.
 #[derive(Debug)]
@@ -26,8 +28,9 @@ pub struct Service {
     pub(crate) limiter: Limiter,
     /// Numbers of its servers, by the properties that checks use.
     pub(crate) census: Census,
-    /// Packets of clients that would have opened a connection, and were dropped or refused.
-    pub(super) refused: u64,
+    /// Packets of clients that would have opened a connection, and were dropped or refused, by
+    /// reason.
+    pub(super) refusals: Vec<(DropReason, RecentCounter)>,
 }
 
 impl Service {
@@ -53,8 +56,27 @@ impl Service {
 
     /// Packets of clients that opened no connection because they were dropped or refused, since the
     /// service was added.
-    pub const fn refused(&self) -> u64 {
-        self.refused
+    pub fn refused(&self) -> u64 {
+        self.refusals.iter().map(|(_, one)| one.count()).sum()
+    }
+
+    /// These packets by reason.
+    pub fn refusals(&self, now: Instant) -> impl Iterator<Item = (DropReason, RecentCount)> + '_ {
+        let refusals = self.refusals.iter();
+        refusals.map(move |(reason, counter)| (*reason, counter.at(now)))
+    }
+
+    /// Counts a packet of a client that opened no connection for this reason.
+    pub(super) fn count_refusal(&mut self, reason: DropReason, now: Instant) {
+        let mut refusals = self.refusals.iter_mut();
+        match refusals.find(|(known, _)| *known == reason) {
+            Some((_, counter)) => counter.add(1, now),
+            None => {
+                let mut counter = RecentCounter::default();
+                counter.add(1, now);
+                self.refusals.push((reason, counter));
+            }
+        }
     }
 
     /// The service's counters and rates.

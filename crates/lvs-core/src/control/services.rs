@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 use super::check;
@@ -55,7 +56,7 @@ impl Control {
             slow: SlowStart::default(),
             limiter: Limiter::default(),
             census: Census::default(),
-            refused: 0,
+            refusals: Vec::new(),
         };
         self.ftp_services += usize::from(key.port() == FTP);
         self.any_port_services += usize::from(key.port() == 0);

@@ -720,6 +720,7 @@ mod tests {
                 ..Stats::default()
             },
             refused: 0,
+            refusals: Vec::new(),
             servers: alloc::vec![ServerInfo {
                 stats: Stats {
                     shown: counts,

@@ -2,6 +2,7 @@
 //! that send first, several shards.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use lvs_core::{
     AcceptReason, Connection, Control, Director, DropReason, Error, Family, Forwarding, Hook,
@@ -289,6 +290,11 @@ fn marked_packets_without_servers_bypass_to_host() {
     assert_eq!(director.handle_packet(&packet(TcpFlags::SYN), now), refused);
     let service = director.control.service(&key).expect("the entry exists");
     assert_eq!(service.refused(), 2);
+    let refusals = service.refusals(now + Duration::from_secs(7));
+    let refusals: Vec<_> = refusals
+        .map(|(reason, packets)| (reason, packets.recent, packets.since))
+        .collect();
+    assert_eq!(refusals, [(DropReason::NoServer, 2, Some(7))]);
     director.control.set_local_addresses(Vec::new());
     for (flags, new) in [(TcpFlags::SYN, true), (TcpFlags::ACK, false)] {
         let Verdict::Forward(forward) = director.handle_packet(&packet(flags), now) else {

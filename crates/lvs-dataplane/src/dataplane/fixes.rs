@@ -423,6 +423,8 @@ mod tests {
                 reason: name.to_owned(),
                 count: 1,
                 recent: None,
+                last_minute: None,
+                since: None,
                 ago: None,
                 help: String::new(),
                 fix: fix.to_owned(),

@@ -1,69 +1,45 @@
-//! The recent part of the counters of packets by reason: five minutes, and the time of the last
-//! change.
+//! The recent part of the counters of packets by reason: five minutes, and the times of the first
+//! and the last packet.
 //!
 //! A thread takes a sample every ten seconds. Its size depends on the number of reasons only.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{io, thread};
 
+use lvs_core::Instant;
 use lvs_core::api::ReasonCount;
+use lvs_core::recent::RecentCounter;
 
 /// Interval between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
-/// The recent time.
-const WINDOW: Duration = Duration::from_secs(300);
-/// Number of samples of the recent time, including one at its start.
-const SAMPLES: usize = 31;
 
 /// Action and name of a reason.
 type Name = (String, String);
 
-/// The samples of all counters.
+/// The counters as of the last sample.
 #[derive(Debug, Default)]
-pub(super) struct Recent {
-    /// The counts that were not 0, oldest first.
-    samples: VecDeque<(Instant, BTreeMap<Name, u64>)>,
-    /// The time of the last sample in which a counter differed from the previous sample.
-    changed: BTreeMap<Name, Instant>,
-}
+pub(super) struct Recent(BTreeMap<Name, RecentCounter>);
 
 impl Recent {
     /// Records a sample.
     pub(super) fn sample(&mut self, reasons: &[ReasonCount], now: Instant) {
-        let counted = reasons.iter().filter(|reason| reason.count > 0);
-        let counts: BTreeMap<Name, u64> = counted.map(|one| (name(one), one.count)).collect();
-        let last = self.samples.back();
-        for (name, count) in &counts {
-            if last.and_then(|(_, counts)| counts.get(name)) != Some(count) {
-                self.changed.insert(name.clone(), now);
-            }
+        for reason in reasons.iter().filter(|reason| reason.count > 0) {
+            let counter = self.0.entry(name(reason)).or_default();
+            counter.add(reason.count.saturating_sub(counter.count()), now);
         }
-        if self.samples.len() == SAMPLES {
-            self.samples.pop_front();
-        }
-        self.samples.push_back((now, counts));
     }
 
-    /// Sets the recent part of these counts. During the first five minutes, the whole count is
-    /// recent.
+    /// Sets the recent part of these counts, with the packets since the last sample.
     pub(super) fn apply(&self, reasons: &mut [ReasonCount], now: Instant) {
-        let old = |(at, _): &&(Instant, _)| now.saturating_duration_since(*at) >= WINDOW;
-        let before = self.samples.iter().rev().find(old);
-        let last = self.samples.back();
         for reason in reasons {
-            let name = name(reason);
-            let of = |sample: Option<&(Instant, BTreeMap<Name, u64>)>| {
-                sample.and_then(|(_, counts)| counts.get(&name).copied())
-            };
-            reason.recent = Some(reason.count.saturating_sub(of(before).unwrap_or(0)));
-            let is_new = reason.count > of(last).unwrap_or(0);
-            reason.ago = match self.changed.get(&name) {
-                _ if is_new => Some(0),
-                Some(&at) => Some(now.saturating_duration_since(at).as_secs()),
-                None => None,
-            };
+            let mut counter = self.0.get(&name(reason)).cloned().unwrap_or_default();
+            counter.add(reason.count.saturating_sub(counter.count()), now);
+            let counts = counter.at(now);
+            reason.recent = Some(counts.recent);
+            reason.last_minute = Some(counts.last_minute);
+            (reason.since, reason.ago) = (counts.since, counts.ago);
         }
     }
 }
@@ -97,6 +73,8 @@ mod tests {
             reason: "no_server".to_owned(),
             count,
             recent: None,
+            last_minute: None,
+            since: None,
             ago: None,
             help: String::new(),
             fix: String::new(),
@@ -105,8 +83,7 @@ mod tests {
 
     #[test]
     fn packets_older_than_five_minutes_are_not_recent() {
-        let begun = Instant::now();
-        let at = |seconds| begun + Duration::from_secs(seconds);
+        let at = Instant::from_secs;
         let mut recent = Recent::default();
         let shown = |recent: &Recent, count, seconds| {
             let mut reasons = [reason(count)];
@@ -118,7 +95,7 @@ mod tests {
         for sample in 1..100 {
             recent.sample(&[reason(7)], at(10 * sample));
         }
-        assert_eq!(recent.samples.len(), SAMPLES);
+        assert_eq!(recent.0.len(), 1);
         assert_eq!(shown(&recent, 7, 995), (Some(0), Some(985)));
         assert_eq!(shown(&recent, 9, 995), (Some(2), Some(0)));
         recent.sample(&[reason(9)], at(1000));
@@ -127,11 +104,13 @@ mod tests {
 
     #[test]
     fn packets_of_the_first_minutes_are_recent() {
-        let begun = Instant::now();
+        let at = Instant::from_secs;
         let mut recent = Recent::default();
-        recent.sample(&[reason(3)], begun + Duration::from_secs(10));
+        recent.sample(&[reason(3)], at(10));
         let mut reasons = [reason(5)];
-        recent.apply(&mut reasons, begun + Duration::from_secs(200));
+        recent.apply(&mut reasons, at(200));
         assert_eq!(reasons[0].recent, Some(5));
+        assert_eq!(reasons[0].last_minute, Some(2));
+        assert_eq!((reasons[0].since, reasons[0].ago), (Some(190), Some(0)));
     }
 }

@@ -185,6 +185,8 @@ fn reason(action: &str, count: u64, texts: [&str; 3]) -> ReasonCount {
         reason,
         count,
         recent: None,
+        last_minute: None,
+        since: None,
         ago: None,
         help,
         fix,

@@ -580,6 +580,7 @@ impl Keeper {
         let (now, (again, refused)) = (self.dataplane.now(), self.full);
         if again <= now {
             warn!(
+                code = "table_full",
                 "the connection table is full: {refused} packets that would have opened a connection were dropped. Its size is {capacity}; raise --max-connections",
             );
             self.full = (now + COMPLAINT_PERIOD, 0);
@@ -632,20 +633,33 @@ impl Keeper {
             .collect()
     }
 
-    /// Addresses of services that other hosts claim.
+    /// Addresses of services and of this host that other hosts claim.
     pub(crate) fn conflicts(&self) -> Vec<Conflict> {
-        let conflicts = self.vips.conflicts();
+        let conflicts = self.vips.conflicts(self.dataplane.now());
         conflicts
-            .map(|(address, port, mac)| {
-                let ifindex = self.tables.ifindex(port);
+            .map(|(address, conflict, answers)| {
+                let port = self.tables.port(conflict.port);
+                let ifindex = port.map(|port| port.ifindex);
                 // The kernel also has neighbour entries of virtual addresses: of ARP requests that
                 // the other host sent from them.
                 let is_vip = |host: &IpAddr| *host == address || self.tables.vips.contains(host);
-                let host = |ifindex| self.tables.state.address_of(ifindex, mac.0, is_vip);
+                let host = |ifindex| {
+                    self.tables
+                        .state
+                        .address_of(ifindex, conflict.mac.0, is_vip)
+                };
+                let code = match conflict.vip {
+                    true => Conflict::VIP,
+                    false => Conflict::ADDRESS,
+                };
                 Conflict {
+                    code: code.to_owned(),
                     address,
-                    mac: mac.to_string(),
+                    mac: conflict.mac.to_string(),
+                    interface: port.map_or_else(String::new, |port| port.name.to_string()),
+                    own_mac: port.map_or_else(String::new, |port| port.info.mac.to_string()),
                     host: ifindex.and_then(host),
+                    answers,
                 }
             })
             .collect()
@@ -653,7 +667,7 @@ impl Keeper {
 
     /// Next hops towards servers and clients that do not answer.
     pub(crate) fn silent_hops(&self) -> Vec<SilentHop> {
-        self.neighbours.silent(&self.tables)
+        self.neighbours.silent(&self.tables, self.dataplane.now())
     }
 
     /// Configured interfaces that are not there yet, or that cannot be used.

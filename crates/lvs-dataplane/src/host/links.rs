@@ -126,7 +126,9 @@ impl Keeper {
                 self.neighbours.is_known((ifindex, addr));
             } else if failed {
                 let (tables, netlink) = (&self.tables, &mut self.netlink);
-                self.neighbours.has_failed((ifindex, addr), tables, netlink);
+                let now = self.dataplane.now();
+                let hop = (ifindex, addr);
+                self.neighbours.has_failed(hop, tables, netlink, now);
             } else {
                 continue;
             }
@@ -269,7 +271,10 @@ impl Keeper {
                 let fix = format!(
                     "see with `{show}` which program is before it, or whether it is detached; attach the other program after it, and the dataplane continues automatically, or restart the dataplane if lvs_ingress is detached; --fast-path off avoids the conflict"
                 );
-                warn!("the dataplane itself forwards all packets: {reason}. To do: {fix}");
+                warn!(
+                    code = "fast_path_off",
+                    "the dataplane itself forwards all packets: {reason}. To do: {fix}"
+                );
                 fast_path.stands_aside(Some((reason, fix)));
                 self.aside = Some(fast_path.hold());
             }
@@ -284,7 +289,10 @@ impl Keeper {
                 let reason =
                     "frames get lost before they reach lvs_ingress, the BPF program at the ingress";
                 let fix = "`bpftool net` lists the other programs; start the dataplane with --fast-path off";
-                warn!("the dataplane itself forwards all packets: {reason}. To do: {fix}");
+                warn!(
+                    code = "fast_path_off",
+                    "the dataplane itself forwards all packets: {reason}. To do: {fix}"
+                );
                 fast_path.stands_aside(Some((reason.to_owned(), fix.to_owned())));
                 self.aside = Some(fast_path.hold());
             }

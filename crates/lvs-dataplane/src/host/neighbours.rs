@@ -37,8 +37,9 @@ pub(super) struct Neighbours {
     next_refresh: Instant,
     /// The time of the last confirmation of each neighbour.
     confirmed: HashMap<Key, Instant>,
-    /// The failed neighbours that the kernel was asked to resolve once more.
-    given_up: HashSet<Key>,
+    /// The failed neighbours that the kernel was asked to resolve once more, and the times at which
+    /// they failed.
+    given_up: HashMap<Key, Instant>,
 }
 
 impl Neighbours {
@@ -81,7 +82,7 @@ impl Neighbours {
         for &new in all.difference(&self.next_hops) {
             resolve(new, tables, netlink);
         }
-        self.given_up.retain(|hop| all.contains(hop));
+        self.given_up.retain(|hop, _| all.contains(hop));
         self.next_hops = all;
     }
 
@@ -146,11 +147,16 @@ impl Neighbours {
     }
 
     /// The next hops that do not answer, on which interface.
-    pub(super) fn silent(&self, tables: &Tables) -> Vec<SilentHop> {
-        let silent = self.next_hops.intersection(&self.given_up);
-        let silent = silent.filter_map(|&(ifindex, address)| {
+    pub(super) fn silent(&self, tables: &Tables, now: Instant) -> Vec<SilentHop> {
+        let silent = self.given_up.iter();
+        let silent = silent.filter(|(hop, _)| self.next_hops.contains(*hop));
+        let silent = silent.filter_map(|(&(ifindex, address), &failed)| {
             let interface = tables.name(tables.port_of(ifindex)?).to_owned();
-            Some(SilentHop { address, interface })
+            Some(SilentHop {
+                address,
+                interface,
+                since: (now - failed).as_secs(),
+            })
         });
         let mut silent: Vec<SilentHop> = silent.collect();
         silent.sort_unstable_by(|a, b| (a.address, &a.interface).cmp(&(b.address, &b.interface)));
@@ -165,8 +171,15 @@ impl Neighbours {
 
     /// Records that the kernel has declared a neighbour failed, and requests one more resolution: a
     /// server with a new link-layer address answers a broadcast.
-    pub(super) fn has_failed(&mut self, key: Key, tables: &Tables, netlink: &mut Netlink) {
-        if self.next_hops.contains(&key) && self.given_up.insert(key) {
+    pub(super) fn has_failed(
+        &mut self,
+        key: Key,
+        tables: &Tables,
+        netlink: &mut Netlink,
+        now: Instant,
+    ) {
+        if self.next_hops.contains(&key) && !self.given_up.contains_key(&key) {
+            self.given_up.insert(key, now);
             resolve(key, tables, netlink);
         }
     }
@@ -221,8 +234,11 @@ mod tests {
         let hops = hops.map(|(ifindex, text)| (ifindex, address(text)));
         let mut neighbours = Neighbours::default();
         neighbours.next_hops.extend(hops);
-        neighbours.given_up.extend(hops);
-        let silent = neighbours.silent(&tables).into_iter();
+        let failed = Instant::from_secs(10);
+        neighbours.given_up.extend(hops.map(|hop| (hop, failed)));
+        let silent = neighbours.silent(&tables, Instant::from_secs(14));
+        assert!(silent.iter().all(|hop| hop.since == 4), "{silent:?}");
+        let silent = silent.into_iter();
         let silent: Vec<_> = silent.map(|hop| (hop.address, hop.interface)).collect();
         let last = address("fe80::1");
         let sorted = [
@@ -243,9 +259,9 @@ mod tests {
         let hop = (1, [10, 0, 0, 1].into());
         let mut neighbours = Neighbours::default();
         neighbours.next_hops.insert(hop);
-        neighbours.given_up.insert(hop);
+        neighbours.given_up.insert(hop, Instant::ZERO);
         neighbours.set_servers([], &Tables::default(), &mut netlink);
         neighbours.next_hops.insert(hop);
-        assert_eq!(neighbours.silent(&tables(&["eth0"])), []);
+        assert_eq!(neighbours.silent(&tables(&["eth0"]), Instant::ZERO), []);
     }
 }

@@ -13,6 +13,8 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::time::Duration;
 
 use lvs_core::Instant;
+use lvs_core::api::Conflict;
+use lvs_core::recent::{RecentCount, RecentCounter};
 use tracing::{debug, error, info, warn};
 
 use super::listener::Answers;
@@ -55,19 +57,25 @@ const CONFLICT_PROBES: u8 = 2;
 const HANDOVER: Duration = Duration::from_secs(3);
 
 /// An announcement of the address by another host, which may be the beginning of a handover.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Claim {
     mac: Mac,
     port: PortId,
     /// Time at which the claim becomes a conflict.
     due: Instant,
+    /// The answers of the other host so far.
+    answers: RecentCounter,
 }
 
-/// Another host that also has an address of a service.
-#[derive(Clone, Copy, Debug)]
-struct KnownConflict {
-    mac: Mac,
-    port: PortId,
+/// Another host that also has an address of a service, or of this host.
+#[derive(Clone, Debug)]
+pub(super) struct KnownConflict {
+    pub(super) mac: Mac,
+    pub(super) port: PortId,
+    /// Whether it is an address of a service.
+    pub(super) vip: bool,
+    /// The answers of the other host.
+    answers: RecentCounter,
     /// The time of the last log line.
     logged: Instant,
     /// The time of the last probe.
@@ -134,7 +142,7 @@ pub(super) struct Vips {
     watched: Option<IpAddr>,
     /// The time of the next round.
     next_watch: Instant,
-    /// Addresses of services that another host has, too.
+    /// Addresses of services and of this host that another host has, too.
     conflicts: HashMap<IpAddr, KnownConflict>,
     /// Announcements by other hosts that do not count as conflicts yet.
     claims: HashMap<IpAddr, Claim>,
@@ -175,9 +183,13 @@ impl Vips {
         self.own.contains_key(&addr)
     }
 
-    pub(super) fn conflicts(&self) -> impl Iterator<Item = (IpAddr, PortId, Mac)> + '_ {
+    /// Addresses that another host has, too, with the answers of that host at `now`.
+    pub(super) fn conflicts(
+        &self,
+        now: Instant,
+    ) -> impl Iterator<Item = (IpAddr, &KnownConflict, RecentCount)> + '_ {
         let conflicts = self.conflicts.iter();
-        conflicts.map(|(&addr, conflict)| (addr, conflict.port, conflict.mac))
+        conflicts.map(move |(&addr, conflict)| (addr, conflict, conflict.answers.at(now)))
     }
 
     /// Adds an address that the dataplane answers for.
@@ -237,7 +249,8 @@ impl Vips {
     /// Replaces the services' addresses, and probes for other hosts with the new ones.
     pub(super) fn set_services(&mut self, vips: &HashSet<IpAddr>) {
         self.probing.retain(|addr, _| vips.contains(addr));
-        self.conflicts.retain(|addr, _| vips.contains(addr));
+        self.conflicts
+            .retain(|addr, conflict| !conflict.vip || vips.contains(addr));
         self.claims.retain(|addr, _| vips.contains(addr));
         for &addr in vips {
             self.add_service(addr);
@@ -284,6 +297,7 @@ impl Vips {
         }
         if !before.contains(&addr) {
             info!(
+                code = "vip_unowned",
                 "{addr} is neither on this host nor owned by the dataplane: packets to it must be routed to this host (--own-vips answers ARP for it)"
             );
         }
@@ -510,9 +524,9 @@ impl Vips {
         }
     }
 
-    /// Records that another host answers for an address of a service. It is a conflict if this
-    /// director still has the address after [`HANDOVER`]. The dataplane then announces the address
-    /// again to the neighbours.
+    /// Records that another host answers for an address of a service or of this host. It is a
+    /// conflict if this director still has the address after [`HANDOVER`]. The dataplane then
+    /// announces the address again to the neighbours, if it owns the address.
     pub(super) fn report_conflict(
         &mut self,
         port: PortId,
@@ -523,7 +537,7 @@ impl Vips {
     ) {
         // If neither the host nor the dataplane has the address at present, another director may
         // have it.
-        if !has(addr, tables) {
+        if !has(addr, tables) || !is_vip(addr, tables) && !is_on(port, addr, tables) {
             return;
         }
         // Other directors announce the same address (ECMP).
@@ -537,12 +551,14 @@ impl Vips {
         self.defend(addr, now);
         if let Some(known) = self.conflicts.get_mut(&addr) {
             known.probes = 0;
+            known.answers.add(1, now);
             if now >= known.logged + COMPLAINT_PERIOD {
-                self.conflict(port, addr, mac, tables, now);
+                (known.mac, known.port, known.logged) = (mac, port, now);
+                log_conflict(addr, known, tables);
             }
             return;
         }
-        self.claims.entry(addr).or_insert_with(|| {
+        let claim = self.claims.entry(addr).or_insert_with(|| {
             info!(
                 "{mac} on {} answers for {addr}, which this director has: a handover, or a conflict",
                 tables.name(port)
@@ -551,42 +567,31 @@ impl Vips {
                 mac,
                 port,
                 due: now + HANDOVER,
+                answers: RecentCounter::default(),
             }
         });
+        claim.answers.add(1, now);
     }
 
     /// Reports a conflict for each address that this director has not released in time.
     pub(super) fn report_due(&mut self, tables: &Tables, now: Instant) {
-        let due = self.claims.iter().filter(|(_, claim)| claim.due <= now);
-        let due: Vec<(IpAddr, Claim)> = due.map(|(addr, claim)| (*addr, *claim)).collect();
-        for (addr, Claim { mac, port, .. }) in due {
-            self.claims.remove(&addr);
-            if has(addr, tables) {
-                self.conflict(port, addr, mac, tables, now);
+        let due = |_: &IpAddr, claim: &mut Claim| claim.due <= now;
+        for (addr, claim) in self.claims.extract_if(due) {
+            if !has(addr, tables) {
+                continue;
             }
+            let conflict = KnownConflict {
+                mac: claim.mac,
+                port: claim.port,
+                vip: is_vip(addr, tables),
+                answers: claim.answers,
+                logged: now,
+                probed: now,
+                probes: 0,
+            };
+            log_conflict(addr, &conflict, tables);
+            self.conflicts.insert(addr, conflict);
         }
-    }
-
-    /// Logs a conflict, once a minute for each address.
-    fn conflict(&mut self, port: PortId, addr: IpAddr, mac: Mac, tables: &Tables, now: Instant) {
-        let conflict = KnownConflict {
-            mac,
-            port,
-            logged: now,
-            probed: now,
-            probes: 0,
-        };
-        self.conflicts.insert(addr, conflict);
-        error!(
-            "{mac} on {} answers for {addr} too, an address of this director's services: each client reaches one of the two. Remove the address from that host; if it is a real server that needs it (direct routing, tunnels), add it to its lo{}",
-            tables.name(port),
-            // A host does not answer neighbour discovery for addresses on its loopback interface.
-            if addr.is_ipv4() {
-                " and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2"
-            } else {
-                ""
-            }
-        );
     }
 
     /// Schedules the defence of an own address.
@@ -601,6 +606,42 @@ impl Vips {
             self.next_announcement = Some(Instant::ZERO);
         }
     }
+}
+
+/// Logs a conflict.
+fn log_conflict(addr: IpAddr, conflict: &KnownConflict, tables: &Tables) {
+    let (mac, name) = (conflict.mac, tables.name(conflict.port));
+    if !conflict.vip {
+        error!(
+            code = Conflict::ADDRESS,
+            "{mac} on {name} answers for {addr} too, an address of this host: packets to it go to one of the two. Give one of them another address",
+        );
+        return;
+    }
+    error!(
+        code = Conflict::VIP,
+        "{mac} on {name} answers for {addr} too, an address of this director's services: each client reaches one of the two. Remove the address from that host; if it is a real server that needs it (direct routing, tunnels), add it to its lo{}",
+        // A host does not answer neighbour discovery for addresses on its loopback interface.
+        if addr.is_ipv4() {
+            " and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2"
+        } else {
+            ""
+        }
+    );
+}
+
+/// Whether an address is a virtual one.
+fn is_vip(addr: IpAddr, tables: &Tables) -> bool {
+    tables.own.contains(&addr) || tables.vips.contains(&addr)
+}
+
+/// Whether an interface has an address. Hosts may have the same addresses on other interfaces: they
+/// are announced by routes.
+fn is_on(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
+    tables.ifindex(port).is_some_and(|ifindex| {
+        let mut addresses = tables.state.addresses(ifindex);
+        addresses.any(|address| address.ip == addr)
+    })
 }
 
 /// Whether the host or the dataplane has an address.
@@ -638,22 +679,35 @@ mod tests {
         let mut vips = Vips::open(true).expect("no socket is needed");
         vips.report_conflict(port, addr, mac, &own(addr), at(1000));
         vips.report_conflict(port, addr, mac, &own(addr), at(2000));
-        assert_eq!(vips.conflicts().count(), 0);
+        assert_eq!(vips.conflicts(Instant::ZERO).count(), 0);
         assert_eq!(vips.next_due(), Some(at(4000)));
         vips.report_due(&own(addr), at(3999));
-        assert_eq!(vips.conflicts().count(), 0);
+        assert_eq!(vips.conflicts(Instant::ZERO).count(), 0);
         // The address was handed over in the meantime.
         vips.report_due(&Tables::default(), at(4000));
-        assert_eq!((vips.conflicts().count(), vips.next_due()), (0, None));
+        assert_eq!(
+            (vips.conflicts(Instant::ZERO).count(), vips.next_due()),
+            (0, None)
+        );
         // The address was not handed over.
         vips.report_conflict(port, addr, mac, &own(addr), at(5000));
         vips.report_due(&own(addr), at(8000));
-        assert_eq!(vips.conflicts().collect::<Vec<_>>(), [(addr, port, mac)]);
+        let answers = vips.conflicts(at(8500)).next().expect("one").2;
+        assert_eq!((answers.since, answers.ago), (Some(3), Some(3)));
         vips.report_conflict(port, addr, mac, &own(addr), at(9000));
-        assert_eq!((vips.conflicts().count(), vips.next_due()), (1, None));
+        vips.report_conflict(port, addr, mac, &own(addr), at(70_000));
+        let (of, conflict, answers) = vips.conflicts(at(80_000)).next().expect("one");
+        assert_eq!((of, conflict.port, conflict.mac), (addr, port, mac));
+        assert!(conflict.vip);
+        assert_eq!((answers.since, answers.ago), (Some(75), Some(10)));
+        assert_eq!(answers.recent, 3);
+        assert_eq!(
+            (vips.conflicts(Instant::ZERO).count(), vips.next_due()),
+            (1, None)
+        );
         // The address was released and taken over again.
         vips.remove(&[addr], &Tables::default());
-        assert_eq!(vips.conflicts().count(), 0);
+        assert_eq!(vips.conflicts(Instant::ZERO).count(), 0);
     }
 
     #[test]
@@ -697,7 +751,7 @@ mod tests {
             for second in from..to {
                 vips.probe(&own(addr), at(second));
             }
-            vips.conflicts().count()
+            vips.conflicts(Instant::ZERO).count()
         };
         assert_eq!(left(11, 54), 1);
         assert_eq!(left(54, 56), 0);
@@ -710,7 +764,7 @@ mod tests {
                 vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(second));
             }
         }
-        assert_eq!(vips.conflicts().count(), 1);
+        assert_eq!(vips.conflicts(Instant::ZERO).count(), 1);
     }
 
     #[test]

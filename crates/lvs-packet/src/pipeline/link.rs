@@ -24,7 +24,7 @@ impl Pipeline {
         };
         let net = cx.env.net;
         let claimed = IpAddr::V4(message.sender);
-        if message.sender_mac != info.mac && (net.is_own_vip(claimed) || net.is_vip(claimed)) {
+        if message.sender_mac != info.mac && is_ours(claimed, net) {
             cx.out.request(Request::AddressConflict {
                 port,
                 addr: claimed,
@@ -40,8 +40,8 @@ impl Pipeline {
         self.answer(port, &arp::reply(&message, info.mac), cx)
     }
 
-    /// Answers neighbour solicitations for own addresses, and reports other hosts that claim a
-    /// service's address. `None`: the packet is something else.
+    /// Answers neighbour solicitations for own addresses, and reports other hosts that claim an
+    /// address of this host or of a service. `None`: the packet is something else.
     pub(super) fn neighbour_discovery<N: Net>(
         &mut self,
         port: PortId,
@@ -64,7 +64,7 @@ impl Pipeline {
         let net = cx.env.net;
         let target = IpAddr::V6(message.target);
         if !message.solicitation {
-            if message.mac != info.mac && (net.is_own_vip(target) || net.is_vip(target)) {
+            if message.mac != info.mac && is_ours(target, net) {
                 cx.out.request(Request::AddressConflict {
                     port,
                     addr: target,
@@ -91,4 +91,9 @@ impl Pipeline {
         cx.out.push(port, frame);
         Fate::Answered
     }
+}
+
+/// Whether another host with this address is a conflict.
+fn is_ours<N: Net>(addr: IpAddr, net: &N) -> bool {
+    net.is_own_vip(addr) || net.is_vip(addr) || net.is_local(addr)
 }

@@ -608,6 +608,19 @@ fn arp_requests_for_own_addresses_are_answered() {
             mac: GW_MAC
         }]
     );
+    // Another host has an address of this host.
+    let own = Ipv4Addr::new(192, 0, 2, 77);
+    lab.net.local.insert(own.into());
+    lab.requests.clear();
+    lab.send(CLIENTS, &lvs_packet::arp::gratuitous(GW_MAC, own));
+    assert_eq!(
+        lab.requests,
+        [Request::AddressConflict {
+            port: CLIENTS,
+            addr: own.into(),
+            mac: GW_MAC
+        }]
+    );
 }
 
 #[test]

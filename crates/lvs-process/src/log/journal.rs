@@ -20,9 +20,10 @@ const MARK: char = '\x1e';
 const VALUE_MAX: usize = 1024;
 
 /// The fields of events that become fields of the journal.
-const FIELDS: [(&str, &str); 3] = [
+const FIELDS: [(&str, &str); 4] = [
     ("service", "LVS_SERVICE"),
     ("server", "LVS_SERVER"),
+    ("code", "LVS_CODE"),
     (EVENT, "LVS_EVENT"),
 ];
 
@@ -160,6 +161,7 @@ mod tests {
         let mut fields = Fields::default();
         fields.add("service", "web\n\x1eMESSAGE=forged");
         fields.add("server", "10.0.0.2:80");
+        fields.add("code", "refused");
         fields.add("other", "x");
         let line = format!("{} WARN server is down", fields.front());
         assert!(sender.send(Level::WARN, &line));
@@ -167,7 +169,7 @@ mod tests {
         let length = journal.recv(&mut buffer).expect("a record");
         assert_eq!(
             String::from_utf8_lossy(&buffer[..length]),
-            "PRIORITY=4\nSYSLOG_IDENTIFIER=lvsd\nLVS_SERVICE=webMESSAGE=forged\nLVS_SERVER=10.0.0.2:80\n\
+            "PRIORITY=4\nSYSLOG_IDENTIFIER=lvsd\nLVS_SERVICE=webMESSAGE=forged\nLVS_SERVER=10.0.0.2:80\nLVS_CODE=refused\n\
              MESSAGE= WARN server is down\n"
         );
         let mut fields = Fields::default();

@@ -11,18 +11,30 @@ use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// The present findings, each with its fix.
-fn findings(site: &Site) -> Result<Vec<(String, String)>> {
+/// The present findings.
+fn findings_as_json(site: &Site) -> Result<Vec<Value>> {
     let text = site.director.sh(&format!(
         "{} doctor --json || [ $? = 1 ]",
         programs::find("lvsadm")?.display()
     ))?;
-    let all: Value = serde_json::from_str(&text)?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// The present findings, each with its fix.
+fn findings(site: &Site) -> Result<Vec<(String, String)>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let all = all.as_array().context("a list")?.iter();
+    let all = findings_as_json(site)?;
     Ok(all
+        .iter()
         .map(|finding| (text(&finding["what"]), text(&finding["fix"])))
         .collect())
+}
+
+/// The present findings with this code.
+fn findings_with_code(site: &Site, code: &str) -> Result<Vec<Value>> {
+    let mut all = findings_as_json(site)?;
+    all.retain(|finding| finding["code"] == code);
+    Ok(all)
 }
 
 /// The fix of the finding whose text contains `what`.
@@ -221,6 +233,54 @@ fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
     wait_until(&expected, Duration::from_secs(20), || {
         fix(&site, &expected).is_ok_and(|fix| fix.contains("arp_ignore=1"))
     })
+}
+
+#[test]
+fn doctor_foreign_owner_of_director_address_is_a_finding() -> Result<()> {
+    let site = site("doctown", Forward::Nat)?;
+    let director = site.director.sh("cat /sys/class/net/eth1/address")?;
+    let server = &site.servers[0];
+    let other = server.sh("cat /sys/class/net/eth0/address")?;
+    server.sh("ip addr add 10.0.0.1/32 dev eth0")?;
+    // Its ARP request for another host has the address as its source.
+    let ask = "ping -q -c 1 -W 1 -I 10.0.0.1 10.0.0.77 || true";
+    let condition = "doctor to report that a server has the director's address";
+    wait_until(condition, common::SOON, || {
+        let _ = server.sh(ask);
+        let reported = findings_with_code(&site, "address_conflict");
+        reported.is_ok_and(|reported| {
+            reported.iter().any(|finding| {
+                let what = finding["what"].as_str().unwrap_or_default();
+                finding["host"] == "10.0.0.1"
+                    && finding["interface"] == "eth1"
+                    && what.contains(director.trim())
+                    && what.contains(other.trim())
+            })
+        })
+    })
+}
+
+#[test]
+fn doctor_refused_connections_name_their_service() -> Result<()> {
+    let site = site("doctref", Forward::Nat)?;
+    site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
+    let connect = format!("curl -s -m 1 http://{}:81/ || true", site.vip);
+    site.client.sh(&connect)?;
+    let mut reported = Vec::new();
+    let found = wait_until("doctor to report the refusal", common::SOON, || {
+        reported = findings_with_code(&site, "no_server").unwrap_or_default();
+        !reported.is_empty()
+    });
+    found.with_context(|| format!("{reported:?}"))?;
+    let finding = &reported[0];
+    ensure!(
+        finding["service"]["address"] == format!("{}:81", site.vip),
+        "{finding}"
+    );
+    for key in ["since", "ago", "recent", "last_minute"] {
+        ensure!(finding[key].is_u64(), "{key}: {finding}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -39,6 +39,7 @@ impl Dataplane for Kept {
                     owner: None,
                     stats: Stats::default(),
                     refused: 0,
+                    refusals: Vec::new(),
                     servers: Vec::new(),
                 });
             }

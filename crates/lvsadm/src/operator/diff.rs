@@ -219,6 +219,7 @@ mod tests {
             owner: None,
             stats: Stats::default(),
             refused: 0,
+            refusals: Vec::new(),
             servers: vec![server(1, 1), server(2, 1), server(3, 1)],
         }
     }

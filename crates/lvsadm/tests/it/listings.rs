@@ -167,6 +167,7 @@ fn counters_are_listed_as_by_ipvsadm() {
                     owner: None,
                     stats: one.1,
                     refused: 0,
+                    refusals: Vec::new(),
                     servers: one
                         .2
                         .take()

@@ -6,6 +6,7 @@ use std::time::Duration;
 use lvs_core::stats::Counts;
 use serde::Serialize;
 
+use crate::clock::Now;
 use crate::snapshot::Snapshot;
 
 /// Interval between two points.
@@ -18,7 +19,7 @@ const SERVICES_MAX: usize = 4096;
 /// The recorded history.
 #[derive(Debug, Default)]
 pub struct History {
-    /// Times of the samples, in seconds since 1970.
+    /// Times of the samples, in seconds since boot.
     times: VecDeque<u64>,
     total: Series,
     services: HashMap<String, Series>,
@@ -91,11 +92,11 @@ impl Series {
         }
     }
 
-    fn curves(&self, times: &VecDeque<u64>) -> Curves {
+    fn curves(&self, times: &VecDeque<u64>, now: Now) -> Curves {
         let skip = times.len() - self.points.len().min(times.len());
         let mut curves = Curves {
             step: STEP.as_secs(),
-            time: times.iter().skip(skip).copied().collect(),
+            time: times.iter().skip(skip).map(|&at| now.unix_of(at)).collect(),
             ..Curves::default()
         };
         for point in &self.points {
@@ -111,7 +112,7 @@ impl Series {
 }
 
 impl History {
-    /// Records a sample, unless the dataplane has not reported yet.
+    /// Records a sample, unless the dataplane has not reported yet. `now`: seconds since boot.
     pub fn take(&mut self, snapshot: &Snapshot, now: u64) -> bool {
         if snapshot.dataplane().is_none() && snapshot.services().next().is_none() {
             return false;
@@ -155,14 +156,14 @@ impl History {
         true
     }
 
-    /// The history of a service, or without a name the sums of all services; `None` for an unknown
-    /// service.
-    pub fn curves(&self, service: Option<&str>) -> Option<Curves> {
+    /// The history of a service, or without a name the sums of all services, with times by the present
+    /// wall clock; `None` for an unknown service.
+    pub fn curves(&self, service: Option<&str>, now: Now) -> Option<Curves> {
         let series = match service {
             Some(name) => self.services.get(name)?,
             None => &self.total,
         };
-        Some(series.curves(&self.times))
+        Some(series.curves(&self.times, now))
     }
 }
 
@@ -172,6 +173,21 @@ mod tests {
 
     use super::*;
     use crate::api::overview::tests::snapshot;
+
+    const NOW: Now = Now::at(20_000);
+
+    #[test]
+    fn clock_step_shifts_the_history_and_keeps_its_order() {
+        let mut history = History::default();
+        for n in 0..3 {
+            assert!(history.take(&snapshot("web"), 1000 + n * 15));
+        }
+        for unix in [500_000, 503_600, 496_400] {
+            let curves = history.curves(None, Now { unix, boot: 1040 });
+            let times = [unix - 40, unix - 25, unix - 10];
+            assert_eq!(curves.expect("always").time, times);
+        }
+    }
 
     #[test]
     fn history_above_limit_keeps_the_first_services() {
@@ -190,8 +206,12 @@ mod tests {
         }
         assert_eq!(history.services.len(), SERVICES_MAX);
         let last = (SERVICES_MAX - 1).to_string();
-        assert!(history.curves(Some(&last)).is_some());
-        assert!(history.curves(Some(&SERVICES_MAX.to_string())).is_none());
+        assert!(history.curves(Some(&last), NOW).is_some());
+        assert!(
+            history
+                .curves(Some(&SERVICES_MAX.to_string()), NOW)
+                .is_none()
+        );
     }
 
     #[test]
@@ -203,7 +223,7 @@ mod tests {
             Arc::make_mut(&mut found.seen).services[0].stats.live.conns = n * 30;
             assert!(history.take(&snapshot, 1000 + n * 15));
         }
-        let curves = history.curves(Some("web")).expect("the entry exists");
+        let curves = history.curves(Some("web"), NOW).expect("the entry exists");
         assert_eq!(curves.time.len(), POINTS_MAX);
         assert_eq!(curves.time.last(), Some(&(1000 + 299 * 15)));
         assert!(
@@ -217,9 +237,12 @@ mod tests {
         // Another takes its place; it has no past.
         assert!(!history.take(&Snapshot::default(), 8000));
         assert!(history.take(&snapshot("mail"), 9000));
-        assert_eq!(history.curves(Some("web")), None);
-        let curves = history.curves(Some("mail")).expect("the entry exists");
+        assert_eq!(history.curves(Some("web"), NOW), None);
+        let curves = history.curves(Some("mail"), NOW).expect("the entry exists");
         assert_eq!((curves.time, curves.connections), (vec![9000], vec![0.0]));
-        assert_eq!(history.curves(None).expect("always").time.len(), POINTS_MAX);
+        assert_eq!(
+            history.curves(None, NOW).expect("always").time.len(),
+            POINTS_MAX
+        );
     }
 }

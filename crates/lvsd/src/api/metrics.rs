@@ -486,7 +486,12 @@ impl View {
         out.gauge(
             "lvs_vip_conflicts",
             "Virtual addresses for which another host answers, too",
-            info.conflicts.len(),
+            info.conflicts.iter().filter(|one| one.is_vip()).count(),
+        )?;
+        out.gauge(
+            "lvs_address_conflicts",
+            "Other addresses of this host for which another host answers, too",
+            info.conflicts.iter().filter(|one| !one.is_vip()).count(),
         )?;
         out.gauge(
             "lvs_silent_next_hops",
@@ -1059,6 +1064,7 @@ mod tests {
         let hop = SilentHop {
             address: [10, 0, 0, 1].into(),
             interface: "eth1".to_owned(),
+            since: 7,
         };
         let found = Arc::make_mut(&mut snapshot.found);
         let seen = Arc::make_mut(&mut found.seen);

@@ -364,7 +364,9 @@ async fn sample(api: Arc<Api>) {
             continue;
         }
         let taken = match api.snapshot().await {
-            Ok(snapshot) => api.history().take(&snapshot, crate::clock::unix_time()),
+            Ok(snapshot) => api
+                .history()
+                .take(&snapshot, crate::clock::Now::read().boot),
             Err(_) => false,
         };
         if taken {

@@ -48,7 +48,7 @@ pub struct Overview {
     pub capacity: u64,
     /// Interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,
-    /// VIPs for which another host answers, too.
+    /// Addresses of services and of this host for which another host answers, too.
     pub conflicts: Vec<Conflict>,
     /// This director in its cluster.
     pub director: DirectorStatus,
@@ -372,6 +372,7 @@ pub(crate) mod tests {
                     withdrawn: false,
                     conflict: false,
                     unheard: false,
+                    refusals: Vec::new(),
                     servers: vec![server(1, "up", ""), server(2, "down", "connection refused")],
                 }],
                 ..Status::default()
@@ -391,6 +392,7 @@ pub(crate) mod tests {
                         owner: Some("lvsd".to_owned()),
                         stats,
                         refused: 0,
+                        refusals: Vec::new(),
                         servers: vec![info(2), info(1)],
                     }],
                     reasons: vec![ReasonCount {
@@ -398,6 +400,8 @@ pub(crate) mod tests {
                         reason: "no_server".to_owned(),
                         count: 7,
                         recent: None,
+                        last_minute: None,
+                        since: None,
                         ago: None,
                         help: "no server".to_owned(),
                         fix: "add one".to_owned(),

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::peer::{Deadline, FULL, Peer};
 use super::stream::{self, Stream};
 use super::{Api, Holder, host, metrics, overview};
+use crate::clock::Now;
 use crate::requests::ChangeRequest;
 use crate::snapshot::Snapshot;
 
@@ -301,7 +302,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
         }
         "/v1/history" => {
             let service = parameter(head, "service")?;
-            let curves = api.history().curves(service.as_deref());
+            let curves = api.history().curves(service.as_deref(), Now::read());
             let curves = curves.ok_or_else(|| match service {
                 Some(name) => no_service(&name),
                 None => Refusal::unavailable("nothing is known yet; ask again later".to_owned()),

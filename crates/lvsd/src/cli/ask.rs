@@ -62,7 +62,9 @@ fn past(events: &[Event], last: Option<usize>, since: Option<Duration>, now_ms: 
     let since = since.map_or(0, |time| {
         now_ms.saturating_sub(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
     });
-    let begin = events.partition_point(|event| event.time_ms < since);
+    // The wall clock may have been set back in between.
+    let older = events.iter().rposition(|event| event.time_ms < since);
+    let begin = older.map_or(0, |older| older + 1);
     let begin = begin.max(events.len().saturating_sub(last.unwrap_or(usize::MAX)));
     &events[begin..]
 }
@@ -116,6 +118,7 @@ mod tests {
             seq: n,
             time_ms: n * 1000,
             event: "drift".to_owned(),
+            code: String::new(),
             service: None,
             id: None,
             server: None,
@@ -129,6 +132,13 @@ mod tests {
         assert_eq!(count(Some(3), seconds(5)), 3);
         assert_eq!(count(Some(50), seconds(1_000)), 10);
         assert_eq!(count(Some(0), None), 0);
+        // The clock was set back by an hour after the second event.
+        let mut stepped = events[..4].to_vec();
+        for event in &mut stepped[..2] {
+            event.time_ms += 3_600_000;
+        }
+        assert_eq!(past(&stepped, None, seconds(5), 5_000).len(), 4);
+        assert_eq!(past(&stepped, None, seconds(1), 4_500).len(), 1);
     }
 
     #[test]
@@ -137,6 +147,7 @@ mod tests {
             seq: 1,
             time_ms: 1_795_856_749_838,
             event: "server_down".to_owned(),
+            code: "refused".to_owned(),
             service: Some("mail".to_owned()),
             id: None,
             server: Some(([10, 0, 0, 11], 25).into()),

@@ -9,8 +9,10 @@ use lvs_api::daemon::{
     AdminState, DirectorSeen, DirectorStatus, MaintenanceSpec, ServerStatus, ServiceStatus,
     SourceStatus, Status,
 };
+use lvs_api::words::{lasted, times};
 use lvs_core::api::{
-    Conflict, PeerStanding, ServiceId, SilentHop, TablesInfo, TablesState, Waiting,
+    Conflict, PeerStanding, ReasonCount, Refusals, ServiceId, SilentHop, TablesInfo, TablesState,
+    Waiting,
 };
 use lvs_core::attempts::Attempts;
 
@@ -22,6 +24,8 @@ use crate::words::counted;
 
 /// Columns of a line, unless the terminal is narrower.
 const COLUMNS: usize = 80;
+/// Reasons of dropped packets in the line about them.
+const DROPS_MAX: usize = 3;
 /// Interval of updates of `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
 
@@ -345,17 +349,6 @@ fn director(status: &DirectorStatus, now: u64) -> String {
     text
 }
 
-/// A duration in its two largest units.
-fn lasted(seconds: u64) -> String {
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds}s"),
-        (0, 0, minutes) => format!("{minutes}m{:02}s", seconds % 60),
-        (0, hours, minutes) => format!("{hours}h{minutes:02}m"),
-        (days, hours, _) => format!("{days}d{hours:02}h"),
-    }
-}
-
 /// The lines about the director, without its services.
 fn of_director(status: &Status, now: u64) -> String {
     let mut text = format!(
@@ -434,22 +427,35 @@ fn of_director(status: &Status, now: u64) -> String {
             );
         }
         for conflict in &status.dataplane.conflicts {
-            let Conflict { address, mac, host } = conflict;
+            let (address, mac, answers) = (conflict.address, &conflict.mac, &conflict.answers);
+            let host = conflict.host;
             let host = host.map_or_else(|| mac.clone(), |host| format!("{host}, {mac}"));
+            let seen = match times(None, answers.since, answers.ago) {
+                seen if seen.is_empty() => seen,
+                seen => format!(" ({seen})"),
+            };
             let _ = writeln!(
                 text,
-                "CONFLICT: another host ({host}) answers for {address}. To do: remove the address from one of them; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup"
+                "CONFLICT: another host ({host}) answers for {address}{seen}. To do: {}",
+                conflict_fix(conflict)
             );
         }
-        for SilentHop { address, interface } in &status.dataplane.silent_hops {
+        for hop in &status.dataplane.silent_hops {
+            let SilentHop {
+                address,
+                interface,
+                since,
+            } = hop;
             let _ = writeln!(
                 text,
-                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, and packets to it are dropped. To do: is it up and connected (ip neigh show {address}), and is the route to it right (ip route)?"
+                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, for {}, and packets to it are dropped. To do: is it up and connected (ip neigh show {address}), and is the route to it right (ip route)?",
+                lasted(*since)
             );
         }
         for Waiting { what, fix, .. } in &status.dataplane.waiting {
             let _ = writeln!(text, "WAITING: {what}. To do: {fix}");
         }
+        drops_line(&mut text, &status.dataplane.drops);
         for peer in &status.dataplane.peers {
             let mut tables = status.dataplane.tables.iter();
             peer_line(&mut text, peer, tables.find(|one| one.peer == peer.peer));
@@ -467,6 +473,53 @@ fn of_director(status: &Status, now: u64) -> String {
         );
     }
     text
+}
+
+fn conflict_fix(conflict: &Conflict) -> String {
+    match conflict.is_vip() {
+        true => "remove the address from one of them; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup".to_owned(),
+        false => format!(
+            "give one of them another address: it is an address of this host ({} on {})",
+            conflict.own_mac, conflict.interface
+        ),
+    }
+}
+
+/// One line about the reasons with most dropped packets.
+fn drops_line(text: &mut String, drops: &[ReasonCount]) {
+    let mut parts: Vec<String> = drops
+        .iter()
+        .take(DROPS_MAX)
+        .map(|reason| {
+            let recent = reason.recent.unwrap_or(0);
+            let seen = times(reason.last_minute, reason.since, reason.ago);
+            format!("{recent} {} ({seen})", reason.reason)
+        })
+        .collect();
+    match drops.len().saturating_sub(DROPS_MAX) {
+        _ if drops.is_empty() => return,
+        0 => {}
+        more => parts.push(counted(more, "other reason")),
+    }
+    let _ = writeln!(
+        text,
+        "dropped in five minutes: {}. To do: lvsadm drops has the meaning and the fix of each",
+        parts.join(", ")
+    );
+}
+
+/// One line about the packets of a service that opened no connection.
+fn refusals_line(text: &mut String, refusals: &[Refusals]) {
+    let recent = refusals.iter().filter(|one| one.packets.recent > 0);
+    let parts: Vec<String> = recent
+        .map(|Refusals { reason, packets }| {
+            let seen = times(Some(packets.last_minute), packets.since, packets.ago);
+            format!("{} {reason} ({seen})", packets.recent)
+        })
+        .collect();
+    if !parts.is_empty() {
+        let _ = writeln!(text, "  refused in five minutes: {}", parts.join(", "));
+    }
 }
 
 /// The lines about services: first broken ones, then degraded and suspicious ones, then those with
@@ -646,6 +699,7 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
         let _ = write!(text, "; the sorry server {sorry} serves");
     }
     text.push('\n');
+    refusals_line(text, &service.refusals);
     let mut servers: Vec<&ServerStatus> = service.servers.iter().collect();
     servers.sort_by_key(|server| match server.health.as_str() {
         "down" => 0,
@@ -771,6 +825,7 @@ mod tests {
         CheckNotMade, CheckStatus, DataplaneStatus, Maintenance, ProxyStatus, VrrpStatus,
     };
     use lvs_core::api::Confinement;
+    use lvs_core::recent::RecentCount;
 
     use super::*;
 
@@ -834,6 +889,7 @@ mod tests {
                 withdrawn: false,
                 conflict: false,
                 unheard: false,
+                refusals: Vec::new(),
                 servers: vec![
                     server(1, "up", ""),
                     server(2, "down", "connection refused"),
@@ -946,6 +1002,53 @@ mod tests {
         snapshot.status
     }
 
+    fn refused(reason: &str, recent: u64) -> Refusals {
+        Refusals {
+            reason: reason.to_owned(),
+            packets: RecentCount {
+                count: recent,
+                recent,
+                last_minute: recent / 2,
+                since: Some(130),
+                ago: Some(4),
+            },
+        }
+    }
+
+    fn dropped(reason: &str) -> ReasonCount {
+        ReasonCount {
+            action: "drop".to_owned(),
+            reason: reason.to_owned(),
+            count: 500,
+            recent: Some(12),
+            last_minute: Some(3),
+            since: Some(130),
+            ago: Some(4),
+            help: String::new(),
+            fix: String::new(),
+        }
+    }
+
+    #[test]
+    fn dropped_and_refused_packets_have_reason_rate_and_times() {
+        let mut status = suspicious();
+        status.dataplane.drops = vec![dropped("no_server")];
+        status.services[0].refusals = vec![refused("no_server", 8), refused("filtered", 0)];
+        let text = text_of(&status, Look::default());
+        for line in [
+            "\ndropped in five minutes: 12 no_server (3 in the last minute, first 2m10s ago, last 4s ago). To do: lvsadm drops has the meaning and the fix of each\n",
+            " servers usable\n  refused in five minutes: 8 no_server (4 in the last minute, first 2m10s ago, last 4s ago)\n",
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+        status.dataplane.drops = ["a", "b", "c", "d", "e"].map(dropped).to_vec();
+        let text = text_of(&status, Look::default());
+        assert!(
+            text.contains("last 4s ago), 2 other reasons. To do"),
+            "{text}"
+        );
+    }
+
     /// A longer status: long names, IPv6 addresses, large numbers, suspicious and down servers,
     /// every line of a director.
     fn wide() -> Status {
@@ -955,13 +1058,22 @@ mod tests {
         status.dataplane.version = Some("0.12.12".to_owned());
         status.dataplane.down = vec!["enp129s0f1np1".to_owned()];
         status.dataplane.conflicts = vec![Conflict {
+            code: Conflict::VIP.to_owned(),
+            interface: "enp129s0f1np1".to_owned(),
+            own_mac: "aa:bb:cc:dd:ee:00".to_owned(),
             address: "2001:db8:1234:5678:9abc:def0:1234:5678".parse().unwrap(),
             mac: "aa:bb:cc:dd:ee:ff".to_owned(),
             host: None,
+            answers: refused("", 7).packets,
         }];
+        status.dataplane.drops = ["no_server", "source_rate", "table_full", "too_big"]
+            .map(dropped)
+            .to_vec();
+        status.services[0].refusals = vec![refused("no_server", 1_000_000)];
         status.dataplane.silent_hops = vec![SilentHop {
             address: "2001:db8:1234:5678:9abc:def0:1234:5678".parse().unwrap(),
             interface: "enp129s0f1np1".to_owned(),
+            since: 90_000,
         }];
         status.dataplane.waiting = vec![Waiting {
             code: "interface_missing".to_owned(),

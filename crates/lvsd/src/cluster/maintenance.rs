@@ -32,6 +32,15 @@ impl Kept {
             began: Some(Moment::new(now.boot)),
         }
     }
+
+    /// The maintenance, with its begin by the present wall clock.
+    pub(super) fn shown(&self, now: Now) -> Maintenance {
+        let began = self.began.as_ref().and_then(Moment::of_this_boot);
+        Maintenance {
+            since: began.map_or(self.wish.since, |began| now.unix_of(began)),
+            ..self.wish.clone()
+        }
+    }
 }
 
 /// The path of the maintenance, for the daemon with the overrides at `admin`.

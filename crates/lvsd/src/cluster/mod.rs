@@ -59,6 +59,17 @@ pub struct ClusterPaths {
     pub turns: Pulse,
 }
 
+/// A change that is an event.
+#[derive(Debug)]
+pub(crate) struct News {
+    /// The kind of the event.
+    pub(crate) event: &'static str,
+    /// The code of the fault; empty without one.
+    pub(crate) code: &'static str,
+    /// The change as text.
+    pub(crate) words: String,
+}
+
 /// The connections to keepalived and to the dataplane's readiness and announcements.
 #[derive(Debug)]
 pub(crate) struct Cluster {
@@ -224,15 +235,24 @@ impl Cluster {
         }
     }
 
-    /// Removes and returns the news as events, as text.
-    pub(crate) fn take(&mut self) -> Vec<(&'static str, String)> {
-        let vrrp = self.take_vrrp().map(|words| ("vrrp", words));
+    /// Removes and returns the news.
+    pub(crate) fn take(&mut self) -> Vec<News> {
+        let vrrp = self.take_vrrp().map(|(code, words)| News {
+            event: "vrrp",
+            code,
+            words: words.to_owned(),
+        });
         let announced = self.take_announced().into_iter();
-        let announced = announced.map(|words| ("announce", words));
+        let announced = announced.map(|words| News {
+            event: "announce",
+            code: "",
+            words,
+        });
         vrrp.into_iter().chain(announced).collect()
     }
 
-    fn take_vrrp(&mut self) -> Option<String> {
+    /// A new state of keepalived: the code of the fault, and the state as text.
+    fn take_vrrp(&mut self) -> Option<(&'static str, &'static str)> {
         let running = self.running.as_mut()?;
         let now = running.messages.borrow_and_update().state;
         running.readiness.mark_unchanged();
@@ -240,16 +260,17 @@ impl Cluster {
             running.state = now;
             running.keep();
             match now {
-                State::Master => "keepalived: this director is active",
-                State::Backup => "keepalived: this director is standby",
-                State::Fault => "keepalived: this director cannot be active",
-                State::Stopped | State::Unknown => {
-                    "keepalived has stopped: this director is not active"
-                }
+                State::Master => ("", "keepalived: this director is active"),
+                State::Backup => ("", "keepalived: this director is standby"),
+                State::Fault => ("vrrp_fault", "keepalived: this director cannot be active"),
+                State::Stopped | State::Unknown => (
+                    "vrrp_silent",
+                    "keepalived has stopped: this director is not active",
+                ),
             }
         });
         self.follow();
-        news.map(ToOwned::to_owned)
+        news
     }
 
     /// Whether the dataplane may own virtual addresses.
@@ -342,8 +363,13 @@ impl Cluster {
         }
     }
 
+    /// Whether this director is in maintenance.
+    pub(crate) const fn is_in_maintenance(&self) -> bool {
+        self.maintenance.is_some()
+    }
+
     /// The state for `lvsd status`.
-    pub(crate) fn status(&self) -> DirectorStatus {
+    pub(crate) fn status(&self, now: Now) -> DirectorStatus {
         let vrrp = self.running.as_ref().map(|running| {
             let messages = running.messages.borrow();
             let readiness = running.readiness.borrow().clone().unwrap_or_default();
@@ -381,7 +407,7 @@ impl Cluster {
             );
         }
         DirectorStatus {
-            maintenance: self.maintenance.as_ref().map(|kept| kept.wish.clone()),
+            maintenance: self.maintenance.as_ref().map(|kept| kept.shown(now)),
             vrrp,
             announce,
             warnings,
@@ -500,16 +526,21 @@ mod tests {
         let mut again = Cluster::recall(Some(places.clone()));
         again.follow_announces();
         assert_eq!(again.announces.maintenance, Some(Began::At(7)));
-        assert_eq!(again.status().maintenance.unwrap().since, 7);
+        assert_eq!(again.status(Now::at(9)).maintenance.unwrap().since, 7);
+        // The clock was set an hour ahead, or an hour back.
+        for unix in [3_609, 3_600_009] {
+            let status = again.status(Now { unix, boot: 9 });
+            assert_eq!(status.maintenance.unwrap().since, unix - 2);
+        }
         assert_eq!(
-            again.status().warnings.len(),
+            again.status(Now::at(9)).warnings.len(),
             1,
             "no program follows the maintenance"
         );
         assert!(cluster.wish(spec(false), Now::at(9)).unwrap());
         assert!(
             Cluster::recall(Some(places.clone()))
-                .status()
+                .status(Now::at(9))
                 .maintenance
                 .is_none()
         );
@@ -521,7 +552,7 @@ mod tests {
         );
         std::fs::create_dir(&places.maintenance).unwrap();
         assert!(cluster.wish(spec(true), Now::at(9)).is_err());
-        assert!(cluster.status().maintenance.is_none());
+        assert!(cluster.status(Now::at(9)).maintenance.is_none());
     }
 
     #[test]
@@ -565,7 +596,10 @@ mod tests {
                 cluster.changed().await;
                 cluster.take();
             }
-            let status = cluster.status().vrrp.expect("the file has [vrrp]");
+            let status = cluster
+                .status(Now::at(9))
+                .vrrp
+                .expect("the file has [vrrp]");
             assert_eq!(status.track, track::UNFIT);
             assert!(status.trouble.is_empty(), "{status:?}");
         }

@@ -21,7 +21,7 @@ impl<P: Prober> Daemon<P> {
             services: expanded.services.len(),
             servers: expanded.servers(),
             ready: self.reporter.ready && inputs.dataplane.contact.1,
-            maintenance: inputs.cluster.status().maintenance.is_some(),
+            maintenance: inputs.cluster.is_in_maintenance(),
             left_out: !expanded.left_out.is_empty() || self.reloader.held_back.is_some(),
         };
         inputs.sources.announce(director);

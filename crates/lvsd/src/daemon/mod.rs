@@ -333,9 +333,8 @@ impl<P: Prober> Daemon<P> {
     /// Handles the news of keepalived and of the dataplane's readiness and announcements.
     fn take_cluster(&mut self) {
         let before = self.goal.desired.vips.is_empty();
-        for (event, words) in self.inputs.cluster.take() {
-            tracing::warn!(event, "{words}");
-            self.reporter.event(event, words);
+        for news in self.inputs.cluster.take() {
+            self.reporter.cluster(news);
             self.goal_changed();
         }
         // The director may have become ready, or be so no longer.

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::Daemon;
-use crate::clock::unix_time;
+use crate::clock::{Now, unix_time};
 use crate::config::{Config, LoadError, Peers, Report, Severity, checks_of};
 use crate::dataplane::Links;
 use crate::expand::{Expanded, expand};
@@ -73,7 +73,9 @@ pub(super) struct Reloader {
     /// The reason why the answers of DNS and etcd were refused as a whole.
     pub(super) held_back: Option<String>,
     /// The result of the last read of the file.
-    pub(super) status: LoadStatus,
+    status: LoadStatus,
+    /// The time of that read, in seconds since boot.
+    read: u64,
     /// The warnings about the file in use.
     warnings: Vec<String>,
 }
@@ -92,8 +94,18 @@ impl Reloader {
             standing: HashMap::new(),
             held_back: None,
             status,
+            read: Now::read().boot,
             warnings: Vec::new(),
         }
+    }
+
+    /// The result of the last read of the file, with its time by the present wall clock.
+    pub(super) fn status(&self, now: Now) -> LoadStatus {
+        let mut status = self.status.clone();
+        if status.time > 0 {
+            status.time = now.unix_of(self.read);
+        }
+        status
     }
 
     /// Waits for the next result.
@@ -263,8 +275,10 @@ impl<P: Prober> Daemon<P> {
         let message = message.unwrap_or_else(|message| message);
         let event = if ok { "reloaded" } else { "reload_refused" };
         self.reporter.event(event, message.clone());
+        let now = Now::read();
+        self.reloader.read = now.boot;
         self.reloader.status = LoadStatus {
-            time: unix_time(),
+            time: now.unix,
             ok,
             message,
         };

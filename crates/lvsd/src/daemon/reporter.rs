@@ -10,11 +10,12 @@ use tokio::time::Instant;
 
 use super::inputs::Inputs;
 use super::policy::Transition;
+use crate::cluster::News;
 use crate::config::{BelowQuorum, Daemon as Settings, OnCheckFailure, Service};
 use crate::counters::Counters;
 use crate::decide::Decision;
 use crate::events::{About, Events};
-use crate::health::{Change, Key, Prober, Reason};
+use crate::health::{Change, Code, Key, Prober, Reason};
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::Health;
@@ -127,13 +128,18 @@ impl Reporter {
         self.counters.change(change.up);
         log_server(service, change);
         log_service(service, change, |key| inputs.health(key));
+        let (event, code, words) = match change.up {
+            true => ("server_up", "", "the server is up".to_owned()),
+            false => (
+                "server_down",
+                change.reason.code.name(),
+                change.reason.to_string(),
+            ),
+        };
         let about = About {
             service: Some((&service.name, service.id)),
             server: Some(change.key.1),
-        };
-        let (event, words) = match change.up {
-            true => ("server_up", "the server is up".to_owned()),
-            false => ("server_down", change.reason.to_string()),
+            code,
         };
         self.events.send(event, about, words);
     }
@@ -150,21 +156,35 @@ impl Reporter {
             return;
         };
         let (name, server) = (&service.name, key.1);
-        let (event, words) = match suspicion {
-            Some(words) => ("server_suspicious", words),
+        let (event, code, words) = match suspicion {
+            Some(words) => ("server_suspicious", Code::ClientsUnanswered.name(), words),
             None => (
                 "server_answers",
+                "",
                 "in the last minute, the server has answered its clients",
             ),
         };
         if suspicion.is_some() {
-            tracing::warn!(event, service = %name, %server, "server is suspicious: {words}");
+            tracing::warn!(event, service = %name, %server, code, "server is suspicious: {words}");
         } else {
             tracing::info!(event, service = %name, %server, "{words}");
         }
         let about = About {
             service: Some((name, service.id)),
             server: Some(server),
+            code,
+        };
+        self.events.send(event, about, words);
+    }
+
+    /// Reports news of keepalived or of the announcements.
+    pub(super) fn cluster(&mut self, news: News) {
+        let News { event, code, words } = news;
+        let logged = (!code.is_empty()).then_some(code);
+        tracing::warn!(event, code = logged, "{words}");
+        let about = About {
+            code,
+            ..About::default()
         };
         self.events.send(event, about, words);
     }
@@ -191,7 +211,7 @@ impl Reporter {
         tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");
         let about = About {
             service: Some((&service.name, service.id)),
-            server: None,
+            ..About::default()
         };
         if before.quorum {
             self.events.send("quorum_lost", about, words);
@@ -215,7 +235,7 @@ impl Reporter {
             tracing::warn!(event, service = %name, "{words}");
             let about = About {
                 service: Some((name, *id)),
-                server: None,
+                ..About::default()
             };
             self.events.send(event, about, words);
         };
@@ -259,8 +279,8 @@ impl Reporter {
 
 /// Logs a further reason of a server that stays down.
 pub(super) fn log_reason(service: &Service, key: &Key, reason: &Reason) {
-    let (name, server) = (&service.name, key.1);
-    tracing::warn!(event = "server_reason", service = %name, %server, "server is still down, now for another reason: {reason}");
+    let (name, server, code) = (&service.name, key.1, reason.code.name());
+    tracing::warn!(event = "server_reason", service = %name, %server, code, "server is still down, now for another reason: {reason}");
 }
 
 /// Logs the effect of a server's change on its service.
@@ -276,7 +296,7 @@ fn log_service(service: &Service, change: &Change, health: impl Fn(&Key) -> Heal
             1 => "the only server is".to_owned(),
             n => format!("ALL {n} servers are"),
         };
-        tracing::error!(service = %name, "{all} down: the service refuses new connections");
+        tracing::error!(service = %name, code = "service_unusable", "{all} down: the service refuses new connections");
     } else if change.up && good == 1 && change.lasted.is_some() {
         tracing::warn!(service = %name, "the service has a server again, 1 of {}", states.len());
     }
@@ -304,7 +324,8 @@ fn log_server(service: &Service, change: &Change) {
         None => "at its first check".to_owned(),
     };
     let (reason, what) = (&change.reason, consequence(service));
-    tracing::warn!(event = "server_down", service = %name, %server, "server is down, {before}: {reason}; {what}");
+    let code = reason.code.name();
+    tracing::warn!(event = "server_down", service = %name, %server, code, "server is down, {before}: {reason}; {what}");
 }
 
 /// The consequence of a failed check for a server of `service`.

@@ -91,7 +91,7 @@ impl<P: Prober> Daemon<P> {
             tracing::warn!(event = "maintenance", "{words}");
             self.reporter.event("maintenance", words);
         }
-        Ok(self.inputs.cluster.status())
+        Ok(self.inputs.cluster.status(Now::read()))
     }
 
     fn set_admin(&mut self, mut spec: AdminSpec, who: String) -> Result<(AdminDone, Kept), String> {
@@ -152,6 +152,7 @@ impl<P: Prober> Daemon<P> {
                 About {
                     service: service.map(|service| (service.name.as_str(), *id)),
                     server: Some(*server),
+                    code: "",
                 }
             }
             _ => About::default(),

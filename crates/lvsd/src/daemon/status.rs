@@ -8,7 +8,7 @@ use lvs_api::daemon::{
     AdminState, CheckNotMade, DataplaneStatus, ProxyStatus, ServerStatus, ServiceStatus,
     SourceStatus, Status,
 };
-use lvs_core::api::{Info, ServiceId, SilentHop, SyncCounts};
+use lvs_core::api::{Info, ReasonCount, Refusals, ServiceId, ServiceInfo, SilentHop, SyncCounts};
 
 use super::Daemon;
 use crate::clock::Now;
@@ -21,12 +21,17 @@ impl<P: Prober> Daemon<P> {
     /// The state of daemon and dataplane.
     pub(super) fn status(&self) -> Status {
         let (inputs, dataplane) = (&self.inputs, &self.inputs.dataplane);
+        let now = Now::read();
         let found = &dataplane.found;
         let by_service = by_service(&found.servers);
         let seen_of =
             |service: &Service| by_service.get(&service.id).map_or(&[][..], Vec::as_slice);
+        let refused = refusals(&found.seen.services);
         let services = inputs.expanded.services.iter();
-        let services = services.map(|service| self.status_of(service, seen_of(service)));
+        let services = services.map(|service| {
+            let refusals = refused.get(&service.id).map(|all| all.to_vec());
+            self.status_of(service, seen_of(service), refusals.unwrap_or_default())
+        });
         let services: Vec<ServiceStatus> = services.collect();
         Status {
             pid: std::process::id(),
@@ -36,7 +41,7 @@ impl<P: Prober> Daemon<P> {
                 .display()
                 .to_string(),
             uptime: self.reporter.started.elapsed().as_secs(),
-            loaded: self.reloader.status.clone(),
+            loaded: self.reloader.status(now),
             dataplane: DataplaneStatus {
                 connected: dataplane.contact.1,
                 idle: !inputs.expanded.needs_dataplane(),
@@ -58,12 +63,13 @@ impl<P: Prober> Daemon<P> {
                     .collect(),
                 conflicts: found.seen.info.conflicts.clone(),
                 silent_hops: silent_hops(&found.seen.info, &services),
+                drops: recent_drops(&found.seen.reasons),
                 confinement: Some(&found.seen.info)
                     .filter(|info| info.pid != 0)
                     .map(|info| info.confinement.clone()),
             },
             services,
-            admin: inputs.admin.shown(Now::read()),
+            admin: inputs.admin.shown(now),
             drift: found.drift.clone(),
             refused: found.refused.clone(),
             check_lag_ms: millis(inputs.checks.peek_lag()),
@@ -75,8 +81,8 @@ impl<P: Prober> Daemon<P> {
                 refused: counts.refused,
             }),
             confinement: self.confinement.clone(),
-            director: inputs.cluster.status(),
-            sources: self.sources_status(),
+            director: inputs.cluster.status(now),
+            sources: self.sources_status(now),
             left_out: inputs
                 .expanded
                 .left_out
@@ -90,8 +96,8 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// The states of all sources, and the number of services that wait for them.
-    fn sources_status(&self) -> Vec<SourceStatus> {
-        let mut all = self.inputs.sources.status();
+    fn sources_status(&self, now: Now) -> Vec<SourceStatus> {
+        let mut all = self.inputs.sources.status(now);
         for source in all.iter_mut().filter(|source| source.kind != "dns") {
             source.held = self.inputs.dataplane.found.unnamed;
         }
@@ -127,8 +133,13 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// The state of a service with its servers, and with the servers of the dataplane that are not
-    /// in the file. `seen` are the dataplane's servers.
-    fn status_of(&self, service: &Service, seen: &[(SocketAddr, ObservedServer)]) -> ServiceStatus {
+    /// in the file. `seen` are the dataplane's servers, and `refusals` are packets that it refused.
+    fn status_of(
+        &self,
+        service: &Service,
+        seen: &[(SocketAddr, ObservedServer)],
+        refusals: Vec<Refusals>,
+    ) -> ServiceStatus {
         let (inputs, found) = (&self.inputs, &self.inputs.dataplane.found);
         let decision = self.policy.decision(&service.id);
         let mut servers: Vec<ServerStatus> = service
@@ -225,6 +236,7 @@ impl<P: Prober> Daemon<P> {
             withdrawn: decision.withdrawn,
             conflict: found.conflicts.contains(&service.id),
             unheard: service.unheard,
+            refusals,
             servers,
         }
     }
@@ -240,6 +252,24 @@ fn silent_hops(info: &Info, services: &[ServiceStatus]) -> Vec<SilentHop> {
     };
     let hops = info.silent_hops.iter();
     hops.filter(|hop| !is_reported(hop)).cloned().collect()
+}
+
+/// The reasons why packets were dropped in the last five minutes; most packets first.
+fn recent_drops(reasons: &[ReasonCount]) -> Vec<ReasonCount> {
+    let is_recent = |reason: &&ReasonCount| {
+        reason.action == "drop" && reason.recent.is_some_and(|packets| packets > 0)
+    };
+    let mut drops: Vec<ReasonCount> = reasons.iter().filter(is_recent).cloned().collect();
+    drops.sort_by_key(|reason| std::cmp::Reverse(reason.recent));
+    drops
+}
+
+/// The refused packets of each service that has some.
+fn refusals(services: &[ServiceInfo]) -> HashMap<ServiceId, &[Refusals]> {
+    let refusing = services.iter().filter(|info| !info.refusals.is_empty());
+    refusing
+        .map(|info| (info.service, info.refusals.as_slice()))
+        .collect()
 }
 
 /// A duration in whole milliseconds.
@@ -261,6 +291,30 @@ fn by_service(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn drops_of_the_last_minutes_are_sorted_by_number() {
+        let reason = |name: &str, action: &str, recent| ReasonCount {
+            action: action.to_owned(),
+            reason: name.to_owned(),
+            count: 9,
+            recent,
+            last_minute: None,
+            since: None,
+            ago: None,
+            help: String::new(),
+            fix: String::new(),
+        };
+        let drops = recent_drops(&[
+            reason("old", "drop", Some(0)),
+            reason("few", "drop", Some(1)),
+            reason("host", "host", Some(5)),
+            reason("many", "drop", Some(3)),
+            reason("unknown", "drop", None),
+        ]);
+        let names: Vec<_> = drops.iter().map(|one| one.reason.as_str()).collect();
+        assert_eq!(names, ["many", "few"]);
+    }
 
     #[test]
     fn servers_are_found_by_their_service() {

@@ -245,6 +245,7 @@ mod tests {
             owner: None,
             stats: Stats::default(),
             refused: 0,
+            refusals: Vec::new(),
             servers: Vec::new(),
         });
         view

@@ -78,6 +78,7 @@ impl FakeDataplane {
             owner: service.owner().map(ToOwned::to_owned),
             stats: service.stats(),
             refused: service.refused(),
+            refusals: Vec::new(),
             servers: service.servers().iter().map(|s| server_info(s)).collect(),
         };
         let sysctl = |name: &&str| {

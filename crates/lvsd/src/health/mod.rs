@@ -691,7 +691,7 @@ impl<P: Prober> Runner<P> {
         let before = self.unmade.long();
         if self.unmade.count == 0 {
             let server = self.check.server;
-            tracing::warn!(%server, "cannot check the server, whose state is unchanged: {reason}");
+            tracing::warn!(%server, code = "check_not_made", "cannot check the server, whose state is unchanged: {reason}");
         }
         self.unmade.note(reason);
         self.unmade.long() == before || self.report(self.reason.clone(), false)

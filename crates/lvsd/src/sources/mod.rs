@@ -32,7 +32,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use crate::clock::unix_time;
+use crate::clock::Now;
 pub use etcd::Cluster;
 pub(crate) use http::Endpoint;
 pub use settings::{Lookups, Source};
@@ -98,7 +98,7 @@ fn random() -> f64 {
 /// The state of a source.
 #[derive(Clone, Debug, Default)]
 struct SourceState {
-    /// Time of the last answer, in seconds since 1970; `None` if this lvsd has not received one.
+    /// Time of the last answer, in seconds since boot; `None` if this lvsd has not received one.
     answered: Option<u64>,
     /// The error since the last success.
     trouble: Option<String>,
@@ -111,7 +111,7 @@ impl SourceState {
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
             Ok(_) => {
-                self.answered = Some(unix_time());
+                self.answered = Some(Now::read().boot);
                 self.answers += 1;
                 if self.trouble.take().is_some() {
                     tracing::info!(event = "source_back", "{what} answers again");
@@ -243,7 +243,7 @@ impl Shared {
     }
 
     fn hear_etcd(&self) {
-        self.lock().etcd.answered = Some(unix_time());
+        self.lock().etcd.answered = Some(Now::read().boot);
     }
 
     fn fail_etcd(&self, prefix: &str, why: String) {
@@ -286,7 +286,7 @@ impl Shared {
     }
 
     fn hear_kubernetes(&self) {
-        self.lock().kubernetes.answered = Some(unix_time());
+        self.lock().kubernetes.answered = Some(Now::read().boot);
     }
 
     fn fail_kubernetes(&self, name: &str, why: String) {
@@ -547,13 +547,13 @@ impl Sources {
         self.shared.lock().gathered.clone()
     }
 
-    /// Status of the sources.
-    pub(crate) fn status(&self) -> Vec<SourceStatus> {
+    /// Status of the sources, with times by the present wall clock.
+    pub(crate) fn status(&self, now: Now) -> Vec<SourceStatus> {
         let state = self.shared.lock();
         let status = state.dns.iter().map(|(name, standing)| SourceStatus {
             kind: "dns".to_owned(),
             name: name.clone(),
-            answered: standing.answered,
+            answered: standing.answered.map(|at| now.unix_of(at)),
             known: state.gathered.dns.contains_key(name),
             items: state.gathered.dns.get(name).map_or(0, Vec::len),
             answers: standing.answers,
@@ -568,7 +568,7 @@ impl Sources {
             all.push(SourceStatus {
                 kind: "etcd".to_owned(),
                 name: cluster.prefix.clone(),
-                answered: standing.answered,
+                answered: standing.answered.map(|at| now.unix_of(at)),
                 known: known.is_some(),
                 items: known.as_ref().map_or(0, |etcd| {
                     let servers = etcd.pools.values().map(BTreeMap::len);
@@ -586,7 +586,7 @@ impl Sources {
             all.push(SourceStatus {
                 kind: "kubernetes".to_owned(),
                 name: settings.name(),
-                answered: standing.answered,
+                answered: standing.answered.map(|at| now.unix_of(at)),
                 known: known.is_some(),
                 items: known.as_ref().map_or(0, |known| known.services.len()),
                 answers: standing.answers,

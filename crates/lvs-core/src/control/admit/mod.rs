@@ -154,14 +154,13 @@ impl Control {
                 verdict
             }
             Err(refused) => {
-                let verdict = Verdict::from(refused);
-                if !matches!(verdict, Verdict::Accept(_))
+                if let Refused::Drop(reason) | Refused::Unreachable(reason) = refused
                     && let Some(number) = self.find_service(ask.mark, protocol, dst)
                     && let Some(service) = self.services.get_mut(&number)
                 {
-                    service.refused += 1;
+                    service.count_refusal(reason, now);
                 }
-                verdict
+                refused.into()
             }
         }
     }

@@ -48,7 +48,7 @@ impl Handle {
         loop {
             let control = self.context.control();
             let service = control.service(key).ok_or(Error::NoService)?;
-            let reported = reported.get_or_insert_with(|| ServiceInfo::of(service));
+            let reported = reported.get_or_insert_with(|| ServiceInfo::of(service, now));
             let rest = service.servers().iter().skip(reported.servers.len());
             let piece = rest.take(PIECE);
             let piece = piece.map(|server| ServerInfo::of(&control, service, server, now));

@@ -1,7 +1,6 @@
 //! The dataplane's own state: threads, interfaces, counters.
 
 use std::net::IpAddr;
-use std::time::Instant;
 
 use lvs_core::api::{
     ANNOUNCED_MAX, AnnounceSpec, Announcements, Failure, FailureCode, FilterItem, Info,
@@ -122,14 +121,14 @@ impl Handle {
     /// The counters of packets by reason, with the counts of the recent time.
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
         let mut reasons = self.counted_reasons()?;
-        lock(&self.recent).apply(&mut reasons, Instant::now());
+        lock(&self.recent).apply(&mut reasons, self.context.now());
         Ok(reasons)
     }
 
     /// Samples the counters of packets by reason, unless a worker does not answer.
     pub(in crate::dataplane) fn sample_reasons(&self) {
         if let Ok(reasons) = self.counted_reasons() {
-            lock(&self.recent).sample(&reasons, Instant::now());
+            lock(&self.recent).sample(&reasons, self.context.now());
         }
     }
 

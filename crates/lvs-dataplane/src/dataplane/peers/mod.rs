@@ -459,8 +459,11 @@ impl Peers {
         if standing.is_alarming() && !*warned {
             *warned = true;
             warn!(
+                code = "peer_behind",
                 "{} has not been in step for {} s ({}): connections that it has opened since break when this director takes over; see lvsadm sync",
-                peer.address, standing.seconds, standing.state
+                peer.address,
+                standing.seconds,
+                standing.state
             );
         } else if standing.is_in_step() && *warned {
             *warned = false;

@@ -358,7 +358,7 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
 /// Logs the result of a comparison.
 fn log(peer: &Peer, line: Option<LogLine>) {
     match line {
-        Some(LogLine::Differ(text)) => warn!("{} {text}", peer.address),
+        Some(LogLine::Differ(text)) => warn!(code = "peer_differs", "{} {text}", peer.address),
         Some(LogLine::Alike(text)) => info!("{} {text}", peer.address),
         None => {}
     }

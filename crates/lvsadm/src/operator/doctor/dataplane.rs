@@ -1,12 +1,23 @@
 //! Findings about the dataplane: its interfaces, its connection table, its counters.
 
-use lvs_core::api::{FastPathInfo, Info, ReasonCount, TablesState};
+use lvs_api::words::{lasted, times};
+use lvs_core::api::{FastPathInfo, Info, ReasonCount, ServiceInfo, TablesState};
 
 use super::{Findings, Scope, Since, When};
+use crate::operator::service_text;
 
-pub(super) fn look(info: &Info, reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
+/// Services that a finding about dropped packets names at most.
+const NAMED_MAX: usize = 3;
+
+pub(super) fn look(
+    info: &Info,
+    services: &[ServiceInfo],
+    reasons: &[ReasonCount],
+    since: Since,
+    findings: &mut Findings,
+) {
     state(info, findings);
-    counters(reasons, since, findings);
+    counters(services, reasons, since, findings);
 }
 
 fn state(info: &Info, findings: &mut Findings) {
@@ -91,10 +102,12 @@ fn state(info: &Info, findings: &mut Findings) {
             ..Scope::host(hop.address)
         };
         findings.add(
-            ("next_hop", scope),
+            ("next_hop", scope, When::since(hop.since)),
             format!(
-                "the next hop {} on {} does not answer ARP or neighbour discovery: packets to it are dropped",
-                hop.address, hop.interface
+                "the next hop {} on {} does not answer ARP or neighbour discovery, for {}: packets to it are dropped",
+                hop.address,
+                hop.interface,
+                lasted(hop.since)
             ),
             format!(
                 "is it up and connected (ip neigh show {}), and is the route to it right (ip route)?",
@@ -104,15 +117,38 @@ fn state(info: &Info, findings: &mut Findings) {
     }
     for conflict in &info.conflicts {
         let host = conflict.host.map(|host| format!(": it is the host {host}"));
+        let answers = &conflict.answers;
+        let answers = in_brackets(&times(None, answers.since, answers.ago));
+        let own = match conflict.own_mac.as_str() {
+            "" => String::new(),
+            mac => format!(" on {}, where this host has {mac}", conflict.interface),
+        };
+        let (what, fix) = match conflict.is_vip() {
+            true => (
+                "a virtual address",
+                "remove the address from that host; if it is a real server that needs it (direct routing, tunnelling), add it to lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
+            ),
+            false => (
+                "an address of this host",
+                "give one of the two hosts another address: checks and replies to this address reach the other host at times",
+            ),
+        };
         findings.add(
-            ("vip_conflict", Scope::host(conflict.address)),
+            (
+                conflict.code.as_str(),
+                Scope {
+                    interface: Some(conflict.interface.clone()).filter(|name| !name.is_empty()),
+                    ..Scope::host(conflict.address)
+                },
+                When::of_packets(&conflict.answers),
+            ),
             format!(
-                "{} answers ARP for {}, a virtual address{}",
+                "{} answers ARP for {}, {what}{}{own}{answers}",
                 conflict.mac,
                 conflict.address,
                 host.unwrap_or_default()
             ),
-            "remove the address from that host; if it is a real server that needs it (direct routing, tunnelling), add it to lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
+            fix,
         );
     }
 }
@@ -129,7 +165,20 @@ pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
         .then(|| format!("the dataplane itself forwards all packets: {}", info.reason))
 }
 
-fn counters(reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
+/// A text in brackets, after a blank; empty if there is none.
+fn in_brackets(text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!(" ({text})"),
+    }
+}
+
+fn counters(
+    services: &[ServiceInfo],
+    reasons: &[ReasonCount],
+    since: Since,
+    findings: &mut Findings,
+) {
     for reason in reasons {
         // Packets that were too big are reported by server, lost frames by interface.
         let reported = ["too_big", "not_received"].contains(&reason.reason.as_str());
@@ -143,22 +192,23 @@ fn counters(reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
                 (Since::Minutes, Some(_)) => "in five minutes, ",
                 (Since::Start, _) | (_, None) => "",
             };
-            let last = reason.ago.map(|ago| format!(" ({window}last {ago} s ago)"));
+            let seen = match times(reason.last_minute, reason.since, reason.ago) {
+                seen if seen.is_empty() => seen,
+                seen => format!("{window}{seen}"),
+            };
+            let of = of_services(services, &reason.reason, since);
+            let scope = match &of[..] {
+                [(service, _)] => Scope::service(service),
+                _ => Scope::default(),
+            };
             findings.add(
-                (
-                    reason.reason.as_str(),
-                    Scope::default(),
-                    When {
-                        ago: reason.ago,
-                        recent: reason.recent,
-                        ..When::default()
-                    },
-                ),
+                (reason.reason.as_str(), scope, When::of_reason(reason)),
                 format!(
-                    "{packets} dropped: {}: {}{}",
+                    "{packets} dropped{}: {}: {}{}",
+                    in_brackets(&named(&of)),
                     reason.reason,
                     reason.help,
-                    last.unwrap_or_default()
+                    in_brackets(&seen)
                 ),
                 reason.fix.clone(),
             );
@@ -166,29 +216,158 @@ fn counters(reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
     }
 }
 
+/// The services whose packets were refused for a reason, with the numbers of packets; most packets
+/// first.
+fn of_services<'a>(
+    services: &'a [ServiceInfo],
+    reason: &str,
+    since: Since,
+) -> Vec<(&'a ServiceInfo, u64)> {
+    let counts = services.iter().filter_map(|service| {
+        let mut refusals = service.refusals.iter();
+        let packets = refusals.find(|one| one.reason == reason)?.packets;
+        let count = match since {
+            Since::Minutes => packets.recent,
+            Since::Start => packets.count,
+        };
+        (count > 0).then_some((service, count))
+    });
+    let mut counts: Vec<_> = counts.collect();
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    counts
+}
+
+/// The first services, with their numbers of packets.
+fn named(services: &[(&ServiceInfo, u64)]) -> String {
+    let mut first: Vec<String> = services
+        .iter()
+        .take(NAMED_MAX)
+        .map(|(service, count)| format!("{count} of {}", service_text(service.service)))
+        .collect();
+    match services.len().saturating_sub(NAMED_MAX) {
+        0 => {}
+        1 => first.push("more of another service".to_owned()),
+        more => first.push(format!("more of {more} other services")),
+    }
+    first.join(", ")
+}
+
 #[cfg(test)]
 mod tests {
+    use lvs_core::api::ServiceId;
+
+    use super::super::tests::services;
     use super::*;
+
+    /// Seven packets that no server was there for.
+    fn no_server(recent: Option<u64>) -> ReasonCount {
+        ReasonCount {
+            action: "drop".to_owned(),
+            reason: "no_server".to_owned(),
+            count: 7,
+            recent,
+            last_minute: recent.map(|_| 2),
+            since: recent.map(|_| 90),
+            ago: recent.map(|_| 4),
+            help: "no server".to_owned(),
+            fix: "add one".to_owned(),
+        }
+    }
+
+    #[test]
+    fn doctor_dropped_packets_name_their_services() {
+        let mut all = Vec::new();
+        for (port, recent) in [(80, 1), (81, 3), (82, 0), (83, 2), (84, 1)] {
+            let [mut service] = <[_; 1]>::try_from(services("nat", 0)).expect("one");
+            service.service = ServiceId::Tcp {
+                address: ([192, 0, 2, 1], port).into(),
+            };
+            let refusals = format!(
+                r#"[{{"reason": "no_server", "count": 9, "recent": {recent}, "last_minute": 0}}]"#
+            );
+            service.refusals = serde_json::from_str(&refusals).expect("refusals");
+            all.push(service);
+        }
+        let found = |services: &[ServiceInfo]| {
+            let mut findings = Findings::default();
+            counters(
+                services,
+                &[no_server(Some(7))],
+                Since::Minutes,
+                &mut findings,
+            );
+            findings.0.pop().expect("one")
+        };
+        let finding = found(&all);
+        assert!(
+            finding.what.starts_with(
+                "7 packets were dropped (3 of TCP 192.0.2.1:81, 2 of TCP 192.0.2.1:83, 1 of TCP 192.0.2.1:80, more of another service): no_server"
+            ),
+            "{finding:?}"
+        );
+        assert_eq!(finding.kind.scope.service, None);
+        let finding = found(&all[1..3]);
+        assert!(
+            finding
+                .what
+                .starts_with("7 packets were dropped (3 of TCP 192.0.2.1:81): "),
+            "{finding:?}"
+        );
+        assert_eq!(finding.kind.scope.service, Some(all[1].service));
+        let json = serde_json::to_value(&finding).expect("JSON");
+        for (name, value) in [("since", 90), ("ago", 4), ("recent", 7), ("last_minute", 2)] {
+            assert_eq!(json[name], value, "{name}");
+        }
+    }
+
+    #[test]
+    fn doctor_conflict_has_its_times() {
+        let info: Info = serde_json::from_str(
+            r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true}],
+                "conflicts": [
+                    {"address": "192.0.2.1", "mac": "02:00:00:00:00:09", "host": "192.0.2.7",
+                     "count": 30, "recent": 20, "last_minute": 4, "since": 400, "ago": 3},
+                    {"code": "address_conflict", "address": "10.0.0.5", "mac": "02:00:00:00:00:09",
+                     "interface": "eth1", "own_mac": "02:00:00:00:00:01"}]}"#,
+        )
+        .expect("info");
+        let mut findings = Findings::default();
+        state(&info, &mut findings);
+        let own = findings.0.pop().expect("two");
+        assert_eq!(
+            own.what,
+            "02:00:00:00:00:09 answers ARP for 10.0.0.5, an address of this host on eth1, where this host has 02:00:00:00:00:01"
+        );
+        assert_eq!(own.kind.code, "address_conflict");
+        let finding = findings.0.pop().expect("one");
+        assert!(
+            finding
+                .what
+                .ends_with("it is the host 192.0.2.7 (first 6m40s ago, last 3s ago)"),
+            "{finding:?}"
+        );
+        let json = serde_json::to_value(&finding).expect("JSON");
+        assert_eq!(json["code"], "vip_conflict");
+        for (name, value) in [
+            ("since", 400),
+            ("ago", 3),
+            ("recent", 20),
+            ("last_minute", 4),
+        ] {
+            assert_eq!(json[name], value, "{name}");
+        }
+    }
 
     #[test]
     fn doctor_packets_dropped_in_five_minutes_are_a_finding() {
         let found = |recent: Option<u64>, since| {
-            let reason = ReasonCount {
-                action: "drop".to_owned(),
-                reason: "no_server".to_owned(),
-                count: 7,
-                recent,
-                ago: recent.map(|_| 4),
-                help: "no server".to_owned(),
-                fix: "add one".to_owned(),
-            };
             let mut findings = Findings::default();
-            counters(&[reason], since, &mut findings);
+            counters(&[], &[no_server(recent)], since, &mut findings);
             findings.0.pop().map(|finding| finding.what)
         };
         let text = |packets: u64, time: &str| {
             Some(format!(
-                "{packets} packets were dropped: no_server: no server ({time}last 4 s ago)"
+                "{packets} packets were dropped: no_server: no server ({time}2 in the last minute, first 1m30s ago, last 4s ago)"
             ))
         };
         assert_eq!(found(Some(0), Since::Minutes), None);

@@ -226,6 +226,7 @@ mod tests {
                 withdrawn: false,
                 conflict: false,
                 unheard: false,
+                refusals: Vec::new(),
                 servers,
             };
             let director = Director(Status {

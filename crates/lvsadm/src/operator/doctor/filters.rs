@@ -45,7 +45,7 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
 }
 
 /// The host's firewall rules, both of nftables and of the legacy iptables.
-fn ruleset() -> String {
+pub(super) fn ruleset() -> String {
     let old = |program| output(program, &[]);
     [
         output("nft", &["list", "ruleset"]),

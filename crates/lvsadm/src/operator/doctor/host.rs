@@ -5,23 +5,32 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use lvs_api::reverse_path;
-use lvs_core::api::{Info, InterfaceInfo, ServiceInfo};
+use lvs_core::Forwarding;
+use lvs_core::api::{Info, InterfaceInfo, ReasonCount, ServiceInfo};
 
+use super::filters;
 use super::services::virt;
-use super::{Findings, Scope, Since, is_routed};
+use super::{Findings, Scope, Since, When, is_routed};
 
-pub(super) fn look(services: &[ServiceInfo], info: &Info, since: Since, findings: &mut Findings) {
+pub(super) fn look(
+    services: &[ServiceInfo],
+    info: &Info,
+    reasons: &[ReasonCount],
+    since: Since,
+    findings: &mut Findings,
+) {
     kernel(findings);
     for interface in &info.interfaces {
-        lost(interface, findings);
+        lost(interface, When::of_name(reasons, "not_received"), findings);
         if since == Since::Start {
             lost_by_card(&interface.name, findings);
         }
         settings(&interface.name, findings);
     }
     if is_routed(info) {
-        let chains = output("nft", &["list", "chains"]);
-        forwarding(services, &read, &chains, findings);
+        let rules = filters::ruleset();
+        forwarding(services, &read, &rules, findings);
+        conntrack(services, &read, &rules, findings);
     }
 }
 
@@ -37,11 +46,11 @@ fn kernel(findings: &mut Findings) {
 }
 
 /// Reports frames that were lost before the dataplane received them.
-fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
+fn lost(interface: &InterfaceInfo, when: When, findings: &mut Findings) {
     let name = &interface.name;
     if interface.lost > 0 {
         findings.add(
-            ("frames_lost", Scope::interface(name)),
+            ("frames_lost", Scope::interface(name), when),
             format!(
                 "{} frames of {name} were lost: they arrived faster than the dataplane read them",
                 interface.lost
@@ -121,7 +130,7 @@ pub(super) fn output(program: &str, arguments: &[&str]) -> String {
 fn forwarding(
     services: &[ServiceInfo],
     read: &dyn Fn(&str) -> String,
-    chains: &str,
+    rules: &str,
     findings: &mut Findings,
 ) {
     let vips = || services.iter().filter_map(virt);
@@ -149,7 +158,7 @@ fn forwarding(
         }
     }
     let dropping = |policy: &str| policy.contains("hook forward") && policy.contains("policy drop");
-    if chains.lines().any(dropping) {
+    if rules.lines().any(dropping) {
         findings.add(
             "forward_policy",
             "a chain of this host's firewall drops forwarded packets that no rule accepts, and packets of services are \
@@ -157,6 +166,63 @@ fn forwarding(
             "accept packets to and from the dataplane's device in it: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
         );
     }
+}
+
+/// Packets that this host's connection tracking drops although the dataplane would forward them.
+/// Checks do not notice it: they are ordinary connections of this host.
+fn conntrack(
+    services: &[ServiceInfo],
+    read: &dyn Fn(&str) -> String,
+    rules: &str,
+    findings: &mut Findings,
+) {
+    let number = |name: &str| -> Option<u64> {
+        let text = read(&format!("/proc/sys/net/netfilter/nf_conntrack_{name}"));
+        text.trim().parse().ok()
+    };
+    if let (Some(count), Some(max)) = (number("count"), number("max"))
+        && count >= max - max / 20
+    {
+        findings.add(
+            "conntrack_full",
+            format!(
+                "connection tracking of this host's firewall is full: {count} of {max} entries are in use, and packets that need another one are dropped"
+            ),
+            "sysctl -w net.netfilter.nf_conntrack_max=NUMBER; or do not track packets of services",
+        );
+    }
+    let mut servers = services.iter().flat_map(|service| &service.servers);
+    let one_sided = servers.any(|server| server.config.forwarding == Forwarding::Tunnel);
+    if let Some(rule) = rule_for_invalid(rules).filter(|_| one_sided) {
+        findings.add(
+            "invalid_dropped",
+            format!(
+                "a rule of this host's firewall drops forwarded packets that connection tracking considers invalid, and of connections through tunnels it sees only one direction: {rule}"
+            ),
+            "accept packets to and from the dataplane's device before it: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
+        );
+    }
+}
+
+/// A rule for forwarded packets that drops those with the state `invalid`, of nftables or
+/// iptables-save. A chain without a hook may be called from that of forwarded packets, unless its
+/// name says otherwise.
+fn rule_for_invalid(rules: &str) -> Option<&str> {
+    let is_of_others = |chain: &str| ["input", "output"].iter().any(|name| chain.contains(name));
+    let mut is_forward = true;
+    rules.lines().map(str::trim).find(|line| {
+        let line = line.to_ascii_lowercase();
+        let mut words = line.split([' ', ',']);
+        match words.next() {
+            Some("chain" | "-a") => is_forward = !words.next().is_some_and(is_of_others),
+            _ => {}
+        }
+        if let Some((_, hook)) = line.split_once(" hook ") {
+            is_forward = hook.starts_with("forward") || hook.starts_with("prerouting");
+        }
+        let has = |word: &str| line.split([' ', ',']).any(|one| one == word);
+        is_forward && has("invalid") && has("drop")
+    })
 }
 
 #[cfg(test)]
@@ -190,5 +256,78 @@ mod tests {
             &mut findings,
         );
         assert!(findings.0[0].fix.contains("lvs-tun0"), "{findings:?}");
+    }
+
+    #[test]
+    fn doctor_full_connection_tracking_is_a_finding() {
+        for (count, found) in [("949\n", false), ("950\n", true), ("", false)] {
+            let mut findings = Findings::default();
+            let read = |path: &str| match path.ends_with("_max") {
+                true => "1000\n".to_owned(),
+                false => count.to_owned(),
+            };
+            conntrack(&services("nat", 1), &read, "", &mut findings);
+            let codes: Vec<_> = findings
+                .0
+                .iter()
+                .map(|one| one.kind.code.as_str())
+                .collect();
+            assert_eq!(codes == ["conntrack_full"], found, "{count}: {findings:?}");
+        }
+    }
+
+    #[test]
+    fn doctor_rule_against_invalid_packets_is_a_finding_with_tunnels() {
+        let chain = |hook: &str, rule: &str| {
+            format!(
+                "table inet filter {{\n\tchain c {{\n\t\ttype filter hook {hook} priority filter; policy accept;\n\t\t{rule}\n\t}}\n}}\n"
+            )
+        };
+        let drop = "ct state invalid counter packets 5 bytes 300 drop";
+        for (rules, found) in [
+            (chain("forward", drop), true),
+            (
+                chain("prerouting", "ct state { invalid, untracked } drop"),
+                true,
+            ),
+            (chain("input", drop), false),
+            (chain("forward", "ct state invalid log prefix \"x\""), false),
+            (
+                chain("forward", "ct state established,related accept"),
+                false,
+            ),
+            // Another chain calls it.
+            (
+                format!(
+                    "{}\tchain called {{\n\t\t{drop}\n\t}}\n",
+                    chain("input", "")
+                ),
+                true,
+            ),
+            (
+                "*filter\n-A FORWARD -m conntrack --ctstate RELATED,INVALID -j DROP\n".to_owned(),
+                true,
+            ),
+            (
+                "*filter\n-A ufw-before-input -m conntrack --ctstate INVALID -j DROP\n".to_owned(),
+                false,
+            ),
+        ] {
+            let found_with = |forwarding: &str| {
+                let mut findings = Findings::default();
+                conntrack(
+                    &services(forwarding, 1),
+                    &|_| String::new(),
+                    &rules,
+                    &mut findings,
+                );
+                findings
+                    .0
+                    .iter()
+                    .any(|one| one.kind.code == "invalid_dropped")
+            };
+            assert_eq!(found_with("tunnel"), found, "{rules}");
+            assert!(!found_with("nat"), "of NAT it sees both directions");
+        }
     }
 }

@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use lvs_api::guidance::{for_lvsd, manages_any, with_keys};
 use lvs_core::api::{Call, Info, ReasonCount, ServiceId, ServiceInfo};
+use lvs_core::recent::RecentCount;
 use serde::Serialize;
 
 use super::simple::wrap;
@@ -125,6 +126,9 @@ struct When {
     /// Packets in the last five minutes.
     #[serde(skip_serializing_if = "Option::is_none")]
     recent: Option<u64>,
+    /// Packets in the last minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_minute: Option<u64>,
 }
 
 impl When {
@@ -132,6 +136,31 @@ impl When {
         Self {
             since: Some(seconds),
             ..Self::default()
+        }
+    }
+
+    /// The times of a counted reason; empty if it is not listed.
+    fn of_name(reasons: &[ReasonCount], name: &str) -> Self {
+        let mut reasons = reasons.iter();
+        let reason = reasons.find(|one| one.action == "drop" && one.reason == name);
+        reason.map(Self::of_reason).unwrap_or_default()
+    }
+
+    const fn of_reason(reason: &ReasonCount) -> Self {
+        Self {
+            since: reason.since,
+            ago: reason.ago,
+            recent: reason.recent,
+            last_minute: reason.last_minute,
+        }
+    }
+
+    const fn of_packets(packets: &RecentCount) -> Self {
+        Self {
+            since: packets.since,
+            ago: packets.ago,
+            recent: Some(packets.recent),
+            last_minute: Some(packets.last_minute),
         }
     }
 }
@@ -179,11 +208,11 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         for_lvsd(&mut reasons);
     }
     let mut findings = Findings::default();
-    dataplane::look(&info, &reasons, since, &mut findings);
+    dataplane::look(&info, &services, &reasons, since, &mut findings);
     let director = director::Director::ask(run);
     director.look(&mut findings);
-    services::look(&services, &info, &director, &mut findings);
-    host::look(&services, &info, since, &mut findings);
+    services::look(&services, &info, &reasons, &director, &mut findings);
+    host::look(&services, &info, &reasons, since, &mut findings);
     if !is_routed(&info) {
         filters::look(&services, &info, &mut findings);
     }
@@ -299,6 +328,8 @@ mod tests {
                 reason: name.to_owned(),
                 count: 7,
                 recent,
+                last_minute: None,
+                since: None,
                 ago: recent.map(|_| 4),
                 help: String::new(),
                 fix: String::new(),

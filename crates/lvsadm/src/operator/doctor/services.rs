@@ -3,18 +3,19 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use lvs_core::Forwarding;
-use lvs_core::api::{Info, ServerInfo, ServiceId, ServiceInfo, TooBig};
+use lvs_core::api::{Info, ReasonCount, ServerInfo, ServiceId, ServiceInfo, TooBig};
 use lvs_core::attempts::Attempts;
 
 use lvs_api::guidance::{self, is_managed};
 
 use super::director::Director;
-use super::{Findings, Scope, is_routed};
+use super::{Findings, Scope, When, is_routed};
 use crate::operator::service_text;
 
 pub(super) fn look(
     services: &[ServiceInfo],
     info: &Info,
+    reasons: &[ReasonCount],
     director: &Director,
     findings: &mut Findings,
 ) {
@@ -29,7 +30,7 @@ pub(super) fn look(
         ftp(service, info, findings);
     }
     for report in &info.too_big {
-        too_big(report, findings);
+        too_big(report, When::of_name(reasons, "too_big"), findings);
     }
     narrow_tunnels(services, info, findings);
 }
@@ -180,7 +181,7 @@ fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
 }
 
 /// Reports packets that were too long for the path to their server.
-fn too_big(report: &TooBig, findings: &mut Findings) {
+fn too_big(report: &TooBig, when: When, findings: &mut Findings) {
     let (path, headers) = match (report.tunnel, report.server) {
         (true, _) => ("the tunnel to ", report.longest.saturating_sub(report.room)),
         (false, _) => ("", 0),
@@ -194,7 +195,7 @@ fn too_big(report: &TooBig, findings: &mut Findings) {
         format!("to {}", report.longest)
     };
     findings.add(
-        ("too_big", Scope::host(report.server)),
+        ("too_big", Scope::host(report.server), when),
         format!(
             "{} packets from clients did not fit {path}{}: they had up to {} bytes, and {} fit. The clients received ICMP errors; if ICMP is filtered, connections hang",
             report.packets, report.server, report.longest, report.room
@@ -374,6 +375,7 @@ mod tests {
         look(
             &services("tunnel", 1),
             &info,
+            &[],
             &Director::default(),
             &mut findings,
         );

@@ -59,6 +59,8 @@
 
   function lasted(seconds) {
     if (seconds === null || seconds === undefined) return "";
+    // The clock of the director may have been set back since.
+    seconds = Math.max(0, seconds);
     const [d, h, m] = [Math.floor(seconds / 86400), Math.floor(seconds / 3600) % 24, Math.floor(seconds / 60) % 60];
     if (d) return `${d} d ${h} h`;
     if (h) return `${h} h ${m} min`;
@@ -120,8 +122,8 @@
     if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: packets of services reach nobody that lvsd knows of. The log of lvsd says why.");
     if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, the old configuration holds: ${o.loaded.message}`);
     for (const i of o.interfaces) if (!i.up) all.push(`Interface ${i.name} is down.`);
-    for (const c of o.conflicts) all.push(`Another host (${c.host ? `${c.host}, ` : ""}${c.mac}) answers for ${c.address}, too.`);
-    for (const hop of o.dataplane.silent_hops ?? []) all.push(`The next hop ${hop.address} on ${hop.interface} does not answer: packets to it are dropped.`);
+    for (const c of o.conflicts) all.push(`Another host (${c.host ? `${c.host}, ` : ""}${c.mac}) answers for ${c.address}, too${c.since === undefined ? "" : `: for ${lasted(c.since)}, last ${lasted(c.ago)} ago`}.`);
+    for (const hop of o.dataplane.silent_hops ?? []) all.push(`The next hop ${hop.address} on ${hop.interface} does not answer, for ${lasted(hop.since)}: packets to it are dropped.`);
     for (const line of o.refused) all.push(`Refused by the dataplane: ${line}`);
     for (const line of o.drift) all.push(`Changed by hand: ${line}`);
     if (o.capacity && o.connections > o.capacity * 0.9) all.push(`The connection table is ${Math.round((100 * o.connections) / o.capacity)} % full; raise max_connections.`);
@@ -538,10 +540,12 @@
     });
     const config = service.dataplane ? service.dataplane.config.scheduler : "";
     const about = config ? `Scheduler ${config}.` : "The dataplane does not have this service.";
+    const refusals = (s.refusals || []).filter((r) => r.recent).map((r) => `${short(r.recent)} ${r.reason} (first ${lasted(r.since)} ago, last ${lasted(r.ago)} ago)`);
+    const refused = refusals.length ? ` Refused in five minutes: ${refusals.join(", ")}.` : "";
     const more = s.servers.length > 500 ? ` ${s.servers.length - 500} servers more: lvsd status shows all.` : "";
     fill(d.children[1], [
       table(["Server", "Health", "For", "Weight", "Active", "Inactive", "Conns/s", "Notes", ""], rows),
-      make("p", [about + more, " ", make("a", "Link to this service", "", { href: link("", s.name) })], "soft"),
+      make("p", [about + refused + more, " ", make("a", "Link to this service", "", { href: link("", s.name) })], "soft"),
     ]);
   }
 
@@ -552,11 +556,12 @@
       cell("Reason", make("strong", r.reason)),
       cell("In 5 min", r.recent === undefined ? "–" : short(r.recent), "n"),
       cell("Packets", short(r.count), "n"),
+      cell("First", r.since === undefined ? "–" : `${lasted(r.since)} ago`),
       cell("Last", r.ago === undefined ? "–" : `${lasted(r.ago)} ago`),
       cell("What", r.help),
       cell("Fix", r.fix),
     ]));
-    fill($("drops"), [table(["Reason", "In 5 min", "Packets", "Last", "What", "Fix"], rows)]);
+    fill($("drops"), [table(["Reason", "In 5 min", "Packets", "First", "Last", "What", "Fix"], rows)]);
   }
 
   async function showEvents() {

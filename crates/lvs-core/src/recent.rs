@@ -1,0 +1,165 @@
+//! Counts of packets over the last minutes, with the times of the first and the last of them.
+
+use core::time::Duration;
+
+use crate::Instant;
+
+/// Nanoseconds of a slot: ten seconds.
+const SLOT: u64 = 10_000_000_000;
+/// Slots of a minute, and of five minutes.
+const MINUTE: usize = 6;
+const SLOTS: usize = 30;
+/// Time without a packet after which a further packet is the first one of a new series.
+const PAUSE: Duration = Duration::from_secs(300);
+
+/// A counter in slots of ten seconds.
+#[derive(Clone, Debug, Default)]
+pub struct RecentCounter {
+    count: u64,
+    /// The number of the latest slot with a packet, from the origin of the clock.
+    latest: u64,
+    /// The packets of the slots up to the latest one, each at its number modulo their amount.
+    slots: [u32; SLOTS],
+    first: Instant,
+    last: Instant,
+}
+
+/// The content of a [`RecentCounter`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(default))]
+pub struct RecentCount {
+    /// All packets.
+    pub count: u64,
+    /// Packets in the last five minutes, or up to ten seconds less.
+    pub recent: u64,
+    /// Packets in the last minute, or up to ten seconds less.
+    pub last_minute: u64,
+    /// Seconds since the first packet after five minutes without one; `None` if there was no packet
+    /// in the last five minutes.
+    #[cfg_attr(feature = "api", serde(skip_serializing_if = "Option::is_none"))]
+    pub since: Option<u64>,
+    /// Seconds since the last packet; `None` before the first one.
+    #[cfg_attr(feature = "api", serde(skip_serializing_if = "Option::is_none"))]
+    pub ago: Option<u64>,
+}
+
+impl RecentCounter {
+    /// Counts `packets` at `now`.
+    pub fn add(&mut self, packets: u64, now: Instant) {
+        if packets == 0 {
+            return;
+        }
+        if self.count == 0 || now - self.last >= PAUSE {
+            self.first = now;
+        }
+        let slot = number(now);
+        for passed in (self.latest + 1..=slot).take(SLOTS) {
+            self.slots[place(passed)] = 0;
+        }
+        self.latest = self.latest.max(slot);
+        let latest = &mut self.slots[place(self.latest)];
+        *latest = latest.saturating_add(u32::try_from(packets).unwrap_or(u32::MAX));
+        self.count += packets;
+        self.last = self.last.max(now);
+    }
+
+    /// All packets.
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The content at `now`.
+    pub fn at(&self, now: Instant) -> RecentCount {
+        let slot = number(now).max(self.latest);
+        let sum = |slots: usize| -> u64 {
+            let numbers = (0..slots as u64).filter_map(|back| slot.checked_sub(back));
+            numbers
+                .filter(|&number| number <= self.latest && number + SLOTS as u64 > self.latest)
+                .map(|number| u64::from(self.slots[place(number)]))
+                .sum()
+        };
+        let recent = sum(SLOTS);
+        RecentCount {
+            count: self.count,
+            recent,
+            last_minute: sum(MINUTE),
+            since: (recent > 0).then(|| (now - self.first).as_secs()),
+            ago: (self.count > 0).then(|| (now - self.last).as_secs()),
+        }
+    }
+}
+
+/// The number of the slot of a time.
+const fn number(now: Instant) -> u64 {
+    now.as_nanos() / SLOT
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "less than the slots")]
+const fn place(slot: u64) -> usize {
+    (slot % SLOTS as u64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: u64) -> Instant {
+        Instant::from_secs(seconds)
+    }
+
+    #[test]
+    fn packets_older_than_five_minutes_are_not_recent() {
+        let mut counter = RecentCounter::default();
+        assert_eq!(counter.at(at(7)), RecentCount::default());
+        counter.add(7, at(1000));
+        counter.add(0, at(1070));
+        let shown = |seconds| {
+            let shown = counter.at(at(seconds));
+            (shown.recent, shown.last_minute, shown.since, shown.ago)
+        };
+        assert_eq!(shown(1009), (7, 7, Some(9), Some(9)));
+        assert_eq!(shown(1059), (7, 7, Some(59), Some(59)));
+        assert_eq!(shown(1060), (7, 0, Some(60), Some(60)));
+        assert_eq!(shown(1299), (7, 0, Some(299), Some(299)));
+        assert_eq!(shown(1300), (0, 0, None, Some(300)));
+        assert_eq!(counter.at(at(9000)).count, 7);
+    }
+
+    #[test]
+    fn steady_packets_have_their_first_time_and_their_rate() {
+        let mut counter = RecentCounter::default();
+        for second in 5..=1000 {
+            counter.add(2, at(second));
+        }
+        let shown = counter.at(at(1003));
+        assert_eq!((shown.since, shown.ago), (Some(998), Some(3)));
+        assert_eq!((shown.last_minute, shown.recent), (102, 582));
+    }
+
+    #[test]
+    fn packet_after_five_minutes_without_one_begins_a_new_series() {
+        let mut counter = RecentCounter::default();
+        counter.add(1, at(10));
+        counter.add(1, at(309));
+        assert_eq!(counter.at(at(310)).since, Some(300));
+        for pause in [300, 10_000, 1 << 30] {
+            let begin = at(309 + pause);
+            counter.add(1, begin);
+            let shown = counter.at(begin + Duration::from_secs(5));
+            assert_eq!((shown.since, shown.recent), (Some(5), 1), "{pause}");
+            counter = RecentCounter::default();
+            counter.add(1, at(309));
+        }
+    }
+
+    #[test]
+    fn time_before_the_latest_packet_counts_as_its_time() {
+        let mut counter = RecentCounter::default();
+        counter.add(1, at(100));
+        counter.add(1, at(89));
+        let shown = counter.at(at(50));
+        assert_eq!((shown.recent, shown.last_minute), (2, 2));
+        assert_eq!((shown.since, shown.ago), (Some(0), Some(0)));
+    }
+}
