@@ -393,7 +393,7 @@ impl Bed {
             let servers = servers.map(|server| ServerInfo::of(control, service, server, now));
             ServiceInfo {
                 servers: servers.collect(),
-                ..ServiceInfo::of(service, self.now)
+                ..ServiceInfo::of(service, now)
             }
         });
         infos.collect()
