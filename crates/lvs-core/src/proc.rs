@@ -1,4 +1,4 @@
-//! The text of `/proc/net/ip_vs` and its neighbours, for programs that read those files.
+//! The text of `/proc/net/ip_vs` and of related files, for programs that read those files.
 //!
 //! The format is the kernel's. The order differs: the kernel lists services and connections in the
 //! order of its hash tables; here services are listed by age, the oldest first, and connections by
@@ -42,7 +42,7 @@ pub fn services(out: &mut impl Write, control: &Control, size: u32) -> fmt::Resu
     Ok(())
 }
 
-/// As above, from the answers of a dataplane over its control socket.
+/// Writes the same text as [`services`], from the answers of a dataplane over its control socket.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -290,7 +290,7 @@ pub fn stats(out: &mut impl Write, control: &Control) -> fmt::Result {
     totals(out, &control.total_stats())
 }
 
-/// As above, from given counters.
+/// Writes the same text as [`stats`], from given counters.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -311,7 +311,8 @@ pub fn stats_percpu(out: &mut impl Write, control: &Control) -> fmt::Result {
     parts(out, control.shard_counts(), &control.total_stats())
 }
 
-/// As above, from given counters: those of each shard, and their sum.
+/// Writes the same text as [`stats_percpu`], from given counters: those of each shard, and their
+/// sum.
 ///
 /// # Errors
 /// Errors of `out`.

@@ -619,7 +619,8 @@ pub struct PeerStanding {
 }
 
 impl PeerStanding {
-    /// Seconds out of step after which that is a finding, and no moment after a start.
+    /// Seconds without synchronisation after which the peer's state is a finding; shortly after a
+    /// start it is none.
     pub const ALARM: u64 = 10;
 
     /// Whether the peer's connections were stored at this director some seconds ago.

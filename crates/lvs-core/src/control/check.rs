@@ -157,7 +157,7 @@ pub(crate) fn service(view: &impl View, key: &ServiceKey) -> Result<(), Error> {
     view.service(key).map(drop).ok_or(Error::NoService)
 }
 
-/// A server can be added to a service.
+/// Checks that a server can be added to a service.
 pub(crate) fn add_server(
     view: &impl View,
     key: &ServiceKey,
@@ -216,7 +216,7 @@ pub(crate) fn delete_server(
     server.map(drop).ok_or(Error::NoServer)
 }
 
-/// Timeouts of `ipvsadm --set`.
+/// Checks the timeouts of `ipvsadm --set`.
 pub(crate) fn timeouts(seconds: [u32; 3]) -> Result<(), Error> {
     if seconds.iter().any(|&timeout| timeout > TIMEOUT_MAX) {
         return Err(Error::TimeoutRange);
@@ -292,7 +292,8 @@ fn full_nat(
     Ok(())
 }
 
-/// A scheduler that measures answers accepts only servers whose answers pass the director.
+/// Checks that the answers of a server pass through the director if the service's scheduler
+/// measures their latency.
 fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     if facts.needs_replies && !config.forwarding.translates() {
         return Err(Error::NeedsReplies);

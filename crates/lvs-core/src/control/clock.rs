@@ -85,7 +85,7 @@ impl Control {
         self.next_event.into_iter().chain(templates).min()
     }
 
-    /// Starts the periods that run from the first moment that the director is shown.
+    /// Starts the periodic work at the first time that the director receives.
     pub(crate) fn show_clock(&mut self, now: Instant) {
         if self.clock.is_none() {
             self.estimator.start(now);

@@ -162,7 +162,7 @@ pub struct Control {
     index: Keys,
     next_service: u32,
     records: Records,
-    /// Services with port 21: TCP ports without a service of their own fall to them.
+    /// Services with port 21: they receive TCP packets to ports without a separate service.
     ftp_services: usize,
     /// Services with port 0, marks included.
     any_port_services: usize,

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use crate::api::{Call, ServerSpec, ServiceId, ServiceSpec, Timeouts};
 use crate::sync::{SyncDaemon, SyncRole};
 
-/// A command line that is in order.
+/// A valid command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `-A`

@@ -16,11 +16,12 @@ use crate::sync::{SyncDaemon, SyncRole};
 use crate::tunnel::{Tunnel, TunnelChecksum, TunnelType};
 use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, sched};
 
-/// The persistence timeout where `-p` has none.
+/// The persistence timeout if `-p` has no value.
 const DEFAULT_PERSISTENCE: u32 = 360;
 /// 31 days: the longest timeout that ipvsadm accepts.
 const TIMEOUT_MAX: i64 = 86_400 * 31;
-/// Bytes of a scheduler's, a persistence engine's and an interface's name that count.
+/// Maximum length of the names of schedulers, persistence engines and interfaces, in bytes; the
+/// rest is ignored.
 const NAME_MAX: usize = 15;
 /// The default multicast interface.
 const DEFAULT_INTERFACE: &str = "eth0";
@@ -214,7 +215,7 @@ struct Line<'a> {
     command: CommandName,
     flags: Flags,
     role: SyncRole,
-    /// `None` before any of `-t`, `-u`, `-f`.
+    /// `None` before the first of `-t`, `-u`, `-f`.
     protocol: Option<Protocol>,
     family: Family,
     mark: u32,

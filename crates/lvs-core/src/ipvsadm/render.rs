@@ -460,7 +460,7 @@ fn service_name(service: &ServiceId, style: Style<'_>) -> String {
     name
 }
 
-/// The flags of a scheduler by name, or nothing if none is set. Of `sh` and `mh` the third flag has
+/// The flags of a scheduler by name, or nothing if none is set. The third flag of `sh` and `mh` has
 /// no name.
 fn sched_flags(config: &ServiceConfig) -> Option<String> {
     if !sched::ANY_FLAGS

@@ -26,7 +26,7 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The server that the client's address hashes to; with `sh-port`, its address and port.
+/// Chooses the server by a hash of the client's address; with `sh-port`, of its address and port.
 ///
 /// Without `sh-fallback` the clients of a server that cannot take connections are refused; with it,
 /// further slots are probed.

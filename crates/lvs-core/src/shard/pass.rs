@@ -1,6 +1,6 @@
 //! The userspace fast path, for packets that change only the counters and the deadline of their
-//! connection: these are most packets. All other packets take the [slow path](super::decide), which
-//! has the same effect on a packet of the fast path.
+//! connection, as most packets do. All other packets use the [slow path](super::decide), whose
+//! effect on these packets would be the same.
 
 use core::net::{SocketAddr, SocketAddrV4};
 
@@ -21,9 +21,10 @@ pub struct Passed {
     pub conn: ConnId,
     /// The real server.
     pub server: ServerId,
-    /// From the server to the client; else from the client to the server.
+    /// Whether the packet is from the server to the client; otherwise it is from the client to the
+    /// server.
     pub reply: bool,
-    /// NAT, direct routing or tunnel; of a reply, NAT.
+    /// NAT, direct routing or tunnel; for a reply, NAT.
     pub method: Forwarding,
     /// Address and port of the real server.
     pub target: SocketAddrV4,

@@ -124,7 +124,7 @@ impl Shard {
     }
 
     /// Takes ownership of the connections borrowed from a peer, or of those in these ranges, in
-    /// slots from `from` on; returns the next slot. For a peer that is gone.
+    /// slots from `from` on; returns the next slot. The caller uses it after the peer has stopped.
     pub fn adopt_borrowed(
         &mut self,
         peer: usize,
@@ -222,7 +222,7 @@ impl Shard {
         }
     }
 
-    /// Marks connection `index`, which has no owner here, as borrowed from a peer.
+    /// Marks connection `index`, which this director does not own, as borrowed from a peer.
     pub(crate) fn lend(&mut self, index: u32, peer: usize) {
         let slot = self.table.get(index);
         let number = u32::try_from(peer).unwrap_or(0);

@@ -39,7 +39,7 @@ const HEADER: usize = 8;
 /// Maximum of bytes in the outgoing buffer.
 const OUT_MAX: usize = 1 << 20;
 
-/// Bytes that room is made for at first.
+/// Initial capacity in bytes.
 const OUT_FIRST: usize = 4 << 10;
 
 /// Kind of an update about a connection or a template.
@@ -214,7 +214,7 @@ impl Digest {
         }
     }
 
-    /// Appends it.
+    /// Appends the encoded digest.
     pub fn write(&self, out: &mut Vec<u8>) {
         for range in &self.0 {
             out.extend(range.sum.to_be_bytes());
@@ -395,7 +395,7 @@ impl Replicas {
         borrowed.is_some_and(|borrowed| ranges.has(identity.hash(borrowed.keys)))
     }
 
-    /// A connection is borrowed from a peer from now on, or no more.
+    /// Adds a connection to the connections borrowed from a peer, or with `is` false removes it.
     pub(crate) fn lend(&mut self, peer: usize, identity: &Identity, is: bool) {
         if let Some(Some(borrowed)) = self.borrowed.get_mut(peer) {
             let hash = identity.hash(borrowed.keys);

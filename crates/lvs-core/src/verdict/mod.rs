@@ -74,7 +74,7 @@ pub struct Forward {
     pub target: SocketAddr,
     /// Local address and port towards the server, if `method` is [`Forwarding::FullNat`].
     pub source: Option<SocketAddr>,
-    /// The virtual address and port that the connection was made for.
+    /// The virtual address and port of the connection.
     pub virt: SocketAddr,
     /// Encapsulation, if `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
@@ -166,7 +166,7 @@ reasons! {
         SourceRate => "source_rate",
         /// The service's filter, or the director's, denies the source.
         Filtered => "filtered",
-        /// The program around the director has handed in the shard of another director.
+        /// The program around the director has passed the shard of another director.
         ForeignShard => "foreign_shard",
         /// The transport header is cut short.
         ShortHeader => "short_header",

@@ -822,7 +822,7 @@ fn consecutive_failed_attempts_are_counted() {
     assert_eq!(count(&direct), 0);
 }
 
-/// Numbers of all attempts and of unanswered attempts of the only server.
+/// Numbers of all attempts and of unanswered attempts to the only server.
 fn attempts(director: &Director) -> (u64, u64) {
     let service = director.control.services().next().unwrap();
     let id = service.servers()[0].id();

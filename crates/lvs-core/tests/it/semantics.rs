@@ -791,7 +791,7 @@ fn sync_message_ends_at_its_entry_count() {
     assert_eq!(counts(master.counted()), [255, 45]);
 }
 
-/// A stopped master sends its queued entries, and none that are queued later.
+/// A master that is stopped sends its queued entries, and no later ones.
 #[test]
 fn stopped_master_sends_its_queue() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);

@@ -442,7 +442,8 @@ fn timer_budget_delays_timers_and_drops_none() {
     }
 }
 
-/// Connections that end together are brought near in portions, and are not late.
+/// The wheel moves the timers of connections that end together in portions, and none of them is
+/// late.
 #[test]
 fn timer_burst_is_spread_before_its_deadline() {
     let mut table = ConnTable::new(50_000, 1);
