@@ -20,11 +20,11 @@ pub const MAX_FRAME: usize = 65_535 + 14 + 8;
 /// `virtio_net_hdr`, offsets relative to the first byte of the frame).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// The transport checksum field holds only the sum of the pseudo-header (not complemented);
+    /// The transport checksum field contains only the sum of the pseudo-header (not complemented);
     /// the sum from `start` to the end of the frame is to be stored at `start + offset`
     /// (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
     pub checksum: Option<PartialChecksum>,
-    /// The frame is an aggregate that is to be cut into segments.
+    /// The frame is a super-packet that must be cut into segments.
     pub segments: Option<Segments>,
     /// The device has verified the checksum (`VIRTIO_NET_HDR_F_DATA_VALID`).
     pub verified: bool,
@@ -69,7 +69,7 @@ pub struct Segments {
     pub ecn: bool,
 }
 
-/// Kinds of aggregates.
+/// Kinds of super-packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentKind {
     /// TCP over IPv4.
@@ -78,7 +78,7 @@ pub enum SegmentKind {
     Tcp6,
     /// UDP datagrams of equal size (UDP GSO).
     Udp,
-    /// A UDP datagram that is to be fragmented (UFO).
+    /// A UDP datagram that the receiver must fragment (UFO).
     UdpFragments,
 }
 

@@ -36,7 +36,7 @@ pub struct PortInfo {
     pub ethernet: bool,
     /// Whether the port accepts unfinished checksums and super-packets.
     pub offload: bool,
-    /// Whether frames can be reinjected into the host on this port, as if they had just arrived.
+    /// Whether frames can be reinjected into the host on this port.
     pub gives_back: bool,
 }
 
@@ -115,7 +115,7 @@ pub trait Net {
     fn is_local(&self, addr: IpAddr) -> bool;
 
     /// Whether a packet from another host cannot have this source, because it is the host's own
-    /// (`fib_validate_source`) or the dataplane's. Called for each packet.
+    /// (`fib_validate_source`) or the dataplane's. It is called for each packet.
     fn is_forged(&self, src: IpAddr) -> bool {
         self.is_local(src) || self.is_own_vip(src)
     }
@@ -165,8 +165,8 @@ pub trait Net {
 /// Whether no other host can have sent a packet (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`:
 /// its destination is the address of a service. A real server that has the address itself may send
 /// from it through a director that is its gateway, unless [`Net::forges_vips`] is true. The kernel
-/// accepts an IPv6 packet from an address of its own. Here the answer would return to the host or
-/// to the dataplane, or loop.
+/// accepts an IPv6 packet from one of its own addresses. The director does not, because the answer
+/// would return to the host or to the dataplane, or loop.
 #[inline]
 pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
     let forged =

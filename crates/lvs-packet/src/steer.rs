@@ -11,7 +11,7 @@
 //!                                                                                      └─ another's: bounded queue
 //! ```
 //!
-//! Because of the program in the kernel, almost no packet needs the queue of the second step. Only
+//! Because of the BPF program, almost no packet needs the queue of the second step. Only
 //! [`Steering`], which is equal in all workers, decides about the owner.
 
 use std::collections::HashSet;
@@ -56,7 +56,7 @@ impl Keys {
         }
     }
 
-    /// An address in 32 bits; of IPv6, the first `words` words of it.
+    /// An address in 32 bits. For IPv6, they depend on its first `words` words.
     pub fn fold(&self, addr: IpAddr, words: usize) -> u32 {
         match addr {
             IpAddr::V4(addr) => addr.to_bits(),
@@ -249,8 +249,8 @@ impl Steering {
         }
     }
 
-    /// Returns the prefixes of addresses, in words: as many words as keep the number of different
-    /// prefixes within its limit.
+    /// Returns the prefixes of addresses in words, with as many words as the limit of different
+    /// prefixes permits.
     fn prefixes(&self, addresses: &[IpAddr]) -> (usize, Vec<u32>) {
         for words in (1..=4).rev() {
             let folds = addresses.iter().map(|addr| self.keys.fold(*addr, words));

@@ -18,9 +18,11 @@ use crate::wire::{ipv4, ipv6, put16};
 
 /// Time that a datagram waits for its missing fragments (`net.ipv4.ipfrag_time`).
 pub const TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of unfinished datagrams at most, of all workers together (`net.ipv4.ipfrag_high_thresh`).
+/// Maximum number of bytes of incomplete datagrams, of all workers together
+/// (`net.ipv4.ipfrag_high_thresh`).
 pub const MEMORY_MAX: usize = 4 << 20;
-/// Maximum number of fragments of one datagram. 64 KiB in fragments of 68 bytes are fewer.
+/// Maximum number of fragments of one datagram. A datagram of 64 KiB in fragments of 68 bytes has
+/// fewer.
 const PIECES_MAX: usize = 1024;
 /// Memory of a stored fragment besides its bytes: its allocation, its entry in the list, and the
 /// headers of the frame in which it is sent later (with IPv6, also a fragment header). 4 MiB are
@@ -360,9 +362,9 @@ impl Reassembler {
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses a new datagram if the memory is full, like the kernel (`inet_frag_create`).
-    /// Searching for an older datagram to evict would cost the director much and an attacker
-    /// nothing.
+    /// Refuses a new datagram if the memory is full, like the kernel (`inet_frag_create`). The
+    /// search for an older datagram to evict would be expensive for the director and free for an
+    /// attacker.
     fn reserve(&self, bytes: usize) -> Result<(), FrameDrop> {
         let grown = |memory: usize| Some(memory + bytes).filter(|&memory| memory <= MEMORY_MAX);
         match self

@@ -127,8 +127,9 @@ fn may_be_icmp(packet: &Packet) -> bool {
 pub struct Intercept {
     /// Endpoints of the services. The interception includes fragments and ICMP errors to their
     /// addresses, ICMP errors about packets to them, and packets whose header of TCP, UDP or SCTP
-    /// is truncated or behind AH. It also includes packets that servers without translation send
-    /// from there, except to the host itself: a host with the address would treat them as forged.
+    /// is truncated or follows AH. It also includes packets that servers without translation send
+    /// from these endpoints, except to the host itself: a host with the address would treat them as
+    /// forged.
     pub services: Endpoints,
     /// Virtual addresses for which the dataplane answers: all packets to them are intercepted.
     pub own_vips: HashSet<IpAddr>,
@@ -142,8 +143,8 @@ pub struct Intercept {
     /// Addresses of the host that replace clients towards servers (full NAT). Packets from these
     /// servers to them are intercepted, although they are addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
-    /// Servers on this host, whose replies the host routes into the dataplane. The dataplane does
-    /// not intercept them: other packets of these servers are sent unchanged.
+    /// Servers on this host: the host routes their replies into the dataplane. The dataplane must
+    /// not intercept them again, and sends other packets of these servers unchanged.
     pub local_nodes: Endpoints,
     /// Connections from this host to services: the servers' replies are intercepted although they
     /// are addressed to the host. They are added and removed one by one.
@@ -414,7 +415,8 @@ mod tests {
 
     use super::*;
 
-    /// The host itself answers on the other ports, also while the shield of a dead dataplane stays.
+    /// The host itself answers on the other ports, even while the shield of a killed dataplane
+    /// remains.
     #[test]
     fn rule_for_many_ports_intercepts_no_other_port() {
         let rule = |words: &[&str]| MarkRule::parse(words).expect("a rule");

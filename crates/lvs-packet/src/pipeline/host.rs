@@ -1,4 +1,4 @@
-//! Packets of the host: passed to it, reinjected, or answered for it.
+//! Packets for the host: passed to it, reinjected, or answered in its place.
 
 use lvs_core::{Protocol, TcpFlags};
 

@@ -19,7 +19,8 @@ use crate::wire::{
 };
 
 impl Pipeline {
-    /// Link layer: which frames count, and where the IP packet begins.
+    /// Handles the link layer: ignores frames that are not for this host, and finds the start of
+    /// the IP packet.
     pub(super) fn intake<N: Net, D: Decide>(
         &mut self,
         port: PortId,

@@ -12,8 +12,8 @@ use crate::net::Net;
 use crate::parse::{self, Icmp, Packet};
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 
-/// The ICMP error that the packet at hand was answered with. It passes the director as well, as the
-/// host's own packets pass IPVS in `LOCAL_OUT`.
+/// The ICMP error that answered the current packet. It passes the director as well, as the host's
+/// own packets pass IPVS in `LOCAL_OUT`.
 #[derive(Debug)]
 pub(super) enum OwnError {
     /// The packet was sent, and contains an ICMP error that the director counts for its connection.
@@ -105,7 +105,7 @@ impl Pipeline {
         cx.out.keep(error);
     }
 
-    /// Passes the ICMP error that the last packet was answered with through the director.
+    /// Passes the ICMP error that answered the last packet through the director.
     pub(super) fn finish_own_error<N: Net, D: Decide>(
         &mut self,
         decide: &mut D,

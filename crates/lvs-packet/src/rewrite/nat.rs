@@ -136,7 +136,7 @@ fn address(ip: &mut [u8], end: End, new: Ipv4Addr) -> Delta {
     Delta::NONE.addr(old, new)
 }
 
-/// Changes of a translation behind the IP header.
+/// Changes by a translation to the data after the IP header.
 struct Change {
     end: End,
     port: u16,
@@ -146,7 +146,8 @@ struct Change {
 }
 
 impl Change {
-    /// Translates the port of the header at `l4`, and updates the checksum, `field` bytes behind.
+    /// Translates the port of the header at `l4`, and updates the checksum `field` bytes after its
+    /// start.
     #[inline]
     fn apply(&self, ip: &mut [u8], l4: usize, protocol: Protocol, field: usize) {
         let port_at = l4 + port(self.end);
@@ -267,7 +268,7 @@ const fn has_ports(protocol: u8) -> bool {
     )
 }
 
-/// Stores the port of the packet inside an error: of the end that `outer` is on the other side of.
+/// Stores the port of the packet inside an error, at the end that is opposite to `outer`.
 fn set_port(inner: &mut [u8], l4: usize, outer: End, to: u16) {
     let other = match outer {
         End::Source => End::Destination,
@@ -327,9 +328,8 @@ mod tests {
         [addr[0], addr[1], addr[2], addr[3]]
     }
 
-    /// The sender of a tunnel leaves the checksum of the packet inside to the device, and the
-    /// tunnel's own out, or computes it for the finished packet (the kernel's local checksum
-    /// offload).
+    /// The sender of a tunnel packet leaves the inner checksum to the device. It omits the outer
+    /// checksum, or computes it for the finished packet (the kernel's local checksum offload).
     #[test]
     fn datagram_with_unfinished_packet_inside_gets_right_checksums() {
         for (absent, six, end) in [
@@ -383,7 +383,7 @@ mod tests {
         }
     }
 
-    /// The sender's device was to segment the super-packet; this happens after the translation.
+    /// The super-packet is segmented after the translation, instead of by the sender's device.
     #[test]
     fn aggregate_inside_tunnel_gets_right_checksums_when_it_is_cut() {
         for (absent, end) in [(true, End::Destination), (false, End::Source)] {

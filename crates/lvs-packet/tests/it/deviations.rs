@@ -211,7 +211,7 @@ fn allow_fragments(ip: &mut [u8], allowed: bool) {
     }
 }
 
-/// Inserts an extension header of type `kind` behind the header of an IPv6 packet. `body` is the
+/// Inserts an extension header of type `kind` after the header of an IPv6 packet. `body` is the
 /// header without its first byte.
 fn extend(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     let next = std::mem::replace(&mut ip[6], kind);
@@ -426,7 +426,7 @@ fn by_tunnel(tunnel: Tunnel) -> ServerConfig {
     config
 }
 
-/// A packet of a client's that fills a link, and may not be cut.
+/// A packet of a client that has the MTU of the link, and must not be fragmented.
 fn long(port: u16) -> Vec<u8> {
     let mut whole = udp((CLIENT, 4000), (VIP, port), &[7; 1300]);
     allow_fragments(&mut whole, false);

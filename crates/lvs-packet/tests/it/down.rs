@@ -1,5 +1,5 @@
-//! A server goes down, and both sides of its connections get a reset: frames in, a real director,
-//! frames out.
+//! A server goes down, and both sides of its connections receive a reset. The tests pass frames to
+//! a real director, and check the sent frames.
 
 use std::net::SocketAddr;
 

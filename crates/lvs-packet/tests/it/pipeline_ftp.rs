@@ -324,8 +324,8 @@ fn passive_and_extended_passive_replies_are_rewritten() {
     }
 }
 
-/// The kernel lets a reply that is sent again pass as it is: with the server's address, and a byte
-/// too long or too short for the numbers that follow.
+/// The kernel forwards a repeated reply unchanged: with the server's address, and longer or shorter
+/// than the following sequence numbers require.
 #[test]
 fn repeated_ftp_reply_is_rewritten_again() {
     for card in CARDS {

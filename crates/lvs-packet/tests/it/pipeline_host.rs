@@ -1,5 +1,6 @@
-//! The duties of a host beside IPVS: options, impossible sources, silent neighbours, echo, segment
-//! sizes, tags. The tests compare frames; numbers and addresses are recorded from the kernel.
+//! The tasks of a host in addition to IPVS: options, impossible sources, silent neighbours, echo,
+//! segment sizes, tags. The tests compare frames; numbers and addresses are recorded from the
+//! kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -94,8 +95,8 @@ fn segment6(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16)) -> Vec<u8> {
     ip
 }
 
-/// The ICMP error in a frame with a right checksum: source, destination, type, code, and the packet
-/// that it is about.
+/// Parses the ICMP error in a frame, which must have a correct checksum: source, destination, type,
+/// code, and the quoted packet.
 fn error(frame: &[u8]) -> (IpAddr, IpAddr, u8, u8, Vec<u8>) {
     let ip = &frame[14..];
     let sliced = SlicedPacket::from_ip(ip).expect("a packet");
@@ -327,7 +328,7 @@ fn echo_can_be_limited_and_switched_off() {
     }
 }
 
-/// The maximum segment size in a frame, whose checksum is right.
+/// The maximum segment size in a frame, whose checksum must be correct.
 fn asked(frame: &[u8], l4: usize) -> u16 {
     let ip = &frame[14..];
     assert!(tcp::checksum_ok(ip, l4, 6));

@@ -1,6 +1,6 @@
-//! Frame in, verdict by hand, frame out. The frames with addresses in 10.0/16 and 10.1/16 were
-//! recorded from a kernel with IPVS; fields that vary between runs (the identification of what the
-//! director itself makes) are compared as zero.
+//! Frames with verdicts that the tests choose, and the sent frames. The frames with addresses in
+//! 10.0/16 and 10.1/16 were recorded from a kernel with IPVS; fields that vary between runs (the
+//! identification of packets that the director creates) are compared as zero.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A director between a client link and a server link, in a table: addresses as in a small lab, no
-//! I/O.
+//! A director between a client link and a server link. Tables replace the network: addresses like
+//! in a small lab, and no I/O.
 #![allow(
     dead_code,
     missing_docs,
