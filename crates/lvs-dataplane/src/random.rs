@@ -6,7 +6,7 @@ use std::io::{self, Read};
 /// Random bytes, from /dev/urandom.
 ///
 /// # Errors
-/// If it is not there, or cannot be opened.
+/// If the device does not exist or cannot be opened.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes))?;

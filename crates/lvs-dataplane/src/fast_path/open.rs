@@ -1,5 +1,5 @@
-//! Opening the kernel fast path: maps are made, or inherited from a predecessor, and programs are
-//! loaded.
+//! Opens the kernel fast path: creates the maps or inherits them from a predecessor, and loads the
+//! programs.
 
 use std::fs;
 use std::io;

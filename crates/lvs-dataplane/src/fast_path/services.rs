@@ -266,7 +266,7 @@ mod tests {
         frame
     }
 
-    /// Dropped, or passed to the host.
+    /// Results of the programs: the frame is dropped, or passed to the host.
     const DROPPED: i32 = 2;
     const HOST: i32 = -1;
 

@@ -1,5 +1,5 @@
-//! The keeper of the host: a thread that owns everything that concerns it, so that no packet waits
-//! for netlink, nf_tables or a log.
+//! The keeper of the host: a thread that makes all changes of the host, so that no packet waits for
+//! netlink, nf_tables or a log.
 //!
 //! ```text
 //! wait ─▶ kernel's events ─▶ jobs (control calls) ─▶ requests of the packet path ─▶ timers ─▶ publish one view ─▶ wait
@@ -586,7 +586,7 @@ impl Keeper {
         }
     }
 
-    /// The connections of servers that went down have ended.
+    /// Logs that the connections of servers that went down have ended.
     pub(crate) fn down_has_ended(&mut self, resets: usize) {
         info!("closed the connections of servers that went down; {resets} TCP resets sent");
     }

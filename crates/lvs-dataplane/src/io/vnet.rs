@@ -1,5 +1,5 @@
-//! `virtio_net_hdr`: how unfinished checksums and segments travel before a frame on packet sockets
-//! and TUN devices.
+//! `virtio_net_hdr`: the description of unfinished checksums and segments that precedes a frame on
+//! packet sockets and TUN devices.
 //!
 //! ```text
 //!  0      1        2         4          6           8            10

@@ -15,8 +15,7 @@ use lvs_sys::{Poller, wait_writable};
 
 /// Period of checks of the interface, and of messages that no packet worker sends.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Longest wait of one message for room in the socket. Then the master checks whether it is to
-/// stop.
+/// Longest wait of one message for room in the socket. Then the master checks whether it must stop.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Time limit for a stopping master to send its remaining messages.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);

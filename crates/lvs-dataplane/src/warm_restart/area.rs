@@ -1,4 +1,4 @@
-//! Memory for services, settings and counters of a successor, in any place.
+//! Memory for services, settings and counters of a successor, in any kind of memory.
 
 use std::net::SocketAddr;
 use std::ops::Range;

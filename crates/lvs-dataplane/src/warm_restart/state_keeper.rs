@@ -84,7 +84,7 @@ fn refused(what: impl Into<String>) -> io::Error {
 
 impl StateKeeper {
     /// Connects to the state keeper for the dataplane of this name, and starts a state keeper if
-    /// there is none. To be called while the process may still start programs.
+    /// there is none. Call it while the process may still start programs.
     ///
     /// # Errors
     /// If no state keeper can be started, if it belongs to another user, or if another dataplane
@@ -148,12 +148,12 @@ impl StateKeeper {
     /// a kill of this dataplane.
     ///
     /// # Errors
-    /// If the state keeper has ended.
+    /// If the state keeper has exited.
     pub(crate) fn hold_shield(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         call(&self.name, ask::SHIELD, Some(socket)).map(drop)
     }
 
-    /// Has the state keeper close the shields of earlier dataplanes, after this dataplane has
+    /// Makes the state keeper close the shields of earlier dataplanes, after this dataplane has
     /// installed its own.
     pub(crate) fn keep_last_shield(&self) -> io::Result<()> {
         call(&self.name, ask::LAST, None).map(drop)
@@ -284,7 +284,7 @@ fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Optio
 }
 
 /// Whether the error means that a state keeper accepted the connection and closed it without an
-/// answer. Either the state keeper is ending and its name will be free soon, or it did not receive
+/// answer. Either the state keeper is exiting and its name will be free soon, or it did not receive
 /// the request in time on a busy machine.
 fn is_hung_up(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};

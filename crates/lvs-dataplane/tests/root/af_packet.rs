@@ -29,7 +29,7 @@ fn open_without_ring(name: &str) -> AfPacket {
     AfPacket::open_without_ring(lvs_sys::if_index(name).unwrap(), name).unwrap()
 }
 
-/// With a separate queue for SYNs.
+/// Opens a packet socket with a separate queue for SYNs.
 fn open_two_queues(name: &str) -> AfPacket {
     let packets =
         AfPacket::open_with(lvs_sys::if_index(name).unwrap(), name, None, None, false).unwrap();
@@ -598,8 +598,8 @@ fn syn_is_received_after_all_earlier_packets() {
     assert_eq!(receiver.drops(), 0);
 }
 
-/// A guest's datagram that its host is to cut (`VIRTIO_NET_HDR_GSO_UDP`): the kernel has no header
-/// for it in a ring and loses it.
+/// A datagram of a guest that its host must fragment (`VIRTIO_NET_HDR_GSO_UDP`): the kernel cannot
+/// describe it in a ring, and drops it.
 #[test]
 fn ring_that_stops_at_unsupported_frame_is_replaced() {
     let host = Host::new();

@@ -1,5 +1,5 @@
-//! Several packet workers in front of the program at an interface's ingress: it looks for a
-//! connection in the region of the worker that owns it.
+//! Several packet workers and the program at an interface's ingress: it looks for a connection in
+//! the region of the worker that owns it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;

@@ -93,7 +93,7 @@ fn spec(vip: &str, server: &str, port: u16) -> Intercept {
     }
 }
 
-/// A host between two links, with a device to steer to.
+/// A host between two links, with a device into which packets are steered.
 struct Router {
     host: Host,
     /// Stored so that the hosts' links stay up.

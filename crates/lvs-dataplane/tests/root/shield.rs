@@ -27,7 +27,7 @@ fn endpoint(address: &str, protocol: Protocol, port: u16) -> Endpoint {
 }
 
 /// A client `c` (10.1.0.2), a director (10.1.0.1, 10.2.0.1, forwarding) and a server `s`
-/// (10.2.0.2), IPv6 likewise.
+/// (10.2.0.2), each also with IPv6.
 struct Net {
     client: Host,
     director: Host,
@@ -733,7 +733,7 @@ fn packets_with_incomplete_transport_header_are_hidden() {
     drop(shield);
 }
 
-/// A UDP datagram from the client to port 7 of the director behind these VLAN tags, as a frame.
+/// A UDP datagram from the client to port 7 of the director after these VLAN tags, as a frame.
 fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
     let mut ip = [
         0x45, 0, 0, 29, 0, 1, 0, 0, 64, 17, 0, 0, 10, 1, 0, 2, 10, 1, 0, 1, 0x30, 0x39, 0, 7, 0, 9,

@@ -79,7 +79,8 @@ impl Message {
 
 /// A digest to which some packet workers have not added their connections yet. The digest and the
 /// items before it in the queue must describe the same connections, and no worker waits for another
-/// one: so the items of the workers that have added theirs go behind the digest.
+/// one. So new items of workers that have already added their connections are queued after the
+/// digest.
 #[derive(Debug)]
 struct Gathering {
     digest: Digest,

@@ -56,7 +56,7 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A peer is silent if no digest arrived from it for this time; a peer sends one every 2 seconds.
 const SILENT: Duration = Duration::from_secs(4);
-/// The time that peers have to receive the last messages of a director that ends.
+/// The time that peers have to receive the last messages of a director that stops.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The time within which a thread notices that its connection was closed.
 const SHORT: Duration = Duration::from_millis(100);
@@ -279,10 +279,10 @@ impl Peers {
         Ok(())
     }
 
-    /// Ends all sessions and waits for the threads. A receiving peer gets the queued messages, as
-    /// far as it reads them at once, and then the end of the stream. Threads that wait for an
-    /// unreachable peer, or for the proof of a client, are not awaited: they notice the end of the
-    /// dataplane themselves.
+    /// Ends all sessions and waits for the threads. A receiving peer gets the queued messages that
+    /// it reads without delay, and then the end of the stream. This function does not wait for
+    /// threads that wait for an unreachable peer, or for the proof of a client: they notice the end
+    /// of the dataplane themselves.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify();
@@ -326,7 +326,7 @@ impl Peers {
         context.map_or(lvs_core::Instant::ZERO, |context| context.now())
     }
 
-    /// Number of packet workers; 0 after they have ended.
+    /// Number of packet workers; 0 after they have exited.
     fn workers(&self) -> usize {
         let threads = self.workers.upgrade();
         threads.map_or(0, |threads| threads.workers().len())

@@ -172,8 +172,8 @@ impl<'a> Portions<'a> {
         }
     }
 
-    /// Passes each item to the packet worker that the packets of the connection go to; each portion
-    /// waits for a free place. `false` if a worker has ended.
+    /// Passes each item to the packet worker that receives the packets of the connection; each
+    /// portion waits for a free slot. `false` if a worker has exited.
     fn deliver(&mut self, items: Vec<Item>) -> bool {
         let Some(context) = self.peers.context.upgrade() else {
             return false;
@@ -384,8 +384,8 @@ mod tests {
         }
     }
 
-    /// After any number of items from a peer, at most two portions wait for a busy worker. Each
-    /// connection comes to the worker that its packets go to.
+    /// After any number of items from a peer, at most two portions wait for a busy worker. The
+    /// worker that receives the packets of a connection gets its items.
     #[test]
     fn items_of_peer_wait_for_packet_worker_in_two_portions() {
         for workers in 1..=2 {

@@ -132,7 +132,7 @@ struct Listens {
     sender: JoinHandle<()>,
 }
 
-/// A receiving peer of an older version, connected to a dataplane whose packet worker has ended.
+/// A receiving peer of an older version, connected to a dataplane whose packet worker has exited.
 fn listens() -> Listens {
     listens_to(None, introduction(2))
 }
@@ -401,9 +401,9 @@ fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction)
     digest
 }
 
-/// One service more than are compared. A peer that has not announced the feature gets no digests of
-/// services: an older version would end the session. If all services differ, messages name only a
-/// few.
+/// The director has one service more than the maximum that is compared. A peer that has not
+/// announced the feature gets no digests of services: an older version would end the session. If
+/// all services differ, messages name only a few.
 #[test]
 fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     let mut control = Control::new(Options::default());
@@ -515,7 +515,8 @@ struct Director {
 }
 
 impl Director {
-    /// With as many workers, and a service; the only peer is at `peer`.
+    /// Creates a director with a service and as many workers as `listener` requires; its only peer
+    /// is at `peer`.
     fn new(identity: u8, workers: usize, listener: TcpListener, peer: SocketAddr) -> Self {
         let mut control = Control::new(Options {
             shards: workers,
@@ -620,7 +621,7 @@ fn run_until(
 }
 
 /// Directors with any numbers of packet workers replicate to each other: a full sync, updates, a
-/// take-over of one connection, and of all when a director ends.
+/// take-over of one connection, and of all connections when a director stops.
 #[test]
 fn connections_are_replicated_between_any_numbers_of_workers() {
     for counts in [[1, 1], [1, 2], [2, 1], [3, 2]] {

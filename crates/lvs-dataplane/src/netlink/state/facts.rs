@@ -26,7 +26,7 @@ pub struct Link {
     pub running: bool,
     /// Whether the link does not resolve neighbours (`IFF_NOARP`).
     pub no_arp: bool,
-    /// The bridge or bond that it is a port of.
+    /// The bridge or bond of which the link is a port.
     pub master: Option<u32>,
     /// The device below a VLAN or macvlan; the other end of a veth in the same namespace.
     pub parent: Option<u32>,
@@ -48,7 +48,8 @@ pub struct Address {
     pub ip: IpAddr,
     /// Length of the prefix of the address's network.
     pub prefix_len: u8,
-    /// How far it is valid (`RT_SCOPE_*`): 0 everywhere, 253 on the link, 254 on this host.
+    /// The scope in which the address is valid (`RT_SCOPE_*`): 0 everywhere, 253 on the link, 254
+    /// on this host.
     pub scope: u8,
     /// `IFA_F_*`.
     pub flags: u32,
