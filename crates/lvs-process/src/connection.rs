@@ -20,7 +20,7 @@ use lvs_api::peer::Refusal;
 const HELLO_MAX: u64 = 4 << 10;
 /// The longest request of a client with read access.
 const REQUEST_MAX: u64 = 16 << 10;
-/// The longest of a client that may change things: a list of
+/// The longest request of a client with write access: a list of
 /// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
 const LIST_MAX: u64 = 32 << 20;
 /// Longest time that a client may take to read [`BUFFER`] bytes of an answer.

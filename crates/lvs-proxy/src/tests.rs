@@ -443,7 +443,7 @@ async fn datagrams_keep_their_server_until_removed() {
     }
 }
 
-/// A sender of forged addresses evicts no established client, and displaces no newcomer.
+/// A sender of forged addresses evicts no established client, and prevents no new client.
 #[tokio::test]
 async fn datagram_flood_evicts_flood_only() {
     const MOST: usize = 64;

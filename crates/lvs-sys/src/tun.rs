@@ -23,7 +23,7 @@ pub struct TunDevice {
     file: File,
 }
 
-/// Offloads that the reader of the device handles itself: checksums, and TCP aggregates of both
+/// Offloads that the reader of the device handles itself: checksums, and TCP super-packets of both
 /// families, with ECN. `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 
@@ -31,7 +31,7 @@ const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 const LAST: i32 = 1000;
 
 impl TunDevice {
-    /// Creates the device `name`, which lives as long as the descriptor.
+    /// Creates the device `name`, which exists as long as the descriptor.
     ///
     /// # Errors
     /// `NotFound` without `/dev/net/tun`, `PermissionDenied` without `CAP_NET_ADMIN`,
@@ -58,7 +58,7 @@ impl TunDevice {
     }
 
     /// Opens one more queue of the device `name`, which was created with several. The kernel
-    /// spreads packets over the queues by flow; the device lives as long as one of them.
+    /// distributes packets over the queues by flow; the device exists as long as one of its queues.
     ///
     /// # Errors
     /// `NotFound` if the device does not exist; the kernel's error if it is exclusive.

@@ -1,4 +1,4 @@
-//! Format of a log line: time, level and program; for the journal, a priority in front; or a JSON
+//! Format of a log line: time, level and program; for the journal, a preceding priority; or a JSON
 //! object.
 
 use std::fmt;

@@ -14,7 +14,7 @@ use super::message_ids::message_id;
 /// The socket of the journal.
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// Separates the fields in front of a line from each other and from the line.
+/// Separates the fields before a line from each other and from the line.
 const MARK: char = '\x1e';
 /// The longest value of a field.
 const VALUE_MAX: usize = 1024;
@@ -97,7 +97,7 @@ pub(super) const fn priority(level: Level) -> u8 {
     }
 }
 
-/// Collects the fields of an event that go in front of its line.
+/// Collects the fields of an event that precede its line.
 #[derive(Debug, Default)]
 pub(super) struct Fields(String);
 
