@@ -13,11 +13,12 @@ use crate::files::open_without_waiting;
 const KEY_MIN: usize = 32;
 const KEY_MAX: usize = 4096;
 
-/// Where a director is, of `192.0.2.2`, `192.0.2.2:8848`, `2001:db8::2` or `[2001:db8::2]:8848`.
-/// Port 0, of one without a port, stands for [`PORT`].
+/// Parses the address of a director: `192.0.2.2`, `192.0.2.2:8848`, `2001:db8::2` or
+/// `[2001:db8::2]:8848`. Port 0 in the result means that the text has no port; the caller uses
+/// [`PORT`].
 ///
 /// # Errors
-/// A message: no address, or an address that no peer can connect to.
+/// A message: the text is not an address, or no peer can connect to the address.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     let bare = text
         .strip_prefix('[')

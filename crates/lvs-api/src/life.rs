@@ -52,7 +52,7 @@ pub enum Life {
 
 /// The name of a process in the text of `/proc/PID/stat` (`proc_pid_stat(5)`), and the fields
 /// behind it, of which the state (the 3rd) is the first. The name is in parentheses, and may
-/// contain blanks and parentheses.
+/// contain whitespace and parentheses.
 pub fn name_and_fields(stat: &str) -> Option<(&str, SplitAsciiWhitespace<'_>)> {
     let (front, fields) = stat.rsplit_once(')')?;
     let (_, name) = front.split_once('(')?;

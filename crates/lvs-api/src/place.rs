@@ -175,8 +175,8 @@ impl Lock {
         }
     }
 
-    /// Locks the file at this path. A removed file does not count, because another process can
-    /// create and lock a new one.
+    /// Locks the file at this path. A removed file does not count as locked, because another
+    /// process can create a new file at the path and lock it.
     fn locked(path: &Path, create: OFlags, limits: Limits) -> Result<File, LockError> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
         let patience = Patience::new(limits);

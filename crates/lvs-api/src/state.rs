@@ -86,8 +86,8 @@ fn names(directory: &Path) -> Vec<OsString> {
     names.take(FILES_MOST).collect()
 }
 
-/// Removes files of the socket at `socket`, unless a dataplane or a daemon runs there. Locks go
-/// last.
+/// Removes files of the socket at `socket`, unless a dataplane or a daemon runs there. Lock files
+/// are removed last.
 fn remove(socket: &Path, files: &[PathBuf]) {
     let locks = [LOCK, STEERED].map(|suffix| Lock::existing(socket, suffix));
     let [Ok(_dataplane), Ok(_daemon)] = &locks else {

@@ -17,7 +17,7 @@ use crate::address::impostor;
 const BODY_MAX: u64 = 256 << 20;
 /// The longest head of an answer.
 const HEAD_MAX: u64 = 64 << 10;
-/// Longest silence of the daemon: it waits for a dataplane as long as that at most.
+/// Longest silence of the daemon: this is its own time limit for an answer of the dataplane.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// A client of the daemon.
@@ -52,10 +52,10 @@ struct Head {
 }
 
 impl Client {
-    /// Connects to the daemon of the dataplane at `dataplane`; nothing if none runs.
+    /// Connects to the daemon of the dataplane at `dataplane`; `None` if no daemon runs.
     ///
     /// # Errors
-    /// In words: a process listens there, and cannot be talked to.
+    /// A message: a process listens there, but a connection to it fails.
     pub fn connect(dataplane: &Address) -> Result<Option<Self>, String> {
         let address = socket(dataplane);
         let stream = open(&address)?;
@@ -97,10 +97,10 @@ impl Client {
         self.post("reload", &serde_json::json!({ "force": force }))
     }
 
-    /// Events from now on, until `each` says false.
+    /// Reads new events, until `each` returns false.
     ///
     /// # Errors
-    /// As [`status`](Self::status); that the daemon has ended.
+    /// As [`status`](Self::status); also if the daemon has ended.
     pub fn events(&mut self, mut each: impl FnMut(Event) -> bool) -> Result<(), String> {
         let (head, mut stream) =
             self.send("GET /v1/events HTTP/1.0\r\naccept: text/event-stream\r\n\r\n")?;
@@ -257,7 +257,7 @@ impl Client {
     }
 }
 
-/// A connection to `address`; nothing if no process listens there.
+/// A connection to `address`; `None` if no process listens there.
 fn open(address: &Address) -> Result<Option<UnixStream>, String> {
     let stream = match address.connect() {
         Ok(stream) => stream,
