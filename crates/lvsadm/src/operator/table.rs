@@ -5,7 +5,7 @@ use super::{
     realserver, shell, simple, sync, watch,
 };
 
-/// Dispatch, help, completions and manual page go by it.
+/// Dispatch, help, completions and the manual page use it.
 pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "watch",

@@ -1,4 +1,4 @@
-//! The binary itself: names, sockets that do not answer, readers that go away.
+//! Tests of the binary: its names, sockets that do not answer, and readers that exit.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! Filters of the host: those that match packets of services but do not receive them, and those
-//! that receive them.
+//! Filters of the host: filters that are meant for packets of services but do not receive them, and
+//! filters that receive them.
 
 use lvs_core::api::{Info, ServiceInfo};
 use lvs_sys::attached::{self, Place};
@@ -324,7 +324,7 @@ fn is_own(line: &str) -> bool {
 }
 
 /// Rules that may drop packets at the ingress of a device: before the dataplane, if the packet
-/// socket is on a device above; behind it, if the packet socket is on this device.
+/// socket is on a device above; after it, if the packet socket is on this device.
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(

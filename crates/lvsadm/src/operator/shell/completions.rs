@@ -7,7 +7,7 @@ use lvs_core::ipvsadm::table::{Argument, OPTIONS, OWN_OPTIONS, OptionSpec};
 use crate::operator::{OPERATORS, Operator};
 use crate::own;
 
-/// Long options, short options, without repetition.
+/// All long and short options, without duplicates.
 fn options() -> Vec<String> {
     let mut words: Vec<String> = own::OPTIONS
         .iter()
