@@ -302,8 +302,8 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Runs the command of the command line. The signals `ignored` end a command that an operator waits
-/// for.
+/// Runs the command of the command line. The signals in `ignored` end every command except the
+/// daemon.
 pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     // A signal may come while the file is read, which takes a while if it is long.
     let early = match arguments.command {
@@ -458,8 +458,8 @@ fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode 
     ))
 }
 
-/// The dataplane's address from the command line or the file. A file that is broken or slow to read
-/// does not prevent or delay requests.
+/// The dataplane's address from the command line or the file. A file that is invalid or slow to
+/// read does not prevent or delay requests.
 fn steered(arguments: &Arguments) -> Address {
     let named = arguments
         .socket
@@ -731,7 +731,7 @@ fn refuse(error: &LoadError) -> ExitCode {
     ExitCode::from(EXIT_CONFIG)
 }
 
-/// Logs to standard error. `LVSD_LOG` wins over the file.
+/// Logs to standard error. `LVSD_LOG` overrides the file.
 fn start_log(from_file: Option<&str>, format: log::Format) -> Result<log::Guard, String> {
     let from_env = std::env::var("LVSD_LOG")
         .ok()
@@ -756,8 +756,8 @@ struct Early {
 }
 
 impl Early {
-    /// Starts to store signals that request a reload, until the daemon runs, and to ignore the
-    /// signals that have no effect.
+    /// Until the daemon runs, stores signals that request a reload, and ignores signals that have
+    /// no effect.
     fn new() -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

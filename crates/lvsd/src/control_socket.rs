@@ -30,7 +30,7 @@ struct Rights {
 /// Listens on the socket next to that of `dataplane`; `api` answers as over TCP.
 ///
 /// # Errors
-/// The system refuses.
+/// The system does not permit the socket.
 pub fn open(dataplane: &Address, settings: &Dataplane, api: Arc<Api>) -> io::Result<()> {
     let listener = bind(&daemon::socket(dataplane))?;
     let facts = Facts::read();

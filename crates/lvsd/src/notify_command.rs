@@ -37,7 +37,7 @@ pub fn user(name: &str) -> Option<(u32, u32)> {
     found.or_else(|| number.map(|number| (number, number)))
 }
 
-/// Runs the program of `notice` for each event until the daemon ends. After `ending` is sent or
+/// Runs the program of `notice` for each event until the daemon exits. After `ending` is sent or
 /// dropped, it runs the program for the queued events only.
 pub async fn serve(
     mut events: broadcast::Receiver<Arc<Event>>,

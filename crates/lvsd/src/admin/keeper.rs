@@ -167,7 +167,7 @@ fn write(path: &Path, all: &[StoredOverride]) -> io::Result<()> {
     replace_for_good(path, &serde_json::to_vec(all)?, 0o600)
 }
 
-/// Renames a file to a free name next to it; returns the name. A missing file is no error.
+/// Renames a file to a free name next to it; returns the name. A missing file is not an error.
 pub(super) fn put_aside(path: &Path) -> io::Result<PathBuf> {
     let names = (0..ASIDE_MAX).map(|n| match n {
         0 => path.with_extension("json.broken"),

@@ -22,7 +22,7 @@ pub struct Cause {
     pub health: String,
     /// The kind of the fault, for programs.
     pub code: String,
-    /// The reason, without the address of a server in front.
+    /// The reason, without a server's address at the start.
     pub reason: String,
     /// The fix for suspicious servers.
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -237,7 +237,7 @@ impl Out<'_> {
     }
 }
 
-/// Sum in seconds, number and classes of times.
+/// The sum of the times in seconds, their number, and the histogram's classes.
 fn classes(times: &Times) -> (f64, u64, Vec<(f64, u64)>) {
     let bounds = BOUNDS.iter().copied().chain([f64::INFINITY]);
     let classes = bounds.zip(times.classes.iter().copied()).collect();

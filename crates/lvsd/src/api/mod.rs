@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The answers show the daemon's own state. The daemon compares the dataplane with it every two
-//! seconds; no request makes it do so more often. TCP has a thread of its own, so that strangers
-//! delay neither checks nor the dataplane.
+//! seconds; no request makes it do so more often. A separate thread serves TCP, so that foreign
+//! clients delay neither checks nor the dataplane.
 
 mod causes;
 pub mod history;

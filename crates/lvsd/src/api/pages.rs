@@ -20,8 +20,8 @@ pub(super) const OWN_MAX: usize = 32 << 20;
 #[derive(Clone, Debug, Default)]
 pub struct Own(Arc<AtomicUsize>);
 
-/// An answer for a single client. It counts until its last byte is sent or its client has
-/// disconnected.
+/// An answer for a single client. It counts towards the limit until its last byte is sent or its
+/// client has disconnected.
 struct Held {
     bytes: Vec<u8>,
     all: Own,

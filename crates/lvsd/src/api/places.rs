@@ -25,7 +25,8 @@ const READER_MAX: usize = 8;
 pub(crate) enum Holder {
     /// A source over TCP.
     Tcp(IpAddr),
-    /// A source with a stream of events over TCP. The stream counts in addition to its connection.
+    /// An event stream of a source over TCP. It needs this slot in addition to the slot of its
+    /// connection.
     Stream(IpAddr),
     /// Users of the Unix socket with write access, together.
     Operators,

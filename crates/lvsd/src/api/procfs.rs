@@ -19,11 +19,11 @@ use super::Api;
 use crate::config;
 use crate::snapshot::Snapshot;
 
-/// Period of writing.
+/// Interval at which the files are written.
 const EVERY: Duration = Duration::from_secs(2);
-/// One part in this many of the time may be used to write connections.
+/// The share of the time for writing connections is one in this number.
 const SHARE: u32 = 20;
-/// Longest silence of a dataplane.
+/// Longest time to wait for a dataplane's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest time of listing connections.
 const LISTING: Duration = Duration::from_secs(10);

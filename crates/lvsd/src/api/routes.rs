@@ -181,7 +181,7 @@ fn json(value: &impl Serialize) -> Reply {
     bytes(JSON, json_bytes(value))
 }
 
-/// An answer that no other reader shares.
+/// An answer for a single client.
 fn own(api: &Api, content: Vec<u8>) -> Result<Reply, Refusal> {
     let content = api.own.hold(content).ok_or_else(|| {
         Refusal::unavailable(

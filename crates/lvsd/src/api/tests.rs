@@ -1,4 +1,4 @@
-//! Requests of strangers over a connection in memory, and their description.
+//! Requests of clients over connections in memory, and the OpenAPI description.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -225,7 +225,7 @@ fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String>
     wrong
 }
 
-/// Reads an example as the type that it is an example of, and writes it again.
+/// Parses an example as its type, and serialises it again.
 fn again<T: serde::Serialize + serde::de::DeserializeOwned>(value: &Value) -> Value {
     let read: T = serde_json::from_value(value.clone()).unwrap_or_else(|e| panic!("{e}: {value}"));
     serde_json::to_value(read).expect("JSON")
@@ -484,7 +484,7 @@ async fn status_queries_reach_the_loop_twice_a_second_at_most() {
     assert_eq!(asked.await.expect("it ends"), 2);
 }
 
-/// A log of wrong tokens is not for strangers to fill.
+/// Clients with wrong tokens cannot fill the log.
 #[tokio::test(start_paused = true)]
 async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     let log = crate::daemon::tests::Log::default();

@@ -221,7 +221,7 @@ async fn next(source: Option<&mut Source>, sender: &watch::Sender<Messages>) -> 
     false
 }
 
-/// The FIFO that has the name.
+/// The FIFO at the configured path.
 #[derive(Debug)]
 struct Fifo {
     source: Source,

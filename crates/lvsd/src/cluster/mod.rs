@@ -193,7 +193,7 @@ impl Cluster {
         news
     }
 
-    /// Waits for news. Never returns without `[vrrp]` and addresses that are announced.
+    /// Waits for a change. Never returns if there is neither `[vrrp]` nor an announced address.
     pub(crate) async fn changed(&mut self) {
         let announced = async {
             match &mut self.announcer {
@@ -224,7 +224,7 @@ impl Cluster {
         }
     }
 
-    /// Removes and returns the news as events, as text.
+    /// Removes and returns the new events, as text.
     pub(crate) fn take(&mut self) -> Vec<(&'static str, String)> {
         let vrrp = self.take_vrrp().map(|words| ("vrrp", words));
         let announced = self.take_announced().into_iter();
@@ -447,7 +447,7 @@ impl Running {
         self.meddled = meddled;
     }
 
-    /// Writes a number into the track file; why not, if it cannot.
+    /// Writes a number into the track file; returns the error as text.
     fn put(&self, value: i16) -> Option<String> {
         let path = &self.settings.track_file;
         make_directory_of(path);

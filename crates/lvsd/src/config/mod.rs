@@ -160,7 +160,7 @@ impl Daemon {
     pub const MAX_REMOVE: u8 = 50;
     /// The default time limit of the notification program.
     pub const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
-    /// Number of servers that a change may always remove.
+    /// Number of servers that a reload may always remove.
     const FEW: usize = 10;
 
     /// Whether a reload may reduce the number of servers from `before` to `after`.
@@ -210,7 +210,7 @@ pub struct Dataplane {
     pub confine: Option<String>,
     /// `auto` or a number of bytes.
     pub clamp_mss: Option<String>,
-    /// ICMP errors in a second to all.
+    /// Maximum number of ICMP errors a second to all receivers.
     pub icmp_limit: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
@@ -481,8 +481,8 @@ pub struct Service {
     /// Whether the list of servers is incomplete: the dataplane may have further servers of the
     /// service. Always false for the file alone.
     pub incomplete: bool,
-    /// The source of its servers has not answered yet. Never set for a service whose servers are in
-    /// the file.
+    /// Whether the source of its servers has not answered yet. Never set for a service whose
+    /// servers are in the file.
     pub unheard: bool,
     /// Real servers: first those of the file in its order, then those of DNS and etcd.
     pub servers: Vec<Server>,
@@ -588,17 +588,17 @@ impl Config {
             .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
-    /// The services of a key of etcd, or of a Service in Kubernetes, that has `text`, checked by
-    /// themselves. `[defaults]` holds for them.
+    /// The services in the `text` of an etcd key or of a Service in Kubernetes, checked separately.
+    /// `[defaults]` applies to them.
     ///
     /// # Errors
-    /// The first error in it, in words.
+    /// The first error, as text.
     pub(crate) fn remote_services(&self, text: &str) -> Result<Vec<Service>, String> {
         check::remote(self, text)
     }
 
     /// Whether the files at `path` may name the dataplane's socket. It searches the text without
-    /// parsing TOML; false is certain.
+    /// parsing TOML; `false` means that they certainly do not.
     pub fn may_name_socket(path: &Path) -> bool {
         // A key can be written with escapes.
         let names = |text: &str| text.contains("socket") || text.contains('\\');

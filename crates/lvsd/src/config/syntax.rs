@@ -1,4 +1,4 @@
-//! Syntax errors in TOML, with texts that lead to the cause.
+//! Syntax errors in TOML, with messages that name the cause.
 
 use std::ops::Range;
 

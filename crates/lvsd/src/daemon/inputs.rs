@@ -54,7 +54,7 @@ pub(super) struct Inputs<P> {
     pub(super) suspects: HashMap<Key, Suspicion>,
 }
 
-/// Too many clients of a server got no answer in the last minute.
+/// A server whose clients got too few answers in the last minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Suspicion {
     /// Time of the first observation.
@@ -149,8 +149,8 @@ impl<P: Prober> Inputs<P> {
         services.find(|service| service.id == *id)
     }
 
-    /// Whether the state of a service is certain enough to announce its address: a server is up, or
-    /// all servers have been checked, or their first checks have timed out.
+    /// Whether the state of a service is sufficiently known to announce its address: a server is
+    /// up, or all servers have been checked, or their first checks have timed out.
     pub(super) fn is_settled(&self, service: &Service) -> bool {
         !self.serves_unheard(service)
             && (service.servers.iter().any(|one| self.is_up(service, one))

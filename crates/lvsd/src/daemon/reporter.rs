@@ -36,7 +36,7 @@ pub(super) struct Reporter {
     pub(super) started: Instant,
     /// `READY=1` was sent once.
     pub(super) ready: bool,
-    /// `RELOADING=1` was sent, and `READY=1` is pending.
+    /// Whether `RELOADING=1` was sent, and `READY=1` is pending.
     reloading: bool,
     /// The last `STATUS=`.
     status: String,

@@ -22,7 +22,7 @@ pub struct Given {
     sysctls: BTreeMap<String, String>,
     /// Rules for marks were set.
     marks: bool,
-    /// A filter for all services was set.
+    /// Whether a filter for all services was set.
     filter: bool,
     /// Synchronisation daemons were started.
     daemons: bool,

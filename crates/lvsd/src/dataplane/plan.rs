@@ -26,7 +26,7 @@ pub struct Planned {
 }
 
 impl fmt::Display for Planned {
-    /// A line for each change, and a line with their numbers.
+    /// Writes a line for each change, and a line with their numbers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines = self.changes.iter().chain(&self.left);
         for line in lines.chain([&self.summary]).chain(&self.not_compared) {

@@ -1,4 +1,4 @@
-//! Advice of a server in the answer to a successful check: its own weight.
+//! Advice in the answer of a server to a successful check: the weight that the server requests.
 
 /// A weight that a server requests for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

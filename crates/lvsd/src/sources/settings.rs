@@ -28,7 +28,7 @@ impl Cluster {
     pub const TIMEOUT: Duration = Duration::from_secs(3);
     /// Permitted durations of a lease.
     pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
-    /// Bytes of a prefix or a name.
+    /// Maximum number of bytes of a prefix or a name.
     pub(crate) const NAME_MAX: usize = 128;
 
     /// Whether the name can be a part of an etcd key between slashes.

@@ -28,7 +28,7 @@ const ALARM: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(86_400);
 
 impl Checker<'_> {
-    /// The daemons that speak IPVS's protocol.
+    /// Reads the settings of the daemons that use IPVS's protocol.
     pub(super) fn sync(&mut self, spanned: &Spanned<RawSyncIpvs>) -> Vec<SyncDaemon> {
         let raw = spanned.get_ref();
         let role = self.one_of(raw.role.as_ref(), &["master", "backup", "both"]);

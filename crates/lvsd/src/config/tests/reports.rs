@@ -175,7 +175,7 @@ fn all_typos_are_reported_together() {
     }
 }
 
-/// A file of a broken generator.
+/// The input is like a file of a faulty generator.
 #[test]
 #[ignore = "long"]
 fn report_of_a_million_errors_is_bounded() {

@@ -169,7 +169,7 @@ async fn manual_drain_is_shown_and_ended() {
     daemon.stop().await;
 }
 
-/// Sets a weight of 10.0.0.1 as ipvsadm does.
+/// Sets the weight of 10.0.0.1, as ipvsadm does.
 fn by_hand(world: &World, weight: i32) {
     let held = world.dataplane();
     let servers = &held.service(web()).unwrap().servers;

@@ -229,7 +229,7 @@ async fn dataplane_that_never_starts_is_fatal() {
     assert!(error.contains("did not start"), "{error}");
 }
 
-/// The dataplane has closed the connection, and still runs: the daemon connects again.
+/// If the dataplane has closed the connection but still runs, the daemon connects again.
 #[tokio::test(start_paused = true)]
 async fn dataplane_without_contact_is_asked_to_stop() {
     let world = World::default();

@@ -27,7 +27,7 @@ mod sorry;
 mod suspicion;
 mod unheard;
 
-/// Servers that are dead.
+/// Servers that are down.
 #[derive(Clone, Default)]
 struct Dead(Arc<Mutex<HashSet<SocketAddr>>>);
 

@@ -8,9 +8,9 @@ use lvs_core::Protocol;
 use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// The longest answer that is read; the question announces it.
+/// The maximum length of an answer; the query contains this length.
 const ANSWER_MAX: usize = 1232;
-/// Answers of others, or to other questions, that are passed over.
+/// Maximum number of ignored datagrams: from other senders, or answers to other queries.
 const STRANGE_MAX: usize = 16;
 
 /// Kinds of records of a query.
@@ -39,7 +39,7 @@ pub struct Dns {
     record: u16,
     /// Accepted response codes.
     codes: Vec<u8>,
-    /// Records that the answer has at least.
+    /// Minimum number of records in the answer.
     answers: u16,
     /// An address that the answer must contain.
     address: Option<IpAddr>,
@@ -149,8 +149,8 @@ impl Dns {
     }
 }
 
-/// A query identifier. It need not be unpredictable: the socket accepts only datagrams of the
-/// server, and the kernel chooses the local port.
+/// A query identifier. It can be predictable: the socket accepts only datagrams of the server, and
+/// the kernel chooses the local port.
 fn fresh_id() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let step = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -22,7 +22,7 @@ pub struct Exec {
     command: Vec<String>,
     /// Exit codes from 2 on are weights.
     dynamic: bool,
-    /// The user and the group that it runs as.
+    /// The user and the group that run the program.
     user: Option<(u32, u32)>,
 }
 
@@ -152,7 +152,7 @@ async fn finished(
     Ok((status, message))
 }
 
-/// Appends the bytes that were read to `said`, up to [`OUTPUT_MAX`].
+/// Appends the bytes that were read to `message`, up to [`OUTPUT_MAX`].
 fn keep(message: &mut Vec<u8>, read: &[u8]) {
     let room = OUTPUT_MAX - message.len();
     message.extend_from_slice(&read[..read.len().min(room)]);

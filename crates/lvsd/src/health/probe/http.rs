@@ -1,4 +1,4 @@
-//! `type = "http"`: pages are served, with the status and the text that they should have.
+//! `type = "http"`: the server returns pages with the expected status and text.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,7 +18,7 @@ use super::eager::Eager;
 use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
-/// Bytes of a page that are looked at.
+/// Maximum number of bytes of a page that are examined.
 pub(super) const BODY_MAX: usize = 256 * 1024;
 /// Maximum length of a response header in bytes.
 const HEAD_MAX: usize = 16 * 1024;
@@ -28,7 +28,7 @@ const HEADERS_MAX: usize = 128;
 const URLS_MAX: usize = 16;
 const REDIRECTS_MAX: i64 = 10;
 
-/// Keys of a page, valid for all pages or for each.
+/// Keys of a page, which may be set for all pages or for one.
 const PAGE: &[&str] = &["path", "method", "status", "body", "regex", "redirects"];
 
 /// Pages of a server.
@@ -313,7 +313,7 @@ pub(super) enum Came {
     Redirect(String),
 }
 
-/// A server's address as `Host` has it.
+/// A server's address in the form of the `Host` header.
 fn authority(server: SocketAddr, scheme: &str) -> String {
     let usual = if scheme == "https" { 443 } else { 80 };
     match (server.port() == usual, server.ip()) {
@@ -323,7 +323,7 @@ fn authority(server: SocketAddr, scheme: &str) -> String {
     }
 }
 
-/// The path of a redirect: always on the same server, whatever host the redirect names.
+/// The path of a redirect: always on the same server, even if the redirect contains another host.
 pub(super) fn follow(
     location: &str,
     scheme: &str,

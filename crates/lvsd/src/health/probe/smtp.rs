@@ -1,4 +1,4 @@
-//! `type = "smtp"`: a mail server greets, and answers a greeting.
+//! `type = "smtp"`: a mail server sends a greeting, and answers the check's greeting.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use super::line::{Line, Lines};
 use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
-/// RFC 5321 has 512 bytes; servers with long greetings exist.
+/// Maximum length of a line. RFC 5321 permits 512 bytes, but some servers send longer greetings.
 const LINE_MAX: usize = 2048;
 /// Maximum of lines in one answer.
 const LINES_MAX: usize = 100;
@@ -18,7 +18,7 @@ const LINES_MAX: usize = 100;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Smtp {
     port: Port,
-    /// The name that we greet with.
+    /// The name that the check sends in its greeting.
     helo: String,
 }
 

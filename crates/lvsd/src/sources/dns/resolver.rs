@@ -21,7 +21,7 @@ const NAME_SERVERS_MAX: usize = 3;
 const ROUNDS: usize = 2;
 /// Maximum of unrelated datagrams that are ignored.
 const STRANGE_MAX: usize = 64;
-/// Hosts that a name of services leads to.
+/// Maximum number of hosts in the SRV records of a name.
 const TARGETS_MAX: usize = 256;
 /// Greatest number of servers of a name.
 pub(crate) const RECORDS_MAX: usize = 1024;
@@ -29,7 +29,7 @@ pub(crate) const RECORDS_MAX: usize = 1024;
 /// Resolves a name: returns its servers in a stable order, and their TTL in seconds.
 ///
 /// # Errors
-/// If no name server answers; the text is the reason. A name without any record is an error too: a
+/// If no name server answers; the text is the reason. A name without any record is an error, too: a
 /// zone that was emptied by mistake must not empty a service.
 pub(super) async fn look_up(name: &str, lookups: &Lookups) -> Result<(Vec<Record>, u32), String> {
     let servers = match lookups.name_servers.is_empty() {

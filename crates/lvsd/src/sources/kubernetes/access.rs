@@ -1,5 +1,5 @@
-//! Where the API server is and how lvsd proves its identity: from a kubeconfig file, or from inside
-//! a pod.
+//! The address of the API server and the credentials of lvsd, from a kubeconfig file or from the
+//! files of a pod.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,9 +17,9 @@ pub(crate) const POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The client's token. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Token {
-    /// In a file, which is read for each request.
+    /// A token in a separate file, which is read for each request.
     File(PathBuf),
-    /// In a kubeconfig file, which is read at a reload.
+    /// A token in a kubeconfig file, which is read at a reload.
     Text(String),
 }
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::objects::{Endpoint, EndpointPort, EndpointSlice, Named, Node, Service};
 
-/// Services of type `LoadBalancer`.
+/// Maximum number of Services of type `LoadBalancer`.
 const SERVICES_MAX: usize = 4096;
 /// EndpointSlices.
 const SLICES_MAX: usize = 20_000;
@@ -17,15 +17,15 @@ const ENDPOINTS_MAX: usize = 200_000;
 const NODES_MAX: usize = 5000;
 /// Maximum length of a name in bytes, as in Kubernetes.
 const NAME_MAX: usize = 253;
-/// Bytes of the annotations of a Service that are kept.
+/// Maximum number of bytes of a Service's annotations that are stored.
 pub(super) const ANNOTATIONS_MAX: usize = 16 << 10;
-/// Ports of a Service that are served.
+/// Maximum number of ports of a Service that are served.
 pub(super) const PORTS_MAX: usize = 256;
-/// Addresses in the status of a Service that are read.
+/// Maximum number of addresses that are read from the status of a Service.
 const INGRESS_MAX: usize = 64;
-/// Characters of the reason why an object cannot be read.
+/// Maximum number of characters of the reason why an object cannot be read.
 const WHY_MAX: usize = 200;
-/// Objects that cannot be read and are named.
+/// Maximum number of reported objects that cannot be read.
 const REFUSED_MAX: usize = 64;
 
 /// The prefix of all annotations that directors read.
