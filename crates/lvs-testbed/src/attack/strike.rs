@@ -63,7 +63,7 @@ impl Target {
     }
 }
 
-/// Frame after frame of an attack.
+/// A generator of an attack's frames.
 pub(super) trait Volley {
     /// The next frame.
     fn next(&mut self) -> Frame;
@@ -87,7 +87,7 @@ pub struct StrikeOptions {
     pub for_ms: u64,
 }
 
-/// Sends the attack's frames and prints how many.
+/// Sends the attack's frames, and prints their number.
 ///
 /// # Errors
 ///

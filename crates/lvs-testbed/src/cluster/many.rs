@@ -509,7 +509,8 @@ impl Drop for Lab {
 }
 
 impl Director {
-    /// The example, with this director's addresses and forwarding method.
+    /// Installs the example configuration of lvsd, with this director's addresses and forwarding
+    /// method.
     fn configure(&self, forward: Forward, scenario: Scenario, etcd: Option<&str>) -> Result<()> {
         let number = self.number;
         super::own_files(&self.host)?;

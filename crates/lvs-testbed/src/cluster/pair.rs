@@ -231,7 +231,7 @@ impl Lab {
         self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)
     }
 
-    /// The example, with the servers' gateway of IPv6 if need be.
+    /// The example's configuration, with the servers' IPv6 gateway if IPv6 is in use.
     fn two_arms(&self, peer: &str) -> String {
         let text = LVSD.replace("\"192.0.2.2\"", &format!("\"{peer}\""));
         if !self.has_ipv6() {
@@ -243,7 +243,8 @@ impl Lab {
         )
     }
 
-    /// One network for clients, directors and servers, also with IPv6 if the servers have it.
+    /// The configuration for one network of clients, directors and servers, with IPv6 if the
+    /// servers have it.
     fn one_arm(&self, peer: &str) -> Result<String> {
         let forward = self.site.options.forward;
         let mut text = format!(
@@ -411,7 +412,7 @@ impl Lab {
         reported["peers"][0]["borrowed"].as_u64()
     }
 
-    /// Carries out the scenario; returns for how long the virtual address was absent at each
+    /// Carries out the scenario; returns the time for which the virtual address was absent at each
     /// change.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
@@ -578,7 +579,8 @@ impl Lab {
             .map(drop)
     }
 
-    /// Runs an action, waits until a director is active, and returns for how long none was.
+    /// Runs an action, waits until a director is active, and returns the time for which no director
+    /// was active.
     fn outage(
         &mut self,
         deed: impl FnOnce(&mut Self) -> Result<()>,

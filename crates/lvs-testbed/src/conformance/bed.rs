@@ -1,5 +1,5 @@
-//! The recordings' test bed in memory: a director with the whole packet path between a client link
-//! and a server link, a fake clock, and the host around it.
+//! The recordings' test bed in memory: a director with the complete dataplane between a client link
+//! and a server link, a fake clock, and the simulated host.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -52,7 +52,7 @@ const CLIENT_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1
 const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
-/// Maximum of times that the host may send a packet back; more is a loop.
+/// Maximum number of times that the host may send a packet back; a higher number is a loop.
 const ROUNDS: usize = 8;
 
 pub(super) const fn port_name(port: PortId) -> &'static str {
@@ -191,7 +191,7 @@ impl Bed {
         Self::of(options, log)
     }
 
-    /// A bed as of [`new`](Self::new), for a director with these options.
+    /// Creates a bed like [`new`](Self::new), for a director with these options.
     pub(super) fn of(options: Options, log: &Log) -> Replayed<Self> {
         let connections = options.max_connections;
         let programs = match log.through {
@@ -236,8 +236,8 @@ impl Bed {
         Ok(programs.context("the kernel fast path")?)
     }
 
-    /// The director, and the network around it, to be changed. The state that the BPF programs use
-    /// is invalid afterwards.
+    /// Access to the director and to the network around it, for changes. The state that the BPF
+    /// programs use is invalid afterwards.
     pub(super) fn change(&mut self) -> (&mut Control, &mut Table) {
         if let Some(programs) = &self.programs {
             programs.changed();
@@ -414,7 +414,8 @@ impl Bed {
         emitted
     }
 
-    /// Records the sent frames, and the present listing; with many connections only sometimes.
+    /// Records the sent frames, and the current listing; if there are many connections, only for
+    /// some of the frames.
     fn trace(&self, emitted: &[Emitted]) {
         const MANY: usize = 64;
         let mut seen = self.seen.lock();
@@ -454,7 +455,7 @@ impl Bed {
         true
     }
 
-    /// Publishes a connection, if that is possible.
+    /// Offloads a connection, if that is possible.
     fn publish(&mut self, conn: Option<ConnId>) {
         if let (Some(programs), Some(conn), true) =
             (&mut self.programs, conn, self.marks.is_empty())

@@ -295,7 +295,7 @@ pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
     })
 }
 
-/// An address with a prefix length, or without for the longest.
+/// Parses an address with a prefix length; without a length, the prefix is the whole address.
 pub(super) fn prefix(text: &str) -> anyhow::Result<(IpAddr, u8)> {
     let (addr, length) = text.split_once('/').unwrap_or((text, ""));
     let addr: IpAddr = addr.parse().context("no prefix")?;

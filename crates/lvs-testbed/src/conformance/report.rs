@@ -11,8 +11,9 @@ pub enum Through {
     /// The packet path.
     #[default]
     Userspace,
-    /// With the programs of the kernel fast path first, which forward what they can. The case is
-    /// also replayed without them, and both replays must send and list the same after each step.
+    /// Frames pass the programs of the kernel fast path first, which forward the packets that they
+    /// can. The case is also replayed without them, and both replays must send and list the same
+    /// after each step.
     FastPath,
 }
 

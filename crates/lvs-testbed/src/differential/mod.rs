@@ -1,4 +1,4 @@
-//! Random cases for the real kernel and ipvsadm, compared with ours.
+//! Compares this project with the real kernel and ipvsadm, by random cases.
 //!
 //! ```text
 //!  seed ─▶ cases ─▶ `lvs-testbed record`, run on a kernel with IPVS ─▶ recording ─▶ conformance, transcripts

@@ -1,6 +1,6 @@
-//! The bodies of the fuzz targets. The targets under `fuzz/` only call them. A test calls them with
-//! random bytes, so that they also run without a fuzzer. Each panics on a fault, and prints nothing
-//! otherwise.
+//! The functions of the fuzz targets. The targets under `fuzz/` only call these functions. A test
+//! calls them with random bytes, so that they also run without a fuzzer. Each panics on a fault,
+//! and prints nothing otherwise.
 
 pub mod naive;
 mod rules;

@@ -156,7 +156,7 @@ pub(super) fn word(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// The health of the checksum in `l4`, which is the whole payload of an IP packet.
+/// The state of the checksum in `l4`, the whole payload of an IP packet.
 pub fn judge(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Health {
     let right = |right: bool| {
         if right { Health::Right } else { Health::Wrong }

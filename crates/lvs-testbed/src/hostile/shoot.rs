@@ -106,7 +106,7 @@ fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame
     Some(frame)
 }
 
-/// Includes all metadata that a virtual link carries with a frame.
+/// Sends frames with all metadata that a virtual link transfers with a frame.
 fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let index =
         lvs_sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;

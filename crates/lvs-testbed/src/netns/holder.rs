@@ -1,5 +1,5 @@
-//! The processes that hold namespaces open: started, marked as ours, and swept up when a run was
-//! killed.
+//! The processes that keep namespaces open. Each is marked as a process of this project, and a
+//! later run ends those of a killed run.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -350,8 +350,8 @@ fn https_without_ca_accepts_every_certificate() -> Result<()> {
     Ok(())
 }
 
-/// A check uses the path of clients' packets, to exactly the checked server; it finds faults that a
-/// check of the server's own address does not.
+/// A through-VIP check uses the path of clients' packets to exactly the checked server. It finds
+/// faults that a check of the server's own address does not find.
 fn on_a_clients_way(forward: Forward) -> Result<()> {
     let mut options = SiteOptions::new("via", forward);
     options.servers = 2;

@@ -1,4 +1,4 @@
-//! Servers that DNS names, by real name servers.
+//! Discovery of servers by DNS, with real name servers.
 
 use std::fs;
 use std::time::Duration;

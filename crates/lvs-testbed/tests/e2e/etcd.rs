@@ -22,7 +22,7 @@ fn path(site: &Site, name: &str) -> String {
     site.testbed.dir().join(name).display().to_string()
 }
 
-/// Starts `lvsd`, which calls itself `name` and has a file of that name.
+/// Starts `lvsd` with the director name `name` and the configuration file of that name.
 fn start(site: &Site, host: &Host, name: &str) -> Result<Proc> {
     host.spawn(
         programs::find("lvsd")?,

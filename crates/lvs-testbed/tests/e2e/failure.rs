@@ -1,4 +1,4 @@
-//! Processes, interfaces and connections that end and return; and damaged input.
+//! Processes, interfaces and connections that end and start again; and damaged input.
 
 use crate::common;
 
@@ -290,7 +290,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
     Ok(())
 }
 
-/// Another host announces a virtual address: the owner sends a new announcement to the receivers.
+/// Another host announces a virtual address: the director that owns it announces it again.
 #[test]
 fn foreign_claim_to_vip_is_answered() -> Result<()> {
     let mut options = SiteOptions::new("claim", Forward::Dr);
@@ -348,8 +348,8 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
     Ok(())
 }
 
-/// If another host answers for an address, the dataplane does not take the address over without a
-/// message.
+/// If another host answers for an address, the dataplane logs a message when it takes over the
+/// address.
 #[test]
 fn vip_of_another_host_is_reported() -> Result<()> {
     let mut options = SiteOptions::new("conflict", Forward::Dr);

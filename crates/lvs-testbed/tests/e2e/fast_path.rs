@@ -19,7 +19,8 @@ use nix::sys::signal::Signal;
 const ON: [&str; 2] = ["--fast-path", "on"];
 const TWO: [&str; 4] = ["--fast-path", "on", "--workers", "2"];
 
-/// Whether the kernel fast path is permitted here. Root of the first user namespace has no excuse.
+/// Whether the kernel fast path is permitted here. For root of the initial user namespace, a
+/// missing permission is an error.
 pub(super) fn is_permitted() -> Result<bool> {
     let permitted = Mode::detect()? != Mode::Rootless;
     ensure!(
@@ -202,7 +203,7 @@ fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64,
     Ok(before)
 }
 
-/// A download through a service on the kernel fast path.
+/// Starts a download through a service on the kernel fast path.
 fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;
@@ -520,7 +521,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     output("yes")
 }
 
-/// An orderly end removes all programs that forward; the successor starts empty.
+/// An orderly stop removes all programs that forward; the successor starts without connections.
 #[test]
 fn stopped_dataplane_removes_its_programs() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;

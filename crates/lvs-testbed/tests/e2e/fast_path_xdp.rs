@@ -28,7 +28,7 @@ fn site_as_it_is(label: &str, forward: Forward, offloads: bool) -> Result<Site> 
     Ok(site)
 }
 
-/// The dataplane's words for XDP at the director's interfaces.
+/// The dataplane's arguments for XDP at the director's interfaces.
 fn xdp(site: &Site) -> Result<Vec<String>> {
     let mut words = vec!["--fast-path".to_owned(), "on".to_owned()];
     for name in site.director.sh("ls /sys/class/net")?.split_whitespace() {
@@ -52,7 +52,7 @@ fn shares(site: &Site) -> Result<(u64, u64)> {
     Ok((xdp, requests + replies))
 }
 
-/// Programs and links named so, in the director's namespace.
+/// The dataplane's XDP programs and their links, in the director's namespace.
 fn programs_of(site: &Site) -> Result<String> {
     site.director
         .sh("ip -d link | grep -o 'prog/xdp.*' || true")

@@ -1,7 +1,7 @@
-//! Clients of ipvsadm, unmodified: Debian's ldirectord, and rules that are saved at the stop and
-//! restored at the start.
+//! Unmodified programs that call ipvsadm: Debian's ldirectord, and the init script that saves rules
+//! at the stop and restores them at the start.
 //!
-//! On the director `/sbin/ipvsadm` is `lvsadm`, without the knowledge of its callers.
+//! On the director, `/sbin/ipvsadm` is `lvsadm`; the programs are not configured for it.
 
 use std::fs;
 use std::time::Duration;

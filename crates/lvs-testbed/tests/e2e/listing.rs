@@ -9,7 +9,7 @@ use lvs_testbed::listing::connections;
 use lvs_testbed::{Forward, SiteOptions, wait_until};
 use serde_json::Value;
 
-/// More than ten pieces of the table.
+/// Number of connections: more than ten pieces of the table.
 const CONNECTIONS: usize = 6000;
 
 #[test]

@@ -182,7 +182,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 30)?, &[10, 10, 10])
 }
 
-/// Tunnels in the file: those of both servers, and their lines in a listing.
+/// Tunnels of two servers: their settings in the file, and their lines in a listing.
 const TUNNELS: [[(&str, &str); 2]; 4] = [
     [("", "ipip"), ("", "ipip")],
     [
@@ -205,7 +205,8 @@ const TUNNELS: [[(&str, &str); 2]; 4] = [
     ],
 ];
 
-/// Each kind of tunnel carries requests, and a reload changes it under connections that are open.
+/// Requests work through each kind of tunnel, and a reload changes the tunnel while connections are
+/// open.
 #[test]
 fn tunnels_are_edited_in_place() -> Result<()> {
     let mut options = SiteOptions::new("lvsd-tun", Forward::Tun);
@@ -375,8 +376,8 @@ fn replacing_reload_loses_no_request() -> Result<()> {
     Ok(())
 }
 
-/// All three programs with a standard error that is full, that no process reads, and whose reader
-/// has exited, under 500 downloads.
+/// The standard error of all three programs is a full pipe, first with a reader that does not read,
+/// then after that reader has exited. 500 downloads run meanwhile.
 #[test]
 #[ignore = "long"]
 fn unread_output_does_not_block_lvsd() -> Result<()> {
@@ -748,8 +749,8 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// As many services and servers as in the largest known installations. Run with `--nocapture` for
-/// the times.
+/// Loads as many services and servers as the largest known installations have. Run with
+/// `--nocapture` for the times.
 #[test]
 #[ignore = "long"]
 fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {

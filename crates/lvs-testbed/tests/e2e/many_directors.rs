@@ -1,6 +1,6 @@
 //! Directors that are all active behind a router with BIRD: the scenarios of `lvs-testbed cluster`
-//! with small numbers, and the fate of routes. Their files are the printed examples, except for
-//! each director's own addresses.
+//! with small numbers, and the routes. Their files are the printed examples, except for each
+//! director's own addresses.
 
 use std::time::Duration;
 

@@ -129,8 +129,7 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
     !client.is_running() && client.log().contains("reset by peer")
 }
 
-/// Two servers, of which one is removed from the file while connections of all kinds to both are
-/// open.
+/// Removes one of two servers from the file while connections of all kinds to both are open.
 fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     let mut options = SiteOptions::new("down", forward);
     options.servers = 2;
@@ -305,8 +304,8 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     Ok(())
 }
 
-/// A server that falls silent: all of its clients are reset when that is known. Run with
-/// `--nocapture` for the times.
+/// A server stops answering: all of its clients receive resets when a check has found this. Run
+/// with `--nocapture` for the times.
 #[test]
 fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     const CLIENTS: usize = 200;

@@ -189,7 +189,8 @@ fn changed_route_to_clients_is_used() -> Result<()> {
         .context("the route to be missing for a while")
 }
 
-/// Routes that packet sockets cannot follow: the reason names the device, and the fix is possible.
+/// Routes that packet sockets cannot follow: the reason names the device, and the fix is
+/// applicable.
 #[test]
 fn route_without_link_layer_is_reported() -> Result<()> {
     let mut site = site("nolink", Forward::Nat, |_| {})?;
@@ -454,7 +455,7 @@ impl TrunkSite {
         count_of(&self.lvsadm("--json drops --all")?, reason)
     }
 
-    /// Services in VLAN 100, with servers in VLAN 200.
+    /// Downloads from and uploads to services in VLAN 100 with servers in VLAN 200.
     fn downloads_and_uploads(&self) -> Result<()> {
         for (virt, servers) in [
             ("192.0.2.10:80", ["10.0.0.11:80", "10.0.0.12:80"]),

@@ -263,7 +263,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     Ok(())
 }
 
-/// Waits until a screen shows that.
+/// Waits until a screen shows `what`.
 fn shows(screen: &Proc, what: &str) -> Result<()> {
     wait_until(what, SOON, || screen.log().contains(what))
         .with_context(|| format!("{:?}", screen.log()))

@@ -1,4 +1,4 @@
-//! The testbed itself, without a dataplane: hosts, links, servers, decapsulator, clearing up.
+//! The testbed itself, without a dataplane: hosts, links, servers, decapsulator, removal.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -89,8 +89,8 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     Ok(())
 }
 
-/// The test sends one packet as a director would: IPIP with an echo request inside, from the client
-/// to the VIP.
+/// The test sends one packet like a director: IPIP with an echo request inside, from the client to
+/// the VIP.
 #[test]
 fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
     let mut options = SiteOptions::new("ipip", Forward::Tun);

@@ -123,7 +123,7 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     Ok(())
 }
 
-/// The VIP in no network, merely routed to the director: no host has to answer ARP for it.
+/// The VIP is in no network; a route leads to the director. No host has to answer ARP for it.
 #[test]
 fn tun_backend_serves_routed_address() -> Result<()> {
     let mut site = prepared("hop-routed", Forward::Tun, 2, Vip::Routed)?;
