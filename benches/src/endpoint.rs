@@ -80,7 +80,7 @@ impl Endpoint {
     }
 }
 
-/// Content of a download. Its period is a prime, so that exchanged segments are visible.
+/// Content of a download. Its period is a prime, so that swapped segments are visible.
 fn byte_at(place: u64) -> u8 {
     u8::try_from(place % 251).unwrap_or(0) ^ u8::try_from((place >> 16) % 241).unwrap_or(0)
 }

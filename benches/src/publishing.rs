@@ -78,7 +78,7 @@ impl Publishing {
         })
     }
 
-    /// Nanoseconds of publishing a connection.
+    /// Nanoseconds of offloading a connection.
     pub fn publish(&mut self) -> f64 {
         self.epoch = self.epoch % 1000 + 1;
         let start = std::time::Instant::now();
@@ -91,7 +91,7 @@ impl Publishing {
     /// Nanoseconds of `bpf_map_update_elem`.
     ///
     /// # Errors
-    /// None that is known.
+    /// No known error; the signature is like that of other measurements.
     pub fn update(&mut self) -> Result<f64> {
         let start = std::time::Instant::now();
         for n in 0..CONNECTIONS {

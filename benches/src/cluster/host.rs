@@ -48,7 +48,7 @@ while read -r word start limit words; do
 done
 "#;
 
-/// The address of a host, as it is named on the command line.
+/// The location of a host, as given on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The machine on which this process runs.

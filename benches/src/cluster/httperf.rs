@@ -18,7 +18,7 @@ pub struct Figures {
     pub error_percent: f64,
     /// Milliseconds from the request to the first byte of its reply, the mean of all replies.
     pub response_ms: Option<f64>,
-    /// Milliseconds until a connection was there, the mean.
+    /// Mean time in milliseconds until a connection was established.
     pub connect_ms: Option<f64>,
     /// Replies by the first digit of their status: 1xx to 5xx.
     pub status: [u64; 5],
@@ -83,9 +83,9 @@ impl Errors {
 pub struct Lifetime {
     /// Median.
     pub p50_ms: u32,
-    /// 90 of 100.
+    /// The 90th percentile.
     pub p90_ms: u32,
-    /// 99 of 100.
+    /// The 99th percentile.
     pub p99_ms: u32,
 }
 
@@ -227,8 +227,8 @@ impl Figures {
     }
 }
 
-/// Connections by the millisecond below which they stayed: lines of the middle of each, and a
-/// count.
+/// Number of connections by the millisecond below which they stayed. A line of the histogram has
+/// the middle of a millisecond, and a count.
 fn histogram(printed: &str) -> BTreeMap<u32, u64> {
     let lines = printed.lines();
     let lines = lines.skip_while(|line| !line.starts_with("Connection lifetime histogram"));

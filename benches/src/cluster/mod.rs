@@ -30,7 +30,7 @@ const MOST_HOSTS: usize = 256;
 const READY: Duration = Duration::from_secs(20);
 /// Time until all hosts have received the start time.
 const AHEAD: Duration = Duration::from_millis(100);
-/// Time limit for the report that a host's run has ended to arrive here.
+/// Maximum time between the end of a host's run and the arrival of its report.
 const ON_THE_WAY: Duration = Duration::from_secs(3);
 
 /// Servers, requests and hosts of a measurement.
@@ -183,8 +183,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a shell on each host: a command that runs [`shell`] there, under a name. `stop`: the
-    /// user has had enough.
+    /// Starts a shell on each host: a command that runs [`shell`] there, under a name. `stop` is
+    /// set when the user interrupts the program.
     ///
     /// # Errors
     ///
@@ -325,7 +325,7 @@ struct Printed<'a> {
 }
 
 impl Options {
-    /// Uses the rates, one after the other, and prints the results.
+    /// Runs a step at each rate, and prints the results.
     ///
     /// # Errors
     ///

@@ -142,7 +142,8 @@ impl Contender {
         )
     }
 
-    /// It handles packets next to the host's own stack, which must not forward them as well.
+    /// Whether the contender handles packets next to the host's own network stack. The stack must
+    /// then not forward them, too.
     pub(crate) fn is_null_packet(self) -> bool {
         matches!(
             self,

@@ -77,7 +77,7 @@ const QUICK: [&str; 10] = [
     "maglev",
 ];
 
-/// Rows that are off by default are measured if they are named.
+/// Whether a row is measured only if it is named: such rows are off by default.
 fn is_only_by_name(row: &Row) -> bool {
     ["fast-path", "proxy", "other"]
         .iter()
@@ -85,7 +85,7 @@ fn is_only_by_name(row: &Row) -> bool {
 }
 
 impl Options {
-    /// Measures and prints.
+    /// Measures the rows, and prints the results.
     ///
     /// # Errors
     ///
@@ -236,8 +236,8 @@ fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
         .sum()
 }
 
-/// The kernel's limits of tracked connections, which are the machine's and not a namespace's:
-/// raised, and restored.
+/// The kernel's limits of tracked connections: they apply to the machine, not to a namespace. They
+/// are raised, and restored at the end.
 #[derive(Debug)]
 struct Conntrack(Vec<(&'static str, String)>);
 

@@ -16,7 +16,7 @@ pub(super) struct Job {
 pub(super) enum Work {
     Flood(Contender, Place, Flood),
     Tcp(Contender, Tcp),
-    /// CPU of the director for a unit of it.
+    /// CPU time of the director for a unit of this work.
     Cost(Contender, Tcp),
     /// Round trips, idle or during a flood.
     Ping(Contender, bool, Percentile),
@@ -81,7 +81,7 @@ impl Work {
         }
     }
 
-    /// The CPU of the work, in one word.
+    /// The CPU on which the work is done, in one word.
     pub(super) fn place(self) -> &'static str {
         match self {
             Self::Flood(who, place, _) => place.name(who),
@@ -143,8 +143,8 @@ pub(super) enum Against {
     /// The best of some, by median.
     Best(Vec<String>),
     One(String),
-    /// The same, after the value of a third row is subtracted from both: the share of the link
-    /// alone.
+    /// As `Best`, after the value of a third row, the cost of the link alone, is subtracted from
+    /// both.
     Added(String, String),
     /// A figure.
     Absolute(f64, &'static str),
@@ -175,7 +175,7 @@ pub(super) struct Row {
     pub(super) subject: String,
     pub(super) against: Against,
     pub(super) bound: Bound,
-    /// The reason why the row misses its bound.
+    /// The known reason why the row misses its bound.
     pub(super) but: Option<&'static str>,
 }
 

@@ -31,7 +31,7 @@ const WORKER_CONNECTIONS: u32 = 500_000;
 /// The CPU for work in memory.
 const MEMORY_CPU: usize = 1;
 
-/// The manner of a measurement.
+/// Number of rounds, duration and conditions of a measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Manner {
     pub(super) rounds: usize,

@@ -1,4 +1,4 @@
-//! Loads of a whole director that no row of `compare` has: large tables, replication, health
+//! Load tests of a whole director that are not in `compare`: large tables, replication, health
 //! checks.
 
 mod bulk;
@@ -38,7 +38,7 @@ pub enum Load {
 }
 
 impl Load {
-    /// Measures and prints.
+    /// Measures the load, and prints the results.
     ///
     /// # Errors
     ///

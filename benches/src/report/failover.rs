@@ -34,7 +34,7 @@ const PAGE: Set = Set {
 };
 /// Bytes a second of a server.
 const CAPACITY: u64 = 2_000_000;
-/// Number of the server that fails.
+/// Index of the server that fails.
 const SILENT: usize = 3;
 /// Seconds of a point.
 const STEP: f64 = 2.0 * BIN;

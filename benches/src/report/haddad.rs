@@ -1,5 +1,5 @@
 //! Haddad and Pourzandi, "Linux on Carrier Grade Web Servers", 2001: requests and connections a
-//! second by the number of clients, and what a single client waits.
+//! second by the number of clients, and the response time of a single client.
 
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;

@@ -46,7 +46,7 @@ const FREE_RATES: &[u32] = &[
 const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
 /// The rate at which the CPU time of a request is measured.
 const COST_RATE: u32 = 1000;
-/// Percent; an axis that is logarithmic has no zero.
+/// The smallest plotted percentage: a logarithmic axis has no zero.
 const LEAST_PERCENT: f64 = 0.01;
 /// Share of an offered rate that must be sent, so that the rate counts as offered.
 const REACHED: f64 = 0.97;
@@ -315,8 +315,8 @@ impl Values {
     }
 }
 
-/// The highest of some rates with a successful result, and that result. If a rate is too high, all
-/// higher rates are, too.
+/// The highest of some rates at which the result is successful, and that result. If a rate is too
+/// high, all higher rates are too high as well.
 fn highest<T>(
     rates: &[u32],
     mut offer: impl FnMut(u32) -> Result<Option<T>>,

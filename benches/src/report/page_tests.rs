@@ -52,7 +52,7 @@ const LOOK: &str = "
         };
     })";
 
-/// Three rounds of each peer of each experiment: lines that go up, and bars in turn.
+/// Three rounds of each peer of each experiment: rising lines, and bars.
 fn sample() -> Document {
     let mut document = Document {
         schema: SCHEMA,

@@ -20,7 +20,7 @@ use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::stats::Spread;
 
-/// A flood of SYNs, paced and as fast as it can.
+/// A flood of SYNs, at a set rate and at the maximum rate.
 #[derive(Debug)]
 pub(super) struct Testlvs;
 
@@ -280,7 +280,7 @@ fn connections(of: &Spread) -> String {
     )
 }
 
-/// Seconds of the paced flood, and of the other.
+/// Seconds of the paced flood, and of the unlimited flood.
 fn times(quick: bool) -> (f64, f64) {
     if quick { (1.0, 0.5) } else { (3.0, 1.0) }
 }
@@ -384,7 +384,7 @@ fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result
     bed::ready(bed.client.spawn(turn.yardsticks.path("gen"), &words)?).context("the generator")
 }
 
-/// Fate of an unlimited flood, in packets a second.
+/// Result of an unlimited flood, in packets a second.
 #[derive(Debug)]
 struct Unlimited {
     /// Packets that arrived at the servers' host.

@@ -32,7 +32,7 @@ const PEERS: [Peer; 6] = peers::named([
 
 /// Numbers of servers of the services in each set.
 const SERVERS: [usize; 4] = [2, 4, 6, 8];
-/// The number that curves over time are of.
+/// Number of servers in the curves over time.
 const SHOWN: usize = 4;
 /// The sets of files, and the maximum rate of one server in bytes a second.
 ///
@@ -53,7 +53,7 @@ const CONNS: Axis = axis("connections", "1/s");
 const PACKETS: Axis = axis("packets, both ways", "1/s");
 const BYTES: Axis = axis("bytes, both ways", "MB/s");
 
-/// Sampled values: the suffix of the plot's name, and the columns that are added.
+/// Sampled values: the suffix of the plot's name, and the columns whose sum is plotted.
 const SAMPLED: [(&str, &[usize]); 3] = [("conns", &[0]), ("packets", &[1, 2]), ("bytes", &[3, 4])];
 
 impl Experiment for Thesis {
@@ -381,7 +381,7 @@ pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
 /// The printed rates, and the time at which they were printed.
 type Sample = (f64, Vec<(u16, [f64; 5])>);
 
-/// Reads rates, as an operator would, for so long.
+/// Reads rates like an operator, for `time` seconds.
 fn sample(director: &Host, time: f64) -> Result<Vec<Sample>> {
     let directory = tempfile::tempdir()?;
     let ipvsadm = directory.path().join("ipvsadm");

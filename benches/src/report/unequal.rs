@@ -16,7 +16,7 @@ use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// All schedulers, before four unequal servers.
+/// All schedulers, with four unequal servers.
 #[derive(Debug)]
 pub(super) struct Unequal;
 
@@ -237,7 +237,7 @@ fn share(asked: &Asked, seconds: f64) -> f64 {
     bytes / (seconds - WARM) / capacity * 100.0
 }
 
-/// The value below which `percent` of a hundred values are.
+/// The given percentile of the values.
 pub(super) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

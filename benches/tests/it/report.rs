@@ -63,7 +63,7 @@ fn unknown_names_are_refused() {
     );
 }
 
-/// The rounds that a first run did not come to are measured by `--resume`, and no other.
+/// `--resume` measures the rounds that an interrupted run has not reached, and no others.
 #[test]
 #[ignore = "needs NetPIPE"]
 fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
@@ -176,8 +176,8 @@ fn web_experiments_are_drawn() {
     }
 }
 
-/// Each of Mack's other tests measures its subject, and services work through all peers that
-/// support them.
+/// Each of Mack's other experiments has results, and services work through all peers that support
+/// them.
 #[test]
 fn services_work_through_all_supporting_peers() {
     let directory = tempfile::tempdir().expect("a directory");

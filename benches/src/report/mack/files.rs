@@ -1,4 +1,4 @@
-//! Files by HTTP and uploads, by their size.
+//! Durations of HTTP downloads and uploads, by the size of the file.
 
 use std::fs::File;
 

@@ -227,7 +227,7 @@ fn added(document: &Document, peer: &str) -> Option<Spread> {
     Spread::of(added)
 }
 
-/// Round, size and time of the smallest message.
+/// The round, the message size and the time of the smallest message.
 fn times(document: &Document, peer: &str) -> Vec<(usize, f64, f64)> {
     let counted = document.counted(Mack.name(), peer).into_iter();
     let smallest = counted.filter_map(|run| {

@@ -21,7 +21,7 @@ pub(in super::super) struct Servers;
 
 /// Bytes a second of a server.
 const CAPACITY: u64 = 3_000_000;
-/// Plots, and the clients of each.
+/// Plots, and the number of clients of each.
 const PLOTS: [(&str, u32, &str); 2] = [
     ("serial", 1, "a client that waits for each file"),
     ("parallel", 8, "eight clients at once"),

@@ -195,7 +195,8 @@ impl Experiment for Services {
     }
 }
 
-/// Fetches a file again and again with curl; what counts is the time of each, without curl's start.
+/// Fetches a file again and again with curl; only the time of each transfer counts, without curl's
+/// start.
 fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> Result<Fared> {
     let begin = [
         "20",
