@@ -45,7 +45,7 @@ fn steps(criterion: &mut Criterion) {
         bencher.iter(|| {
             at = (at + 1) % targets.len();
             let done = nat::translate(&mut frame, &packet, End::Destination, targets[at].into());
-            black_box(done).expect("it fits");
+            black_box(done).expect("the packet is translated");
         });
     });
     let connections = 100_000;
@@ -96,8 +96,11 @@ fn pipeline(criterion: &mut Criterion) {
             let table = table.get_or_insert_with(|| {
                 LineTable::new(&yardsticks, connections, FEW_CLIENTS.bits, 1).expect("memory")
             });
-            bencher
-                .iter_custom(|times| scaled(times, || table.measure().expect("the entry exists")));
+            bencher.iter_custom(|times| {
+                scaled(times, || {
+                    table.measure().expect("the packets go to a server")
+                })
+            });
         });
     }
     group.finish();

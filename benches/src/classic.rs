@@ -456,7 +456,7 @@ mod tests {
             nix::unistd::geteuid().is_root(),
             "reserved ports: run this test as root"
         );
-        run_command(served(shell)).expect("it runs");
+        run_command(served(shell)).expect("the client runs");
         print(served(printer)).expect("it prints");
         let mut stream = open(served(printer)).expect("connected");
         stream.write_all(b"\x02lp\n").expect("asked");

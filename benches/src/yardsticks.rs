@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn yardstick_programs_compile() {
         let yardsticks = Yardsticks::build().expect("a C compiler");
-        let mut table = LineTable::new(&yardsticks, 1000, 10, 0).expect("it starts");
+        let mut table = LineTable::new(&yardsticks, 1000, 10, 0).expect("the table is allocated");
         assert!(table.measure().expect("it measures") > 0.0);
     }
 }

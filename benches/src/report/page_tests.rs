@@ -270,7 +270,7 @@ fn report_matches_its_schema() {
             .arg(&file)
             .arg(&schema)
             .output()
-            .expect("it runs");
+            .expect("the checker runs");
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.success(), error)
     };

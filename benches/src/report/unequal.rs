@@ -259,7 +259,7 @@ mod tests {
 
     /// All existing schedulers are measured.
     #[test]
-    fn all_schedulers_take_part() {
+    fn plot_has_a_bar_for_every_scheduler() {
         let registry = lvs_core::sched::BUILT_IN.iter().map(|about| about.name);
         let mut known: Vec<_> = registry.filter(|name| *name != "none").collect();
         let mut shown = BARS[..OURS].to_vec();

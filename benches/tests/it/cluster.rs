@@ -14,7 +14,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_lvs-bench");
 fn cluster(words: &[&str]) -> Output {
     let mut command = Command::new(PROGRAM);
     command.arg("cluster").args(words);
-    command.output().expect("it starts")
+    command.output().expect("the cluster program starts")
 }
 
 fn json(output: &Output) -> Value {
@@ -347,7 +347,7 @@ fn hosts_reached_by_ssh_send_requests() {
         host.command(PROGRAM)
             .args(words)
             .output()
-            .expect("it starts")
+            .expect("the cluster program starts")
     };
     let output = run(&words);
     assert!(

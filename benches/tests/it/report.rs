@@ -16,7 +16,7 @@ fn report_of(directory: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lvs-bench"));
     command.args(["report", "--quick", "--busy", "--out"]);
     command.arg(directory).args(arguments);
-    command.output().expect("it starts")
+    command.output().expect("report starts")
 }
 
 fn runs(directory: &Path) -> Vec<(String, u64)> {

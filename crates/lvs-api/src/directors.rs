@@ -42,7 +42,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
             Err(format!(
-                "{canonical} is another host's on each link: write [{canonical}%2]:{PORT}, with the number of the interface (ip link)"
+                "{canonical} is a link-local address, which needs an interface: write [{canonical}%2]:{PORT}, with the number of the interface (ip link)"
             ))
         }
         address => Ok(address),
@@ -55,7 +55,9 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
 /// A message with the reason.
 pub fn peer(text: &str) -> Result<SocketAddr, String> {
     match address(text)? {
-        address if address.ip().is_unspecified() => Err(format!("{} is nobody's", address.ip())),
+        address if address.ip().is_unspecified() => {
+            Err(format!("{} is not the address of a host", address.ip()))
+        }
         address => Ok(address),
     }
 }

@@ -252,10 +252,13 @@ mod tests {
     #[test]
     fn directory_is_created_and_insecure_ones_are_refused() {
         let path = directory("made");
-        prepare(&path).expect("it was created");
-        prepare(&path).expect("the entry exists");
+        prepare(&path).expect("the directory is created");
+        prepare(&path).expect("the existing directory is accepted");
         assert_eq!(
-            fs::metadata(&path).expect("the file exists").mode() & 0o777,
+            fs::metadata(&path)
+                .expect("the directory has metadata")
+                .mode()
+                & 0o777,
             0o755
         );
         fs::set_permissions(&path, Permissions::from_mode(0o1777))
@@ -278,7 +281,7 @@ mod tests {
     #[test]
     fn lock_has_one_owner() {
         let path = directory("lock");
-        prepare(&path).expect("it was created");
+        prepare(&path).expect("the directory is created");
         let socket = path.join("socket");
         let first = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the lock is free");
         match Lock::beside(&socket, ".lock", Limits::LOOK) {

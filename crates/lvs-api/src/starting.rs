@@ -323,7 +323,7 @@ mod tests {
         let proc = Proc::new();
         proc.add(11, 5, 100_000, "", Some(7));
         let stat = proc.0.path().join("11/stat");
-        let text = fs::read_to_string(&stat).expect("the file exists");
+        let text = fs::read_to_string(&stat).expect("the stat file of this process is readable");
         fs::write(stat, text.replace(") S ", ") Z ")).expect("this test owns the file");
         assert!(!proc.is_starting(true, Duration::ZERO));
     }

@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn live_process_in_own_namespace_is_found() {
-        let own = fs::read_link("/proc/self/ns/net").expect("the file exists");
+        let own = fs::read_link("/proc/self/ns/net").expect("this process has a network namespace");
         let own = own.to_str().and_then(of_link).expect("a number");
         assert!(live().0.contains(&own));
     }

@@ -56,7 +56,7 @@ struct Args {
 
     /// Whether established connections are forwarded by the kernel fast path, by programs at the
     /// interfaces that read the dataplane's connection table (Linux 6.1, root). Default: auto, and
-    /// `lvsadm doctor` does not mind if it is not possible.
+    /// `lvsadm doctor` reports no finding if the kernel does not permit it.
     #[arg(long, value_enum)]
     fast_path: Option<FastPath>,
 
@@ -66,16 +66,18 @@ struct Args {
     #[arg(long, value_enum, default_value_t = WarmRestart::Off)]
     warm_restart: WarmRestart,
 
-    /// Be that process.
+    /// Run as the process that stores the state (started by a dataplane).
     #[arg(long, hide = true, value_name = "NAME")]
     hold: Option<String>,
 
-    /// Interface where that begins before there is a socket buffer (XDP), for floods; may be given
-    /// several times. Its driver must have native XDP, and no VLAN tags may come in there.
+    /// Interface on which the kernel forwards by XDP, before it allocates a socket buffer, for
+    /// floods; may be given several times. The driver must support native XDP, and the received
+    /// packets must have no VLAN tags.
     #[arg(long, value_name = "NAME")]
     xdp: Vec<String>,
 
-    /// Packets from the client after which a connection is forwarded there; for measurements.
+    /// Number of packets from the client after which the kernel forwards a connection; for
+    /// measurements.
     #[arg(long, hide = true, default_value_t = lvs_dataplane::fast_path::OFFLOAD_AFTER, value_name = "N")]
     fast_path_after: std::num::NonZeroU32,
 
@@ -131,9 +133,9 @@ struct Args {
     #[arg(long)]
     own_vips: bool,
 
-    /// Local address for full NAT: what real servers see instead of the client's; may be given
-    /// several times. The dataplane answers ARP and neighbour discovery for an address that the
-    /// host does not have.
+    /// Local address for full NAT: the source that real servers see instead of the client's
+    /// address; may be given several times. The dataplane answers ARP and neighbour discovery for
+    /// an address that the host does not have.
     #[arg(long, value_name = "ADDRESS")]
     local_address: Vec<IpAddr>,
 
@@ -143,8 +145,8 @@ struct Args {
     #[arg(long, requires = "local_address")]
     hairpin: bool,
 
-    /// Whether to answer or drop echo requests to addresses that the dataplane owns, or how many to
-    /// answer per second: answer is 1000. The host answers for its own addresses.
+    /// Whether to answer or drop echo requests to addresses that the dataplane owns, or the number
+    /// of answers per second: answer is 1000. The host answers for its own addresses.
     #[arg(long, default_value = "answer", value_name = "answer|drop|N")]
     echo: Echo,
 
@@ -153,8 +155,8 @@ struct Args {
     #[arg(long, default_value = "off", value_name = "off|loose|strict")]
     reverse_path: ReversePath,
 
-    /// Lower the maximum segment size in TCP SYNs to what the path carries, tunnels included, or
-    /// to N bytes. Default: leave it alone.
+    /// Lower the maximum segment size in TCP SYNs to what the path carries, tunnels included, or to
+    /// N bytes. Default: no change.
     #[arg(long, value_name = "auto|N")]
     clamp_mss: Option<ClampMss>,
 
@@ -167,9 +169,9 @@ struct Args {
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
-    /// How many of them may be of IPv6, or have a server of another family than the client, where
-    /// the kernel fast path takes the memory for all of them at the start. Default: all up to
-    /// 1,048,576, and a quarter where that is more.
+    /// Maximum of the connections whose client or server has an IPv6 address, if the kernel fast
+    /// path allocates the memory for all connections at the start. Default: all of up to 1,048,576
+    /// connections, and a quarter of more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_ipv6: Option<u32>,
 
@@ -194,7 +196,7 @@ struct Args {
     #[arg(long, value_name = "FILE", requires = "sync_peer")]
     sync_key: Option<PathBuf>,
 
-    /// Where other directors connect to (TCP). Default: port 8848 of all addresses.
+    /// Address to which other directors connect (TCP). Default: port 8848 of all addresses.
     #[arg(long, value_name = "ADDRESS", value_parser = directors::address, requires = "sync_peer")]
     sync_listen: Option<SocketAddr>,
 
@@ -203,8 +205,8 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(0..=3600))]
     sync_wait: u32,
 
-    /// Seconds for which the services and servers of a peer may differ from those of this director,
-    /// before an alarm is raised.
+    /// Seconds for which the services and servers of a peer may differ from those of this director
+    /// before the dataplane raises an alarm.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     sync_alarm: u32,
 
@@ -215,7 +217,7 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Backend {
-    /// Packet sockets, or a TUN device where they are not permitted
+    /// Packet sockets, or a TUN device if packet sockets are not permitted
     Auto,
     /// Packet sockets
     #[value(name = "af_packet")]
@@ -228,7 +230,7 @@ enum Backend {
 enum WarmRestart {
     /// No
     Off,
-    /// If that is possible; the log says if not
+    /// If the kernel permits it; otherwise the log reports the reason
     Auto,
     /// Yes, or do not start
     On,
@@ -238,7 +240,8 @@ enum WarmRestart {
 enum FastPath {
     /// No
     Off,
-    /// If that is possible, and a quarter of the free memory is enough; the log says if not
+    /// If the kernel permits it and a quarter of the free memory is enough; otherwise the log
+    /// reports the reason
     Auto,
     /// Yes, or do not start
     On,
@@ -283,7 +286,7 @@ impl FromStr for Workers {
 enum Confine {
     /// No
     Off,
-    /// As far as the kernel can
+    /// As far as the kernel supports it
     Auto,
 }
 

@@ -430,7 +430,7 @@ mod tests {
     /// A host leaves the CRC32c of SCTP to a capable device (`NETIF_F_SCTP_CRC`), as it leaves the
     /// checksums of TCP and UDP.
     #[test]
-    fn unfinished_checksum_of_sctp_becomes_crc() {
+    fn partial_checksum_of_sctp_becomes_crc() {
         let mut ip = Vec::new();
         let mut packet = vec![0x80; 40];
         packet[8..12].copy_from_slice(&[0; 4]);

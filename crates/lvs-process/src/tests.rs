@@ -93,7 +93,7 @@ fn unique(what: &str) -> Address {
 fn server_answers_calls_lists_and_refusals() {
     let address = unique("calls");
     let _handle = start(&address);
-    let mut client = Client::connect(&address).expect("it answers");
+    let mut client = Client::connect(&address).expect("the server accepts the connection");
     assert_eq!(client.hello().dataplane, "fake 1");
     assert!(client.hello().writable);
     let set = Timeouts {
@@ -107,7 +107,7 @@ fn server_answers_calls_lists_and_refusals() {
     assert_eq!(
         client
             .call::<Timeouts>(&Call::TimeoutsGet {})
-            .expect("the entry exists"),
+            .expect("the call is answered"),
         set
     );
     let mut sum = 0;
@@ -221,7 +221,9 @@ fn dead_dataplane_is_reported_to_client() {
         BufReader::new(&stream)
             .read_line(&mut line)
             .expect("a request");
-        stream.write_all(b"{\"id\":1,\"resu").expect("it reads");
+        stream
+            .write_all(b"{\"id\":1,\"resu")
+            .expect("the start of the answer is written");
     });
     let gone = Client::connect(&address).expect_err("it ended");
     assert!(matches!(gone, Error::Gone { .. }), "{gone}");
@@ -234,7 +236,9 @@ fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
     let thread = thread::spawn(move || {
         let places = Arc::<Places>::default();
         let reader = denied.map(|_| 1000);
-        let place = places.take(reader).expect("the first");
+        let place = places
+            .take(reader)
+            .expect("the reader gets the first place");
         // An error is that the client is gone.
         let _ = serve_connection(&server, &place, denied, &Fake::new());
     });
@@ -309,7 +313,7 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
 
         let first = start(&usual);
         assert_eq!(first.address(), &usual);
-        let client = Client::connect(&usual).expect("it answers");
+        let client = Client::connect(&usual).expect("the server accepts the connection");
         assert!(client.hello().writable);
         let second = Server::bind(&usual, Permissions::default()).expect_err("one is running");
         assert!(
@@ -319,7 +323,7 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
 
         // One that only has the name is found, and keeps another from starting.
         let old = start(&Address::by_name());
-        Client::connect(&usual).expect("it is found");
+        Client::connect(&usual).expect("the client finds the socket");
         let second = Server::bind(&usual, Permissions::default()).expect_err("one is running");
         assert!(second.to_string().contains("@lvs-dataplane"), "{second}");
         drop(old);
@@ -332,7 +336,7 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
         .expect("this test owns the file");
         let named = start(&usual);
         assert_eq!(named.address(), &Address::by_name());
-        Client::connect(&usual).expect("it is found");
+        Client::connect(&usual).expect("the client finds the socket");
         drop(named);
         fs::remove_dir_all(&top).expect("this test owns the file");
     });

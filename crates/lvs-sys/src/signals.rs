@@ -70,7 +70,8 @@ mod tests {
 
     /// The signals that this process ignores: bit 0 is the signal 1.
     fn ignored() -> u64 {
-        let status = std::fs::read_to_string("/proc/self/status").expect("it runs");
+        let status = std::fs::read_to_string("/proc/self/status")
+            .expect("the status file of this process is readable");
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
         u64::from_str_radix(mask.expect("a mask").trim(), 16).expect("a number")
     }

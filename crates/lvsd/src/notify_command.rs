@@ -171,7 +171,7 @@ mod tests {
             events.send(event, About::default(), "words");
         }
         drop(end);
-        served.await.expect("it ends");
+        served.await.expect("the task ends without a panic");
         let read = std::fs::read_to_string(&file).expect("the command wrote the file");
         let lines: Vec<&str> = read.lines().collect();
         assert!(lines[0].contains("\"event\":\"first\""), "{read}");

@@ -206,7 +206,9 @@ impl Client {
         let read = stream.take(most).read_to_end(&mut body);
         read.map_err(|error| self.silent(&error))?;
         match head.length {
-            Some(length) if length > BODY_MAX => Err(self.garbled("its answer has no end")),
+            Some(length) if length > BODY_MAX => {
+                Err(self.garbled(&format!("its answer is longer than {BODY_MAX} bytes")))
+            }
             Some(length) if (body.len() as u64) < length => Err(self.ended()),
             _ => Ok(body),
         }
@@ -291,7 +293,9 @@ mod tests {
     /// The client's result for an answer to `status`, after which the connection ends.
     fn answered(text: &str) -> Result<u32, String> {
         let (own, mut other) = UnixStream::pair().expect("a pair");
-        other.write_all(text.as_bytes()).expect("it fits");
+        other
+            .write_all(text.as_bytes())
+            .expect("the answer is written");
         drop(other.shutdown(std::net::Shutdown::Write));
         let mut client = Client {
             address: Address::Path("/nowhere".into()),

@@ -279,16 +279,16 @@ mod tests {
                     next += 1;
                     let config =
                         ServerConfig::new(i32::try_from(below(4)).expect("small"), Forwarding::Nat);
-                    pool.insert(addr(next), &config).expect("a new one");
+                    pool.insert(addr(next), &config).expect("the server is new");
                 }
                 0 if servers < 300 => {
                     next += 1;
                     let config = ServerConfig::new(1, Forwarding::Nat);
-                    pool.insert(addr(next), &config).expect("a new one");
+                    pool.insert(addr(next), &config).expect("the server is new");
                 }
                 1 => {
                     let addr = pool.servers()[any].addr();
-                    pool.remove(addr).expect("the entry exists");
+                    pool.remove(addr).expect("the server is in the pool");
                 }
                 2..6 => {
                     let server = &pool.servers()[any];
@@ -298,7 +298,7 @@ mod tests {
                         ..server.config()
                     };
                     let addr = server.addr();
-                    pool.edit(addr, &config).expect("the entry exists");
+                    pool.edit(addr, &config).expect("the server is in the pool");
                 }
                 6..40 if !open.is_empty() => {
                     let at = below(u32::try_from(open.len()).expect("few")) as usize;
@@ -332,7 +332,7 @@ mod tests {
         let mut pool = Pool::new(Registry::new().create("wlc").expect("built in"));
         for n in 0..100 {
             let config = ServerConfig::new(1, Forwarding::Nat);
-            pool.insert(addr(n), &config).expect("a new one");
+            pool.insert(addr(n), &config).expect("the server is new");
         }
         let mut open = Vec::new();
         for _ in 0..250 {
@@ -352,7 +352,7 @@ mod tests {
         let mut pool = Pool::new(Registry::new().create("rr").expect("built in"));
         for n in 0..200 {
             let config = ServerConfig::new(1, Forwarding::Nat);
-            pool.insert(addr(n), &config).expect("a new one");
+            pool.insert(addr(n), &config).expect("the server is new");
         }
         let all = pool.servers();
         assert_eq!(scheduler.pick(&all[..100], &request()), Some(0));

@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn local_port_rests_after_its_last_packet() {
+    fn local_port_is_not_reused_soon_after_its_last_packet() {
         let mut bed = Bed::new(1024, 0, 1);
         let server = addr("10.1.0.1:80");
         let at = Instant::from_secs;

@@ -287,7 +287,7 @@ fn marked_packets_without_servers_bypass_to_host() {
     let net = (addr("203.0.113.0:0").ip(), 24);
     director.control.set_local_addresses(vec![net]);
     assert_eq!(director.handle_packet(&packet(TcpFlags::SYN), now), refused);
-    let service = director.control.service(&key).expect("the entry exists");
+    let service = director.control.service(&key).expect("the service exists");
     assert_eq!(service.refused(), 2);
     director.control.set_local_addresses(Vec::new());
     for (flags, new) in [(TcpFlags::SYN, true), (TcpFlags::ACK, false)] {
@@ -303,7 +303,7 @@ fn marked_packets_without_servers_bypass_to_host() {
     assert_eq!(
         (counted.conns, counted.in_packets),
         (0, 0),
-        "nobody's packets"
+        "packets of no service"
     );
 }
 
@@ -367,7 +367,7 @@ fn arrange_servers_sets_order_and_keeps_connections() {
     let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), now);
     let before = entries(&director, now);
     let order = |director: &Director| -> Vec<u8> {
-        let service = director.control.service(&key).expect("the entry exists");
+        let service = director.control.service(&key).expect("the service exists");
         let last = |server: &std::sync::Arc<lvs_core::Server>| server.addr().to_string();
         let texts = service.servers().iter().map(last);
         texts.map(|text| text.as_bytes()[7] - b'0').collect()

@@ -268,10 +268,10 @@ mod tests {
             dropped: true,
         };
         assert!(capture.show(None, &packet) && capture.show(None, &packet));
-        let first = packets.recv().expect("the first");
+        let first = packets.recv().expect("the first packet is copied");
         assert_eq!((first.frame.as_str(), first.lost), ("01ab", 0));
         assert!(capture.show(None, &packet));
-        assert_eq!(packets.recv().expect("the third").lost, 1);
+        assert_eq!(packets.recv().expect("the third packet is copied").lost, 1);
         drop(packets);
         assert!(!capture.show(None, &packet));
     }

@@ -398,7 +398,7 @@ mod tests {
     use lvs_api::guidance::for_lvsd;
 
     #[test]
-    fn fix_for_lvsd_changes_no_service_by_hand() {
+    fn fix_for_lvsd_contains_no_command_that_changes_services() {
         let drops = DropReason::ALL
             .iter()
             .map(|&reason| (reason.name(), of_drop(reason)));

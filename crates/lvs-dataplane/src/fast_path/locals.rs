@@ -413,11 +413,15 @@ mod tests {
         for end in &ends {
             assert!(fast_path.set_local(0, end));
         }
-        let map = fast_path.locals.ends.get().expect("it was created");
+        let map = fast_path
+            .locals
+            .ends
+            .get()
+            .expect("the map of local ends was created");
         for end in &ends {
             let value = map.get(&fast_path.locals.request(0, end.slot));
             assert_eq!(map.get(&reply(end)), value);
-            let value = value.expect("the entry exists");
+            let value = value.expect("the map has an entry of this end");
             assert_eq!(value[local::PORT] >> 32, 7);
             assert_eq!(end_of(&value, end.server), end.local);
             fast_path.forget_local(0, end);
@@ -475,7 +479,11 @@ mod tests {
             "{count} of {entries}"
         );
         // An entry without room leaves no part of itself.
-        let map = fast_path.locals.ends.get().expect("it was created");
+        let map = fast_path
+            .locals
+            .ends
+            .get()
+            .expect("the map of local ends was created");
         assert_eq!(map.get(&fast_path.locals.request(0, count)), None);
         fast_path.forget_local(0, &of_slot(0));
         assert!(fast_path.set_local(0, &of_slot(count)));

@@ -561,7 +561,7 @@ mod tests {
     #[test]
     fn bpf_object_contains_all_programs_and_invalid_object_is_refused() {
         for section in ["socket", "tc", "xdp"] {
-            let code = object::code(OBJECT, section).expect("the entry exists");
+            let code = object::code(OBJECT, section).expect("the object has this section");
             assert!(code.instructions.len() > 100 && !code.maps.is_empty());
         }
         assert!(object::code(OBJECT, "maps").is_none());

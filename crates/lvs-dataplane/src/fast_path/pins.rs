@@ -372,7 +372,7 @@ mod tests {
         let claim = || {
             for _ in 0..500 {
                 let Ok(claim) = pins.claim() else { continue };
-                let there = fs::metadata(&pins.directory).expect("the file exists");
+                let there = fs::metadata(&pins.directory).expect("the directory of pins exists");
                 assert_eq!(there.ino(), claim.metadata().expect("open").ino());
                 pins.remove();
             }

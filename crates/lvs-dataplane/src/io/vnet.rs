@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vnet_header_keeps_unfinished_checksum_and_segments() {
+    fn vnet_header_keeps_partial_checksum_and_segments() {
         let kinds = [
             SegmentKind::Tcp4,
             SegmentKind::Tcp6,

@@ -249,7 +249,7 @@ mod tests {
                 }
                 std::thread::yield_now();
             }
-            sender.join().expect("it ends");
+            sender.join().expect("the sender ends without a panic");
         });
         assert_eq!(reader.counts.read().taken, 200);
 

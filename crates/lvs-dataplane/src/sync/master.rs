@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(manner.last, None, "it continues");
         stop.ask();
         assert!(manner.patience() <= PATIENCE);
-        let last = manner.last.expect("it ends");
+        let last = manner.last.expect("the stop sets a deadline");
         manner.patience();
         assert_eq!(manner.last, Some(last), "one second for all messages");
         manner.last = Some(Instant::now());

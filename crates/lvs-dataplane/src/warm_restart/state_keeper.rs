@@ -506,7 +506,7 @@ mod tests {
         let last = WarmRestart::open(Layout::new(1000, 7), 1, StateKeeper::of(&name)?)?;
         assert!(last.is_successor() && last.memories_left()?.is_none());
         last.end();
-        running.join().expect("it ends")?;
+        running.join().expect("the keeper ends without a panic")?;
         assert!(!StateKeeper::clean_up(&name)?);
         Ok(())
     }
@@ -529,7 +529,7 @@ mod tests {
             assert!(!after.is_successor(), "{word}");
         }
         assert!(StateKeeper::clean_up(&name)?);
-        running.join().expect("it ends")
+        running.join().expect("the keeper ends without a panic")
     }
 
     #[test]
@@ -543,7 +543,7 @@ mod tests {
         assert!(!second.is_successor());
         drop(second);
         assert!(StateKeeper::clean_up(&name)?);
-        running.join().expect("it ends")
+        running.join().expect("the keeper ends without a panic")
     }
 
     /// A dataplane that starts while the state keeper of its predecessor exits gets a new state
@@ -573,7 +573,7 @@ mod tests {
         }
         let after = connect(&name).expect_err("the name of the state keeper is free");
         assert_eq!(after.kind(), io::ErrorKind::ConnectionRefused, "{after}");
-        running.join().expect("it ends")
+        running.join().expect("the keeper ends without a panic")
     }
 
     /// Any local process can listen on a free name and let clients wait.

@@ -203,7 +203,7 @@ mod tests {
         let r = Reassembler::default();
         assert!(
             push(&r, &pieces[0], Instant::ZERO)
-                .expect("first")
+                .expect("the first fragment is accepted")
                 .is_none()
         );
         assert!(matches!(
@@ -236,7 +236,7 @@ mod tests {
         let r = Reassembler::default();
         assert!(
             push(&r, &honest[0], Instant::ZERO)
-                .expect("first")
+                .expect("the first fragment is accepted")
                 .is_none()
         );
         // It begins within the first one and ends behind it.

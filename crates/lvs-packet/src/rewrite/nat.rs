@@ -331,7 +331,7 @@ mod tests {
     /// The sender of a tunnel packet leaves the inner checksum to the device. It omits the outer
     /// checksum, or computes it for the finished packet (the kernel's local checksum offload).
     #[test]
-    fn datagram_with_unfinished_packet_inside_gets_right_checksums() {
+    fn datagram_around_partial_checksum_gets_right_checksums() {
         for (absent, six, end) in [
             (true, false, End::Destination),
             (true, true, End::Source),

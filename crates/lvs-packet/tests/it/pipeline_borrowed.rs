@@ -220,7 +220,7 @@ fn queued_frame_keeps_its_slot_until_sent() {
     );
     assert!(ring.arena.lend(0).is_none());
     // The sender may pass the slot to the kernel unchanged.
-    let frame = out.frames(SERVERS).first().expect("one");
+    let frame = out.frames(SERVERS).first().expect("a frame was sent");
     let slot = frame.slot().expect("the frame is in its original slot");
     assert!(slot.is_of(&ring.arena));
     assert_eq!(frame.place().start, ring.headroom);

@@ -175,7 +175,7 @@ mod tests {
         assert!(sender.send(Level::WARN, &format!("{}x", fields.front())));
         let length = journal.recv(&mut buffer).expect("a record");
         let text = String::from_utf8_lossy(&buffer[..length]);
-        let id = message_id("server_down").expect("it has exactly one");
+        let id = message_id("server_down").expect("the message has an identifier");
         let expected = format!("LVS_EVENT=server_down\nMESSAGE_ID={id}\nMESSAGE=x\n");
         assert!(text.ends_with(&expected), "{text}");
         assert!(sender.send(Level::INFO, "one\ntwo\x1e\x1e"));
@@ -185,7 +185,7 @@ mod tests {
         // A journal that was started again is found, and none costs nothing but the record.
         drop(journal);
         assert!(!sender.send(Level::INFO, "lost"));
-        std::fs::remove_file(&path).expect("the entry exists");
+        std::fs::remove_file(&path).expect("the file exists");
         let journal = UnixDatagram::bind(&path).expect("a socket");
         assert!(sender.send(Level::INFO, "again"));
         assert!(journal.recv(&mut buffer).is_ok());

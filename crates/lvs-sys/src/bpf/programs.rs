@@ -426,18 +426,20 @@ mod tests {
     #[test]
     fn test_run_survives_signal() -> io::Result<()> {
         signal_hook::flag::register(libc::SIGURG, Arc::new(AtomicBool::new(false)))?;
-        // SAFETY: it takes nothing and gives a number.
+        // SAFETY: the call has no arguments and returns a number.
         let thread = unsafe { libc::gettid() };
         let process = std::process::id().cast_signed();
         let pester = thread::spawn(move || {
             for _ in 0..ATTEMPTS - 1 {
                 thread::sleep(Duration::from_millis(5));
-                // SAFETY: it takes numbers; a thread that has ended is no error worth telling.
+                // SAFETY: all arguments are numbers; an error (the thread has ended) is ignored.
                 unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGURG) };
             }
         });
         let loaded = Program::load(ProgramKind::SocketFilter, "long", &long_program());
-        pester.join().expect("it ends");
+        pester
+            .join()
+            .expect("the other thread ends without a panic");
         match loaded {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_root_of_all() => {
                 crate::testing::not_run(&format!("needs BPF: {error}"));

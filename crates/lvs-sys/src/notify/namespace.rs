@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_network_namespace_has_owners() {
+    fn owners_of_own_network_namespace_are_found() {
         let own = File::open("/proc/self/ns/net").expect("readable");
         let Ok(owners) = owners(&own) else {
             // The namespace belongs to a user namespace above this one.

@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn gue_flows_behind_extension_headers_are_distinguished() {
+    fn gue_flows_after_extension_headers_are_distinguished() {
         let expected = Expected {
             device: "sv",
             frame: Vec::new(),

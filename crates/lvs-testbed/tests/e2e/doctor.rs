@@ -95,8 +95,8 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     .with_context(|| format!("{:?}", findings(&site)))
 }
 
-/// Filters of the host: those that run after the dataplane has received its copy, and those that
-/// its packets pass.
+/// Filters of the host: those that run after the dataplane receives a copy of each packet, and those
+/// that the packets of the dataplane pass.
 #[test]
 fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;

@@ -312,7 +312,7 @@ fn fast_path_removes_priority_tags() -> Result<()> {
 /// device to complete. The outer datagram has no checksum, or one that becomes right when the inner
 /// checksum is completed.
 #[test]
-fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
+fn datagrams_around_partial_checksums_arrive_through_nat() -> Result<()> {
     let site = site("ink-inside", Forward::Nat, 1)?;
     site.add_service_weighted("-u", 4789, "rr", &[1])?;
     // The director's link finishes the packet inside.

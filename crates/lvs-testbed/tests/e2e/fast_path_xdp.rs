@@ -74,7 +74,7 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
     let (xdp, behind) = shares(&site)?;
     ensure!(
         xdp > 1000 && xdp > 9 * behind,
-        "{xdp} by XDP, {behind} behind it"
+        "{xdp} frames by XDP, {behind} with a socket buffer"
     );
     ensure!(programs_of(&site)?.contains("lvs_xdp"));
     let lvsadm = programs::find("lvsadm")?.display().to_string();
@@ -114,7 +114,7 @@ fn xdp_forwards_every_byte_direct_routing() -> Result<()> {
 /// Frames with unfinished checksums are forwarded with a socket buffer.
 #[test]
 #[ignore = "long"]
-fn xdp_packets_with_unfinished_checksums_arrive_complete() -> Result<()> {
+fn xdp_packets_with_partial_checksums_arrive_complete() -> Result<()> {
     let mut site = site_as_it_is("xdp-veth", Forward::Nat, true)?;
     start(&mut site)?;
     common::requests_and_listings(&site)?;
@@ -122,7 +122,10 @@ fn xdp_packets_with_unfinished_checksums_arrive_complete() -> Result<()> {
     site.add_service(80, "rr")?;
     bulk(&site)?;
     let (_, behind) = shares(&site)?;
-    ensure!(behind > 1000, "{behind} behind XDP");
+    ensure!(
+        behind > 1000,
+        "only {behind} frames were forwarded with a socket buffer"
+    );
     common::iperf_and_dns(&site)
 }
 

@@ -524,7 +524,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
                 .is_ok_and(|message| message.contains("yes"))
         };
         if side == "ingress" {
-            serves(&site, "the dataplane has received its copy")?;
+            serves(&site, "the dataplane receives a copy of each packet")?;
             ensure!(!reached(), "{side}");
         } else {
             ensure!(!served(&site)?, "filters of tc at egress are passed by");

@@ -504,12 +504,14 @@ mod tests {
             thread: own(),
             ..ended
         };
-        let now = Caller::of(own(), Some(last)).expect("it lives");
+        let now = Caller::of(own(), Some(last)).expect("the caller's process runs");
         assert_eq!(now.process(), Some(std::process::id()));
-        let kept = Caller::of(own(), Some(now)).expect("it lives");
+        let kept = Caller::of(own(), Some(now)).expect("the caller's process runs");
         assert_eq!(
             kept.network(),
-            Caller::of(own(), None).expect("it lives").network()
+            Caller::of(own(), None)
+                .expect("the caller's process runs")
+                .network()
         );
     }
 }

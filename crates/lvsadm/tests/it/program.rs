@@ -128,7 +128,7 @@ fn run(command: &mut Command) -> (String, String, Option<i32>) {
         stdout,
         stderr,
         status,
-    } = command.output().expect("it runs");
+    } = command.output().expect("the program starts");
     (text(&stdout), text(&stderr), status.code())
 }
 
@@ -304,7 +304,7 @@ fn closed_output_pipe_is_no_error() {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("it runs");
+        .expect("ipvsadm starts");
     let mut first = [0; 24];
     child
         .stdout
@@ -313,7 +313,7 @@ fn closed_output_pipe_is_no_error() {
         .read_exact(&mut first)
         .expect("a line");
     assert_eq!(&first, b"IPVS connection entries\n");
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.wait_with_output().expect("ipvsadm ends");
     assert_eq!(text(&output.stderr), "");
     assert_eq!(output.status.code(), Some(141));
 }
@@ -328,14 +328,14 @@ fn restore_reads_all_lines() {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("it runs");
+        .expect("ipvsadm starts");
     child
         .stdin
         .take()
         .expect("a pipe")
         .write_all(b"-A -t 192.0.2.1:80\n-A -q\n-C\n")
-        .expect("it reads");
-    let output = child.wait_with_output().expect("it ends");
+        .expect("ipvsadm reads the rules");
+    let output = child.wait_with_output().expect("ipvsadm ends");
     assert_eq!(
         text(&output.stderr),
         "this dataplane only lists connections\n-q: unknown option\nthis dataplane only lists connections\n"

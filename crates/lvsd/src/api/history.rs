@@ -203,7 +203,9 @@ mod tests {
             Arc::make_mut(&mut found.seen).services[0].stats.live.conns = n * 30;
             assert!(history.take(&snapshot, 1000 + n * 15));
         }
-        let curves = history.curves(Some("web")).expect("the entry exists");
+        let curves = history
+            .curves(Some("web"))
+            .expect("the history has the service");
         assert_eq!(curves.time.len(), POINTS_MAX);
         assert_eq!(curves.time.last(), Some(&(1000 + 299 * 15)));
         assert!(
@@ -218,7 +220,9 @@ mod tests {
         assert!(!history.take(&Snapshot::default(), 8000));
         assert!(history.take(&snapshot("mail"), 9000));
         assert_eq!(history.curves(Some("web")), None);
-        let curves = history.curves(Some("mail")).expect("the entry exists");
+        let curves = history
+            .curves(Some("mail"))
+            .expect("the history has the service");
         assert_eq!((curves.time, curves.connections), (vec![9000], vec![0.0]));
         assert_eq!(history.curves(None).expect("always").time.len(), POINTS_MAX);
     }

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_name_is_not_answered() {
+    fn request_with_unknown_host_name_is_refused() {
         for host in [
             "evil.example",
             "evil.example:9560",

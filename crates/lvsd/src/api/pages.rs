@@ -163,7 +163,7 @@ mod tests {
         for n in 2..10 {
             readers.push(page.of(&Arc::new(Snapshot::default()), text(n)).await);
         }
-        let last = readers.last().expect("entries exist")[0];
+        let last = readers.last().expect("there are readers")[0];
         assert_eq!(usize::from(last), HELD_MAX + 1);
         drop(readers);
         let now = page.of(&Arc::new(Snapshot::default()), text(77)).await;

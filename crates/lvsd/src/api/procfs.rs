@@ -303,7 +303,7 @@ mod tests {
         tree.put("sys/net/ipv4/vs/drop_entry", "0\n")
             .expect("written");
         let mode = |name: &str| {
-            let meta = fs::metadata(path.join(name)).expect("the file exists");
+            let meta = fs::metadata(path.join(name)).expect("the tree has the file");
             meta.permissions().mode() & 0o777
         };
         assert_eq!(

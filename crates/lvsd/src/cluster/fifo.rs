@@ -335,7 +335,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run/fifo");
-        open(&path).expect("it was created");
+        open(&path).expect("the FIFO is created");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
         assert!(open(&path).unwrap_err().contains("other than root"));
         std::fs::remove_file(&path).unwrap();

@@ -107,7 +107,7 @@ mod tests {
             "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{vrrp}\n[[service]]\naddress = \"192.0.2.10:80\"\nvip = \"{vip}\"\n\
              forward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
         );
-        let (config, _) = Config::from_toml("x.toml", &text).expect("valid");
+        let (config, _) = Config::from_toml("x.toml", &text).expect("the file is valid");
         super::text(&config, &config.services).expect("the file has [vrrp]")
     }
 

@@ -552,7 +552,7 @@ mod tests {
             "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\ntrack_file = \"{0}/track\"\nfifo = \"{0}/fifo\"\n",
             directory.path().display()
         );
-        let (config, _) = crate::config::Config::from_toml("x", &text).expect("valid");
+        let (config, _) = crate::config::Config::from_toml("x", &text).expect("the file is valid");
         let mut cluster = Cluster::recall(Some(places));
         cluster.set(config.vrrp.as_ref());
         let path = directory.path().join("track");

@@ -194,7 +194,9 @@ mod tests {
 
     fn many(text: &str) -> ManyPorts {
         let parsed = ManyPorts::parse(text, Protocol::TCP);
-        parsed.expect("many ports").expect("in order")
+        parsed
+            .expect("the ports are in order")
+            .expect("the ports are in order")
     }
 
     #[test]

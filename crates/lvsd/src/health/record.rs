@@ -266,11 +266,15 @@ mod tests {
             record.transition(true, false, at(114 + 1000 * fall));
         }
         record.transition(false, true, at(HOUR - 10));
-        let status = record.status(at(HOUR + 20)).expect("checked");
+        let status = record
+            .status(at(HOUR + 20))
+            .expect("the server was checked");
         assert_eq!((status.falls_in_day, status.down_seconds_in_day), (4, 72));
         assert_eq!(status.since_fall, Some(30));
         // The first hour is over.
-        let status = record.status(at(24 * HOUR + 20)).expect("checked");
+        let status = record
+            .status(at(24 * HOUR + 20))
+            .expect("the server was checked");
         assert_eq!(status.falls_in_day, 0);
         assert_eq!(status.down_seconds_in_day, 23 * HOUR + 20);
         assert_eq!(
@@ -278,7 +282,9 @@ mod tests {
             (4, 42 + 23 * HOUR + 30)
         );
         // The status was not requested for two years.
-        let status = record.status(at(20_000 * HOUR)).expect("checked");
+        let status = record
+            .status(at(20_000 * HOUR))
+            .expect("the server was checked");
         assert_eq!(status.down_seconds_in_day, 23 * HOUR);
     }
 }

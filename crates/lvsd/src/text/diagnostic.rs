@@ -395,7 +395,7 @@ mod tests {
                 .help(word);
             let title = &diagnostic.title;
             assert!(title.starts_with('`') && title.ends_with("` is not an address and a port"));
-            let help = diagnostic.help.as_ref().expect("it has exactly one");
+            let help = diagnostic.help.as_ref().expect("the diagnostic has a help");
             for text in [title, help, &diagnostic.primary.1, &diagnostic.context[0].1] {
                 assert!(text.len() < TEXT_MAX, "{}", text.len());
             }

@@ -46,7 +46,8 @@ fn published_files_are_converted() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let all = files(&directory);
     assert_eq!(all.len(), 20);
-    let about = std::fs::read_to_string(directory.join("README.md")).expect("the file exists");
+    let about =
+        std::fs::read_to_string(directory.join("README.md")).expect("the README is readable");
     for path in &all {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         assert!(
@@ -208,7 +209,7 @@ fn convert_reports_losses_by_exit_code() {
             .arg("convert")
             .arg(directory.join(name))
             .output()
-            .expect("it runs");
+            .expect("lvsd starts");
         (
             output.status.code(),
             String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -242,7 +243,7 @@ fn convert_check_reports_why_it_cannot_compare() {
             .args(["convert", "--check"])
             .arg(directory.join(name))
             .output()
-            .expect("it runs");
+            .expect("lvsd starts");
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(5), "{name}: {errors}");
         assert!(errors.contains(why), "{name}: {errors}");

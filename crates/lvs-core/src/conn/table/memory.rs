@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn region_shared_drops_its_owner_with_the_table() {
+    fn dropped_table_drops_owners_of_its_shared_regions() {
         let layout = Layout::new(1, 1);
         let sizes = [
             layout.narrow_words(),

@@ -129,7 +129,7 @@ fn lookup_finds_both_directions_and_newest_of_equal_entries() {
 }
 
 #[test]
-fn entry_with_equals_is_not_offloadable() {
+fn entry_with_an_equal_key_is_not_offloadable() {
     let mut table = ConnTable::new(8, 1);
     let old = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     table.get(old).publish(7);
@@ -317,7 +317,8 @@ fn full_buckets_overflow_and_the_overflow_is_bounded() {
     }
     assert!(is_clear(&table));
 
-    // So is what has equals, or no port of its client's; it takes nobody's place in the buckets.
+    // Entries with equal keys, and entries without a client port, are removed as well; no bucket
+    // loses another entry.
     let layout = Layout {
         narrow_buckets: 64,
         ..layout

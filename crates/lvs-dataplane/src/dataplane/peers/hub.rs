@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn items_behind_incomplete_digest_are_bounded_and_sent_at_end() {
+    fn items_after_incomplete_digest_are_bounded_and_sent_at_end() {
         let outgoing = Outgoing::default();
         assert!(outgoing.begin_digest(2));
         outgoing.add_to_digest(1, &Digest::default());

@@ -150,9 +150,9 @@ struct State {
     in_step: Option<Instant>,
     /// The warning that the peer is not in step was logged.
     warned: bool,
-    /// The stream to the peer, and the number of streams so far.
-    tells: Option<TcpStream>,
-    telling: u64,
+    /// The stream on which the sender sends, and the number of such streams so far.
+    sending: Option<TcpStream>,
+    sending_streams: u64,
     /// The time of the last log line about a client at the peer's address without the right key.
     complained: Option<Instant>,
     greeting: usize,
@@ -582,8 +582,8 @@ impl Peers {
             bulk_connections: state.bulk.map(|(count, ..)| count),
             bulk_ms: state.bulk.map(|(_, took, _)| millis(took)),
             bulk_ago: state.bulk.map(|(_, _, at)| at.elapsed().as_secs()),
-            listens: state.tells.is_some(),
-            lag_ms: state.lag.filter(|_| state.tells.is_some()).map(millis),
+            listens: state.sending.is_some(),
+            lag_ms: state.lag.filter(|_| state.sending.is_some()).map(millis),
             tables: peer.tables().differences(Instant::now()),
         }
     }
@@ -733,14 +733,14 @@ impl Peer {
     /// Whether a connection to or from the peer exists.
     fn talks(&self) -> bool {
         let state = self.state();
-        state.stream.is_some() || state.tells.is_some()
+        state.stream.is_some() || state.sending.is_some()
     }
 
-    /// Closes the receiving connection, and with `tells` also the sending connection.
-    fn hang_up(&self, tells: bool) {
+    /// Closes the receiving connection, and with `both` also the sending connection.
+    fn hang_up(&self, both: bool) {
         let state = self.state();
-        let tells = state.tells.as_ref().filter(|_| tells);
-        for stream in state.stream.iter().chain(tells) {
+        let sending = state.sending.as_ref().filter(|_| both);
+        for stream in state.stream.iter().chain(sending) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

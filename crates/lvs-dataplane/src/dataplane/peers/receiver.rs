@@ -59,8 +59,8 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
         // Log each reason once.
         if last_text != text {
             match trouble {
-                Trouble::Away => info!("{} tells nothing: {text}", peer.address),
-                Trouble::Refused => warn!("{} tells nothing: {text}", peer.address),
+                Trouble::Away => info!("no connections from peer {}: {text}", peer.address),
+                Trouble::Refused => warn!("no connections from peer {}: {text}", peer.address),
             }
         }
         last_text = if borrowed { String::new() } else { text };

@@ -59,7 +59,7 @@ fn ruleset() -> String {
 const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with `lvsadm mark add --destination VIP --drop`; or filter on the servers, before the director, or in an XDP program (see docs/security.md)";
 
 /// Fix for a finding that may be intended.
-const MEANT: &str = "this is right if services must be filtered; if not, make it accept them";
+const MEANT: &str = "unless this filter is meant for packets of services, change it to accept them; to see the filter";
 
 /// Prefix of the names of the dataplane's own tables.
 const OWN_TABLE: &str = "lvs-";
@@ -182,7 +182,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                             chain.name,
                             service_text(service.service)
                         ),
-                        format!("the dataplane has received its copy before that chain; {FILTER}"),
+                        format!("the dataplane receives a copy of each packet before this chain; {FILTER}"),
                     );
                 } else if drops_by_source(line) {
                     by_source.push((chain, line));
@@ -199,7 +199,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                             chain.name,
                             service_text(service.service)
                         ),
-                        format!("the dataplane receives them before the host's firewall; {FILTER}"),
+                        format!("the dataplane receives packets of services before the host's firewall; {FILTER}"),
                     );
                 } else if drops_by_source(line) {
                     by_source.push((chain, line));
@@ -219,7 +219,9 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                  {line}{others}",
                 chain.table, chain.name
             ),
-            format!("the dataplane receives them before the host's firewall; {FILTER}"),
+            format!(
+                "the dataplane receives packets of services before the host's firewall; {FILTER}"
+            ),
         );
     }
 }
@@ -335,7 +337,9 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
         None => findings.add(
             "filter_bypassed",
             format!("{what} may drop packets, but none of services"),
-            format!("the dataplane has received its copy before {kind}: {shown}; {FILTER}"),
+            format!(
+                "the dataplane receives a copy of each packet before {kind}: {shown}; {FILTER}"
+            ),
         ),
     }
 }

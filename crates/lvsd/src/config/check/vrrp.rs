@@ -316,8 +316,8 @@ mod tests {
         let text = format!(
             "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"10.0.0.254/24 dev eth1\"\n{SERVICE}"
         );
-        let (config, report) = Config::from_toml("x", &text).expect("valid");
-        let vrrp = config.vrrp.expect("the entry exists");
+        let (config, report) = Config::from_toml("x", &text).expect("the file is valid");
+        let vrrp = config.vrrp.expect("the file has [vrrp]");
         assert_eq!(vrrp.track_file.to_str(), Some(Vrrp::TRACK_FILE));
         assert_eq!((vrrp.priority, vrrp.advert), (200, Vrrp::ADVERT));
         assert_eq!(vrrp.addresses[0].device.as_deref(), Some("eth1"));
@@ -331,7 +331,7 @@ mod tests {
             let text = format!(
                 "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"192.0.2.10\"\n{service}"
             );
-            let (_, report) = Config::from_toml("x", &text).expect("valid");
+            let (_, report) = Config::from_toml("x", &text).expect("the file is valid");
             let is_reported = report
                 .to_string()
                 .contains("which the dataplane answers for");
@@ -343,7 +343,7 @@ mod tests {
     fn misleading_vrrp_settings_are_reported() {
         let is_reported = |keys: &str, service: &str, words: &str| {
             let text = format!("[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{keys}\n{service}");
-            let (_, report) = Config::from_toml("x", &text).expect("valid");
+            let (_, report) = Config::from_toml("x", &text).expect("the file is valid");
             report.to_string().contains(words)
         };
         let room = "too low for the numbers that are subtracted";

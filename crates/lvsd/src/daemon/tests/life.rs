@@ -170,7 +170,7 @@ async fn hung_dataplane_of_another_program_keeps_running() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn foreign_dataplane_stays_without_our_services() {
+async fn lvsd_leaves_foreign_dataplane_running_without_its_services() {
     let world = World::default();
     world.start_foreign();
     let spec = lvs_core::api::ServiceSpec {

@@ -91,7 +91,7 @@ mod tests {
             (&[b'a'; 4000], "more than 1 KiB"),
         ] {
             let server = answering(words).await;
-            let parsed = probe(check, server).await.expect_err("down");
+            let parsed = probe(check, server).await.expect_err("the check fails");
             assert!(format!("{parsed:?}").contains(wanted), "{parsed:?}");
         }
     }

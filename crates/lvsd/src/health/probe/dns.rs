@@ -118,7 +118,7 @@ impl ProbeKind for Dns {
                     Ok(()) => return Ok(Advice::NONE),
                     Err(why) => why,
                 },
-                // An older question's, or nobody's.
+                // The answer to an older question, or to none.
                 Ok(None) => continue,
                 Err(why) => why.to_owned(),
             };

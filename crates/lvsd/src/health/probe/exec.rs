@@ -255,7 +255,7 @@ mod tests {
             let pid = rustix::process::Pid::from_raw(pid.trim().parse().expect("a number"));
             let pid = pid.expect("a process");
             rustix::process::kill_process(pid, rustix::process::Signal::KILL)
-                .expect("it continues");
+                .expect("the process is killed");
         }
     }
 

@@ -476,7 +476,7 @@ users:
     }
 
     #[test]
-    fn kubeconfig_text_of_another_kind_is_refused_without_its_words() {
+    fn kubeconfig_of_another_kind_is_refused_without_quoting_it() {
         let directory = directory();
         let path = directory.path().join("config");
         for text in ["s3cret", "users: s3cret", "a: [", "users: *nowhere\n"] {

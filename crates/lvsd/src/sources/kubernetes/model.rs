@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn model_long_service_is_shortened_and_refusals_have_no_place() {
+    fn model_long_service_is_shortened_and_refusals_name_no_position() {
         let mut model = Model::default();
         let ports = vec![json!({ "port": 1 }); 100_000];
         put(
