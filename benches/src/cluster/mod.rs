@@ -22,9 +22,9 @@ pub use self::httperf::{Errors, Figures, Lifetime};
 const SCHEMA: u32 = 1;
 /// Maximum of steps in one run.
 const MOST_STEPS: usize = 1000;
-/// Requests a second.
+/// Maximum request rate, in requests per second.
 const MOST_RATE: u32 = 1_000_000;
-/// Hosts.
+/// Maximum number of hosts in one run.
 const MOST_HOSTS: usize = 256;
 /// Longest time until all hosts are ready.
 const READY: Duration = Duration::from_secs(20);

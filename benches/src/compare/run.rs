@@ -226,7 +226,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Half of the rate that our director can forward of the flood during round trips.
+    /// Half of the flood's highest rate that the dataplane forwards during round trips.
     fn half_load(&mut self) -> Result<f64> {
         let flood = Flood {
             flows: 1000,

@@ -19,7 +19,7 @@ const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 /// A process of user 0, as `/proc` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Root {
-    /// In our user namespace.
+    /// The process is in this process's user namespace.
     Here {
         /// Whether the process has `CAP_NET_ADMIN` in its effective set.
         net_admin: bool,

@@ -58,7 +58,7 @@ impl Decided {
         }
     }
 
-    /// In words.
+    /// Describes the decision on `source` as a sentence.
     pub(crate) fn describe(self, source: IpAddr) -> String {
         let word = if self.taken() { "allowed" } else { "denied" };
         match self {

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Connections at a time.
+/// Maximum number of simultaneous connections.
 pub(super) const CONNECTIONS_MAX: usize = 64;
-/// Simultaneous connections of read-only clients.
+/// Maximum number of simultaneous connections of read-only clients.
 pub(super) const READERS_MAX: usize = 32;
 /// Maximum of simultaneous connections of one read-only user.
 pub(super) const USER_MAX: usize = 8;

@@ -266,11 +266,11 @@ enum Command {
 /// The change of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Switch {
-    /// It begins.
+    /// Begin maintenance.
     On,
-    /// End it.
+    /// End maintenance.
     Off,
-    /// Show its state.
+    /// Show whether this director is in maintenance.
     Status,
 }
 

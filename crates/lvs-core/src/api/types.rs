@@ -884,7 +884,7 @@ pub struct FilterItem {
 pub struct MarkText {
     /// Its position in the list, from 1.
     pub position: usize,
-    /// Its words.
+    /// The rule as text, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
     pub rule: String,
     /// Number of captured packets.
     pub packets: u64,

@@ -14,7 +14,7 @@ use crate::{
     ServiceFlags, ServiceKey, persistence_sip,
 };
 
-/// The kernel keeps timeouts in ticks of 4 ms in an `int`.
+/// Maximum timeout in seconds: the kernel keeps timeouts in ticks of 4 ms in an `int`.
 const TIMEOUT_MAX: u32 = 8_589_934;
 
 /// State that changes are checked against.

@@ -594,7 +594,7 @@ impl PacketIo for AfPacket {
     }
 }
 
-/// Sends frames in order and returns how many were refused.
+/// Sends frames in order and returns the number of refused frames.
 fn send(
     socket: &PacketSocket,
     transmit: &mut MessageBatch,

@@ -80,7 +80,7 @@ impl HopDevice {
         self.host.name()
     }
 
-    /// Reinjects packets unchanged; returns how many were refused.
+    /// Reinjects packets unchanged; returns the number of refused packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         given_back(&mut self.host, frames)
     }

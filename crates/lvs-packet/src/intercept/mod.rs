@@ -110,7 +110,7 @@ fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     std::iter::once(endpoint).chain(followers)
 }
 
-/// Endpoints that the rules for marks intercept port by port, all together.
+/// Maximum number of endpoints that all mark rules together intercept port by port.
 const MARKED_MAX: usize = 1 << 16;
 
 /// Protocols of a firewall mark without a protocol.

@@ -139,7 +139,7 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// As [`Self::give_back`], for an aggregate inside a tunnel: the host receives its segments.
+    /// As [`Self::give_back`], for a super-packet inside a tunnel: the host receives its segments.
     fn give_back_segments<N: Net>(
         &mut self,
         port: PortId,

@@ -154,7 +154,7 @@ impl SharedArray {
         Ok(Self { fd, memory, words })
     }
 
-    /// Its words.
+    /// Returns the words of the array.
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is so long, begins at a page, and stays so long (`map`). It is used as
         // atomics only, by this process, by programs in the kernel, and by other processes that

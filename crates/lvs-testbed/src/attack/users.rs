@@ -58,7 +58,7 @@ pub struct UserOptions {
     pub compute: bool,
 }
 
-/// Runs the subcommand: prints how many requests were answered.
+/// Runs the subcommand: prints the number of answered requests.
 ///
 /// # Errors
 /// No error is known: a refusal counts as an answer.

@@ -117,7 +117,7 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Makes an empty testbed. The label is for names that people see.
+    /// Makes an empty testbed. The label is part of the names of its namespaces.
     ///
     /// # Errors
     ///

@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 /// Number of frames from each host.
 const FRAMES: usize = 20_000;
 
-/// Sends frames from `host`; returns how many its interface accepted.
+/// Sends frames from `host`; returns the number of frames that its interface accepted.
 fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) -> Result<usize> {
     let servers: Vec<String> = (0..site.servers.len())
         .map(|index| site.real_address(index).to_string())

@@ -56,7 +56,7 @@ const fn flag(name: &'static str, argument: &'static str, help: &'static str) ->
     }
 }
 
-/// A command.
+/// A command of `lvsadm` for operators.
 pub(crate) struct Operator {
     pub(crate) name: &'static str,
     /// The command's arguments, as a synopsis.

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::verdict;
 
-/// Causes that are listed.
+/// Maximum number of causes in the list.
 const CAUSES_MAX: usize = 50;
-/// Services or servers that a cause names.
+/// Maximum number of services or servers that a cause names.
 const NAMED_MAX: usize = 3;
 
 /// Servers with the same fault: those of one host in several services, or those of one service.

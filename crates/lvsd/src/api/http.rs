@@ -20,9 +20,9 @@ use super::peer::{Deadline, FULL, Peer};
 use super::places::Holder;
 use super::{Api, routes};
 
-/// Bytes of a request's line and headers.
+/// Maximum bytes of a request's line and headers.
 const HEAD_MAX: usize = 16 << 10;
-/// Headers of a request.
+/// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 64;
 /// Longest time that the request line and the headers may take.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);

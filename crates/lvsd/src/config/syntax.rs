@@ -11,7 +11,7 @@ use crate::text::{Diagnostic, Findings, KEPT_MAX};
 /// them.
 const REACH: usize = 64 << 10;
 
-/// Number of characters of a line in which the check looks for an unusual character.
+/// Maximum number of characters of a line in which the check looks for an unusual character.
 const LINE_MAX: usize = 4096;
 
 /// The tree of a text.

@@ -181,7 +181,7 @@ pub fn convert(
 
 /// Cuts a message that is too long for a terminal.
 fn shorten(message: &mut String) {
-    /// Bytes.
+    /// Maximum length of the text, in bytes.
     const MOST: usize = 600;
     if message.len() > MOST {
         let end = (0..=MOST).rev().find(|end| message.is_char_boundary(*end));

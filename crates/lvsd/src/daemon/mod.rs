@@ -158,7 +158,7 @@ struct Daemon<P> {
 enum Event {
     /// The daemon must exit.
     Stop {
-        /// The dataplane, too.
+        /// The dataplane must exit as well.
         all: bool,
     },
     /// The file must be read again.

@@ -164,7 +164,7 @@ pub(super) type DrainChange = ((ServiceId, SocketAddr), bool);
 /// The weights that a dataplane has.
 pub(super) type Weights = HashMap<(ServiceId, SocketAddr), i32>;
 
-/// The weights in a listing, of our own services.
+/// The weights in a listing, only of services that lvsd manages.
 pub(super) fn weights(actual: &Actual) -> Weights {
     let services = actual.services.iter();
     let services = services.filter(|service| service.owner.as_deref() == Some(OWNER));

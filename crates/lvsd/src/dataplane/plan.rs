@@ -11,7 +11,7 @@ use super::describe::{Names, Tense};
 use crate::reconcile::{Actual, Desired, Plan, diff};
 use crate::words::counted;
 
-/// The changes that a reload would make, in words.
+/// The changes that a reload would make, as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Planned {
     /// The changes, in their order.

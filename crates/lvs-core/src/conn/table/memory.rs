@@ -97,7 +97,7 @@ impl Layout {
     pub const HEADER_WORDS: usize = 16;
     /// "LVSCONNS".
     const MAGIC: u64 = u64::from_le_bytes(*b"LVSCONNS");
-    /// Handles are 31 bits wide.
+    /// Maximum number of slots: handles are 31 bits wide.
     const SLOTS_MAX: u64 = 1 << 31;
     /// Minimum of overflow slots, if the capacity of the table is sufficient.
     const OVERFLOW_MIN: usize = 1 << 18;

@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 const AGAIN_REFUSED: Duration = Duration::from_secs(5);
 /// Connections that a packet worker takes over at once: less than 100 microseconds.
 const PORTION: usize = 64;
-/// Portions that wait for a packet worker.
+/// Maximum number of portions that wait for one packet worker.
 const PORTIONS_MAX: usize = 2;
 /// Slots that the packet worker examines at once.
 const PIECE: usize = 8192;

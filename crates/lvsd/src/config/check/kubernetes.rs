@@ -15,7 +15,7 @@ use crate::text::Diagnostic;
 
 /// The default port of an API server.
 const HTTPS: u16 = 443;
-/// Pools.
+/// Maximum number of address pools.
 const POOLS_MAX: usize = 64;
 /// Maximum number of ranges of a pool.
 const RANGES_MAX: usize = 256;

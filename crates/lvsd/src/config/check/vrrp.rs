@@ -17,9 +17,9 @@ use crate::text::Diagnostic;
 /// Limits of the interval: VRRP counts centiseconds, in twelve bits.
 const ADVERT: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_millis(40_950);
-/// Addresses in a message of VRRP.
+/// Maximum number of addresses in a VRRP message.
 const ADDRESSES_MAX: usize = 20;
-/// The other directors.
+/// Maximum number of other directors.
 const PEERS_MAX: usize = 8;
 
 /// `10.0.0.254/24 dev eth1`, optionally without prefix length or device.

@@ -654,7 +654,7 @@ fn groups(text: &str) -> Option<Vec<Vec<String>>> {
 
 /// The start of a text, up to the maximum length in messages.
 pub(super) fn shown(text: &str) -> String {
-    /// Bytes.
+    /// Maximum length of the text, in bytes.
     const MOST: usize = 160;
     let first = text.lines().next().unwrap_or_default();
     let text_shown = start(first, MOST);

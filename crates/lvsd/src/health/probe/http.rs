@@ -22,7 +22,7 @@ use crate::text::{Diagnostic, Keys};
 pub(super) const BODY_MAX: usize = 256 * 1024;
 /// Maximum length of a response header in bytes.
 const HEAD_MAX: usize = 16 * 1024;
-/// Header lines.
+/// Maximum number of header lines in a response.
 const HEADERS_MAX: usize = 128;
 /// Maximum of pages that one check requests, each with redirects.
 const URLS_MAX: usize = 16;

@@ -338,7 +338,7 @@ impl Port {
         keys.port("port").map(Self)
     }
 
-    /// The port for one server.
+    /// Returns the port for a check of `server`.
     pub(crate) fn bind(self, server: SocketAddr) -> Result<Self, Misfit> {
         match self.address(server).port() {
             0 => Err(Misfit {
@@ -440,7 +440,7 @@ macro_rules! kinds {
                 },)+
             ];
 
-            /// The check for one server.
+            /// Returns the probe for a check of `server`.
             pub(crate) fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.bind(server).map(Self::$kind),)+

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::message::{Event, KeyValue};
 use crate::sources::Record;
 
-/// Keys under the prefix.
+/// Maximum number of keys under the prefix.
 pub(super) const KEYS_MAX: usize = 20_000;
-/// Services.
+/// Maximum number of services.
 const SERVICES_MAX: usize = 1024;
 /// Maximum number of bytes of a service.
 const SERVICE_MAX: usize = 64 << 10;
@@ -25,7 +25,7 @@ const SERVICE_MAX: usize = 64 << 10;
 const SERVICES_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of servers of all pools.
 const SERVERS_MAX: usize = 16_384;
-/// Directors.
+/// Maximum number of directors.
 const DIRECTORS_MAX: usize = 64;
 /// Maximum of bytes of the record of a server or a director.
 const RECORD_MAX: usize = 4 << 10;

@@ -39,7 +39,8 @@ use crate::sources::Cluster;
 const PAGE: i64 = 500;
 /// Pause between two checks that the member still has a majority.
 const PROBE: Duration = Duration::from_secs(5);
-/// Number of consecutive comparisons with a different number of keys after which this is an error.
+/// Number of consecutive comparisons with a different number of keys after which the difference is
+/// an error.
 const DIFFER_MAX: u32 = 3;
 /// Changes that arrive within this time are sent to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);

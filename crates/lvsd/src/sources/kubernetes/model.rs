@@ -9,11 +9,11 @@ use super::objects::{Endpoint, EndpointPort, EndpointSlice, Named, Node, Service
 
 /// Maximum number of Services of type `LoadBalancer`.
 const SERVICES_MAX: usize = 4096;
-/// EndpointSlices.
+/// Maximum number of EndpointSlices.
 const SLICES_MAX: usize = 20_000;
-/// Endpoints in all EndpointSlices.
+/// Maximum number of endpoints in all EndpointSlices.
 const ENDPOINTS_MAX: usize = 200_000;
-/// Nodes.
+/// Maximum number of nodes.
 const NODES_MAX: usize = 5000;
 /// Maximum length of a name in bytes, as in Kubernetes.
 const NAME_MAX: usize = 253;
