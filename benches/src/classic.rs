@@ -406,7 +406,7 @@ fn session(address: Ipv4Addr, port: u16) -> Result<()> {
         stream.read_exact(&mut known).context("no answer")?;
         ensure!(
             known == [b'y'],
-            "another server, which does not know the session"
+            "another server, which does not have the session"
         );
     }
     Ok(())

@@ -72,7 +72,7 @@ impl std::str::FromStr for Place {
             return Ok(Self::Local);
         }
         let Some((kind, rest)) = text.split_once(':') else {
-            bail!("{text} is no host; a host is local, netns:NAME or ssh:[USER@]HOST[:PORT]");
+            bail!("{text} is not a host: expected local, netns:NAME or ssh:[USER@]HOST[:PORT]");
         };
         let is_name = |name: &str| {
             let good = |c: char| c.is_ascii_alphanumeric() || "._-@%:+".contains(c);
@@ -110,7 +110,7 @@ impl std::str::FromStr for Place {
                 };
                 let port = port.map(|port| {
                     let number = port.parse::<u16>().ok().filter(|port| *port > 0);
-                    number.with_context(|| format!("{text}: {port:?} is no port"))
+                    number.with_context(|| format!("{text}: {port:?} is not a port"))
                 });
                 let to = match user {
                     Some(user) => format!("{user}@{host}"),

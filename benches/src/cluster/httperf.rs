@@ -113,7 +113,7 @@ impl Figures {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "printed as a whole number; it has no sign"
+                reason = "httperf prints a whole number without a sign"
             )]
             let number = number as u64;
             Ok(number)

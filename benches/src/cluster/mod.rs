@@ -89,7 +89,7 @@ impl FromStr for Rates {
             let number = word.parse::<u32>().ok();
             let number = number.filter(|rate| (1..=MOST_RATE).contains(rate));
             number.with_context(|| {
-                format!("{word:?} is no rate; a rate is 1 to {MOST_RATE} requests a second")
+                format!("{word:?} is not a rate: expected 1 to {MOST_RATE} requests per second")
             })
         };
         let Some((from, rest)) = text.split_once("..") else {
@@ -102,7 +102,7 @@ impl FromStr for Rates {
             .split_once('/')
             .with_context(|| format!("{text:?} lacks its step; write FROM..TO/STEP"))?;
         let (from, to, step) = (rate(from)?, rate(to)?, rate(step)?);
-        ensure!(from <= to, "{text:?} goes down; write FROM..TO/STEP");
+        ensure!(from <= to, "{text:?} decreases; write FROM..TO/STEP");
         let rates: Vec<u32> = (from..=to)
             .step_by(usize::try_from(step)?)
             .take(MOST_STEPS + 1)
@@ -118,7 +118,7 @@ impl FromStr for Rates {
 fn percent(text: &str) -> Result<f64> {
     let number = text.parse().ok();
     let number = number.filter(|percent: &f64| *percent > 0.0 && *percent <= 100.0);
-    number.with_context(|| format!("{text:?} is no percentage; give one above 0, up to 100"))
+    number.with_context(|| format!("{text:?} is not a percentage: expected more than 0, up to 100"))
 }
 
 /// Servers and requests of a load.

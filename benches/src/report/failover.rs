@@ -50,7 +50,7 @@ impl Experiment for Failover {
 
     fn what(&self) -> &'static str {
         "Eight clients ask for a page of 20 kB, one after the other, from four servers of 100 pages a second each, and give up after half a second. After a \
-         third of the time one server falls silent: its address is gone, and nobody says so. It is back for the last third. lvs-nat is \
+         third of the time, the address of one server is removed without a report, and returns for the last third. lvs-nat is \
          the dataplane with lvsd, which asks each server for a page every 0.25 s, waits 0.25 s for it, and believes two results in a row; HAProxy has the \
          same times for its checks, and sends a client elsewhere whose server does not take the connection within 0.25 s. nginx has no checks of its own: \
          it leaves a server out for 2 s once a connection has failed for 0.25 s. nftables knows nothing of servers. All are \

@@ -75,7 +75,7 @@ impl Experiment for Testlvs {
     }
 
     fn what(&self) -> &'static str {
-        "40,000 SYNs a second to one service of four servers, from 65,536 addresses in 256 networks that nobody has, each SYN from an address and port \
+        "40,000 SYNs a second to one service of four servers, from 65,536 addresses in 256 networks without hosts, each SYN from an address and port \
          of its own; the servers answer them. Beside it an honest client with eight connections at a time asks for 1,000 bytes about 200 times a second, \
          and gives up after a second. Then the same flood as fast as it can be made. lvs-nat has a table for 1,048,576 connections; drop and evict one for \
          65,536 (with --quick 16,384), with that --when-full; drop_entry, drop_packet (with am_droprate 10) and secure_tcp are the sysctls with the value 3; limit is lvsadm limit \
@@ -237,7 +237,7 @@ impl Experiment for Testlvs {
         ) {
             let rate = |of: &Spread| format!("{:.0} ({:.0}-{:.0})", of.median, of.min, of.max);
             sentences.push(format!(
-                "lvs-nat lets few SYNs of a flood without a limit pass on purpose: of clients that it does not know, those that it handles in a sixteenth of a packet thread's time. \
+                "Without a limit, lvs-nat passes few SYNs of a flood by design: for unknown clients, it uses a sixteenth of the time of a packet worker. \
                  {} a second passed, {} were dropped for that, {} found a ring full ({}).",
                 rate(&passed), rate(&refused), rate(&lost), passed.rounds
             ));

@@ -57,7 +57,7 @@ fn invalid_options_are_refused() {
     for (words, message) in [
         (
             &["here"][..],
-            "here is no host; a host is local, netns:NAME or ssh:",
+            "here is not a host: expected local, netns:NAME or ssh:",
         ),
         (&["ssh:"], "ssh:[USER@]HOST[:PORT]"),
         (&["ssh:-oProxyCommand=x"], "ssh cannot reach"),
@@ -65,7 +65,7 @@ fn invalid_options_are_refused() {
         (&[], "HOST"),
         (&["local", "--rates", "20..10/1"], "goes down"),
         (&["local", "--seconds", "0"], "0 is not in 1..=3600"),
-        (&["local", "--stop-at-errors", "0"], "is no percentage"),
+        (&["local", "--stop-at-errors", "0"], "is not a percentage"),
         (&["local", "--uri", "page"], "begins with /"),
         (
             &["local", "--server", "$(reboot)"],

@@ -16,7 +16,7 @@ reasons! {
         IpChecksum => "ip_checksum",
         /// The total length in the IP header is shorter than the header.
         IpLength => "ip_length",
-        /// The unfinished checksum that a device announced is outside the frame.
+        /// The partial checksum that a device announced is outside the frame.
         BadOffload => "bad_offload",
         /// An ICMP message of less than 8 bytes.
         IcmpShort => "icmp_short",

@@ -1,4 +1,4 @@
-//! A frame in a buffer with headroom, and the description of its unfinished checksum and its
+//! A frame in a buffer with headroom, and the description of its partial checksum and its
 //! segments.
 
 use std::fmt;
@@ -37,7 +37,7 @@ impl Offload {
     }
 }
 
-/// Position of an unfinished checksum.
+/// Position of a partial checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialChecksum {
     /// First byte that it covers, from the start of the frame.
@@ -124,7 +124,7 @@ pub struct Frame {
     buf: Storage,
     start: usize,
     end: usize,
-    /// The frame's unfinished checksum and its segments.
+    /// The frame's partial checksum and its segments.
     pub offload: Offload,
 }
 
@@ -169,7 +169,7 @@ impl Frame {
     pub fn lent(slot: Lent, place: Range<usize>, offload: Offload) -> Self {
         assert!(
             place.start <= place.end && place.end <= slot.len(),
-            "a frame lies within its slot"
+            "a frame is within its slot"
         );
         Self {
             buf: Storage::Lent(slot),

@@ -34,7 +34,7 @@ pub struct PortInfo {
     pub mtu: u32,
     /// Whether frames begin with an Ethernet header; otherwise they are plain IP packets.
     pub ethernet: bool,
-    /// Whether the port accepts unfinished checksums and super-packets.
+    /// Whether the port accepts partial checksums and super-packets.
     pub offload: bool,
     /// Whether frames can be reinjected into the host on this port.
     pub gives_back: bool,

@@ -88,7 +88,7 @@ struct Inside {
 }
 
 impl Inside {
-    /// Finds the inner headers of a super-packet of the given kind. Its unfinished checksum is that
+    /// Finds the inner headers of a super-packet of the given kind. Its partial checksum is that
     /// of the packet inside, and the IP header ends where the transport header begins.
     fn find(frame: &Frame, packet: &Packet, kind: SegmentKind) -> Option<Self> {
         let (protocol, field) = match kind {

@@ -41,7 +41,7 @@ pub enum NoWay {
     /// Packets to the client cannot be sent now, or not by Ethernet.
     #[error("there is no route to its client, or the neighbour is not resolved")]
     ToClient,
-    /// The outer headers depend on the packet.
+    /// The outer headers of the tunnel depend on the packet.
     #[error("its tunnel has a checksum (--tun-csum, --tun-remcsum)")]
     Tunnel,
 }

@@ -78,7 +78,7 @@ const NOT_THE_DATAPLANES: &[i64] = &[
     libc::SYS_personality,
 ];
 
-/// Confines `lvsd`.
+/// Sandboxes `lvsd`.
 pub fn daemon() -> Confinement {
     let mut done = Confinement::default();
     note(&mut done, refuse(NOBODYS, Foreign::Made));

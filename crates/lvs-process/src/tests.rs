@@ -176,7 +176,7 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
     fs::create_dir_all(&dir).expect("a directory");
     let path = dir.join("socket");
     let address = Address::Path(path.clone());
-    let missing = Client::connect(&address).expect_err("nobody is there");
+    let missing = Client::connect(&address).expect_err("no process listens");
     assert!(matches!(missing, Error::Absent { .. }), "{missing}");
 
     let first = start(&address);
@@ -308,7 +308,7 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
         fs::create_dir_all(&top).expect("a directory");
         let directory = top.join("lvs");
         let usual = Address::Usual(directory.join("netns-1.sock"));
-        let missing = Client::connect(&usual).expect_err("nobody is there");
+        let missing = Client::connect(&usual).expect_err("no process listens");
         assert!(matches!(missing, Error::Absent { .. }), "{missing}");
 
         let first = start(&usual);

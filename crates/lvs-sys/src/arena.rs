@@ -121,7 +121,7 @@ impl Arena {
     /// # Panics
     /// If no slot has this number.
     pub(super) fn start(&self, slot: usize) -> NonNull<u8> {
-        assert!(slot < self.slots, "a slot lies within its arena");
+        assert!(slot < self.slots, "a slot is within its arena");
         // SAFETY: `slot` is below the number of slots, so the offset lies within the mapping, whose
         // length fits an isize.
         unsafe { self.memory.add(slot * self.slot_len) }

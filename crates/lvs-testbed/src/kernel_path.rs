@@ -124,7 +124,7 @@ impl Programs {
         tunnels: &TunnelPaths,
         now: Instant,
     ) -> Option<(PortId, Frame)> {
-        // Frames with unfinished checksums or segments cannot be described to a test run.
+        // Frames with partial checksums or segments cannot be described to a test run.
         let bytes = frame.bytes();
         if frame.offload != Offload::default() || !(14..LONGEST).contains(&bytes.len()) {
             return None;

@@ -138,7 +138,10 @@ impl LoadReport {
     /// Body bytes per second, in Mbit/s.
     #[must_use]
     pub fn mbits(&self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a rate for display needs no exact value"
+        )]
         let bits = self.bytes as f64 * 8.0;
         bits / self.seconds.max(1e-9) / 1e6
     }

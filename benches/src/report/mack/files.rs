@@ -146,7 +146,7 @@ impl Experiment for Files {
                 };
                 // Bytes in a microsecond are MB in a second.
                 sentences.push(format!(
-                    "{}, {what}: a file of {least:.0} byte takes {:.0} µs ({:.0}-{:.0}), one of {:.0} MiB comes at {:.0} MB/s ({:.0}-{:.0}; {}).",
+                    "{}, {what}: a file of {least:.0} byte takes {:.0} µs ({:.0}-{:.0}), a file of {:.0} MiB arrives at {:.0} MB/s ({:.0}-{:.0}; {}).",
                     series.peer, time.median, time.min, time.max, most / 1_048_576.0,
                     most / long.median, most / long.max, most / long.min, time.rounds
                 ));
@@ -155,7 +155,7 @@ impl Experiment for Files {
         for series in document.series(self.name(), UP, &peers) {
             if let Some((most, long)) = series.points.last() {
                 sentences.push(format!(
-                    "{}: an upload of {:.0} MiB goes at {:.0} MB/s ({:.0}-{:.0}, {}).",
+                    "{}: an upload of {:.0} MiB is sent at {:.0} MB/s ({:.0}-{:.0}, {}).",
                     series.peer,
                     most / 1_048_576.0,
                     most / long.median,

@@ -64,7 +64,7 @@ impl Experiment for Services {
 
     fn what(&self) -> &'static str {
         "Two servers behind one virtual address; one client does one transaction after the other. telnet: a key is echoed over a connection that stays. \
-         rsh: from a reserved port, a second connection comes back from the server. lpd: a file of 1,024 bytes is printed, from port 721 to 731 as the server \
+         rsh: the client uses a reserved port, and the server opens a second connection to the client. lpd: a file of 1,024 bytes is printed, from port 721 to 731 as the server \
          demands. session: log in at one port, then go on at another four times, which only the same server lets: with round robin, with both ports under one firewall mark with \
          persistence, and with port 0 and persistence (others: by a hash of the client's address). UDP file: blocks of 1,024 bytes, each asked for. TFTP and FTP: files of 16 KiB by \
          dnsmasq, vsftpd and curl, which takes its time; with lvs-nat the dataplane's helper does FTP, with direct routing and tunnel persistence does; nftables, HAProxy and nginx have the \

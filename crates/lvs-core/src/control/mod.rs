@@ -128,7 +128,7 @@ impl Default for Options {
 /// let mut shards = [control.shard(0).unwrap(), control.shard(1).unwrap()];
 /// let control = Mutex::new(control);
 ///
-/// // What a worker does with a packet: the lock is taken only if the shard cannot decide alone.
+/// // A worker processes a packet: it locks `control` only if the shard cannot decide alone.
 /// let decide = |shard: &mut Shard, packet: &PacketMeta<'_>| match shard.handle_packet(packet, now) {
 ///     Ok(verdict) => verdict,
 ///     Err(pending) => control.lock().unwrap().admit(shard, packet, pending, now),
@@ -142,13 +142,13 @@ impl Default for Options {
 ///     assert!(matches!(decide(shard, &reply), Verdict::Reply(_)));
 /// }
 ///
-/// // Two minutes later: each worker ends what is due in its shard, 1024 connections at a time.
+/// // Two minutes later: each worker removes expired connections of its shard, 1024 at a time.
 /// let now = Instant::from_secs(120);
 /// for shard in &mut shards {
 ///     while shard.advance(now, 1024) {}
 ///     assert!(shard.is_empty());
 /// }
-/// // One of them does the rest, and each takes what that left for its shard.
+/// // One worker advances `control`, and each worker applies the resulting changes to its shard.
 /// control.lock().unwrap().advance(now);
 /// for shard in &mut shards {
 ///     control.lock().unwrap().sweep(shard);

@@ -14,7 +14,7 @@ use crate::{ConnId, Forward, Forwarding, Instant, Reply, ServerId, Verdict};
 /// A packet that the userspace fast path decided on: it is counted, and the timer of its connection
 /// restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the packet is lost if nobody sends it"]
+#[must_use = "the packet is lost unless the caller sends it"]
 #[non_exhaustive]
 pub struct Passed {
     /// The connection.

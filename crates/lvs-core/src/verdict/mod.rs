@@ -41,7 +41,7 @@ impl ServerId {
 
 /// The decision about a packet. Each packet gets exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the packet is lost if nobody acts on its verdict"]
+#[must_use = "the packet is lost unless the caller acts on the verdict"]
 pub enum Verdict {
     /// Client to server: transmit it by the connection's forwarding method.
     Forward(Forward),
@@ -221,9 +221,9 @@ reasons! {
         LocalReply => "local_reply",
         /// The packet was decapsulated by the host, and `ignore_tunneled` is set.
         Tunneled => "tunneled",
-        /// A rule for marks passes it to the host.
+        /// A rule for marks passes the packet to the host.
         MarkRule => "mark_rule",
-        /// The hook of the embedding program passed it to the host.
+        /// The hook of the embedding program passed the packet to the host.
         Hook => "hook",
     }
 }

@@ -635,7 +635,7 @@ fn slow_start_covers_undrained_server_and_survives_edit() {
     assert_eq!(
         edit(&mut director, 3, 20),
         None,
-        "another weight is no new start"
+        "a changed weight does not start the slow start again"
     );
     assert_eq!(edit(&mut director, 0, 30), None);
     assert_eq!(edit(&mut director, 3, 40), Some(10));

@@ -360,7 +360,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "up",
         [
             "up_unfit",
-            "Packets of an offloaded connection that may change its state (SYN, FIN, RST), have no hop left, or exceed the MTU of their path.",
+            "Packets of an offloaded connection that may change its state (SYN, FIN, RST), whose TTL expires here, or that exceed the MTU of their path.",
             "Nothing: the dataplane decides on them.",
         ],
     ),

@@ -3,7 +3,7 @@
 //!
 //! The program cannot see that the network card has removed a VLAN tag from a frame, so the
 //! operator must configure only interfaces that receive no such frames. It recognises frames with
-//! unfinished checksums from a neighbouring virtual host, and passes them to the kernel.
+//! partial checksums from a neighbouring virtual host, and passes them to the kernel.
 
 use std::collections::HashSet;
 use std::fs;

@@ -209,7 +209,8 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// The device that leads to the host is a port from the first view on.
+    /// Adds the device through which packets reach the host: it is a port in the first snapshot
+    /// already.
     fn add_device(&mut self, device: Port) -> Result<(), HostError> {
         let known = KnownPort {
             ifindex: device.ifindex().unwrap_or(0),

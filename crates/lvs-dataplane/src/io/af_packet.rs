@@ -1,5 +1,5 @@
 //! Packet sockets: every frame of one Ethernet interface, including super-packets of 64 KiB and
-//! unfinished checksums.
+//! partial checksums.
 //!
 //! Frames are received in a ring (`TPACKET_V2`), changed there, and sent from there. A frame that
 //! does not fit into its slot is received by `recvmmsg`, in its order. The newer ring,

@@ -54,6 +54,6 @@ pub struct Capabilities {
     pub name: &'static str,
     /// Whether frames begin with an Ethernet header.
     pub ethernet: bool,
-    /// Whether the port sends unfinished checksums and super-packets unchanged.
+    /// Whether the port sends partial checksums and super-packets unchanged.
     pub offload: bool,
 }

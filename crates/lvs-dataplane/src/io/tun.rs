@@ -389,7 +389,7 @@ impl RpFilter {
         write_setting(&all, 0)?;
         tracing::warn!(
             was = strictest,
-            "net.ipv4.conf.all.rp_filter is 0 while the dataplane runs; every interface keeps its filter by its own setting"
+            "net.ipv4.conf.all.rp_filter is 0 while the dataplane runs; each interface keeps its reverse-path filter by its own setting"
         );
         Ok(this)
     }

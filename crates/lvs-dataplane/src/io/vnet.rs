@@ -1,4 +1,4 @@
-//! `virtio_net_hdr`: the description of unfinished checksums and segments that precedes a frame on
+//! `virtio_net_hdr`: the description of partial checksums and segments that precedes a frame on
 //! packet sockets and TUN devices.
 //!
 //! ```text
@@ -47,7 +47,7 @@ pub(crate) fn decode(header: &[u8; LEN]) -> Offload {
     }
 }
 
-/// The header for an unfinished checksum or a super-packet. It does not contain the flag "checksum
+/// The header for a partial checksum or a super-packet. It does not contain the flag "checksum
 /// verified": the receiver of a virtual link would rely on it, although the dataplane may have
 /// changed the frame.
 pub(crate) fn encode(offload: &Offload) -> [u8; LEN] {

@@ -254,7 +254,7 @@ fn frames_of_all_lengths_arrive_in_order_without_loss() {
             assert!(Instant::now() < end, "{expected} of {ALL} frames arrived");
             let mut some: Vec<_> = (sent..ALL.min(sent + 64))
                 .map(|number| {
-                    // Those just as long as a slot takes are among them.
+                    // Some frames are exactly as long as a slot can store.
                     let len = match number % 7 {
                         0..4 => 60 + number as usize % 1400,
                         4 => 1500 + number as usize % 200,
@@ -813,7 +813,7 @@ fn host_device_reinjects_packets_and_restores_filters() {
         (&b"hello"[..], "10.0.0.77:4096".to_owned())
     );
 
-    // What is routed into it comes out.
+    // A packet that the host routes to the device is received from it.
     host.ip("route add 192.0.2.1/32 dev lvs-host0");
     host.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();

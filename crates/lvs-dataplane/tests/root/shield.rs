@@ -533,7 +533,7 @@ fn reinjected_frame_is_received_by_the_host() {
     // The first packets may be hidden, and come again.
     assert_connect(&net.client, "10.1.0.1:80", CONNECTED);
     assert_connect(&net.client, "10.1.0.1:81", REFUSED);
-    // A transfer of aggregates with unfinished checksums arrives whole.
+    // A transfer of aggregates with partial checksums arrives whole.
     const LEN: usize = 8 << 20;
     let sender = net.client.spawn(|| {
         let mut stream = TcpStream::connect("10.1.0.1:80").unwrap();

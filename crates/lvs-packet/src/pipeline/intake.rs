@@ -197,7 +197,7 @@ impl Pipeline {
         {
             return fate;
         }
-        // A "fragment" that is the whole datagram may have an unfinished checksum (RFC 6946); no
+        // A "fragment" that is the whole datagram may have a partial checksum (RFC 6946); no
         // device finishes the checksum of a reassembled datagram.
         if let Err(reason) = segment::finish_checksum(frame) {
             return Fate::Dropped(reason);

@@ -38,7 +38,7 @@ pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
 ///
 /// # Errors
 /// [`FrameDrop::ShortHeader`] if the transport header is truncated, [`FrameDrop::Unsupported`] if
-/// `to` has another IP version, [`FrameDrop::BadOffload`] if an unfinished checksum is outside of
+/// `to` has another IP version, [`FrameDrop::BadOffload`] if a partial checksum is outside of
 /// the frame.
 #[inline]
 pub fn translate(

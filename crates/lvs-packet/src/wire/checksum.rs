@@ -128,7 +128,7 @@ impl Delta {
         !fold(self.0 + (!stored) as u64)
     }
 
-    /// The unfinished checksum `stored` (a sum that is not complemented) after the change.
+    /// The partial checksum `stored` (a sum that is not complemented) after the change.
     #[inline]
     #[must_use]
     pub const fn apply_unfinished(self, stored: u16) -> u16 {

@@ -26,7 +26,7 @@ const RST: u8 = 0x04;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 
-/// The unfinished checksum or the super-packet of several segments that a device leaves.
+/// The partial checksum or the super-packet of several segments that a device leaves.
 #[derive(Clone, Copy, Debug)]
 enum Card {
     Finished,

@@ -78,7 +78,7 @@ fn echo(size: usize) -> Vec<u8> {
     ip
 }
 
-/// A TCP super-packet of a veth, with an unfinished checksum.
+/// A TCP super-packet of a veth, with a partial checksum.
 fn aggregate(ip: &mut [u8], size: u16) -> Offload {
     let sum = Sum::ZERO
         .pseudo(CLIENT.into(), VIP.into(), 6, ip.len() - 40)

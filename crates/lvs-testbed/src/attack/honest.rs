@@ -66,7 +66,10 @@ pub struct Honest {
 impl Honest {
     /// Percentage of new connections that were served.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a rate for display needs no exact value"
+    )]
     pub fn success(&self) -> f64 {
         100.0 * self.served as f64 / (self.served + self.failed).max(1) as f64
     }

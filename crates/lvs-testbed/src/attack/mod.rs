@@ -144,7 +144,7 @@ const ATTACKS: &[Attack] = &[
         dataplane: &[],
         rate: 2000,
         means: Means::Frames(land::Land::volley),
-        bound: "none goes round; counted",
+        bound: "no packet loops; all are counted",
         counted: &["martian"],
         memory_mb: 128,
     },
@@ -216,7 +216,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "log",
-        summary: "nobody reads the dataplane's log at level trace, a full pipe, nor what lvsadm lists",
+        summary: "no process reads the dataplane's log (level trace, a full pipe) or the listings of lvsadm",
         site: (Forward::Nat, Vip::Host),
         dataplane: &[],
         rate: 0,

@@ -131,5 +131,5 @@ fn mac(text: &str) -> Result<[u8; 6], String> {
     bytes
         .ok()
         .and_then(|bytes| bytes.try_into().ok())
-        .ok_or_else(|| format!("{text} is no link-layer address"))
+        .ok_or_else(|| format!("{text} is not a link-layer address"))
 }

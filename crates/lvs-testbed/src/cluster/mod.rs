@@ -191,9 +191,7 @@ pub struct Outcome {
 /// A scenario cannot be played.
 pub fn main(options: &ClusterOptions) -> Result<()> {
     if options.list {
-        println!(
-            "two directors with keepalived, one active, the other one stands by (nat, dr, tun):"
-        );
+        println!("two directors with keepalived, one active and one standby (nat, dr, tun):");
         for (name, _, about) in pair::Scenario::ALL {
             println!("  {name:<14} {about}");
         }

@@ -26,10 +26,10 @@ const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
 scenarios! {
     Calm "calm" "no event, for comparison",
     Kill "kill" "kill -9 of everything on the active director, and its links go down",
-    Returns "returns" "as kill; then it comes back with an empty table, and takes over again",
+    Returns "returns" "as kill; then the director returns with an empty table, and takes over again",
     Planned "planned" "lvsd maintenance on the active director, and then on the other one",
     Quorum "quorum" "the active director's checks find all servers down, the other one's do not",
-    Partition "partition" "synchronisation fails until lvsadm sync says so; then as planned",
+    Partition "partition" "synchronisation fails until lvsadm sync reports this; then as planned",
     Stopped "stopped" "SIGSTOP of the active director's dataplane for three seconds",
     Loss "loss" "as planned, while 5 of 100 packets of the synchronisation are lost",
     Files "files" "the files between lvsd and keepalived are removed; then as planned",
@@ -76,7 +76,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     let forward = options.method()?;
     ensure!(
         options.director == Balancer::Lvs || (forward == Forward::Nat && !options.ipv6),
-        "HAProxy knows no forwarding methods, and serves IPv4 here: leave --forward and --ipv6 out"
+        "HAProxy has no forwarding methods, and is tested with IPv4 only: omit --forward and --ipv6"
     );
     ensure!(
         scenario.suits(options.director),
@@ -633,7 +633,7 @@ impl Lab {
     /// Restarts the host, with its initial configuration.
     fn come_back(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!(
-            "director {}: comes back with an empty table",
+            "director {} returns with an empty table",
             index + 1
         ));
         let two_arms = self.site.options.forward == Forward::Nat;

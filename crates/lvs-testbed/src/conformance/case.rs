@@ -31,7 +31,7 @@ impl From<lvs_core::Error> for Halt {
         match error {
             lvs_core::Error::Unsupported(what) => Self::Unsupported(format!("core: {what}")),
             other => Self::Broken(anyhow!(
-                "the director refuses what the kernel took: {other}"
+                "the director refuses a step that the kernel accepted: {other}"
             )),
         }
     }
@@ -104,7 +104,7 @@ impl Json for Value {
     fn endpoint(&self, key: &str) -> anyhow::Result<SocketAddr> {
         self.text(key)?
             .parse()
-            .with_context(|| format!("{key:?} is no address with a port"))
+            .with_context(|| format!("{key:?} is not an address with a port"))
     }
 
     fn fields(&self, key: &str) -> Option<&Map<String, Value>> {

@@ -181,7 +181,7 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
             println!("{mismatch}");
         }
         println!(
-            "{kind}: {} cases as the kernel, {} not; {} that vary, {} of what is different by intent",
+            "{kind}: {} cases agree with the kernel, {} do not; {} vary, {} differ by design",
             report.passed(),
             report.failed(),
             skipped.unstable,

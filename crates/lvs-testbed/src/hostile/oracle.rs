@@ -219,7 +219,7 @@ pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), Str
     let field = start + usize::from(partial.offset);
     if start < parts.l4 || field + 2 > parts.len {
         return Err(format!(
-            "an unfinished checksum outside of the payload: {partial:?}, {parts:?}"
+            "a partial checksum outside of the payload: {partial:?}, {parts:?}"
         ));
     }
     let sum = internet(&ip[start..parts.len]);

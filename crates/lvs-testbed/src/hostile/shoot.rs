@@ -80,7 +80,7 @@ fn mac(text: &str) -> Result<[u8; 6]> {
     bytes
         .ok()
         .and_then(|bytes| bytes.try_into().ok())
-        .with_context(|| format!("{text} is no link-layer address"))
+        .with_context(|| format!("{text} is not a link-layer address"))
 }
 
 /// The frame to send from this host; `None` if another host sends it.

@@ -104,7 +104,7 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
         (
             "ingress",
             "eth0",
-            "may drop packets, but none of services",
+            "may drop packets, but no packets of services",
             "lvsadm filter add",
         ),
         (
@@ -240,7 +240,7 @@ fn doctor_vip_without_owner_is_a_finding() -> Result<()> {
 /// A host with IPv6 sends multicast listener reports on each device, also on that of the dataplane;
 /// a router sends more of them. `doctor` reports none of them.
 #[test]
-fn doctor_multicast_of_ipv6_router_is_no_finding() -> Result<()> {
+fn doctor_ignores_multicast_of_ipv6_router() -> Result<()> {
     let site = site("doctmld", Forward::Nat)?;
     site.director
         .sh("sysctl -qw net.ipv6.conf.all.forwarding=1")?;

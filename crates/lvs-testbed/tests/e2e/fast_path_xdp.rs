@@ -111,7 +111,7 @@ fn xdp_forwards_every_byte_direct_routing() -> Result<()> {
     forwards("xdp-dr", Forward::Dr)
 }
 
-/// Frames with unfinished checksums are forwarded with a socket buffer.
+/// Frames with partial checksums are forwarded with a socket buffer.
 #[test]
 #[ignore = "long"]
 fn xdp_packets_with_partial_checksums_arrive_complete() -> Result<()> {

@@ -683,7 +683,7 @@ impl View {
         };
         out.gauges(
             "lvs_server_weight",
-            "Weight of a server in the dataplane; absent if the dataplane does not have it",
+            "Weight of a server in the dataplane; absent if the dataplane does not have the server",
             known().filter_map(|(labels, status)| Some((labels, status.weight?))),
         )?;
         out.gauges(

@@ -321,7 +321,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                 logged = true;
                 let fix = match error.kind() {
                     std::io::ErrorKind::AddrInUse => {
-                        "something else listens there: `ss -Hltnp` says what; name another in [api]"
+                        "another process listens there: `ss -Hltnp` shows it; set another address in [api]"
                     }
                     std::io::ErrorKind::AddrNotAvailable => {
                         "this host does not have the address (a VIP that the dataplane owns is not the host's)"

@@ -74,7 +74,7 @@ pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::
             with_connections: due <= Instant::now(),
             stopped: stopped.clone(),
         };
-        // Whoever waits here lets others be served.
+        // Other tasks run while this one waits.
         let begun = Instant::now();
         let with_connections = round.with_connections;
         let all = tokio::task::spawn_blocking(move || round.write()).await;
@@ -243,7 +243,7 @@ impl Tree {
         self.directory(directory)?;
         let new = directory.join(format!(".{}.new", base.display()));
         let mut options = fs::OpenOptions::new();
-        // What another has put there is not opened: it may be a pipe.
+        // A file of another user at this path is not opened: it may be a pipe.
         let _ = fs::remove_file(&new);
         options.write(true).create_new(true).mode(0o444);
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
@@ -256,7 +256,7 @@ impl Tree {
 
     /// Creates a directory of the tree, and its parents.
     fn directory(&self, directory: &Path) -> io::Result<()> {
-        // What is there keeps its mode.
+        // An existing directory keeps its mode.
         if directory.exists() {
             return Ok(());
         }

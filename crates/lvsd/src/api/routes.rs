@@ -404,7 +404,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
         return Ok(format!("API {address}"));
     }
     api.log_wrong_token(address);
-    // Whoever guesses does it slowly, and holds one of a few places meanwhile.
+    // A client that guesses tokens is slowed down, and uses one of few slots meanwhile.
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(
         StatusCode::UNAUTHORIZED,

@@ -261,7 +261,7 @@ fn open(path: &Path) -> Result<Fifo, String> {
     let own = rustix::process::geteuid().as_raw();
     if !is.file_type().is_fifo() {
         return Err(format!(
-            "{shown} is no FIFO; remove it, or name another one (`fifo` in [vrrp])"
+            "{shown} is not a FIFO; remove it, or set another path (`fifo` in [vrrp])"
         ));
     }
     if is.mode() & 0o022 != 0 || (is.uid() != own && is.uid() != 0) {

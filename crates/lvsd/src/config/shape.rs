@@ -394,7 +394,7 @@ impl<'a> Reader<'a> {
                 .iter_mut()
                 .any(|item| self.cut(item.get_mut(), span, message));
         };
-        // What is of the same type is wrong as well.
+        // All values of the same type are wrong as well.
         let kind = discriminant(wrong.get_ref());
         let mut kept = DeArray::new();
         for item in std::mem::replace(items, DeArray::new()) {

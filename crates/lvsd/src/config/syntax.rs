@@ -129,6 +129,6 @@ fn server_before_service(error: &Error, span: &Range<usize>, text: &str) -> Opti
             "`[[service.server]]` without a service above it",
         )
         .context(span.clone(), "the first service")
-        .help("put it behind the [[service]] that it belongs to"),
+        .help("move it after the [[service]] to which it belongs"),
     )
 }

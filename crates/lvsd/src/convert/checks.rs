@@ -516,7 +516,7 @@ fn statuses(item: &Item, name: &str, lost: &mut Vec<String>) -> Option<String> {
         };
         match range {
             Some(range) => ranges.push(range),
-            None => lost.push(item.lost_of(name, &format!("`{word}` is no status"))),
+            None => lost.push(item.lost_of(name, &format!("`{word}` is not a status"))),
         }
     }
     (!ranges.is_empty()).then(|| ranges.join(","))

@@ -534,7 +534,7 @@ impl Building {
                     let valid = is_mask(mask, self.six);
                     if !valid {
                         self.service.lose(
-                            directive.lost("it is no netmask: each address counts on its own"),
+                            directive.lost("it is not a netmask: each address counts on its own"),
                         );
                     }
                     valid

@@ -182,8 +182,8 @@ impl<P: Prober> Inputs<P> {
             })
     }
 
-    /// Whether the VIP of a service that is not settled must not be announced yet. It may be if all
-    /// unchecked servers have through-VIP checks of that VIP.
+    /// Whether the announcement of the VIP of an unsettled service must wait. It need not wait if
+    /// all unchecked servers have through-VIP checks of this VIP.
     pub(super) fn is_veiled(&self, service: &Service) -> bool {
         let unseen = service.unheard && !self.dataplane.compared;
         unseen || !self.waits_for_its_vip(service)

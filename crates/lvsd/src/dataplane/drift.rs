@@ -150,7 +150,7 @@ impl Drift {
         if desired.on_drift == OnDrift::Repair {
             return words
                 .into_iter()
-                .map(|words| format!("{words} by hand; it is put right"))
+                .map(|words| format!("{words} by hand; lvsd reverts this"))
                 .collect();
         }
         drop(names);

@@ -49,7 +49,7 @@ impl Advice {
         }
         match self.weight {
             None => configured,
-            // Who is to have none by the file has none, whatever it says.
+            // Weight 0 in the file applies whatever the server advises.
             Some(_) if configured == 0 => 0,
             Some(Weight::Exactly(weight)) => weight,
             Some(Weight::Percent(percent)) => {

@@ -242,7 +242,7 @@ impl<P: Prober> Checks<P> {
         for task in old.values_mut() {
             task.keys.clear();
         }
-        // What is known of a server holds for whichever service asks the same.
+        // The state of a server applies to every service with the same check.
         type Identity = (Probe, SocketAddr, Option<Via>);
         let known: HashMap<Identity, Before> = old
             .iter()
@@ -570,7 +570,7 @@ impl<P: Prober> Runner<P> {
                 _ => self.pause(),
             };
             first = false;
-            // What took longer than the pause is no delay of the next one.
+            // A check that takes longer than the pause does not count as a delay of the next check.
             due = (due + Duration::from_secs_f64(pause)).max(Instant::now());
             loop {
                 tokio::select! {

@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(
             permits.targets().len(),
             1,
-            "targets without probes are forgotten"
+            "targets without probes are removed"
         );
     }
 }

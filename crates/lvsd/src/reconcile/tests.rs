@@ -266,7 +266,7 @@ proptest! {
                     }
                 }
             }
-            // Those of the file in its order, what was added last in front; others behind them.
+            // Servers of the file are in its order, the last one added first; other servers follow.
             if service.config.scheduler == "mh" {
                 let place = |at: &lvs_core::api::ServerInfo| {
                     let found = service.servers.iter().rev().position(|s| s.address == at.server);

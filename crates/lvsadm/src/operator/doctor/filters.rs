@@ -237,7 +237,7 @@ fn at_egress(
     let Chain { table, name, .. } = chain;
     let place = format!("table {table}, chain {name} at the egress of {devices}");
     let fix = format!(
-        "this is right if it must filter services; if not, exempt them in it (ip saddr VIP for replies, ip daddr SERVER for requests): nft -a list chain {table} {name}"
+        "unless this rule is meant for packets of services, exempt them (ip saddr VIP for replies, ip daddr SERVER for requests): nft -a list chain {table} {name}"
     );
     if line.contains(" hook ") {
         if line.contains("policy drop") {
@@ -336,7 +336,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
         ),
         None => findings.add(
             "filter_bypassed",
-            format!("{what} may drop packets, but none of services"),
+            format!("{what} may drop packets, but no packets of services"),
             format!(
                 "the dataplane receives a copy of each packet before {kind}: {shown}; {FILTER}"
             ),
@@ -591,7 +591,7 @@ mod tests {
         let message = answer(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
         assert_eq!(
             message,
-            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but none of services"
+            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but no packets of services"
         );
         let message = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
         assert!(

@@ -111,11 +111,8 @@ impl Checker<'_> {
             && time.get_ref().0.subsec_millis() % 10 != 0
         {
             self.report(
-                Diagnostic::error(
-                    time.span(),
-                    "`advert` is no number of hundredths of a second",
-                )
-                .help("write \"300ms\" or \"310ms\": VRRP counts hundredths"),
+                Diagnostic::error(time.span(), "`advert` is not a multiple of 10 ms")
+                    .help("write \"300ms\" or \"310ms\": VRRP counts in hundredths of a second"),
             );
         }
         if all.dataplane.own_vips == Some(true) {

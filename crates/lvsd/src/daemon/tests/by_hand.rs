@@ -54,7 +54,7 @@ async fn manually_drained_server_stays_drained() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     daemon.weights(&weights(0)).await;
     assert_eq!(daemon.world.starts(), 2);
-    // Whoever gives it a weight has ended the drain; which weight is the file's business.
+    // A manual weight ends the drain; lvsd then sets the weight of the file.
     by_hand(&daemon.world, 1);
     daemon.weights(&weights(3)).await;
     daemon.stop().await;

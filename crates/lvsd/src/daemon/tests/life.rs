@@ -13,7 +13,7 @@ async fn daemon_starts_configures_and_stops_dataplane() {
     let ops = daemon.world.changes();
     assert!(
         matches!(ops.last(), Some(Call::VipsOwn { .. })),
-        "the VIP comes last: {ops:#?}"
+        "the VIP must be the last operation: {ops:#?}"
     );
     let world = daemon.stop().await;
     assert!(!world.running());

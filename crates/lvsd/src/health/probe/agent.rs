@@ -100,7 +100,7 @@ mod tests {
     async fn agent_answer_without_reading_counts() {
         let server = serving(|mut stream| async move {
             let _ = stream.write_all(b"up 50%").await;
-            // What was sent, unread, makes the end a reset.
+            // The client has sent data; unread data would turn the close into a reset.
             let _ = stream.readable().await;
         })
         .await;

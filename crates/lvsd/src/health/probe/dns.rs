@@ -201,7 +201,7 @@ pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'st
     let code = head[3] & 15;
     let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
     if word(4) == 0 && code != 0 {
-        // Who could not read the question does not repeat it.
+        // A server that cannot parse the question omits it from the answer.
         return Ok(Some(Answer {
             code,
             ..Answer::default()

@@ -143,7 +143,7 @@ async fn finished(
             },
         }
     };
-    // What is in the pipe already, and no more: a read of it never waits.
+    // Only output that is already in the pipe: such a read does not block.
     while message.len() < OUTPUT_MAX
         && let Ok(read @ 1..) = rustix::io::read(&output, &mut piece)
     {

@@ -405,7 +405,7 @@ where
         let sent = sender.send_request(request).await;
         judge(page, sent.map_err(|error| in_words(&error))?).await
     };
-    // What ends the connection, the request is told as well.
+    // The request itself returns the error that ends the connection.
     let driven = pin!(async {
         let _ = connection.await;
         std::future::pending::<()>().await;
@@ -633,7 +633,7 @@ mod tests {
                 "{then:?}: {result:?}"
             );
         }
-        // What is looked at of a page has an end, and the page need not.
+        // The check reads a limited part of a page, and the page may be endless.
         let server = endless_reply(b"HTTP/1.1 200 OK\r\n\r\nall is well", b"and on").await;
         assert!(
             probe("{ type = \"http\", body = \"well\" }", server)

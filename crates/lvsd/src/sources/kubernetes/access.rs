@@ -299,7 +299,7 @@ impl Cluster {
     fn is_usable(&self) -> Result<(), Wrong> {
         if self.insecure_skip_tls_verify == Some(true) {
             return wrong(
-                "the kubeconfig says `insecure-skip-tls-verify`: lvsd always checks the API server's certificate",
+                "the kubeconfig sets `insecure-skip-tls-verify`: lvsd always checks the API server's certificate",
                 "write `certificate-authority` instead",
             );
         }
