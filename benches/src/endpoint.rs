@@ -52,7 +52,7 @@ pub enum Endpoint {
     Use(classic::Use),
     /// Run one endpoint of `load bulk` and `load listing`
     Large {
-        /// Its task
+        /// The task of this endpoint
         #[command(subcommand)]
         end: large::End,
     },

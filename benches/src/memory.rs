@@ -73,9 +73,9 @@ pub struct Setup {
     pub services: u32,
     /// Servers of the first service; each other service has one server.
     pub servers: u32,
-    /// Room for connections.
+    /// Maximum number of connections.
     pub room: usize,
-    /// Workers.
+    /// Number of workers.
     pub shards: usize,
 }
 

@@ -12,7 +12,7 @@ use lvs_sys::SharedSet;
 
 use crate::memory::{Clients, vip};
 
-/// Connections, and keys.
+/// Number of connections, and of keys in the hash map.
 const CONNECTIONS: u32 = 100_000;
 
 /// Connections in memory that the kernel reads, and a hash map of the kernel's with as many keys of

@@ -37,9 +37,9 @@ pub struct Errors {
     pub timeout: u64,
     /// The TCP connection timed out.
     pub socket_timeout: u64,
-    /// Refused.
+    /// The server refused the TCP connection.
     pub refused: u64,
-    /// Reset.
+    /// The TCP connection was reset.
     pub reset: u64,
     /// The client had no free descriptor.
     pub no_descriptor: u64,
@@ -52,7 +52,7 @@ pub struct Errors {
 }
 
 impl Errors {
-    /// Kinds and numbers.
+    /// The number of errors of each kind.
     #[must_use]
     pub fn kinds(&self) -> [(&'static str, u64); 8] {
         [

@@ -157,7 +157,7 @@ pub struct OfHost {
     pub host: String,
     /// Milliseconds by which httperf started after the common start time.
     pub late_ms: f64,
-    /// Its figures.
+    /// The results of this host.
     #[serde(flatten)]
     pub figures: Figures,
 }

@@ -49,7 +49,7 @@ const CONNECTIONS: u32 = 10_100_000;
 pub(crate) const FAST_PATH: u32 = 1_000_000;
 /// Arguments of `ipvsadm` so that no connection ends during the measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
-/// Cores.
+/// The cores on which the endpoints and the director run.
 const ENDPOINTS: usize = 0;
 const DIRECTOR: usize = 1;
 

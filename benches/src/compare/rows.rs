@@ -23,13 +23,13 @@ pub(super) enum Work {
     Memory(Memory),
 }
 
-/// In memory.
+/// A measurement in memory, without network devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Memory {
     /// Nanoseconds a packet: connections, bits of client addresses, replies.
     Pipeline(u32, u32, bool),
     LineTable(u32, u32),
-    /// Connections a second.
+    /// New connections per second.
     Churn,
     /// Packets a second with this number of workers.
     Workers(usize),
@@ -39,7 +39,7 @@ pub(super) enum Memory {
     Maglev(u32),
     /// Bytes a connection of a dataplane with this number of connections.
     Footprint(u32),
-    /// Nanoseconds to have the kernel forward a connection.
+    /// Nanoseconds to offload a connection to the kernel.
     Publish,
     /// Nanoseconds of `bpf_map_update_elem`.
     MapUpdate,
@@ -140,13 +140,13 @@ impl Bound {
 /// The reference of a comparison.
 #[derive(Clone, Debug)]
 pub(super) enum Against {
-    /// The best of some, by median.
+    /// The best of these rows, by median.
     Best(Vec<String>),
     One(String),
     /// As `Best`, after the value of a third row, the cost of the link alone, is subtracted from
     /// both.
     Added(String, String),
-    /// A figure.
+    /// A bound in the unit of the measurement.
     Absolute(f64, &'static str),
 }
 

@@ -16,7 +16,7 @@ pub enum Load {
     /// Full sync of very many connections to an empty director: duration, and round trips of
     /// clients meanwhile
     Bulk {
-        /// Connections
+        /// Number of connections
         #[arg(default_value_t = 1_000_000)]
         connections: u32,
     },
@@ -29,7 +29,7 @@ pub enum Load {
     },
     /// Forwarded packets with and without replication of 10,000 new connections a second
     Steady {
-        /// Rounds
+        /// Number of rounds
         #[arg(default_value_t = 5)]
         rounds: usize,
     },

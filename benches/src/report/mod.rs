@@ -82,7 +82,7 @@ enum Instead {
 #[derive(Debug)]
 struct Turn<'a> {
     peer: &'a Peer,
-    /// From 1.
+    /// Number of the round, from 1.
     round: usize,
     quick: bool,
     yardsticks: &'a Yardsticks,

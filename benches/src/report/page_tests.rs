@@ -17,7 +17,7 @@ use super::{EXPERIMENTS, Experiment, draw, html, peers};
 #[derive(Debug, Deserialize)]
 struct Seen {
     id: String,
-    /// Its texts.
+    /// The texts in the plot.
     texts: Vec<String>,
     /// Elements that are not completely within the plot.
     outside: Vec<String>,

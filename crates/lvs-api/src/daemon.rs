@@ -177,14 +177,14 @@ impl AdminState {
     }
 }
 
-/// Some servers.
+/// The servers to which an override applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
     /// The service of the servers; `None` for all services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceKey>,
-    /// Their address.
+    /// The address of the servers.
     pub host: IpAddr,
     /// The port of the servers; `None` for all ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]

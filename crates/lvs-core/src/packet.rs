@@ -159,7 +159,7 @@ pub struct Segment<'a> {
 }
 
 impl Segment<'_> {
-    /// No bytes.
+    /// A segment without bytes.
     pub const NONE: Self = Self {
         bytes: &[],
         trusted: false,

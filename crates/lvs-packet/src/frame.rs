@@ -84,7 +84,7 @@ pub enum SegmentKind {
 
 /// The memory of a frame's bytes.
 enum Storage {
-    /// On the heap.
+    /// Memory on the heap.
     Owned(Box<[u8]>),
     /// In a slot of a backend's memory, which returns to the backend when the frame is dropped or
     /// sent.

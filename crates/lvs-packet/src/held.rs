@@ -226,7 +226,7 @@ impl Held {
         });
     }
 
-    /// Packets that wait.
+    /// Number of waiting packets.
     pub const fn len(&self) -> usize {
         self.frames
     }

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use crate::drop::FrameDrop;
 use crate::wire::Mac;
 
-/// An attachment to a network: an interface, or the TUN device that leads to the host. A small
-/// index that the dataplane assigns.
+/// An attachment to a network: an interface, or the TUN device through which packets reach the
+/// host. A small index that the dataplane assigns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub u16);
 
 impl PortId {
-    /// The port that leads to the host.
+    /// The port through which packets reach the host.
     pub const HOST: Self = Self(0);
     /// The port of the TUN backend's device. It is the same device as [`Self::HOST`], but the host
     /// forwards packets that are sent on this port, and receives packets that are sent on the
@@ -107,7 +107,7 @@ pub trait Net {
     /// Returns the port's properties; `None` if the port was removed.
     fn port(&self, port: PortId) -> Option<PortInfo>;
 
-    /// The port that leads to the host's network stack, if there is one.
+    /// The port through which packets are reinjected into the host, if there is one.
     fn host_port(&self) -> Option<PortId>;
 
     /// Whether the host has this address. VIPs on its interfaces count; VIPs that the dataplane

@@ -57,7 +57,7 @@ pub struct Fragment {
     pub id: u32,
     /// Offset of its payload in the datagram, in bytes.
     pub offset: usize,
-    /// More follow.
+    /// Whether more fragments follow.
     pub more: bool,
     /// For IPv6, the offset of the byte that announces the fragment header; the reassembled
     /// datagram has no fragment header.
@@ -71,7 +71,7 @@ pub enum Icmp {
     Error(IcmpError),
     /// Not an error, or an error about a packet that cannot be parsed: it is passed to the host.
     Host,
-    /// Cut short.
+    /// The ICMP message is truncated.
     Short,
 }
 

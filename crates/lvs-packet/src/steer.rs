@@ -37,7 +37,7 @@ const ISAKMP: u16 = 500;
 pub struct Keys {
     /// Factors of the words of an IPv6 address.
     pub words: [u32; 4],
-    /// The first summand.
+    /// The number with which the sum begins.
     pub seed: u32,
     /// Factors of the sum: one before the port, and two after it.
     pub factors: [u32; 3],
@@ -289,7 +289,7 @@ pub struct Range {
 /// fragments, extension headers, and, with many virtual addresses, for addresses between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Workers.
+    /// Number of workers.
     pub workers: u32,
     /// The keys of the hash.
     pub keys: Keys,

@@ -64,7 +64,7 @@ fn parse_prefix(text: &str) -> Prefix {
 pub struct Table {
     /// Ports by [`PortId::index`].
     pub ports: Vec<PortInfo>,
-    /// The port that leads to the host.
+    /// The port through which packets reach the host.
     pub host_port: Option<PortId>,
     /// Addresses of the host.
     pub local: HashSet<IpAddr>,

@@ -159,7 +159,7 @@ impl KnownPaths {
 /// The error for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Complaint<'a> {
-    /// The error.
+    /// The ICMP error.
     pub kind: ErrorKind,
     /// The request that was tunnelled.
     pub original: &'a [u8],

@@ -40,11 +40,11 @@ pub struct Permissions {
 /// Access rights of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
-    /// All calls.
+    /// The client may make all calls.
     Write,
     /// Read access, and the reason why changes are refused.
     Read(Refusal),
-    /// No calls.
+    /// The client may make no call.
     None,
 }
 

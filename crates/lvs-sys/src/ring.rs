@@ -48,7 +48,7 @@ pub struct RingFrame {
     pub start: usize,
     /// Number of the frame's bytes in `memory`.
     pub captured: usize,
-    /// Its length.
+    /// Length of the frame in bytes.
     pub len: usize,
     /// Whether the whole frame is in the socket's queue, after the frames of all earlier slots.
     pub queued: bool,
@@ -214,7 +214,7 @@ impl PacketRing {
         }
     }
 
-    /// Slots.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.arena.slots()
     }

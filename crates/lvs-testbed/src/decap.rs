@@ -120,12 +120,12 @@ pub fn run() -> Result<()> {
     })
 }
 
-/// Protocol numbers.
+/// IP protocol numbers.
 const IPV4: i32 = 4;
 const UDP: i32 = 17;
 const IPV6: i32 = 41;
 const GRE: i32 = 47;
-/// A UDP socket.
+/// In place of a protocol number: GUE is received by a UDP socket.
 const GUE: i32 = 0;
 /// The port on which GUE is accepted.
 pub const GUE_PORT: u16 = 6080;

@@ -38,7 +38,7 @@ pub enum Request {
         /// Receives the answer.
         reply: oneshot::Sender<Answer>,
     },
-    /// The present state.
+    /// Returns the present state.
     Snapshot(oneshot::Sender<Snapshot>),
 }
 

@@ -447,7 +447,7 @@ pub enum TablesState {
 }
 
 impl TablesState {
-    /// In a word.
+    /// The state as one word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -493,7 +493,7 @@ impl Standing {
     /// The protocol of routes to addresses that another director should receive.
     pub const LEAVING: u8 = 78;
 
-    /// In a word.
+    /// The state as one word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Withdrawn => "withdrawn",
@@ -851,9 +851,9 @@ pub struct Timeouts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sysctl {
-    /// `conn_reuse_mode`.
+    /// The kernel's name of the sysctl, such as `conn_reuse_mode`.
     pub name: String,
-    /// `1`, or `3 50` for `sync_threshold`.
+    /// The value, such as `1`, or `3 50` for `sync_threshold`.
     pub value: String,
 }
 

@@ -31,7 +31,7 @@ pub(crate) trait View {
     fn full_nat(&self, family: Family) -> usize;
     /// Whether an address of this family is available as a local address.
     fn has_local(&self, family: Family) -> bool;
-    /// Rules for marks.
+    /// Number of rules for marks.
     #[cfg(feature = "api")]
     fn marks(&self) -> usize;
 }

@@ -87,7 +87,7 @@ impl Command {
 /// Content and format of `-L`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListOptions {
-    /// The listed objects.
+    /// The kind of the listed objects.
     pub what: What,
     /// The columns.
     pub format: Format,

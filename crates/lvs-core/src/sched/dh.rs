@@ -8,7 +8,7 @@ use super::{About, AtZero, HashSlot, Weights};
 use crate::hash::{fold, hash_32};
 use crate::{Request, Scheduler, Server};
 
-/// 2^8 slots (`IP_VS_DH_TAB_BITS`).
+/// Binary logarithm of the number of slots (`IP_VS_DH_TAB_BITS`).
 const BITS: u32 = 8;
 
 /// Description of `dh`.

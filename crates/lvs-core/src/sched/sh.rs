@@ -8,7 +8,7 @@ use super::{About, AtZero, HashSlot};
 use crate::hash::{fold, hash_32};
 use crate::{Protocol, Request, Scheduler, Server, ServiceFlags};
 
-/// 2^8 slots (`CONFIG_IP_VS_SH_TAB_BITS`).
+/// Binary logarithm of the number of slots (`CONFIG_IP_VS_SH_TAB_BITS`).
 const BITS: u32 = 8;
 const SLOTS: u32 = 1 << BITS;
 

@@ -108,7 +108,7 @@ pub(crate) struct Down {
     at: Option<usize>,
     /// Whether another server went down since the walk began.
     again: bool,
-    /// To be sent.
+    /// Resets that the caller must send.
     resets: Vec<Reset>,
     /// Resets for servers, with the numbers from their clients' answers.
     late: Vec<Reset>,

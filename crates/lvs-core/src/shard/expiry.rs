@@ -63,7 +63,7 @@ impl Shard {
         true
     }
 
-    /// Removes ended connections.
+    /// Removes ended connections from the table.
     pub(crate) fn reap(&mut self) {
         while let Some(index) = self.dying.pop() {
             if self.table.is_used(index) && self.table.get(index).has(flag::DYING) {

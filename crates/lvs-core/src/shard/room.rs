@@ -44,7 +44,7 @@ enum Worth {
 /// evictions.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
-    /// The next window.
+    /// The window at which the search continues.
     at: usize,
     /// The slot that was made free last.
     pub(crate) last: Option<u32>,

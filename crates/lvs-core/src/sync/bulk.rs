@@ -200,7 +200,7 @@ impl Digest {
         range.count = range.count.wrapping_sub(1);
     }
 
-    /// Connections.
+    /// Number of connections.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|range| u64::from(range.count)).sum()
     }

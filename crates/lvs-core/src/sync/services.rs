@@ -130,7 +130,7 @@ impl ServiceDigests {
         (Self(all), beyond)
     }
 
-    /// Services.
+    /// Number of services.
     pub fn len(&self) -> usize {
         self.0.len()
     }

@@ -12,7 +12,7 @@ use lvs_core::api::ReasonCount;
 
 /// Interval between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
-/// The recent time.
+/// Duration of the period whose counts are recent.
 const WINDOW: Duration = Duration::from_secs(300);
 /// Number of samples of the recent time, including one at its start.
 const SAMPLES: usize = 31;

@@ -93,22 +93,22 @@ const HOPS_REST: Duration = Duration::from_millis(200);
 /// A next hop: the interface, the MTU of the route, and the source and destination MAC addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WayOut {
-    /// The interface.
+    /// Index of the interface.
     pub ifindex: u32,
-    /// The longest packet.
+    /// MTU of the route.
     pub mtu: u32,
-    /// The neighbour.
+    /// MAC address of the neighbour.
     pub to: Mac,
-    /// The interface's own address.
+    /// MAC address of the interface.
     pub from: Mac,
 }
 
 /// The fates of the frames that the programs received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// Forwarded to servers.
+    /// Frames forwarded to servers.
     pub requests: u64,
-    /// Forwarded to clients.
+    /// Frames forwarded to clients.
     pub replies: u64,
     /// Passed to userspace, because the programs found no connection.
     pub unknown: u64,

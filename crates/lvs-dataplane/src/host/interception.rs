@@ -42,8 +42,8 @@ pub(super) enum Interception {
 }
 
 impl Interception {
-    /// Opens the interception without intercepting packets yet. Returns the device that leads to
-    /// the host as well.
+    /// Opens the interception without intercepting packets yet. Also returns the device through
+    /// which packets reach the host.
     pub(super) fn open(
         backend: Backend,
         warm_restart: Outliving,
@@ -111,8 +111,8 @@ impl Interception {
         matches!(self, Self::Routed { .. })
     }
 
-    /// The program that reinjects frames on the interface of their arrival. Without it, frames are
-    /// reinjected through the device that leads to the host.
+    /// The program that reinjects frames on the interface of their arrival. Without this program,
+    /// frames are reinjected through the TUN device.
     pub(super) const fn turn_back(&self) -> Option<&TurnBack> {
         match self {
             Self::Copies { turn, .. } => turn.as_ref(),

@@ -280,7 +280,7 @@ impl Keeper {
         }
     }
 
-    /// The index of the device that leads to the host.
+    /// The index of the device through which packets reach the host.
     pub(super) fn device(&self) -> u32 {
         self.tables.ifindex(PortId::HOST).unwrap_or(0)
     }

@@ -50,7 +50,7 @@ pub enum HostError {
     /// A packet socket could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The TUN device that leads to the host failed.
+    /// The TUN device through which packets reach the host failed.
     #[error(transparent)]
     Tun(#[from] TunError),
     /// The kernel's tables could not be read.

@@ -23,7 +23,7 @@ impl Waits {
         self.known.is_empty()
     }
 
-    /// All conditions.
+    /// All conditions for which the keeper waits.
     pub(super) fn all(&self) -> impl Iterator<Item = &Waiting> {
         self.known.values()
     }

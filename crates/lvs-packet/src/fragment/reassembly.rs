@@ -47,7 +47,7 @@ struct Key {
     src: IpAddr,
     dst: IpAddr,
     id: u32,
-    /// IPv4 only.
+    /// The IP protocol for IPv4, 0 for IPv6.
     protocol: u8,
     /// Whether it is an IPv4 datagram to this host; these are reassembled separately from forwarded
     /// ones.
@@ -403,7 +403,7 @@ impl Reassembler {
         }
     }
 
-    /// Fragments that wait.
+    /// Number of stored fragments.
     pub fn waiting(&self) -> usize {
         let of_shard = |shard: &Mutex<HashMap<Key, Queue>>| {
             let queues = shard.lock().unwrap_or_else(PoisonError::into_inner);

@@ -131,7 +131,7 @@ impl Decide for Director {
 /// The environment of the pipeline.
 #[derive(Debug)]
 pub struct Env<'a, N> {
-    /// The network around.
+    /// Ports, routes and neighbours.
     pub net: &'a N,
     /// The traffic that is hidden from the host's network stack.
     pub intercept: &'a Intercept,

@@ -166,7 +166,7 @@ pub struct FragmentHeader {
     pub id: u32,
     /// Offset of the payload of this fragment, in bytes.
     pub offset: usize,
-    /// More follow.
+    /// Whether more fragments follow.
     pub more: bool,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Form {
     pub(super) journal: bool,
     /// The journal receives fields of events in addition to the text.
     pub(super) fields: bool,
-    /// Colours.
+    /// The lines contain ANSI colours.
     pub(super) ansi: bool,
     /// Mark of this program's lines in a shared standard error.
     pub(super) mark: Option<&'static str>,

@@ -31,7 +31,7 @@ pub struct Instruction {
     pub registers: u8,
     /// Offset of a jump or of memory.
     pub offset: i16,
-    /// A number.
+    /// The immediate operand.
     pub immediate: i32,
 }
 

@@ -88,7 +88,7 @@ const ATTEMPTS: usize = 5;
 /// The hook for which a program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// Before a socket.
+    /// A filter of a socket.
     SocketFilter,
     /// At the ingress of an interface (tcx, or a filter of `tc`).
     Ingress,
@@ -99,7 +99,7 @@ pub enum ProgramKind {
 }
 
 impl ProgramKind {
-    /// `enum bpf_attach_type`.
+    /// The number of the hook in `enum bpf_attach_type`.
     const fn place(self) -> u32 {
         match self {
             Self::SocketFilter => 0,

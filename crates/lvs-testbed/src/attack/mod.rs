@@ -299,7 +299,7 @@ pub struct Compared {
     pub before: Delays,
     /// Delays while the same number of local users only compute.
     pub busy_users: Delays,
-    /// During the attack.
+    /// Delays during the attack.
     pub beside: Delays,
 }
 

@@ -43,13 +43,13 @@ pub struct Delays {
     pub sent: u64,
     /// Datagrams without an answer.
     pub lost: u64,
-    /// The median.
+    /// The median delay.
     pub p50_ms: f64,
     /// The 99th percentile.
     pub p99_ms: f64,
     /// The 99.9th percentile.
     pub p999_ms: f64,
-    /// The longest.
+    /// The longest delay.
     pub longest_ms: f64,
     /// Number of datagrams that took longer than 5 ms.
     pub over_5_ms: u64,

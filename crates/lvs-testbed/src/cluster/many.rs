@@ -68,7 +68,7 @@ impl Scenario {
 #[derive(Debug)]
 struct Director {
     host: Host,
-    /// `192.0.2.N`.
+    /// The last byte of the director's address `192.0.2.N`.
     number: usize,
     routing: Routing,
     programs: Vec<Proc>,

@@ -61,7 +61,7 @@ pub struct ConformanceOptions {
 pub struct Counts {
     /// Cases with the kernel's result.
     pub passed: usize,
-    /// All other cases.
+    /// Cases with another result.
     pub failed: usize,
     /// Number of cases that were not replayed, by the missing feature.
     pub skipped: BTreeMap<String, usize>,
@@ -91,7 +91,7 @@ impl fmt::Display for Counts {
 /// `stats`, `proc`, `sync`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConformanceReport {
-    /// By kind.
+    /// Numbers of cases, by kind.
     pub kinds: BTreeMap<&'static str, Counts>,
     /// The text of every mismatch.
     pub mismatches: Vec<String>,

@@ -8,7 +8,7 @@ use crate::kernel_path::Forwarded;
 /// The path of a case's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Through {
-    /// The packet path.
+    /// The packet path in userspace only.
     #[default]
     Userspace,
     /// Frames pass the programs of the kernel fast path first, which forward the packets that they

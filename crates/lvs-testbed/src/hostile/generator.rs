@@ -954,7 +954,7 @@ impl<'a> Generator<'a> {
         self.raw(&packet::ethernet(MACS[0], PEER, kind, &payload))
     }
 
-    /// Bytes.
+    /// A frame of random bytes.
     fn noise(&mut self) -> Shot {
         let len = self.entropy.below(100);
         let mut bytes = self.entropy.bytes(len);

@@ -184,7 +184,7 @@ struct Talk {
     protocol: Protocol,
     client: SocketAddr,
     virt: SocketAddr,
-    /// Behind NAT.
+    /// The real server, if the forwarding method is NAT.
     server: Option<SocketAddr>,
     /// The address that the client uses for the other side.
     peer: SocketAddr,

@@ -1,6 +1,6 @@
-//! A sample of the hostile frames through real backends: packet sockets on veth links, the device
-//! that leads to the host, and the TUN backend. The dataplane survives, continues to balance, and
-//! counts the fate of every frame.
+//! A sample of the hostile frames through real backends: packet sockets on veth links, the TUN
+//! device of reinjected packets, and the TUN backend. The dataplane survives, continues to balance,
+//! and counts the fate of every frame.
 
 use crate::common;
 

@@ -33,7 +33,7 @@ struct State {
     next: Option<Vec<StoredOverride>>,
     /// The callers that wait for that write.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
-    /// A thread writes.
+    /// Whether a thread is writing the file.
     writing: bool,
     /// The file was not read completely. It is renamed before the next write.
     unread: bool,

@@ -136,7 +136,7 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.stats.live)
     }
 
-    /// Likewise.
+    /// Number of refused connections; `None` until the dataplane has reported.
     fn refused(&self) -> Option<u64> {
         self.dataplane.map(|info| info.refused)
     }

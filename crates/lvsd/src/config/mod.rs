@@ -104,7 +104,7 @@ pub struct Discovery {
 /// `[lvsd]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Daemon {
-    /// Services without an owner are the daemon's too.
+    /// Whether the daemon also manages services without an owner.
     pub adopt: bool,
     /// Filter of the log.
     pub log: Option<String>,
@@ -136,7 +136,7 @@ pub struct Api {
     pub procfs: Option<PathBuf>,
     /// Maximum of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].
     pub procfs_connections: Option<usize>,
-    /// With the dashboard.
+    /// Whether the API serves the dashboard.
     pub dashboard: bool,
 }
 
@@ -148,7 +148,7 @@ impl Api {
 /// The reaction to manual changes of services of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDrift {
-    /// Reported and reverted.
+    /// Manual changes are reported and reverted.
     #[default]
     Repair,
     /// Manual changes are reported, and kept until the file is loaded again.
@@ -216,7 +216,7 @@ pub struct Dataplane {
     pub max_connections: Option<u32>,
     /// Maximum of IPv6 connections, if the kernel fast path is used.
     pub max_ipv6: Option<u32>,
-    /// `drop`.
+    /// The action for new connections when the table is full: `drop` or `evict`.
     pub when_full: Option<String>,
     /// Peers, with which the dataplane replicates connections.
     pub peers: Option<Peers>,

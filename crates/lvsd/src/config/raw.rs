@@ -574,7 +574,7 @@ pub(super) struct RawServer {
     pub(super) address: Option<Spanned<String>>,
     /// 0 to 2147483647; a server with 0 gets no new connections. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,
-    /// Overrides the service's.
+    /// Overrides the forwarding method of the service.
     pub(super) forward: Option<Spanned<String>>,
     /// Replaces the service's tunnel settings as a whole.
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
@@ -677,9 +677,9 @@ pub(super) struct RawMark {
     pub(super) ports: Option<Spanned<Scalar>>,
     /// Mark of the matching packets, 1 to 4294967295; this, `drop` or `host` is required.
     pub(super) mark: Option<Spanned<Whole>>,
-    /// The packets are discarded.
+    /// Whether matching packets are dropped.
     pub(super) drop: Option<Spanned<bool>>,
-    /// The packets are passed to the host.
+    /// Whether matching packets are passed to the host.
     pub(super) host: Option<Spanned<bool>>,
 }
 

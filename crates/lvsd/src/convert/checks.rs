@@ -522,7 +522,7 @@ fn statuses(item: &Item, name: &str, lost: &mut Vec<String>) -> Option<String> {
     (!ranges.is_empty()).then(|| ranges.join(","))
 }
 
-/// A mail server.
+/// Converts a check of a mail server.
 fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     let name = item.name();
     if let Some(item) = item.find("helo_name")
@@ -550,7 +550,7 @@ fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     }
 }
 
-/// A datagram.
+/// Converts a check by a datagram.
 fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     if let Some(payload) = item.find("payload") {
         match hex(&payload.rest(1)) {
@@ -611,7 +611,7 @@ fn hex(text: &str) -> Option<Vec<String>> {
     Some(bytes)
 }
 
-/// A program.
+/// Converts a check by a program.
 fn program(
     item: &Item,
     context: &Context<'_>,

@@ -30,7 +30,7 @@ struct Settings {
     interval: Option<f64>,
     /// For connections, pings and programs.
     check_timeout: Option<f64>,
-    /// For negotiations.
+    /// The timeout of negotiate checks.
     negotiate_timeout: Option<f64>,
     failures: Option<u32>,
     /// Attempts of a ping.

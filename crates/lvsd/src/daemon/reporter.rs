@@ -38,7 +38,7 @@ pub(super) struct Reporter {
     pub(super) ready: bool,
     /// Whether `RELOADING=1` was sent, and `READY=1` is pending.
     reloading: bool,
-    /// The last `STATUS=`.
+    /// The last text that was sent as `STATUS=`.
     status: String,
     /// The process of the last dataplane that answered.
     dataplane: Option<u32>,

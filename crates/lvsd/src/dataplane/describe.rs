@@ -16,9 +16,9 @@ use crate::words::counted;
 /// The grammatical form in which a change is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tense {
-    /// `add server ...`, with its line in the file.
+    /// A change to make: `add server ...`, with the line of the server in the file.
     Wish,
-    /// `added server ...`
+    /// A completed change: `added server ...`.
     Done,
 }
 

@@ -5,7 +5,7 @@
 pub enum Weight {
     /// A weight in percent of the configured weight.
     Percent(u16),
-    /// This weight.
+    /// The server advises this weight.
     Exactly(i32),
 }
 

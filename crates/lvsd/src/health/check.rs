@@ -10,7 +10,7 @@ use super::probe::{Misfit, Probe, Via};
 pub struct Check {
     /// The probe.
     pub probe: Probe,
-    /// The server.
+    /// The checked server.
     pub server: SocketAddr,
     /// The path through a service; `None` for the host's own routes.
     pub via: Option<Via>,

@@ -49,7 +49,7 @@ pub struct Diagnostic {
     pub title: String,
     /// The position, in bytes of the text, and the message there.
     pub primary: (Range<usize>, String),
-    /// Other relevant places.
+    /// Other positions that concern the finding, each with a note.
     pub context: Vec<(Range<usize>, String)>,
     /// The fix.
     pub help: Option<String>,

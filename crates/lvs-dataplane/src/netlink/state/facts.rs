@@ -157,15 +157,15 @@ impl Neighbour {
 /// The changes that a series of events has caused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Links.
+    /// Whether links have changed.
     pub links: bool,
     /// Interfaces on which this host's addresses have to be announced again. They are new, have
     /// come up, have another link-layer address or another master, or the kernel requests it
     /// (`NETDEV_NOTIFY_PEERS`: a virtual machine has moved, a bond has failed over).
     pub appeared: Vec<u32>,
-    /// Addresses.
+    /// Whether addresses have changed.
     pub addresses: bool,
-    /// Routes.
+    /// Whether routes have changed.
     pub routes: bool,
     /// The changed neighbours (interface and address).
     pub neighbours: Vec<(u32, IpAddr)>,

@@ -514,7 +514,7 @@ impl fmt::Debug for NetState {
     }
 }
 
-/// `linux/rtnetlink.h`.
+/// Constants of `linux/rtnetlink.h`.
 const RTA_VIA: u16 = 18;
 const RTAX_MTU: u16 = 2;
 const RTNH_F_DEAD: u32 = 1;

@@ -85,7 +85,7 @@ pub(super) fn bash() -> String {
     text
 }
 
-/// For single quotes.
+/// Escapes single quotes, for a shell text in single quotes.
 fn quoted(text: &str) -> String {
     text.replace('\'', "'\\''")
 }

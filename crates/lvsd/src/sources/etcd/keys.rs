@@ -138,9 +138,9 @@ pub(in crate::sources) struct Model {
 /// The subject of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Concerns {
-    /// Services or servers.
+    /// Whether the change concerns services or servers.
     pub(super) config: bool,
-    /// Directors.
+    /// Whether the change concerns directors.
     pub(super) directors: bool,
 }
 

@@ -58,7 +58,7 @@ pub(super) struct Desired {
     pub(super) refused: BTreeMap<String, String>,
 }
 
-/// Where connections go.
+/// The servers that receive the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Servers {
     Nodes,

@@ -207,7 +207,7 @@ struct Watch {
 enum Brought {
     /// An object was added, changed or deleted.
     Change,
-    /// Only a version.
+    /// A bookmark: it contains only a version.
     Bookmark,
     /// The API server ended the watch, as it does periodically. This is not an error.
     End,
