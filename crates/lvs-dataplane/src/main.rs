@@ -300,10 +300,10 @@ enum Profile {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum WhenFull {
-    /// Drop their packets
+    /// Drop the packets of new connections
     Drop,
-    /// End another connection: a half-open or ended one, else an unused or idle one, never one that
-    /// moves data
+    /// Evict another connection: a half-open or ended one, otherwise an unused or idle one; never
+    /// one that transfers data
     Evict,
 }
 
