@@ -169,8 +169,8 @@ fn first_packet(criterion: &mut Criterion) {
     let mut at = 0_u32;
     group.bench_function("wlc, 8 servers", |bencher| {
         bencher.iter(|| {
-            // A connection lives for 60 s in SYN_RECV; the clock moves on so that as many end as
-            // begin.
+            // A connection in SYN_RECV expires after 60 s; the clock advances so that as many
+            // connections end as begin.
             at = at.wrapping_add(1);
             let now = Instant::from_nanos(u64::from(at) * 100_000);
             let meta = segment(FEW_CLIENTS.of(at % 40_000_000), vip(), TcpFlags::SYN);

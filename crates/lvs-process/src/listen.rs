@@ -190,7 +190,7 @@ impl Listener {
         })?;
         if is_socket(path).map_err(failed)? == Some(true) {
             match address.connect() {
-                // A dataplane of an older version, which knows no lock; perhaps one that hangs.
+                // A dataplane of an older version, which uses no lock; it may hang.
                 Ok(_) => return Err(running(address)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Err(running(address));

@@ -430,7 +430,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    // By the log's thread: whoever is to read them may not, and a daemon starts all the same.
+    // By the log's thread: a reader that does not read must not delay the start of the daemon.
     warnings.print();
     match early
         .map_or_else(Early::new, Ok)
@@ -809,8 +809,8 @@ fn run(
     loaded: LoadStatus,
     early: Early,
 ) -> Result<(), String> {
-    // Before the lock says who we are: `lvsd stop` sends a signal to its holder, which would end
-    // one that does not listen yet.
+    // Before the lock file contains this process id: `lvsd stop` sends a signal to its owner, which
+    // would kill a process without a handler.
     early.listen(&[
         (SignalKind::terminate(), Signal::Stop),
         (SignalKind::interrupt(), Signal::StopAll),

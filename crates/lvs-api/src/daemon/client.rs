@@ -111,7 +111,7 @@ impl Client {
         let _ = stream.get_ref().set_read_timeout(None);
         loop {
             let line = self.line(&mut stream, BODY_MAX)?;
-            // An empty line ends an event, and a comment shows that the daemon lives.
+            // An empty line ends an event; a comment shows that the daemon runs.
             if let Some(event) = line.strip_prefix(b"data:")
                 && !each(self.json(event)?)
             {
@@ -155,7 +155,7 @@ impl Client {
             None => open(&self.address)?.ok_or_else(|| self.ended())?,
         };
         match (&stream).write_all(request.as_bytes()) {
-            // It may have said why before it closed the connection.
+            // The daemon may have sent a reason before it closed the connection.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 return Err(self.silent(&error));
             }
@@ -273,7 +273,7 @@ fn open(address: &Address) -> Result<Option<UnixStream>, String> {
             };
         }
     };
-    // Anybody can take a name.
+    // Any local user can bind an abstract name.
     if matches!(address, Address::Abstract(_))
         && let Some((uid, _)) = impostor(&stream)
     {

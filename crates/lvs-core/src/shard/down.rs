@@ -140,7 +140,7 @@ impl Expected {
     /// Records the numbers of a segment; `misses` means that its connection is offloaded.
     fn note(&mut self, numbers: Numbers, from_client: bool, misses: bool) {
         if self.missed && numbers.ack.is_some() {
-            // The numbers before it may be older than a comparison can tell.
+            // The earlier numbers may be too old for a comparison modulo 2^32.
             *self = Self::default();
         }
         self.missed |= misses;
@@ -257,7 +257,7 @@ impl Shard {
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
-            // Both ends have said their last word.
+            // Both ends have closed the connection.
             return;
         }
         let tracked = slot.has(flag::TRACKED);

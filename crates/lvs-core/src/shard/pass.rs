@@ -94,7 +94,7 @@ impl Shard {
         }
         let entry = self.table.narrow(index);
         let (flags, method) = (entry.flags(), entry.method());
-        // The first answer says that there are some.
+        // The first answer must take the slow path, which records that the server answers.
         let passes = match (reply, method) {
             (true, Forwarding::Nat) => transit && flags & flag::NO_OUTPUT == 0,
             (false, Forwarding::Nat | Forwarding::Route | Forwarding::Tunnel) => true,

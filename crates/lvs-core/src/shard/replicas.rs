@@ -502,7 +502,7 @@ pub(super) mod tests {
         };
         one.tell(&mut two, at(1));
         assert_eq!(server(&one), server(&two));
-        // It moves at once, and moves back, whoever keeps ties.
+        // The connection moves at once, and moves back, whichever director wins a tie.
         for second in [1, 1] {
             let _ = two.packet(7, 0x10, at(second));
             assert_eq!(two.tell(&mut one, at(second)), taken(1));
@@ -569,7 +569,8 @@ pub(super) mod tests {
             one.open(port, at(1));
         }
         one.tell(&mut two, at(1));
-        // The first dies; the other replicates what it has borrowed, with or without packets since.
+        // The first director fails; the other one replicates the borrowed connections, with or
+        // without packets since.
         for port in 1..=100 {
             let _ = two.packet(port, 0x10, at(5));
         }

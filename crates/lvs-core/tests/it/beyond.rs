@@ -767,7 +767,7 @@ fn ewma_measures_from_syn_to_syn_ack() {
         let chosen = open(&mut director, port, at, Some(Duration::from_millis(1)));
         assert_eq!(chosen, quick);
     }
-    // The quick one stops answering: its clients' repeated SYNs tell, before any timeout.
+    // The quick server stops answering: repeated SYNs of its clients show this before any timeout.
     let at = Instant::from_secs(4);
     assert_eq!(open(&mut director, 4000, at, None), quick);
     let _ = open(&mut director, 4000, Instant::from_secs(5), None);
@@ -813,7 +813,7 @@ fn consecutive_failed_attempts_are_counted() {
     }
     assert_eq!(steps, [0, 1, 2, 3, 0, 0]);
 
-    // Whose answers the director does not see is not said to give none.
+    // A server whose answers bypass the director is not reported as unanswering.
     let mut direct = director(key, service("rr", extras), Forwarding::Route, 1);
     for second in 1..5 {
         let at = Instant::from_secs(second);

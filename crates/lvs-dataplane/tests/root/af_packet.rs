@@ -746,7 +746,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
         }
     }
     assert_eq!(packets.send(&mut one), 1);
-    // A new one of this name is opened anew.
+    // A new interface of this name is opened again.
     left.veth("wl", &middle, "wa");
     middle.run(move || open("wa"));
     let gone = middle.run(|| AfPacket::open(9999, "ghost"));

@@ -169,8 +169,8 @@ fn services_are_hidden_from_host_and_received_by_packet_socket() {
     }
     assert_echo(&net.client, "10.2.0.1:7", 4000, true);
 
-    // ICMP errors to a VIP are hidden: an answer that nobody wants is told to the packet socket
-    // only.
+    // ICMP errors to a VIP are hidden from the host: only the packet socket receives the error
+    // about an unexpected answer.
     let errors = || {
         let text = net
             .director
@@ -411,7 +411,7 @@ fn shield_update_sends_difference_in_one_transaction() {
             lines.read_line(&mut line).unwrap();
             (lines, line)
         });
-        // First it reads all tables, and begins anew whenever one has changed meanwhile.
+        // `nft monitor` first reads all tables, and begins again if one has changed meanwhile.
         let mut pause = Duration::from_millis(10);
         while !ready.is_finished() {
             std::thread::sleep(pause);
@@ -681,7 +681,7 @@ fn packets_with_incomplete_transport_header_are_hidden() {
             "{len} bytes"
         );
     };
-    // This kernel has no SCTP, and says so.
+    // This kernel has no SCTP, and answers with an ICMP error.
     sctp(0, true);
     let shield = net.director.run(|| {
         let mut shield = Shield::open(None).unwrap();

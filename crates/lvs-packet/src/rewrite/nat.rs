@@ -62,8 +62,9 @@ pub fn translate(
         return Err(FrameDrop::Unsupported);
     }
     if !unfinished && !Cut::is_for_software(frame, packet) {
-        // It is the checksum of a packet inside this one, as in VXLAN: a sum over this one must
-        // cover its final value. Segments of an aggregate get theirs when they are cut.
+        // The partial checksum is that of an inner packet, as in VXLAN: a sum over the outer packet
+        // must cover its final value. Segments of a super-packet get their checksums when they are
+        // cut.
         segment::finish_checksum(frame)?;
     }
     let ip = frame.bytes_mut();

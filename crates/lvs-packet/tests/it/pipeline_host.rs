@@ -240,7 +240,8 @@ fn unreachable_server_is_reported_to_client() {
         assert_eq!(sent.len(), 1, "{method:?}");
         let (src, dst, kind, code, quoted) = error(&sent[0].1);
         assert_eq!((src, dst, kind, code), (from.into(), CLIENT.into(), 3, 1));
-        // The client knows its packet again, one hop later; nobody reads the checksum inside.
+        // The error quotes the client's packet, with the TTL of one hop less; the inner checksum is
+        // not compared.
         let mut expected = ip.clone();
         ipv4::decrement_ttl(&mut expected);
         assert_eq!(quoted[..36], expected[..36], "{method:?}");

@@ -305,7 +305,7 @@ fn https_without_ca_accepts_every_certificate() -> Result<()> {
     for (name, command) in &kinds {
         host.sh(&format!("cd {dir} && {{ {command}; }}"))?;
         for version in ["-tls1_2", "-tls1_3"] {
-            // The TLS library knows no such key with TLS 1.2.
+            // The TLS library does not support such a key with TLS 1.2.
             if (*name, version) == ("rsapss", "-tls1_2") {
                 continue;
             }

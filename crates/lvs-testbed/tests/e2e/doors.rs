@@ -256,7 +256,8 @@ fn hung_dataplane_is_replaced() -> Result<()> {
         requests(&site, 20).is_ok()
     })?;
 
-    // The daemon has crashed: the next one knows the dataplane for one of lvsd's, and ends it, too.
+    // The daemon has crashed: the next daemon detects that lvsd started the dataplane, and also
+    // ends it.
     let second = dataplane(&lvsd)?;
     lvsd.kill();
     site.director.sh(&format!("kill -STOP {second}"))?;

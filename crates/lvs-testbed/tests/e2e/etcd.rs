@@ -750,7 +750,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
         ctl(&site, 0, &format!("compact --physical {revision}"))?;
         Ok(revision)
     };
-    // The revision up to which the daemon knows everything.
+    // The revision up to which the daemon has loaded all changes.
     let known = |status: &str| -> Option<u64> {
         let rest = status.split_once("etcd /lvs/: ")?.1;
         let rest = rest.split_once("revision ")?.1;

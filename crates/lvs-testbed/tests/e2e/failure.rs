@@ -72,8 +72,8 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     let rules = site.testbed.dir().join("rules");
     fs::write(&rules, site.lvsadm("-S -n")?)?;
 
-    // A client that asks over one connection when it is told to: killing and starting take place
-    // between two of its requests.
+    // A client that sends a request over one connection on command: the dataplane is killed and
+    // started between two of its requests.
     let vip = site.vip.to_string();
     let mut old = site.client.spawn("perl", &["-e", ASKED, &vip])?;
     let says = |old: &Proc, lines: &str| {
@@ -244,7 +244,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
     let mut load = site.load();
     load.requests = 0;
     let steady = site.client.steady_load(&load)?;
-    // The client knows the link-layer address then.
+    // The client has then resolved the link-layer address.
     steady.wait_for_more(1)?;
     let script = format!(
         r#"

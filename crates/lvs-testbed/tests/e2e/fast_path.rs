@@ -561,7 +561,7 @@ fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
         let mut load = LoadOptions::new(virt);
         load.requests = 300;
         site.client.load(&load)?.all_ok(300)?;
-        // Short connections may end before they are in the kernel: one that lives.
+        // Short connections may end before they are offloaded, so this one is long.
         site.serve("much", 64 << 20)?;
         let url = format!("http://{virt}/much");
         let arguments = ["-sS", "-f", "-g", "-m", "240", "-o", "/dev/null", &url];
@@ -606,8 +606,8 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
     wait_until("all downloads to run", Duration::from_secs(20), all)?;
     if forward == Forward::FullNat {
-        // Connections are told when they open, once there is a map to tell them by: the first
-        // that has packets in the kernel shows that there is, and no other has to have any.
+        // A connection is offloaded when it opens, once the map of local ports exists. The first
+        // offloaded packets show that it exists.
         let output = || shares(&site).is_ok_and(|(_, replies)| replies > 0);
         wait_until(
             "the kernel fast path to have the local ports",
@@ -723,7 +723,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
             site.add_service(80, "rr")?;
             continue;
         }
-        // One with another table cannot go on, and says so.
+        // A dataplane with another table size cannot continue the connections, and reports this.
         site.start_dataplane(&["--fast-path", "on", "--max-connections", "5000"])?;
         common::says(&site, "it had another --max-connections")?;
         ensure!(

@@ -76,8 +76,8 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
             .sh(&format!("curl -sS -f -m 60 http://{own_address}:8080/id"))?;
         ensure!(direct == "director\n");
 
-        // A killed dataplane leaves a rule into an empty table, which disturbs nobody, and the next
-        // dataplane takes it away.
+        // A killed dataplane leaves a rule that refers to an empty table, without effect; the next
+        // dataplane removes it.
         has_rule(&site, "sport 8080", true)?;
         if let Some(dataplane) = &mut site.dataplane {
             dataplane.kill();

@@ -160,7 +160,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
 
-    // The dataplane dies: the daemon starts another and fills it.
+    // The dataplane is killed: the daemon starts another one and configures it.
     let dataplane = site
         .director
         .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
@@ -418,7 +418,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
             lvsd.signal(Signal::SIGHUP)?;
             let lvsadm = programs::find("lvsadm")?.display().to_string();
             let words = ["-c", script, "sh", &lvsadm, "-L", "-n", "--nonsense"];
-            // It fails, and says so by its exit code where it cannot say more.
+            // lvsadm fails; without a terminal, only the exit code shows it.
             ensure!(site.director.run("sh", &words).is_err());
             wait_until("the file to be loaded", common::SOON, || {
                 usable(&site) == servers

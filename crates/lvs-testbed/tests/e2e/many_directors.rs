@@ -199,7 +199,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         "{}",
         routes(&site)?
     );
-    // As it was, where nothing else is said.
+    // A later announcement keeps the settings that it does not mention.
     announce(&site, &format!(r#"{{"address":"{VIP}"}}"#), 600)?;
     ensure!(
         has_route(&site, "203.0.113.10 proto 78"),

@@ -186,7 +186,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         "the downloads from the other server continue: {logs:?}"
     );
     ensure!(established(&site.servers[0]) == 3);
-    // It is said when they have been sent, which both ends may know before.
+    // lvsd logs the resets after it has sent them; both ends may receive them before.
     wait_until("the log to contain the message", SOON, || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
         lvsd.contains("6 TCP resets sent")
@@ -342,7 +342,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
             "--json",
         ],
     )?;
-    // It listens when it tells of something: that a file was loaded which is as before.
+    // The stream is open when it reports an event: an unchanged file was loaded.
     wait_until("the event stream to report a loaded file", SOON, || {
         let loads = || daemon.running()?.signal(Signal::SIGHUP);
         let asked = loads().is_ok();

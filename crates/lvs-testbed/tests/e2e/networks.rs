@@ -145,8 +145,8 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     ))?;
     director.sh("ip link set lan1 mtu 1500; ip link set lan1 name eth1 || { ip link set lan1 down; ip link set lan1 name eth1; ip link set eth1 up; }")?;
 
-    // Another device of the same name: connections live on, as neither address nor route of anybody
-    // has changed for long.
+    // Another device of the same name: connections continue, because addresses and routes are soon
+    // as before.
     let download = Download::start(&site)?;
     director.sh("ip link delete eth1")?;
     site.testbed.plug("back", director, "eth1")?;
@@ -250,7 +250,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     let site = site("mac", Forward::Nat, |_| {})?;
     site.add_service(80, "rr")?;
     let server = &site.servers[0];
-    // It says so itself, or has to be asked.
+    // The server announces its new address, or the director must query it.
     for (notify, mac) in [(1, "02:00:00:00:77:01"), (0, "02:00:00:00:77:02")] {
         server.sysctl("ipv4/conf/eth0/arp_notify", &notify.to_string())?;
         let download = Download::start(&site)?;
@@ -351,7 +351,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     site.client.sh("ip -6 neigh flush dev eth0")?;
     site.testbed.snoop("front")?;
     site.client.load(&load)?.all_ok(20)?;
-    // Said good-bye to.
+    // The dataplane leaves the groups.
     site.lvsadm("-C")?;
     wait_until("the switch to have forgotten", PATIENCE, || {
         site.testbed

@@ -45,8 +45,8 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     );
     ensure!(late.ends_with("status 1\n"), "{late}");
 
-    // Interrupted, it leaves the server drained. Whoever runs these tests in the background of a
-    // script has them ignore the interrupt, and all that they start.
+    // An interrupted drain leaves the server drained. Tests in the background of a script ignore
+    // the interrupt, and so do the processes that they start.
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let service_text = service.to_string();
     let arguments = [

@@ -381,7 +381,7 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     wait_until("the backup to use its created interface", PATIENCE, || {
         joined().unwrap_or(false)
     })?;
-    // The end of the dataplane is theirs.
+    // The synchronisation daemons end with the dataplane.
     let mut dataplane = site.dataplane.take().context("started above")?;
     dataplane.stop(nix::sys::signal::Signal::SIGTERM)?;
     has_sockets(0).with_context(|| dataplane.log())
@@ -411,7 +411,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     let mut nonsense = header(5, 44, 1).to_vec();
     nonsense.extend([0, 99, 0, 36]);
     nonsense.resize(44, 0);
-    // Two are told, one is there: as many as can be read are taken.
+    // The message announces two entries and has one: the backup accepts the readable entries.
     let mut damaged = header(5, 44, 2).to_vec();
     damaged.extend([0, 6, 0, 36, 0, 0, 0, 0, 0, 1, 0x9c, 0x40, 0, 80, 0, 80]);
     damaged.extend([

@@ -427,7 +427,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
         requests: 1,
         ..site.load()
     };
-    // Of a connection that was refused before it is waited for, the error is not to be had.
+    // The error of a connection that is refused before the client waits for it is not available.
     wait_until("a request to fail with the reason", common::SOON, || {
         let report = site.director.load(&own);
         report.is_ok_and(|report| {

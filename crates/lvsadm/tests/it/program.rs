@@ -345,8 +345,8 @@ fn restore_reads_all_lines() {
 
 #[test]
 fn filter_restore_of_empty_input_is_refused() {
-    // As in `ssh other lvsadm filter save | lvsadm filter restore`, when ssh fails. It is told
-    // before a dataplane is asked.
+    // As in `ssh other lvsadm filter save | lvsadm filter restore`, when ssh fails. The error is
+    // reported before the program connects to a dataplane.
     let nobody = address("no-filters");
     let (_, err, code) = run(program("lvsadm", &nobody)
         .args(["filter", "restore"])

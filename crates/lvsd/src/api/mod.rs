@@ -270,7 +270,7 @@ async fn run(
     mut stopped: oneshot::Receiver<()>,
 ) {
     let mut settings = api.settings.subscribe();
-    // The daemon may have said them before this thread ran.
+    // The daemon may have sent the settings before this thread ran.
     settings.mark_changed();
     let mut listening: Vec<(SocketAddr, tokio::task::AbortHandle)> = Vec::new();
     let (end, ended) = watch::channel(false);
@@ -279,7 +279,7 @@ async fn run(
     tokio::spawn(sample(Arc::clone(&api)));
     loop {
         tokio::select! {
-            // The sender is gone, whatever it says.
+            // The sender has ended, whatever the result is.
             _ = &mut stopped => break,
             changed = settings.changed() => {
                 if changed.is_err() {

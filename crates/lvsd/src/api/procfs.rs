@@ -85,7 +85,7 @@ pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::
         for why in all.iter().filter(|why| !reported.contains(why)) {
             tracing::warn!("{why}");
         }
-        // Of connections, a round without them says nothing.
+        // A round without connections does not report problems with them.
         match with_connections {
             true => reported = all,
             false => reported.extend(
@@ -248,7 +248,8 @@ impl Tree {
         options.write(true).create_new(true).mode(0o444);
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let mut made = options.open(&new)?;
-        // Others are to read it, whatever the service manager's mask is; nobody sets anything here.
+        // All users may read the file, whatever the umask of the service manager is; nothing is set
+        // by writing to it.
         made.set_permissions(fs::Permissions::from_mode(0o444))?;
         made.write_all(text.as_bytes())?;
         fs::rename(&new, &file)

@@ -337,7 +337,7 @@ fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, 
             ));
         }
     }
-    // Of a file without rules, those of others are theirs.
+    // If the file has no rules, lvsd leaves manual rules unchanged.
     let ours = |rules: &[String]| -> Vec<String> {
         let rules = rules.iter();
         let ours = rules.filter(|rule| desired.marks.is_some() || is_generated(rule));

@@ -391,8 +391,8 @@ impl<P: Prober> Checks<P> {
                 continue;
             };
             let since = task.unanswered.entry(key).or_default();
-            // An answer has come in between; or what clients try while it is down says nothing
-            // about it when it is back.
+            // An answer has arrived meanwhile; or the server is down, and attempts during that time
+            // do not count after its return.
             if count < *since || task.up != Some(true) {
                 *since = if task.up == Some(true) { 0 } else { count };
             }

@@ -113,7 +113,8 @@ impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let mut targets = self.permits.targets();
         drop(self.one.take());
-        // Nobody holds or waits for one of this target: whoever does has the semaphore, too.
+        // No check holds or awaits a permit of this target: such a check would also own the
+        // semaphore.
         let last = targets
             .get(&self.target)
             .is_some_and(|one| Arc::strong_count(one) == 1);

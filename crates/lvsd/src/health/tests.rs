@@ -210,7 +210,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
             && change.reason.text.contains("3 connection attempts"),
         "{change:?}"
     );
-    // Clients that are still there and try again keep nobody down.
+    // Repeated attempts of waiting clients do not keep a server down.
     *well.down.lock().unwrap() = false;
     take(&mut checks, 330);
     let good = reports.recv().await.expect("a good check");

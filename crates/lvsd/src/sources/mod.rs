@@ -262,7 +262,7 @@ impl Shared {
         let before = state.gathered.kubernetes.take().unwrap_or_default();
         for (key, text) in &before.services {
             if let Some(known) = now.services.get_mut(key) {
-                // Only the daemon knows what is right.
+                // Only the daemon sets the last good text.
                 known.good.clone_from(&text.good);
                 continue;
             }

@@ -162,13 +162,13 @@ fn offloaded_slot_is_quarantined_after_removal() {
     // A slot that was never offloaded is reused at once.
     table.remove(first);
     assert_eq!(table.insert(&connection, later), Some(first));
-    // One that is withdrawn may still be looked at.
+    // The programs may still read a connection that was evicted from the fast path.
     table.get(first).publish(1);
     table.get(first).withdraw();
     table.remove(first);
     let third = table.insert(&connection, later).unwrap();
     assert_ne!(third, first);
-    // So may one that was written anew meanwhile.
+    // The programs may also still read a connection that was written again meanwhile.
     table.get(third).publish(1);
     table.get(third).write(&connection);
     assert!(!table.get(third).is_live());

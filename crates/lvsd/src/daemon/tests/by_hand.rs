@@ -84,7 +84,7 @@ async fn override_survives_reload_restart_and_dataplane() {
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&drained).await;
-    // A reload that is asked for says what came of it.
+    // A requested reload returns its result.
     let path = daemon.file.path().to_owned();
     std::fs::write(&path, "[[service]]\nnane = 1\n").unwrap();
     let refused = daemon

@@ -20,7 +20,7 @@ pub struct Agent {
 impl ProbeKind for Agent {
     const NAME: &'static str = "agent";
     const KEYS: &'static [&'static str] = &["port", "send"];
-    // It knows.
+    // One answer is sufficient: the agent reports the state of its server.
     const RISE: u32 = 1;
     const FALL: u32 = 1;
 

@@ -66,7 +66,7 @@ impl ProbeKind for File {
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
         static READS: LazyLock<Reads> = LazyLock::new(Reads::default);
-        // Well before the check's own time is up: a disk that does not answer says nothing about
+        // Shorter than the timeout of the check: a disk that does not answer is not a failure of
         // the server.
         let limit = asked.timeout.mul_f32(0.9);
         let read = READS.read(Path::new(&self.path), limit, first_line).await;

@@ -346,7 +346,7 @@ pub(super) fn follow(
         if first.contains(':') {
             return Err(wrong());
         }
-        // Beside the page that said it.
+        // Relative to the page that redirects.
         let at = path.split('?').next().unwrap_or_default();
         let base = at.rfind('/').map_or("/", |end| &at[..=end]);
         let beside = format!("{base}{location}");
@@ -654,7 +654,7 @@ mod tests {
 
     #[tokio::test]
     async fn http_answer_before_request_is_an_answer() {
-        // As xinetd, a shell loop around nc, and a program that knows its answer do it.
+        // As xinetd, a shell loop around nc, and a program with a fixed answer close a connection.
         let reset = |stream: tokio::net::TcpStream| {
             let _ = stream.set_zero_linger();
         };

@@ -269,7 +269,7 @@ impl<'a> Session<'a> {
             }
             early = if began.elapsed() < WELL { early + 1 } else { 0 };
             if early > 0 {
-                // An API server that forgets everything at once is not asked without a pause.
+                // If the API server drops its history at once, lvsd pauses before it lists again.
                 sleep(retry(early, WATCH_MIN)).await;
             }
         }
