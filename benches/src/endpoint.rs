@@ -18,14 +18,14 @@ use crate::{classic, files, transfers, unpack};
 pub enum Endpoint {
     /// Echo bytes, and send downloads
     Serve {
-        /// Where to listen
+        /// Port to listen on
         port: u16,
     },
     /// Measure round trips of one byte over one connection; print each in microseconds
     Ping {
         /// The server
         target: SocketAddr,
-        /// How often, after a hundred that do not count
+        /// Number of round trips, after a hundred that do not count
         times: usize,
     },
     /// Download, and compare each byte

@@ -60,7 +60,7 @@ pub(crate) enum Purpose {
     Flood,
     /// TCP connections between programs.
     Tcp,
-    /// The same, with programs that are started for each measurement; with direct routing and
+    /// TCP connections between programs that are started for each measurement; with direct routing and
     /// tunnels, servers send replies over a separate link.
     Transfer,
     /// Round trips during a paced flood.

@@ -42,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// It runs.
+    /// The process runs.
     Running,
     /// The process was killed or is exiting; its files, locks and sockets may still be open.
     Ending,

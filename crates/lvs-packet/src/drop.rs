@@ -33,7 +33,7 @@ reasons! {
         Verdict => "verdict",
         /// The director decided to answer with an ICMP unreachable error.
         Rejected => "rejected",
-        /// Its time to live reached zero at the director.
+        /// The TTL or hop limit of the packet reached zero at the director.
         TtlExceeded => "ttl_exceeded",
         /// The packet is longer than the MTU of its path, and must not be fragmented.
         TooBig => "too_big",

@@ -18,8 +18,8 @@ use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 pub(super) enum OwnError {
     /// The packet was sent, and contains an ICMP error that the director counts for its connection.
     Sent(IcmpError),
-    /// It is addressed to a virtual address, because a reply of a server could not be forwarded.
-    /// The director relays it to that server.
+    /// The error is addressed to a virtual address, because a reply of a server could not be
+    /// forwarded. The director relays the error to that server.
     ToVip(Frame),
 }
 

@@ -265,7 +265,7 @@ impl PerCpuArray {
         pin(&self.fd, path)
     }
 
-    /// Its descriptor's number, for the instructions of a program.
+    /// The number of the map's descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }
@@ -316,7 +316,7 @@ impl<const WORDS: usize> SharedSet<WORDS> {
         self.0.pin(path)
     }
 
-    /// Its descriptor's number, for the instructions of a program.
+    /// The number of the map's descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.0.fd.as_raw_fd()
     }
@@ -515,7 +515,7 @@ impl MapPlace {
         pin(&self.fd, path)
     }
 
-    /// Its descriptor's number, for the instructions of a program.
+    /// The number of the map's descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }
@@ -566,7 +566,7 @@ impl ProgramArray {
         pin(&self.fd, path)
     }
 
-    /// Its descriptor's number, for the instructions of a program.
+    /// The number of the map's descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }
