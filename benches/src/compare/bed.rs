@@ -60,8 +60,8 @@ pub(crate) enum Purpose {
     Flood,
     /// TCP connections between programs.
     Tcp,
-    /// TCP connections between programs that are started for each measurement; with direct routing and
-    /// tunnels, servers send replies over a separate link.
+    /// TCP connections between programs that are started for each measurement; with direct routing
+    /// and tunnels, servers send replies over a separate link.
     Transfer,
     /// Round trips during a paced flood.
     Ping,

@@ -39,7 +39,8 @@ pub(crate) enum Contender {
     Tun,
     /// This project's lvsd as a proxy (`forward = "proxy"`).
     Proxy,
-    /// No decisions: `TPACKET_V2` ring in, as ours, `sendmmsg` out.
+    /// No decisions: receives by a `TPACKET_V2` ring, as the dataplane does, and sends by
+    /// `sendmmsg`.
     NullV2Send,
     /// No decisions: `TPACKET_V3` ring in, `sendmmsg` out.
     NullV3Send,

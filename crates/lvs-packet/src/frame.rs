@@ -134,7 +134,7 @@ impl Frame {
         Self::with_capacity(MAX_FRAME)
     }
 
-    /// An empty frame with room for `len` bytes behind the headroom.
+    /// An empty frame with room for `len` bytes after the headroom.
     pub fn with_capacity(len: usize) -> Self {
         Self {
             buf: Storage::Owned(vec![0; HEADROOM + len].into_boxed_slice()),
@@ -201,8 +201,8 @@ impl Frame {
         mem::replace(self, Self::vacant())
     }
 
-    /// Returns the number of bytes that the frame can have behind the standard headroom after it is
-    /// cleared; 0 for memory that the frame does not own.
+    /// Returns the number of bytes that fit after the standard headroom once the frame is cleared;
+    /// 0 for memory that the frame does not own.
     #[inline]
     pub fn capacity(&self) -> usize {
         match &self.buf {

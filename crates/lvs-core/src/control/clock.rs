@@ -79,7 +79,7 @@ impl Control {
         }
     }
 
-    /// When to call [`advance`](Self::advance) next.
+    /// The time of the next call of [`advance`](Self::advance).
     pub fn next_wakeup(&self) -> Option<Instant> {
         let templates = self.templates.table.next_wakeup();
         self.next_event.into_iter().chain(templates).min()

@@ -97,7 +97,7 @@ fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Resul
     Ok(())
 }
 
-/// Filters of other programs stay, and run behind the dataplane's filter.
+/// Filters of other programs stay, and run after the dataplane's filter.
 #[test]
 fn clsact_filters_of_other_programs_stay() -> Result<()> {
     let mut site = site("inkc-other", 2)?;

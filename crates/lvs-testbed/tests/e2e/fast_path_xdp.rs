@@ -45,7 +45,7 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_dataplane(&words)
 }
 
-/// Packets forwarded by the kernel fast path: by XDP, and by the program behind it.
+/// Packets forwarded by the kernel fast path: by XDP, and by the program that runs after XDP.
 fn shares(site: &Site) -> Result<(u64, u64)> {
     let reasons = ["kernel_xdp", "kernel_requests", "kernel_replies"];
     let [xdp, requests, replies] = common::drops(site, reasons)?;
