@@ -44,9 +44,11 @@ impl Experiment for Files {
     }
 
     fn what(&self) -> &'static str {
-        "One client asks nginx for one file of 1 byte to 64 MiB after the other, each over a new connection, then all over one \
-         that stays; and sends uploads of these sizes over a connection that stays, each of which is acknowledged. A point is the mean time of a \
-         file, over a tenth of a second and more (without --quick: 0.25 s). With direct routing and tunnels only what the client sends passes the director."
+        "One client requests files of 1 byte to 64 MiB from nginx, one after another: each over a \
+         new connection, then all over one persistent connection. It also sends uploads of these \
+         sizes over a persistent connection; the server acknowledges each. A point is the mean \
+         time of a file, over a tenth of a second or more (0.25 s without --quick). With direct \
+         routing and tunnels, only the client's packets pass the director."
     }
 
     fn plots(&self) -> &'static [Plot] {
