@@ -164,7 +164,7 @@ impl Processes<'_> {
         let directory = self.root.join(pid.to_string());
         let stat = fs::read_to_string(directory.join("stat")).ok()?;
         let (_, mut fields) = name_and_fields(&stat)?;
-        // One that has ended and waits for its parent starts nothing.
+        // A zombie process starts nothing.
         fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
         Some(Process {
             parent: fields.next()?.parse().ok()?,

@@ -122,7 +122,7 @@ fn sweep_in(
         };
         let path = directory.join(&name);
         if Some(inode) == own {
-            // Of a namespace before this one.
+            // The file belongs to an earlier namespace with this inode.
             if cookie.is_some() && cookie_of(rest).is_some() && cookie_of(rest) != cookie {
                 let _ = fs::remove_file(path);
             }

@@ -90,7 +90,7 @@ fn service(out: &mut impl Write, key: ServiceKey, config: &ServiceConfig) -> fmt
             let v4 = addr.is_ipv4();
             write!(out, "{}  {}", Name(protocol), Addr(addr.ip(), true))?;
             write!(out, ":{:04X} {scheduler} ", addr.port())?;
-            // Of IPv6 services, the kernel does not show this flag.
+            // The kernel does not show this flag for IPv6 services.
             if v4 {
                 write!(out, "{ops} ")?;
             }

@@ -387,7 +387,7 @@ mod tests {
     const STEP: Duration = Duration::from_micros(5);
 
     fn client(n: u32) -> SocketAddr {
-        // Of 2^16 addresses, and many ports.
+        // SYNs from 2^16 addresses and many ports.
         let mixed = n.wrapping_mul(0x9e37_79b1);
         let [a, b, c, d] = mixed.to_be_bytes();
         SocketAddr::from(([198, 18, a, b], u16::from_be_bytes([c, d])))

@@ -92,7 +92,7 @@ pub(super) fn serve_connection(
     dataplane: &dyn Handler,
 ) -> io::Result<()> {
     if place.is_reader() {
-        // Of this thread alone. Without, it goes on.
+        // Sets the priority of this thread only; an error is ignored.
         let _ = rustix::process::setpriority_process(None, READER_NICE);
     }
     // A client that has been forgotten gives its place back: the read ends with an error.
@@ -123,7 +123,7 @@ pub(super) fn serve_connection(
             write_error(&mut writer, 0, &failure)?;
             return writer.flush();
         }
-        // Of the call that ends the dataplane, too.
+        // Counted until the answer is written, also for the call that stops the dataplane.
         let _answer = place.answer();
         let (id, answer) = match serde_json::from_slice::<RawRequest<'_>>(&line) {
             Err(error) => (0, Err(malformed(format!("this is not a request: {error}")))),

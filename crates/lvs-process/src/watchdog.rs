@@ -63,7 +63,7 @@ fn feed(
     stopped: &Receiver<()>,
     is_stopping: impl Fn() -> bool,
 ) {
-    // Of two failures in a row the first is worth a line.
+    // Only the first of consecutive failures is logged.
     let mut well = true;
     loop {
         match answers(address, pause) {

@@ -90,7 +90,7 @@ const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(LOAD_8, 0, 0, network(6)),
     op(IF_EQUAL, 0, 4, 6),
     op(LOAD_8, 0, 0, network(40 + 13)),
-    // Of SYN, RST and ACK, SYN alone.
+    // SYN is set, RST and ACK are not.
     op(AND, 0, 0, 0x16),
     op(IF_EQUAL, 0, 1, 0x02),
     op(RETURN, 0, 0, 1),

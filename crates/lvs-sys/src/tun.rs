@@ -92,9 +92,9 @@ impl TunDevice {
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
         // SAFETY: TUNSETOFFLOAD takes its argument by value.
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, OFFLOADS) })?;
-        // Of a process that is killed, the kernel lets go of the descriptor with the highest number
-        // first, and takes 100 ms for those of a few packet sockets. Routes over this device are
-        // to be gone at once.
+        // When a process is killed, the kernel closes the descriptor with the highest number first,
+        // and needs 100 ms for a few packet sockets. Routes over this device must disappear at
+        // once.
         let last = rustix::io::fcntl_dupfd_cloexec(&file, LAST);
         Ok(Self {
             file: last.map_or(file, File::from),

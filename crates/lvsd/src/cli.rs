@@ -593,7 +593,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
             }
             return print(format!("{}\n", done.message).as_bytes());
         }
-        // One without a socket, or none.
+        // A daemon without a socket, or no daemon.
         Ok(None) => {
             if let Some(Err(error)) = arguments.config.as_deref().map(Config::load) {
                 return refuse(&error);

@@ -38,7 +38,7 @@ fn tables() -> Vec<Table> {
         } else if let Some(rest) = line.strip_prefix("#[serde(rename = \"") {
             renamed = rest.split('"').next().map(ToOwned::to_owned);
         } else if line.starts_with("#[") {
-            // Of no concern.
+            // An attribute that the schema does not need.
         } else if let Some(name) = line
             .strip_prefix("pub(super) struct ")
             .and_then(|l| l.strip_suffix(" {"))

@@ -21,7 +21,7 @@ pub(crate) const ONE_PACKET: u32 = 0x2000;
 /// The host's connection tracking has an entry for the connection, too.
 pub(crate) const NFCT: u32 = 0x10000;
 
-// Of this crate, not of the kernel:
+// Flags of this crate, which the kernel does not have:
 
 /// A through-VIP health check opened the connection ([`Control::pin`](crate::Control::pin)).
 pub(crate) const PROBE: u32 = 0x0008_0000;

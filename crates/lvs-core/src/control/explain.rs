@@ -784,7 +784,7 @@ mod tests {
                 explanation.reason, reason,
                 "{tuple:?} {explanation:?} {verdict:?}"
             );
-            // Of a service of many ports the client's port stays.
+            // A service with many ports keeps the destination port of the client.
             let server = server.map(|server| server.ip());
             assert_eq!(
                 explanation.server.map(|server| server.ip()),

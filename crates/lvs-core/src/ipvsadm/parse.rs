@@ -565,8 +565,8 @@ impl<'a> Line<'a> {
 
     fn server_spec(&self) -> Result<ServerSpec, Refusal> {
         let (address, mut port) = self.server;
-        // Neither a tunnel nor direct routing can change the port, so the service's is taken
-        // whatever was given.
+        // Neither a tunnel nor direct routing can change the port, so the service's port replaces
+        // the given one.
         if self.mark == 0 && !self.forwarding.translates() {
             port = self.port;
         }

@@ -315,7 +315,7 @@ impl LocalPorts {
         let has_it = |range: &&LocalAddress| {
             range.addr == local.ip() && (range.first..=range.last).contains(&port)
         };
-        // Else it was removed, or has other ports now.
+        // Otherwise the address was removed, or has other ports now.
         let range = pool.iter().find(has_it).copied().unwrap_or(usual);
         let tuple = Tuple {
             protocol,
@@ -615,7 +615,8 @@ mod tests {
             let Bed { table, ports, pool } = bed;
             (index, ports.adopt(index, addr(local), pool, table, at(0)))
         };
-        // Of 1024 to 1027, and one of an address that is not in the pool any more.
+        // Ports 1024 to 1027 of one address, and a port of an address that is no longer in the
+        // pool.
         let (first, done) = adopt(&mut bed, "10.0.0.2:1025");
         assert!(done);
         for (local, done) in [

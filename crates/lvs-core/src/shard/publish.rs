@@ -500,7 +500,7 @@ mod tests {
         assert_eq!(due(Protocol::TCP, Forwarding::Tunnel, TcpFlags::SYN), often);
         let local = due(Protocol::TCP, Forwarding::Local, TcpFlags::SYN);
         assert!(local.is_empty(), "{local:?}");
-        // Of a connection that is being closed.
+        // An answer of a connection that is being closed.
         let mut director = director(Protocol::TCP, route);
         for n in 1..=16 {
             let flags = match n {

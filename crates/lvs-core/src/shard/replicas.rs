@@ -658,7 +658,7 @@ pub(super) mod tests {
         let (mut one, mut two) = sides();
         one.open(7, at(1));
         one.tell(&mut two, at(1));
-        // Neither has heard of the other for a while.
+        // The directors were disconnected for some time.
         two.adopt(None, at(2));
         assert_eq!(
             (

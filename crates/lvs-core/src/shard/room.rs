@@ -119,7 +119,7 @@ fn worth(slot: Entry<'_>, now: Instant) -> Option<Worth> {
         (Protocol::TCP, State::TCP_TIME_WAIT | State::TCP_CLOSE)
         | (Protocol::SCTP, State::SCTP_CLOSED) => Some(Worth::Ended),
         (Protocol::TCP | Protocol::SCTP, _) if unused => Some(Worth::Unused),
-        // Of datagrams, one alone opens nothing.
+        // A single datagram does not establish a connection.
         (Protocol::UDP, _) if slot.in_packets() <= 1 => Some(Worth::HalfOpen),
         (Protocol::UDP, _) if unused => Some(Worth::Unused),
         _ if idle >= IDLE_AFTER => Some(Worth::Idle),

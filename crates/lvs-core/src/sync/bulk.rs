@@ -248,7 +248,7 @@ impl Digest {
         for (place, (ours, theirs)) in (0..).zip(self.0.iter().zip(&sender.0)) {
             if ours != theirs {
                 all.ranges.push(place);
-                // Of as many as there, at least one is another.
+                // If the counts are equal and the sums differ, at least one connection differs.
                 let missing = theirs.count.saturating_sub(ours.count);
                 let other = u32::from(theirs.count == ours.count);
                 all.missing += u64::from(missing.max(other));

@@ -82,7 +82,7 @@ impl Growing {
         if let Some(path) = &self.pin {
             // Names with a dot are the kernel's.
             let beside = path.with_file_name(format!("{}-new", self.name));
-            // Of a dataplane that was killed here.
+            // A file that a killed dataplane has left.
             let _ = fs::remove_file(&beside);
             new.pin(&beside)?;
             fs::rename(&beside, path)?;

@@ -308,7 +308,7 @@ pub(super) fn attach(
     if let Ok(link) = ProgramLink::pinned(path) {
         match link.update(program) {
             Ok(()) => return Ok(link),
-            // Of an interface that is gone; another one has its number now.
+            // A pin of a removed interface, whose number another interface has now.
             Err(_) => fs::remove_file(path)?,
         }
     }

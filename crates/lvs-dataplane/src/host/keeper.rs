@@ -429,7 +429,7 @@ impl Keeper {
         if new.is_empty() {
             return;
         }
-        // One that has ended and is there again is hidden still.
+        // A connection that has ended and was opened again is still hidden.
         let (again, new): (Vec<_>, Vec<_>) = new
             .into_iter()
             .partition(|client| self.ended.iter().any(|(_, ended)| ended == client));

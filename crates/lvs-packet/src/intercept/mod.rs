@@ -442,7 +442,8 @@ mod tests {
             assert!(!to(&spec, Protocol::TCP, port), "{port}");
         }
         assert!(!to(&spec, Protocol::UDP, 9000));
-        // One that there is no room for takes every port, and one behind it that fits does not.
+        // A rule without room intercepts every port; a later rule that fits intercepts only its
+        // ports.
         let wide = rule(&[
             "--destination",
             "192.0.2.10",
@@ -468,7 +469,7 @@ mod tests {
         let mut spec = Intercept::default();
         spec.add_marked(&[first("20-30")], &[21]);
         assert!(to(&spec, Protocol::TCP, 40_000));
-        // Of no port, as ever.
+        // A rule without ports intercepts every port, as before.
         let any = rule(&["--destination", "192.0.2.10", "--mark", "3"]);
         let mut spec = Intercept::default();
         spec.add_marked(&[any], &[]);

@@ -114,7 +114,7 @@ impl Pipeline {
         match self.own_error.take() {
             None => {}
             Some(OwnError::Sent(error)) => {
-                // Of a connection that is not translated, it counts as a packet to the client.
+                // For a connection without translation, the error counts as a packet to the client.
                 let _ = decide.icmp_error(&error, cx.now);
             }
             Some(OwnError::ToVip(mut error)) => {

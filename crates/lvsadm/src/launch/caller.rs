@@ -499,7 +499,7 @@ mod tests {
         let own = || u32::try_from(rustix::thread::gettid().as_raw_pid()).expect("positive");
         let ended = std::thread::spawn(move || Caller::of(own(), None).expect("readable"));
         let ended = ended.join().expect("it has stopped");
-        // Another thread has got the number of the last one.
+        // Another thread has the number of the last thread now.
         let last = Caller {
             thread: own(),
             ..ended

@@ -107,7 +107,7 @@ mod tests {
         // The same in other words.
         let mapped = "::ffff:192.0.2.1".parse().expect("an address");
         assert!(places.take(Holder::Tcp(mapped)).is_none());
-        // Of IPv6 a host has as many addresses as it likes.
+        // An IPv6 host can use any number of addresses of its network.
         let own = |n: u16| Holder::Tcp(IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, n]));
         for n in 0..SOURCE_MAX {
             let n = u16::try_from(n).expect("a few");

@@ -791,7 +791,7 @@ impl Link {
         } else {
             let owned: BTreeSet<IpAddr> = info.own_vips.iter().copied().collect();
             actual.vips = match &self.stated {
-                // Others may own VIPs too; only ours count.
+                // Other programs may own VIPs too; only those that lvsd set count.
                 Some(stated) => stated.intersection(&owned).copied().collect(),
                 None => owned,
             };

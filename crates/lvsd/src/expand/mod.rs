@@ -180,7 +180,7 @@ impl Expanded {
             let mut there: HashSet<SocketAddr> = servers.collect();
             for record in records.unwrap_or_default() {
                 let address = SocketAddr::new(record.ip, record.port.unwrap_or(discovery.port));
-                // Of two families, each service takes its own.
+                // Each service uses the addresses of its own family.
                 let family = Family::of(&record.ip) == ServiceKey::from(service.id).family();
                 let fits = family || discovery.config.forwarding == Forwarding::Tunnel;
                 if !fits || !there.insert(address) {

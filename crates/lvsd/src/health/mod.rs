@@ -397,7 +397,7 @@ impl<P: Prober> Checks<P> {
                 *since = if task.up == Some(true) { 0 } else { count };
             }
             if count - *since >= limit {
-                // One that waits is enough; and a task that has ended asks nothing any more.
+                // One waiting demand is sufficient; a task that has ended makes no more checks.
                 let _ = task.prompts.try_send(Prompt::Ask(count - *since));
                 *since = count;
             }
@@ -416,7 +416,7 @@ impl<P: Prober> Checks<P> {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
         {
-            // One demand that waits is enough.
+            // One waiting demand is sufficient.
             let _ = task.prompts.try_send(Prompt::TakeOut(cause));
         }
     }

@@ -126,7 +126,7 @@ impl Prober for Network {
             .filter(|via| !via.method.translates() && via.virt.is_ipv4());
         let dropped = direct.map(|_| reverse_path::dropped());
         let mut own = OwnAddress::Silent;
-        // One deadline for all that a probe does.
+        // All steps of a probe share one deadline.
         let limited = tokio::time::timeout(check.timeout, async {
             let run = check.probe.run(&asked);
             let Some(_) = check.via else {

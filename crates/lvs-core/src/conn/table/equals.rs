@@ -238,8 +238,8 @@ impl ConnTable {
             self.enter(handle, Side::BOTH);
             return;
         }
-        // One that lies in its bucket is in the overflow's index on those sides where it has
-        // equals.
+        // An entry in its bucket is also in the overflow's index, for each side on which another
+        // entry has an equal key.
         let mut sides = Vec::new();
         self.each_equal(&draft, Some(handle), |_, side| sides.push(side));
         sides.extend(

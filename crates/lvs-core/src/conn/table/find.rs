@@ -500,7 +500,7 @@ impl ConnTable {
         }
         let tags = self.slots.tags(narrow);
         for bucket in [buckets.first, buckets.second] {
-            // Of another one with the same tag, 1 in 16, nothing is lost but time.
+            // If another entry has the same tag (1 in 16), the prefetch only wastes time.
             if let Some(lane) = lanes(tags.word(bucket), buckets.tag).next() {
                 let slot = bucket * Layout::WAYS + lane;
                 load(&line(slot)[0]);

@@ -366,7 +366,8 @@ impl ConnTable {
                 self.leave(handle);
             }
             let entry = self.slots.entry(handle);
-            // One that was withdrawn a moment ago may still be looked at.
+            // The programs may still read an entry that was evicted from the fast path a moment
+            // ago.
             let published = entry.epoch() != 0;
             entry.free();
             if !published || self.slots.memory.quarantine.is_zero() {

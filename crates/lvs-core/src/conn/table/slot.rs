@@ -49,7 +49,7 @@ const WIDE_CLIENT: usize = 1;
 const WIDE_VIRT: usize = 3;
 const WIDE_SERVER: usize = 5;
 const WIDE_ENDS: usize = 7;
-// Of either, in the line that packets change.
+// Words of both kinds of slots, in the line that packets change.
 const HOT_DEADLINE: usize = 3;
 const HOT_SERVER: usize = 4;
 const HOT_FLAGS: usize = 5;

@@ -30,7 +30,7 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
             Some(&[b' ', of, b'\r', ..]) if of == digit => {
                 return Some(FtpCommand::Passive(Mode::ExtendedPassive));
             }
-            // Another family, or "ALL".
+            // An EPSV argument of another family, or "ALL".
             Some([b' ', ..]) => return None,
             _ => {}
         }

@@ -89,7 +89,7 @@ impl Assembler {
             self.add(LOAD_8, network(protocol_at));
             self.test(IF_EQUAL, 6, 0, 5);
             self.add(load.1, at.wrapping_add(13));
-            // Of SYN, RST and ACK, SYN alone.
+            // SYN is set, RST and ACK are not.
             self.add(AND, 0x16);
             self.test(IF_EQUAL, 2, 0, 2);
             self.add(LOAD_K, plan.workers);

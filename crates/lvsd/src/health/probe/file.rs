@@ -240,7 +240,7 @@ mod tests {
         let good = |_: &Path| Ok(b"up".to_vec());
         let elsewhere = READS.read(Path::new("/run/x"), Duration::from_secs(30), good);
         assert_eq!(elsewhere.await.unwrap(), b"up");
-        // Of all directories together, 64.
+        // All directories together may have 64 reads.
         let others: Vec<Reading> = (0..200)
             .filter_map(|n| READS.begin(Path::new(&format!("/nfs{}/{n}", n / DIRECTORY_MAX))))
             .collect();

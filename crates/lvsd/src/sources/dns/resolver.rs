@@ -114,7 +114,7 @@ impl Asker {
         let mut ttl = u32::MAX;
         for kind in [RecordKind::A, RecordKind::Aaaa] {
             let answer = self.ask(name, kind).await?;
-            // Of a family that it has none of nothing holds.
+            // The TTL of an answer without addresses of this family is ignored.
             if !answer.records.is_empty() {
                 ttl = ttl.min(answer.ttl);
             }

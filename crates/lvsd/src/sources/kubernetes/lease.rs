@@ -224,7 +224,7 @@ mod tests {
         let body = step(&mut claim, Some(&lease("d2", "2")), at(29)).unwrap();
         assert_eq!(body["metadata"]["resourceVersion"], "2");
         assert_eq!(body["spec"]["leaseTransitions"], 1);
-        // Another one was faster.
+        // Another director was faster.
         claim.lost();
         assert_eq!(step(&mut claim, Some(&lease("d3", "3")), at(30)), None);
         assert!(!claim.may_write(at(30)));

@@ -224,7 +224,7 @@ impl Model {
                 if service.annotation_bytes > ANNOTATIONS_MAX {
                     meta.annotations.clear();
                 }
-                // One more than are served shows that there are too many.
+                // One port above the limit shows that there are too many.
                 service.spec.ports.truncate(PORTS_MAX + 1);
                 service.status.load_balancer.ingress.truncate(INGRESS_MAX);
                 if self
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(put("9", "a", 1), 1);
         assert_eq!(put("8", "a", 2), 1);
         assert_eq!(put("10", "a", 3), 3);
-        // Another one of the same name.
+        // Another object of the same name.
         assert_eq!(put("4", "b", 4), 4);
     }
 
@@ -501,7 +501,7 @@ mod tests {
         );
         assert_eq!(model.slices.endpoints, 6);
         model.delete(Kind::EndpointSlice, &slice("a", "mail", 0));
-        // One that cannot be read any more stays; the other one is not in the list.
+        // An object that has become unreadable stays; the other object is not in the list.
         let wrong = slice("b", "web", 1).replace("[{}]", "1");
         list(&mut model, Kind::EndpointSlice, &[wrong]).unwrap();
         assert_eq!(of(&model, "shop/web"), [2]);
