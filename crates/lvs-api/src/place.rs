@@ -5,7 +5,7 @@
 //! /run/lvs/                          root's, 0755
 //!   netns-4026531840.sock            the control socket of the dataplane in that network namespace
 //!   netns-4026531840.sock.lock       locked while it runs
-//!   netns-4026531840.sock.lvsd.lock  locked while an lvsd steers it
+//!   netns-4026531840.sock.lvsd.lock  locked while an lvsd manages it
 //! ```
 //!
 //! Network namespaces share `/run`, so the name contains the namespace: the inode of

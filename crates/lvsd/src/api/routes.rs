@@ -304,7 +304,9 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let curves = api.history().curves(service.as_deref());
             let curves = curves.ok_or_else(|| match service {
                 Some(name) => no_service(&name),
-                None => Refusal::unavailable("nothing is known yet; ask again later".to_owned()),
+                None => Refusal::unavailable(
+                    "the daemon has no state yet; repeat the request later".to_owned(),
+                ),
             })?;
             own(api, json_bytes(&curves))?
         }

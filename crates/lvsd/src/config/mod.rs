@@ -188,7 +188,7 @@ pub struct Dataplane {
     pub readers: Option<String>,
     /// The time without an answer after which the dataplane is killed and replaced.
     pub hang_limit: Option<Duration>,
-    /// `kernel` or `modern`.
+    /// Initial timeouts: `kernel` or `modern`.
     pub profile: Option<String>,
     /// The dataplane owns every VIP.
     pub own_vips: bool,
@@ -196,19 +196,19 @@ pub struct Dataplane {
     pub local: Option<LocalPool>,
     /// Application helpers.
     pub helpers: Vec<String>,
-    /// `answer`, `drop`, or the number of requests that are answered in a second.
+    /// Echo requests to owned addresses: `answer`, `drop`, or the number of answers per second.
     pub echo: Option<String>,
-    /// `off`, `loose` or `strict`.
+    /// Reverse-path check: `off`, `loose` or `strict`.
     pub reverse_path: Option<String>,
-    /// `off`, `auto` or `on`.
+    /// Use of the kernel fast path: `off`, `auto` or `on`.
     pub fast_path: Option<String>,
-    /// Whether a process stores connections in case the dataplane is killed.
+    /// Whether a process stores connections in case the dataplane is killed: `off`, `auto` or `on`.
     pub warm_restart: Option<String>,
     /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer.
     pub xdp: Vec<String>,
-    /// `off` or `auto`.
+    /// Sandbox of the dataplane: `off` or `auto`.
     pub confine: Option<String>,
-    /// `auto` or a number of bytes.
+    /// Limit of the maximum segment size: `auto` or a number of bytes.
     pub clamp_mss: Option<String>,
     /// Maximum number of ICMP errors a second to all receivers.
     pub icmp_limit: Option<u32>,

@@ -108,7 +108,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed != self.dataplane.found.unnamed && found.unnamed > 0 {
             tracing::warn!(
                 event = "unnamed",
-                "{} of the dataplane not in the file: unchanged until the services of etcd and Kubernetes are known",
+                "{} of the dataplane not in the file: unchanged until etcd and Kubernetes have answered",
                 counted(found.unnamed, "service")
             );
         }
@@ -272,7 +272,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed > 0 {
             let left = counted(found.unnamed, "service");
             line.push_str(&format!(
-                ", {left} unchanged until etcd and Kubernetes are known"
+                ", {left} unchanged until etcd and Kubernetes have answered"
             ));
         }
         if refused > 0 {

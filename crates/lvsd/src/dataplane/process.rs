@@ -68,7 +68,7 @@ pub fn lock(address: &Address) -> Result<Steering, String> {
         LockError::Held(pid) => {
             let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
             format!(
-                "another lvsd{pid} steers the dataplane at {address} in this network namespace; \
+                "another lvsd{pid} manages the dataplane at {address} in this network namespace; \
                  send that one a SIGHUP to reload, or stop it first"
             )
         }

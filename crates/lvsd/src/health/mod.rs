@@ -2,10 +2,10 @@
 //! channel for the results.
 //!
 //! ```text
-//! services ──▶ question (kind, server, rhythm) ──▶ task ── probe, count (state.rs) ──┐
-//!          ──▶ question ─────────────────────────▶ task ── probe, count ─────────────┼── Report, when something changes ──▶ the daemon's loop
-//!                                                     ▲                              ┘
-//!          attempts of clients, from the dataplane ───┘
+//! services ──▶ check (kind, server, interval) ──▶ task ── probe, count (state.rs) ──┐
+//!          ──▶ check ───────────────────────────▶ task ── probe, count ─────────────┼── Report, when something changes ──▶ the daemon's loop
+//!                                                  ▲                                ┘
+//!          attempts of clients, from the dataplane ┘
 //! ```
 
 mod advice;

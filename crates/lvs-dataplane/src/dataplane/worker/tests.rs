@@ -222,7 +222,11 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
     workers[0].attach(PORT, Port::Memory(io));
     workers[1].attach(PORT, Port::Memory(MemoryIo::new()));
     workers[0].receive(PORT);
-    assert_eq!(arena.lent(), 0, "a passed frame is a copy");
+    assert_eq!(
+        arena.lent(),
+        0,
+        "the frame that is passed to the other worker is a copy"
+    );
     let homes = |home: usize| {
         let client = IpAddr::from([192, 0, 2, 7]);
         let ports = ports.clone();

@@ -31,7 +31,7 @@ const CODES: &[&str] = &[
     "NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED",
 ];
 
-/// A question.
+/// A check that sends a question to a name server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Dns {
     port: Port,

@@ -15,7 +15,7 @@ use crate::text::{Diagnostic, Keys};
 /// The longest output of a program that is reported as the reason.
 const OUTPUT_MAX: usize = 1024;
 
-/// A program.
+/// A check that runs a program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Exec {
     /// The command and its arguments.

@@ -14,7 +14,7 @@ const LINE_MAX: usize = 2048;
 /// Maximum of lines in one answer.
 const LINES_MAX: usize = 100;
 
-/// A mail server.
+/// A check that opens a session with a mail server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Smtp {
     port: Port,
