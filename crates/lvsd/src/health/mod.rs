@@ -4,8 +4,8 @@
 //! ```text
 //! services ──▶ check (kind, server, interval) ──▶ task ── probe, count (state.rs) ──┐
 //!          ──▶ check ───────────────────────────▶ task ── probe, count ─────────────┼── Report, when something changes ──▶ the daemon's loop
-//!                                                  ▲                                ┘
-//!          attempts of clients, from the dataplane ┘
+//!                                                     ▲                             ┘
+//!          attempts of clients, from the dataplane ───┘
 //! ```
 
 mod advice;
