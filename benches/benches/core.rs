@@ -45,7 +45,7 @@ fn steps(criterion: &mut Criterion) {
         bencher.iter(|| {
             at = (at + 1) % targets.len();
             let done = nat::translate(&mut frame, &packet, End::Destination, targets[at].into());
-            black_box(done).expect("it fits");
+            black_box(done).expect("the packet is translated");
         });
     });
     let connections = 100_000;
@@ -96,8 +96,11 @@ fn pipeline(criterion: &mut Criterion) {
             let table = table.get_or_insert_with(|| {
                 LineTable::new(&yardsticks, connections, FEW_CLIENTS.bits, 1).expect("memory")
             });
-            bencher
-                .iter_custom(|times| scaled(times, || table.measure().expect("the entry exists")));
+            bencher.iter_custom(|times| {
+                scaled(times, || {
+                    table.measure().expect("the packets go to a server")
+                })
+            });
         });
     }
     group.finish();
@@ -166,8 +169,8 @@ fn first_packet(criterion: &mut Criterion) {
     let mut at = 0_u32;
     group.bench_function("wlc, 8 servers", |bencher| {
         bencher.iter(|| {
-            // A connection lives for 60 s in SYN_RECV; the clock moves on so that as many end as
-            // begin.
+            // A connection in SYN_RECV expires after 60 s; the clock advances so that as many
+            // connections end as begin.
             at = at.wrapping_add(1);
             let now = Instant::from_nanos(u64::from(at) * 100_000);
             let meta = segment(FEW_CLIENTS.of(at % 40_000_000), vip(), TcpFlags::SYN);

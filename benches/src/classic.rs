@@ -19,7 +19,8 @@ pub(crate) const TELNET: u16 = 23;
 pub(crate) const RSH: u16 = 514;
 pub(crate) const LPD: u16 = 515;
 pub(crate) const UDP: u16 = 7005;
-/// Sessions: log in at the first port, go on at the second. Three pairs, balanced in three ways.
+/// Pairs of ports: a session logs in at the first port, and continues at the second. Three pairs,
+/// balanced in three ways.
 pub(crate) const SESSIONS: [(&str, u16); 3] = [
     ("session", 7001),
     ("session, mark", 7003),
@@ -57,7 +58,7 @@ pub struct Use {
     for_ms: u64,
 }
 
-/// The result of one service.
+/// The result of the transactions with one service.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Fared {
     pub(crate) name: String,
@@ -179,7 +180,7 @@ fn log_in(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Serves only clients that have logged in.
+/// Serves the second port of a session, and only clients that have logged in at the first port.
 fn go_on(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let known = until(&mut reader, b'\n')? == name;
@@ -273,7 +274,7 @@ impl Use {
         Ok(())
     }
 
-    /// Repeats transactions until the time is over; `begin` makes the client.
+    /// Repeats transactions until the measurement ends; `begin` creates the client.
     fn fare<T: FnMut() -> Result<()>>(
         &self,
         name: &str,
@@ -301,7 +302,7 @@ impl Use {
     }
 }
 
-/// Repeats a transaction after which no state remains.
+/// Repeats a transaction that has no state.
 fn once<T: FnMut() -> Result<()>>(transaction: T) -> Result<T> {
     Ok(transaction)
 }
@@ -405,7 +406,7 @@ fn session(address: Ipv4Addr, port: u16) -> Result<()> {
         stream.read_exact(&mut known).context("no answer")?;
         ensure!(
             known == [b'y'],
-            "another server, which does not know the session"
+            "another server, which does not have the session"
         );
     }
     Ok(())
@@ -455,7 +456,7 @@ mod tests {
             nix::unistd::geteuid().is_root(),
             "reserved ports: run this test as root"
         );
-        run_command(served(shell)).expect("it runs");
+        run_command(served(shell)).expect("the client runs");
         print(served(printer)).expect("it prints");
         let mut stream = open(served(printer)).expect("connected");
         stream.write_all(b"\x02lp\n").expect("asked");

@@ -18,14 +18,14 @@ use crate::{classic, files, transfers, unpack};
 pub enum Endpoint {
     /// Echo bytes, and send downloads
     Serve {
-        /// Where to listen
+        /// Port to listen on
         port: u16,
     },
     /// Measure round trips of one byte over one connection; print each in microseconds
     Ping {
         /// The server
         target: SocketAddr,
-        /// How often, after a hundred that do not count
+        /// Number of round trips, after a hundred that do not count
         times: usize,
     },
     /// Download, and compare each byte
@@ -52,7 +52,7 @@ pub enum Endpoint {
     Use(classic::Use),
     /// Run one endpoint of `load bulk` and `load listing`
     Large {
-        /// Its task
+        /// The task of this endpoint
         #[command(subcommand)]
         end: large::End,
     },
@@ -80,7 +80,7 @@ impl Endpoint {
     }
 }
 
-/// Content of a download. Its period is a prime, so that exchanged segments are visible.
+/// Content of a download. Its period is a prime, so that swapped segments are visible.
 fn byte_at(place: u64) -> u8 {
     u8::try_from(place % 251).unwrap_or(0) ^ u8::try_from((place >> 16) % 241).unwrap_or(0)
 }

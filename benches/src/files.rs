@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// Files of a set: from the least to the most in equal ratios.
+/// Number of files in a set; their sizes grow by an equal factor.
 const FILES: u32 = 16;
 /// First source address of clients that use more than one.
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
@@ -84,7 +84,7 @@ pub(crate) struct Asked {
     pub(crate) bytes: Vec<u64>,
     /// Numbers of completely answered requests, by time.
     pub(crate) served: Vec<u64>,
-    /// Requests that were not.
+    /// Requests that were not completely answered, by time.
     pub(crate) failed: Vec<u64>,
     /// Duration of each answered request in milliseconds.
     pub(crate) took: Vec<f64>,

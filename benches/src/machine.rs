@@ -108,10 +108,10 @@ struct Task {
 pub struct Snapshot {
     at: Instant,
     tasks: HashMap<u32, Task>,
-    /// Nanoseconds of children that have ended and were waited for, theirs included, by process;
-    /// exact to two ticks of 10 ms.
+    /// Nanoseconds of CPU time of exited children that their parents have waited for, including the
+    /// children of those, by process; exact to two ticks of 10 ms.
     reaped: HashMap<u32, u64>,
-    /// In ticks of 10 ms, of all CPUs.
+    /// CPU time that the hypervisor used, in ticks of 10 ms, of all CPUs.
     stolen: u64,
 }
 
@@ -194,8 +194,8 @@ impl Snapshot {
         used
     }
 
-    /// CPU seconds, since an earlier snapshot, of processes and all that they have started; exited
-    /// processes are included if their parents have waited for them.
+    /// CPU seconds, since an earlier snapshot, of processes and of all processes that they have
+    /// started. Exited processes are included if their parents have waited for them.
     #[must_use]
     pub fn used_by(&self, earlier: &Self, roots: &[u32]) -> f64 {
         let (before, after) = (earlier.by_process(roots), self.by_process(roots));

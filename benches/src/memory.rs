@@ -35,7 +35,7 @@ const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 12, 0]);
 /// Clients of connections: connection `n` is of address `n mod 2^bits`.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients {
-    /// Two to the power of this are the addresses.
+    /// Number of addresses, as a power of two.
     pub bits: u32,
 }
 
@@ -73,9 +73,9 @@ pub struct Setup {
     pub services: u32,
     /// Servers of the first service; each other service has one server.
     pub servers: u32,
-    /// Room for connections.
+    /// Maximum number of connections.
     pub room: usize,
-    /// Workers.
+    /// Number of workers.
     pub shards: usize,
 }
 
@@ -181,7 +181,7 @@ pub struct Pipeline {
     /// Connections in the order of their packets: random.
     order: Vec<u32>,
     clients: Clients,
-    /// Packets of the servers rather than of the clients.
+    /// Whether the packets are replies of servers, instead of requests of clients.
     pub replies: bool,
     forward: [u8; 64],
     reply: [u8; 64],
@@ -347,7 +347,7 @@ fn write(
     }
 }
 
-/// Makes a copy of the template a packet from a client, or to it.
+/// Turns a copy of the template into a packet from a client, or to a client.
 fn write_client(bytes: &mut [u8], template: &[u8; 64], client: (Ipv4Addr, u16), reply: bool) {
     let (addr, port) = client;
     let (addr_at, port_at) = if reply { (30, 36) } else { (26, 34) };
@@ -368,8 +368,8 @@ fn fold(mut sum: u32) -> u16 {
     u16::try_from(sum).unwrap_or(0)
 }
 
-/// A TCP segment of 64 bytes. Where its checksums will be are the sums of all but the client's
-/// address and port.
+/// A TCP segment of 64 bytes. Its checksum fields contain the sums of all fields except the
+/// client's address and port.
 fn template(other: Ipv4Addr, reply: bool) -> [u8; 64] {
     let mut frame = [0; 64];
     frame[..6].copy_from_slice(&OWN_MAC.0);
@@ -437,7 +437,8 @@ pub struct Churn {
     now: Instant,
 }
 
-/// In virtual time. With 60 s in `SYN_RECV`, this many times 60 connections are there at any time.
+/// New connections a second, in simulated time. Each stays 60 s in `SYN_RECV`, so the table has 60
+/// times as many connections.
 const CHURN_PER_SECOND: u32 = 16_000;
 
 impl Churn {
@@ -471,8 +472,7 @@ impl Churn {
         }
     }
 
-    /// Connections a second, by the wall clock; each new connection comes with the end of an
-    /// earlier one.
+    /// Connections a second, by the wall clock; for each new connection, an earlier one ends.
     ///
     /// # Errors
     /// If fewer connections end than are opened.
@@ -497,7 +497,7 @@ impl Default for Churn {
     }
 }
 
-/// Milliseconds until a Maglev hash of so many servers has chosen again after a change.
+/// Milliseconds in which Maglev hashing of `servers` servers recomputes its table after a change.
 ///
 /// # Panics
 /// If a change is refused.

@@ -12,7 +12,7 @@ use lvs_sys::SharedSet;
 
 use crate::memory::{Clients, vip};
 
-/// Connections, and keys.
+/// Number of connections, and of keys in the hash map.
 const CONNECTIONS: u32 = 100_000;
 
 /// Connections in memory that the kernel reads, and a hash map of the kernel's with as many keys of
@@ -78,7 +78,7 @@ impl Publishing {
         })
     }
 
-    /// Nanoseconds of publishing a connection.
+    /// Nanoseconds of offloading a connection.
     pub fn publish(&mut self) -> f64 {
         self.epoch = self.epoch % 1000 + 1;
         let start = std::time::Instant::now();
@@ -91,7 +91,7 @@ impl Publishing {
     /// Nanoseconds of `bpf_map_update_elem`.
     ///
     /// # Errors
-    /// None that is known.
+    /// No known error; the signature is like that of other measurements.
     pub fn update(&mut self) -> Result<f64> {
         let start = std::time::Instant::now();
         for n in 0..CONNECTIONS {

@@ -1,6 +1,5 @@
-//! The yardsticks: forwarders, generators and tables that do as little as can be done. They are C
-//! files of their own, built by `cc` when a bench starts, so that building the workspace needs no C
-//! compiler.
+//! The yardsticks: minimal forwarders, generators and tables. They are separate C files, built by
+//! `cc` when a bench starts, so that building the workspace needs no C compiler.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -78,7 +77,7 @@ impl Yardsticks {
     }
 }
 
-/// A table with look-ups only: a lower bound for the cost of a packet in memory.
+/// A table with look-ups only: the lower bound for the cost of a packet in memory.
 #[derive(Debug)]
 pub struct LineTable {
     child: Child,
@@ -87,7 +86,7 @@ pub struct LineTable {
 }
 
 impl LineTable {
-    /// Fills a table with `flows` flows of `2^bits` clients, and stays on a core.
+    /// Fills a table with `flows` flows of `2^bits` clients, and binds the process to a core.
     ///
     /// # Errors
     ///
@@ -158,7 +157,7 @@ mod tests {
     #[test]
     fn yardstick_programs_compile() {
         let yardsticks = Yardsticks::build().expect("a C compiler");
-        let mut table = LineTable::new(&yardsticks, 1000, 10, 0).expect("it starts");
+        let mut table = LineTable::new(&yardsticks, 1000, 10, 0).expect("the table is allocated");
         assert!(table.measure().expect("it measures") > 0.0);
     }
 }

@@ -99,7 +99,7 @@ static inline uint32_t get32(const uint8_t *at) { return get16(at) << 16 | get16
 
 static inline void read_mac(const char *text, uint8_t mac[6]) {
     if (sscanf(text, "%hhx:%hhx:%hhx:%hhx:%hhx:%hhx", mac, mac + 1, mac + 2, mac + 3, mac + 4, mac + 5) != 6)
-        DIE("%s is no link-layer address", text);
+        DIE("%s is not a link-layer address", text);
 }
 
 static inline unsigned ifindex_of(const char *name) {

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 
 /// Maximum of bytes that a host prints for one step: its histogram has up to 100,000 lines.
 const MOST_PRINTED: usize = 4 << 20;
-/// Bytes of a line.
+/// Maximum length of a line, in bytes.
 const MOST_LINE: usize = 4096;
 /// Maximum of bytes that are stored of a host's error messages.
 const MOST_COMPLAINT: usize = 2048;
@@ -48,7 +48,7 @@ while read -r word start limit words; do
 done
 "#;
 
-/// The address of a host, as it is named on the command line.
+/// The location of a host, as given on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The machine on which this process runs.
@@ -72,7 +72,7 @@ impl std::str::FromStr for Place {
             return Ok(Self::Local);
         }
         let Some((kind, rest)) = text.split_once(':') else {
-            bail!("{text} is no host; a host is local, netns:NAME or ssh:[USER@]HOST[:PORT]");
+            bail!("{text} is not a host: expected local, netns:NAME or ssh:[USER@]HOST[:PORT]");
         };
         let is_name = |name: &str| {
             let good = |c: char| c.is_ascii_alphanumeric() || "._-@%:+".contains(c);
@@ -110,7 +110,7 @@ impl std::str::FromStr for Place {
                 };
                 let port = port.map(|port| {
                     let number = port.parse::<u16>().ok().filter(|port| *port > 0);
-                    number.with_context(|| format!("{text}: {port:?} is no port"))
+                    number.with_context(|| format!("{text}: {port:?} is not a port"))
                 });
                 let to = match user {
                     Some(user) => format!("{user}@{host}"),
@@ -264,7 +264,7 @@ impl Host {
         Ok(())
     }
 
-    /// Starts httperf on the host at `start` of our clock, for `limit` at most.
+    /// Starts httperf on the host at `start` on this program's clock, for `limit` at most.
     pub(super) fn run(&mut self, start: i128, limit: Duration, words: &[String]) -> Result<()> {
         let words: Vec<_> = words.iter().map(|word| quote(word)).collect();
         let (start, limit) = (start + self.ahead, limit.as_secs_f64().ceil());
@@ -383,7 +383,7 @@ impl Drop for Host {
     }
 }
 
-/// Nanoseconds of our clock.
+/// Nanoseconds of this program's clock.
 pub(super) fn now() -> i128 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| i128::try_from(since.as_nanos()).unwrap_or(0))

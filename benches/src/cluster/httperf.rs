@@ -18,7 +18,7 @@ pub struct Figures {
     pub error_percent: f64,
     /// Milliseconds from the request to the first byte of its reply, the mean of all replies.
     pub response_ms: Option<f64>,
-    /// Milliseconds until a connection was there, the mean.
+    /// Mean time in milliseconds until a connection was established.
     pub connect_ms: Option<f64>,
     /// Replies by the first digit of their status: 1xx to 5xx.
     pub status: [u64; 5],
@@ -37,9 +37,9 @@ pub struct Errors {
     pub timeout: u64,
     /// The TCP connection timed out.
     pub socket_timeout: u64,
-    /// Refused.
+    /// The server refused the TCP connection.
     pub refused: u64,
-    /// Reset.
+    /// The TCP connection was reset.
     pub reset: u64,
     /// The client had no free descriptor.
     pub no_descriptor: u64,
@@ -52,7 +52,7 @@ pub struct Errors {
 }
 
 impl Errors {
-    /// Kinds and numbers.
+    /// The number of errors of each kind.
     #[must_use]
     pub fn kinds(&self) -> [(&'static str, u64); 8] {
         [
@@ -83,9 +83,9 @@ impl Errors {
 pub struct Lifetime {
     /// Median.
     pub p50_ms: u32,
-    /// 90 of 100.
+    /// The 90th percentile.
     pub p90_ms: u32,
-    /// 99 of 100.
+    /// The 99th percentile.
     pub p99_ms: u32,
 }
 
@@ -113,7 +113,7 @@ impl Figures {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "printed as a whole number; it has no sign"
+                reason = "httperf prints a whole number without a sign"
             )]
             let number = number as u64;
             Ok(number)
@@ -227,8 +227,8 @@ impl Figures {
     }
 }
 
-/// Connections by the millisecond below which they stayed: lines of the middle of each, and a
-/// count.
+/// Number of connections by the millisecond below which they stayed. A line of the histogram has
+/// the middle of a millisecond, and a count.
 fn histogram(printed: &str) -> BTreeMap<u32, u64> {
     let lines = printed.lines();
     let lines = lines.skip_while(|line| !line.starts_with("Connection lifetime histogram"));

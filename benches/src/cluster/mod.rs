@@ -22,15 +22,15 @@ pub use self::httperf::{Errors, Figures, Lifetime};
 const SCHEMA: u32 = 1;
 /// Maximum of steps in one run.
 const MOST_STEPS: usize = 1000;
-/// Requests a second.
+/// Maximum request rate, in requests per second.
 const MOST_RATE: u32 = 1_000_000;
-/// Hosts.
+/// Maximum number of hosts in one run.
 const MOST_HOSTS: usize = 256;
 /// Longest time until all hosts are ready.
 const READY: Duration = Duration::from_secs(20);
 /// Time until all hosts have received the start time.
 const AHEAD: Duration = Duration::from_millis(100);
-/// Time limit for the report that a host's run has ended to arrive here.
+/// Maximum time between the end of a host's run and the arrival of its report.
 const ON_THE_WAY: Duration = Duration::from_secs(3);
 
 /// Servers, requests and hosts of a measurement.
@@ -89,7 +89,7 @@ impl FromStr for Rates {
             let number = word.parse::<u32>().ok();
             let number = number.filter(|rate| (1..=MOST_RATE).contains(rate));
             number.with_context(|| {
-                format!("{word:?} is no rate; a rate is 1 to {MOST_RATE} requests a second")
+                format!("{word:?} is not a rate: expected 1 to {MOST_RATE} requests per second")
             })
         };
         let Some((from, rest)) = text.split_once("..") else {
@@ -102,7 +102,7 @@ impl FromStr for Rates {
             .split_once('/')
             .with_context(|| format!("{text:?} lacks its step; write FROM..TO/STEP"))?;
         let (from, to, step) = (rate(from)?, rate(to)?, rate(step)?);
-        ensure!(from <= to, "{text:?} goes down; write FROM..TO/STEP");
+        ensure!(from <= to, "{text:?} decreases; write FROM..TO/STEP");
         let rates: Vec<u32> = (from..=to)
             .step_by(usize::try_from(step)?)
             .take(MOST_STEPS + 1)
@@ -118,7 +118,7 @@ impl FromStr for Rates {
 fn percent(text: &str) -> Result<f64> {
     let number = text.parse().ok();
     let number = number.filter(|percent: &f64| *percent > 0.0 && *percent <= 100.0);
-    number.with_context(|| format!("{text:?} is no percentage; give one above 0, up to 100"))
+    number.with_context(|| format!("{text:?} is not a percentage: expected more than 0, up to 100"))
 }
 
 /// Servers and requests of a load.
@@ -157,7 +157,7 @@ pub struct OfHost {
     pub host: String,
     /// Milliseconds by which httperf started after the common start time.
     pub late_ms: f64,
-    /// Its figures.
+    /// The results of this host.
     #[serde(flatten)]
     pub figures: Figures,
 }
@@ -183,8 +183,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a shell on each host: a command that runs [`shell`] there, under a name. `stop`: the
-    /// user has had enough.
+    /// Starts a shell on each host: a command that runs [`shell`] there, under a name. `stop` is
+    /// set when the user interrupts the program.
     ///
     /// # Errors
     ///
@@ -325,7 +325,7 @@ struct Printed<'a> {
 }
 
 impl Options {
-    /// Uses the rates, one after the other, and prints the results.
+    /// Runs a step at each rate, and prints the results.
     ///
     /// # Errors
     ///

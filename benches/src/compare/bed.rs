@@ -1,5 +1,5 @@
-//! Client, director, server: three hosts in namespaces for each contender, so that all of them
-//! stand ready and are measured in turn.
+//! Client, director, server: three hosts in namespaces for each contender, so that all contenders
+//! are ready and are measured in turn.
 //!
 //! ```text
 //! client c… ──── d… director e… ──── s… server
@@ -41,15 +41,15 @@ pub(crate) const VIP: &str = "10.73.0.1";
 pub(crate) const VIP6: &str = "fd00:73::1";
 pub(crate) const SERVER: &str = "10.72.0.11";
 pub(crate) const SERVER6: &str = "fd00:72::11";
-/// Connection limit of this project's director: those of the largest case, and of other cases
-/// measured with the same director.
+/// Connection limit of this project's director: the connections of the largest case, plus those of
+/// other cases that use the same director.
 const CONNECTIONS: u32 = 10_100_000;
-/// Connection limit for TCP, because the memory for all connections is reserved at once. For a
-/// flood it is the number of its connections and a fifth more.
+/// Connection limit for TCP. It is lower because the memory for all connections is reserved at
+/// once. A flood has a limit of 1.2 times its number of connections.
 pub(crate) const FAST_PATH: u32 = 1_000_000;
 /// Arguments of `ipvsadm` so that no connection ends during the measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
-/// Cores.
+/// The cores on which the endpoints and the director run.
 const ENDPOINTS: usize = 0;
 const DIRECTOR: usize = 1;
 
@@ -60,8 +60,8 @@ pub(crate) enum Purpose {
     Flood,
     /// TCP connections between programs.
     Tcp,
-    /// The same, with programs that are started for each measurement; with direct routing and
-    /// tunnels, servers send replies over a separate link.
+    /// TCP connections between programs that are started for each measurement; with direct routing
+    /// and tunnels, servers send replies over a separate link.
     Transfer,
     /// Round trips during a paced flood.
     Ping,
@@ -178,12 +178,12 @@ impl Bed {
         }
     }
 
-    /// Continues a contender that polls without end.
+    /// Resumes a contender that polls continuously.
     pub(crate) fn resume(&self) -> Result<()> {
         self.signal_spinner(Signal::SIGCONT)
     }
 
-    /// Stops this contender again.
+    /// Pauses this contender again.
     pub(crate) fn pause(&self) -> Result<()> {
         self.signal_spinner(Signal::SIGSTOP)
     }
@@ -195,7 +195,7 @@ impl Bed {
         }
     }
 
-    /// An error if the contender has ended.
+    /// Returns an error if the contender has ended.
     pub(crate) fn check_alive(&mut self) -> Result<()> {
         if let Some(process) = &mut self.process
             && !process.is_running()
@@ -209,7 +209,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Packets that ours has forwarded by the kernel fast path.
+    /// Number of packets that this project's kernel fast path has forwarded.
     pub(crate) fn fast_path(&self) -> Result<u64> {
         #[derive(serde::Deserialize)]
         struct Reason {
@@ -571,7 +571,8 @@ impl Bed {
         Ok(host)
     }
 
-    /// Configures a new interface of an endpoint like its first one.
+    /// Configures a new interface of an endpoint like its first one, and starts its receiving
+    /// thread.
     pub(crate) fn receive_in_thread(&self, host: &Host, device: &str) -> Result<()> {
         thread_receiver(host, device, ENDPOINTS)
     }
@@ -708,7 +709,7 @@ pub(crate) fn has_program(name: &str) -> bool {
     directories.any(|dir| Path::new(dir).join(name).is_file())
 }
 
-/// Waits until started or stopped programs have settled.
+/// Waits `time`, until started or stopped programs have settled.
 pub(crate) fn settle(time: Duration) {
     thread::sleep(time);
 }

@@ -39,7 +39,8 @@ pub(crate) enum Contender {
     Tun,
     /// This project's lvsd as a proxy (`forward = "proxy"`).
     Proxy,
-    /// No decisions: `TPACKET_V2` ring in, as ours, `sendmmsg` out.
+    /// No decisions: receives by a `TPACKET_V2` ring, as the dataplane does, and sends by
+    /// `sendmmsg`.
     NullV2Send,
     /// No decisions: `TPACKET_V3` ring in, `sendmmsg` out.
     NullV3Send,
@@ -142,7 +143,8 @@ impl Contender {
         )
     }
 
-    /// It handles packets next to the host's own stack, which must not forward them as well.
+    /// Whether the contender handles packets next to the host's own network stack. The stack must
+    /// then not forward them, too.
     pub(crate) fn is_null_packet(self) -> bool {
         matches!(
             self,

@@ -130,7 +130,7 @@ impl Flood {
         last.with_context(|| format!("{} does not forward correctly", bed.who.name()))
     }
 
-    /// Opens all of its connections; slower after losses.
+    /// Opens all connections of the flood; more slowly after losses.
     fn open(self, bed: &Bed, yardsticks: &Yardsticks) -> Result<()> {
         let mut rate = match bed.place {
             Place::Usual => OPENING,
@@ -259,7 +259,7 @@ impl Flood {
         })
     }
 
-    /// Starts the same flood at a given rate.
+    /// Starts the same flood at a given rate, during another measurement.
     pub(super) fn beside(self, bed: &Bed, yardsticks: &Yardsticks, rate: f64) -> Result<Proc> {
         let rate = format!("{rate:.0}");
         self.generator(bed, yardsticks, 60, &["-m", "send", "-r", &rate])

@@ -77,7 +77,7 @@ const QUICK: [&str; 10] = [
     "maglev",
 ];
 
-/// Rows that are off by default are measured if they are named.
+/// Whether a row is measured only if it is named: such rows are off by default.
 fn is_only_by_name(row: &Row) -> bool {
     ["fast-path", "proxy", "other"]
         .iter()
@@ -85,7 +85,7 @@ fn is_only_by_name(row: &Row) -> bool {
 }
 
 impl Options {
-    /// Measures and prints.
+    /// Measures the rows, and prints the results.
     ///
     /// # Errors
     ///
@@ -236,8 +236,8 @@ fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
         .sum()
 }
 
-/// The kernel's limits of tracked connections, which are the machine's and not a namespace's:
-/// raised, and restored.
+/// The kernel's limits of tracked connections: they apply to the machine, not to a namespace. They
+/// are raised, and restored at the end.
 #[derive(Debug)]
 struct Conntrack(Vec<(&'static str, String)>);
 
@@ -293,15 +293,15 @@ mod tests {
 
     #[test]
     fn row_is_selected_by_its_name_or_prefix() {
-        let groups = selected(&["nat-1k", "replies-1m"]).expect("the rows exist");
+        let groups = selected(&["nat-1k", "replies-1m"]).expect("both rows exist");
         assert_eq!(names(&groups), ["nat-1k", "replies-1m"]);
         let jobs: Vec<_> = groups[1].jobs.iter().map(|job| job.name.as_str()).collect();
         assert_eq!(jobs, ["replies/1k/ours", "replies/1m/ours"]);
-        let groups = selected(&["latency-h"]).expect("the rows exist");
+        let groups = selected(&["latency-h"]).expect("latency-h is a row");
         assert_eq!(names(&groups), ["latency-half-p50", "latency-half-p99"]);
         assert!(selected(&["no-such-row"]).is_err());
         assert_eq!(
-            names(&selected(&["--quick"]).expect("the rows exist")),
+            names(&selected(&["--quick"]).expect("--quick selects rows")),
             QUICK
         );
     }
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn plan_takes_at_most_its_duration() {
         let seconds = |arguments: &[&str], (rounds, window)| {
-            let groups = selected(arguments).expect("the rows exist");
+            let groups = selected(arguments).expect("the arguments select rows");
             expected(&groups, rounds, Duration::from_millis(window))
         };
         let full = seconds(&[], USUALLY);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The port on which iperf3 listens.
 pub(crate) const BULK_PORT: u16 = 5201;
-/// The port of our own server of round trips.
+/// The port of this program's own server for round trips.
 pub(crate) const PING_PORT: u16 = 7;
 
 const NFTABLES: &str = "

@@ -1,4 +1,4 @@
-//! How far it is, on standard error: a bar on a terminal, a line per group elsewhere.
+//! The progress, on standard error: a bar on a terminal, otherwise a line for each group.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};

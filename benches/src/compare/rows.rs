@@ -16,20 +16,20 @@ pub(super) struct Job {
 pub(super) enum Work {
     Flood(Contender, Place, Flood),
     Tcp(Contender, Tcp),
-    /// CPU of the director for a unit of it.
+    /// CPU time of the director for a unit of this work.
     Cost(Contender, Tcp),
     /// Round trips, idle or during a flood.
     Ping(Contender, bool, Percentile),
     Memory(Memory),
 }
 
-/// In memory.
+/// A measurement in memory, without network devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Memory {
     /// Nanoseconds a packet: connections, bits of client addresses, replies.
     Pipeline(u32, u32, bool),
     LineTable(u32, u32),
-    /// Connections a second.
+    /// New connections per second.
     Churn,
     /// Packets a second with this number of workers.
     Workers(usize),
@@ -39,7 +39,7 @@ pub(super) enum Memory {
     Maglev(u32),
     /// Bytes a connection of a dataplane with this number of connections.
     Footprint(u32),
-    /// Nanoseconds to have the kernel forward a connection.
+    /// Nanoseconds to offload a connection to the kernel.
     Publish,
     /// Nanoseconds of `bpf_map_update_elem`.
     MapUpdate,
@@ -81,7 +81,7 @@ impl Work {
         }
     }
 
-    /// The CPU of the work, in one word.
+    /// The CPU on which the work is done, in one word.
     pub(super) fn place(self) -> &'static str {
         match self {
             Self::Flood(who, place, _) => place.name(who),
@@ -140,13 +140,13 @@ impl Bound {
 /// The reference of a comparison.
 #[derive(Clone, Debug)]
 pub(super) enum Against {
-    /// The best of some, by median.
+    /// The best of these rows, by median.
     Best(Vec<String>),
     One(String),
-    /// The same, after the value of a third row is subtracted from both: the share of the link
-    /// alone.
+    /// As `Best`, after the value of a third row, the cost of the link alone, is subtracted from
+    /// both.
     Added(String, String),
-    /// A figure.
+    /// A bound in the unit of the measurement.
     Absolute(f64, &'static str),
 }
 
@@ -175,7 +175,7 @@ pub(super) struct Row {
     pub(super) subject: String,
     pub(super) against: Against,
     pub(super) bound: Bound,
-    /// The reason why the row misses its bound.
+    /// The known reason why the row misses its bound.
     pub(super) but: Option<&'static str>,
 }
 

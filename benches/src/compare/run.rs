@@ -31,7 +31,7 @@ const WORKER_CONNECTIONS: u32 = 500_000;
 /// The CPU for work in memory.
 const MEMORY_CPU: usize = 1;
 
-/// The manner of a measurement.
+/// Number of rounds, duration and conditions of a measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Manner {
     pub(super) rounds: usize,
@@ -226,7 +226,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Half of the rate that our director can forward of the flood during round trips.
+    /// Half of the flood's highest rate that the dataplane forwards during round trips.
     fn half_load(&mut self) -> Result<f64> {
         let flood = Flood {
             flows: 1000,

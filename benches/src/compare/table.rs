@@ -35,8 +35,7 @@ impl Group {
         }
     }
 
-    /// Adds a measurement, unless it exists. Its name consists of the name of the group and its own
-    /// name.
+    /// Adds a measurement, unless it exists. Its name consists of the name of the group and `name`.
     fn job(&mut self, name: &str, work: Work) -> String {
         let name = format!("{}/{name}", self.name);
         if self.jobs.iter().all(|job| job.name != name) {
@@ -110,7 +109,8 @@ pub(super) fn all() -> Vec<Group> {
 const FAST_PATH: Contender = Contender::FastPath(Method::Nat);
 
 impl Group {
-    /// NAT in the kernel against routing, nftables and the dataplane itself.
+    /// Compares NAT by the kernel fast path with routing, with nftables, and with the dataplane in
+    /// userspace.
     fn nat_fast_path(&mut self, flows: u32, text: &str, short: &str, bounds: [f64; 3]) {
         let bits = if flows > 100_000 {
             OWN_CLIENTS

@@ -109,7 +109,7 @@ pub(super) enum Percentile {
 }
 
 impl Percentile {
-    /// The summary of some numbers; 0 for none.
+    /// The mean or a percentile of the numbers; 0 if there are none.
     pub(super) fn of(self, numbers: &mut [f64]) -> f64 {
         numbers.sort_by(f64::total_cmp);
         let percent = match self {

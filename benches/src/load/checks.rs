@@ -21,7 +21,7 @@ pub struct Options {
     /// Number of targets that drop everything
     #[arg(long, default_value_t = 5_000)]
     holes: usize,
-    /// Seconds
+    /// Duration in seconds
     #[arg(long, default_value_t = 20)]
     seconds: u64,
 }

@@ -54,7 +54,7 @@ impl End {
     }
 }
 
-/// The command line of a task.
+/// The words of the command line for a task.
 fn end<const WORDS: usize>(words: [&str; WORDS]) -> Vec<&str> {
     [&["endpoint", "large"], &words[..]].concat()
 }
@@ -81,7 +81,7 @@ pub(super) fn open(site: &Site, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// The real server: TCP bytes go back, datagrams are swallowed.
+/// The real server: returns TCP bytes, and discards datagrams.
 fn serve() -> Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", PORT))?;
     thread::spawn(move || while socket.recv(&mut [0; 64]).is_ok() {});
@@ -134,7 +134,7 @@ fn trips(target: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Measures round trips of clients while `during` runs: one byte in each direction over TCP.
+/// Measures clients while `during` runs: round trips of one byte in each direction over TCP.
 pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
     let mut child = site
         .client
@@ -157,7 +157,7 @@ pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Resu
     ))
 }
 
-/// Prints the round trips of clients without other load.
+/// Prints the round-trip times of clients while there is no other load.
 pub(super) fn quiet(site: &Site) -> Result<()> {
     let ((), quiet) = notice(site, || {
         thread::sleep(QUIET);

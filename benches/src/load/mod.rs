@@ -1,4 +1,4 @@
-//! Loads of a whole director that no row of `compare` has: large tables, replication, health
+//! Load tests of a whole director that are not in `compare`: large tables, replication, health
 //! checks.
 
 mod bulk;
@@ -16,7 +16,7 @@ pub enum Load {
     /// Full sync of very many connections to an empty director: duration, and round trips of
     /// clients meanwhile
     Bulk {
-        /// Connections
+        /// Number of connections
         #[arg(default_value_t = 1_000_000)]
         connections: u32,
     },
@@ -29,7 +29,7 @@ pub enum Load {
     },
     /// Forwarded packets with and without replication of 10,000 new connections a second
     Steady {
-        /// Rounds
+        /// Number of rounds
         #[arg(default_value_t = 5)]
         rounds: usize,
     },
@@ -38,7 +38,7 @@ pub enum Load {
 }
 
 impl Load {
-    /// Measures and prints.
+    /// Measures the load, and prints the results.
     ///
     /// # Errors
     ///

@@ -25,7 +25,7 @@ const NEW: u64 = 10_000;
 const SENT: u64 = 14_000;
 /// Duration of the count of packets, after one second in which connections open.
 const WINDOW: Duration = Duration::from_secs(4);
-/// Time that a generator sends.
+/// Seconds for which a generator sends.
 const SECONDS: &str = "7";
 
 /// Measures in `rounds` rounds.

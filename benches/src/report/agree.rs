@@ -20,7 +20,7 @@ pub(super) struct Compare {
     /// Percentage by which each range is extended at both ends
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
     margin: f64,
-    /// How many of a hundred points must agree
+    /// Percentage of points that must agree
     #[arg(long, value_name = "PERCENT", default_value_t = 95.0)]
     share: f64,
 }
@@ -28,7 +28,7 @@ pub(super) struct Compare {
 /// The points of one plot that both reports have.
 #[derive(Debug, Default)]
 struct Beside {
-    /// Distances between medians: the greater divided by the smaller, less 1.
+    /// Distances between medians: the ratio of the greater to the smaller, minus 1.
     apart: Vec<f64>,
     /// The differences, as text.
     disagree: Vec<String>,
@@ -87,7 +87,7 @@ fn load(path: &Path) -> Result<Document> {
     }
 }
 
-/// By `experiment-plot`, as on the page.
+/// Compares the plots by `experiment-plot`, as the page names them.
 fn compare(first: &Document, second: &Document, margin: f64) -> BTreeMap<String, Beside> {
     let mut plots = BTreeMap::new();
     for experiment in EXPERIMENTS {

@@ -64,15 +64,15 @@ impl Value {
 /// CPU seconds of a run, by node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct CpuSeconds {
-    /// By the clock.
+    /// Duration of the run, by the clock.
     pub(super) elapsed: f64,
-    /// The director's process.
+    /// CPU time of the director's process.
     pub(super) process: f64,
-    /// Threads that receive on the director's interfaces.
+    /// CPU time of the threads that receive on the director's interfaces.
     pub(super) softirq: f64,
-    /// Other soft interrupts that have a thread.
+    /// CPU time of other soft interrupts that run in a thread.
     pub(super) other_softirq: f64,
-    /// Clients and servers.
+    /// CPU time of clients and servers.
     pub(super) endpoints: f64,
 }
 

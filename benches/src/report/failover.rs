@@ -34,7 +34,7 @@ const PAGE: Set = Set {
 };
 /// Bytes a second of a server.
 const CAPACITY: u64 = 2_000_000;
-/// Number of the server that fails.
+/// Index of the server that fails.
 const SILENT: usize = 3;
 /// Seconds of a point.
 const STEP: f64 = 2.0 * BIN;
@@ -49,12 +49,15 @@ impl Experiment for Failover {
     }
 
     fn what(&self) -> &'static str {
-        "Eight clients ask for a page of 20 kB, one after the other, from four servers of 100 pages a second each, and give up after half a second. After a \
-         third of the time one server falls silent: its address is gone, and nobody says so. It is back for the last third. lvs-nat is \
-         the dataplane with lvsd, which asks each server for a page every 0.25 s, waits 0.25 s for it, and believes two results in a row; HAProxy has the \
-         same times for its checks, and sends a client elsewhere whose server does not take the connection within 0.25 s. nginx has no checks of its own: \
-         it leaves a server out for 2 s once a connection has failed for 0.25 s. nftables knows nothing of servers. All are \
-         measured at the same time, with the same seed; lvsd's CPU is not in that of the director."
+        "Eight clients request pages of 20 kB, one after another, from four servers of 100 pages \
+         per second each, and give up after half a second. After a third of the time, the address \
+         of one server is removed without a report; it returns for the last third. lvs-nat is the \
+         dataplane with lvsd, which requests a page from each server every 0.25 s with a timeout \
+         of 0.25 s, and changes the state of a server after two equal results. HAProxy has the \
+         same times for its checks, and redirects a client whose server does not accept the \
+         connection within 0.25 s. nginx has no active checks: it does not use a server for 2 s \
+         after a connection has failed for 0.25 s. nftables has no checks. All peers are measured \
+         at the same time, with the same seed; the director's CPU does not include that of lvsd."
     }
 
     fn plots(&self) -> &'static [Plot] {

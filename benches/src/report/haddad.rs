@@ -1,5 +1,5 @@
 //! Haddad and Pourzandi, "Linux on Carrier Grade Web Servers", 2001: requests and connections a
-//! second by the number of clients, and what a single client waits.
+//! second by the number of clients, and the response time of a single client.
 
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
@@ -29,9 +29,10 @@ impl Experiment for Haddad {
     }
 
     fn what(&self) -> &'static str {
-        "wrk asks for a page of 628 bytes as fast as it gets it, over so many connections at once that stay (requests), or that \
-         end after each reply (connections). The first point is a single client, whose mean wait the last plot has. Clients \
-         and servers are on CPU 0, and limit what can be reached; a director that is a process is on CPU 1."
+        "wrk requests a page of 628 bytes as fast as possible, over the given number of parallel \
+         connections, which are persistent (requests) or end after each reply (connections). The \
+         first point is a single client; the last plot shows its mean wait. Clients and servers \
+         are on CPU 0 and limit the rates; a director that is a process is on CPU 1."
     }
 
     fn plots(&self) -> &'static [Plot] {

@@ -372,7 +372,8 @@ pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Resu
         Rounds(document.rounds)
     )?;
     if !document.complete {
-        page += "<p class=\"note\">This run was interrupted; <code>--resume</code> goes on with it.</p>\n";
+        page +=
+            "<p class=\"note\">This run was interrupted; <code>--resume</code> continues it.</p>\n";
     }
     if document.busy {
         page += "<p class=\"note\">Measured in spite of a busy machine: do not believe the figures.</p>\n";

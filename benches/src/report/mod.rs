@@ -48,7 +48,7 @@ pub struct Options {
     /// Measure fewer and smaller rounds
     #[arg(long)]
     quick: bool,
-    /// Go on with the run that was interrupted in DIR
+    /// Continue the run that was interrupted in DIR
     #[arg(long)]
     resume: bool,
     /// Where report.html, report.json and report.csv are written
@@ -82,7 +82,7 @@ enum Instead {
 #[derive(Debug)]
 struct Turn<'a> {
     peer: &'a Peer,
-    /// From 1.
+    /// Number of the round, from 1.
     round: usize,
     quick: bool,
     yardsticks: &'a Yardsticks,
@@ -101,7 +101,7 @@ impl Turn<'_> {
     }
 }
 
-/// Values, CPU, and why they should not be believed.
+/// Values, CPU time, and the reason if they are unreliable.
 type Measured = (Vec<Value>, CpuSeconds, Option<String>);
 
 /// A published experiment.
@@ -473,7 +473,7 @@ impl Options {
     }
 }
 
-/// Writes the page, of the experiments that there are figures of.
+/// Writes the page with the experiments that have figures.
 fn draw(document: &Document, directory: &Path) -> Result<()> {
     let is_shown = |experiment: &&dyn Experiment| {
         let mut runs = document.runs.iter();

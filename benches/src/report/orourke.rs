@@ -46,7 +46,7 @@ const FREE_RATES: &[u32] = &[
 const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
 /// The rate at which the CPU time of a request is measured.
 const COST_RATE: u32 = 1000;
-/// Percent; an axis that is logarithmic has no zero.
+/// The smallest plotted percentage: a logarithmic axis has no zero.
 const LEAST_PERCENT: f64 = 0.01;
 /// Share of an offered rate that must be sent, so that the rate counts as offered.
 const REACHED: f64 = 0.97;
@@ -79,16 +79,22 @@ impl Experiment for Orourke {
     }
 
     fn what(&self) -> &'static str {
-        "Four clients, each a host with an httperf of its own, ask together for a page of 628 bytes, one request a connection, at rates that grow, \
-         each for a second (with --quick 0.4 of one), and give up after a second. Each of four servers, hosts too, answers 500 requests a second, holds back a tenth of that, \
-         and refuses what is beyond with 503, which counts as an error. Directly and by routing each client has a server of its own, as far as there are that many; through a director, \
-         the director chooses. The response time is that of all replies, refusals too. \
-         Then the same page without that limit, and the highest rate at which no more than one request in 10,000 fails and 97 % of what is asked for is answered. \
-         Clients and servers are on CPU 0, a director's process, and what receives for it, on CPU 1; what receives has precedence, as interrupts have. An httperf looks all the time \
-         whether something came, so the four take turns of some milliseconds and ask in bursts after each: a response time of that size is theirs. The director's CPU is that of \
-         its process and of the threads that receive on its interfaces; the servers' that of nginx and of the thread that receives for their side. Last, \
-         what receives for the director is moved away from its process's core (apart instead of shared), to CPU 0, where the clients and servers are. \
-         The figures that were published could not be had, and are not drawn."
+        "Four clients, each a host with its own httperf, together request a page of 628 bytes, one \
+         request per connection, at increasing rates. Each rate lasts a second (0.4 s with \
+         --quick), and a client gives up after a second. Each of four servers, which are hosts \
+         too, answers 500 requests per second, delays a tenth of them, and refuses all others with \
+         503, which counts as an error. With direct and routing, each client has its own server, \
+         if there are as many; otherwise the director chooses. The response time includes \
+         refusals. The same page is then measured without that limit, up to the highest rate at \
+         which at most one request in 10,000 fails and 97 % of the requests are answered. Clients \
+         and servers run on CPU 0; the director's process and its receiving thread run on CPU 1, \
+         where the receiving thread has precedence, like interrupts. Each httperf polls \
+         continuously, so the four run alternately for some milliseconds and send requests in \
+         bursts: response times of that size are caused by httperf. The director's CPU is that of \
+         its process and of the threads that receive on its interfaces; the CPU of the servers is \
+         that of nginx and of the thread that receives for them. Last, the director's receiving \
+         thread is moved from the core of the director's process (shared) to CPU 0, with the \
+         clients and servers (apart). The published figures are not available and not drawn."
     }
 
     fn plots(&self) -> &'static [Plot] {
@@ -315,8 +321,8 @@ impl Values {
     }
 }
 
-/// The highest of some rates with a successful result, and that result. If a rate is too high, all
-/// higher rates are, too.
+/// The highest of some rates at which the result is successful, and that result. If a rate is too
+/// high, all higher rates are too high as well.
 fn highest<T>(
     rates: &[u32],
     mut offer: impl FnMut(u32) -> Result<Option<T>>,

@@ -17,7 +17,7 @@ use super::{EXPERIMENTS, Experiment, draw, html, peers};
 #[derive(Debug, Deserialize)]
 struct Seen {
     id: String,
-    /// Its texts.
+    /// The texts in the plot.
     texts: Vec<String>,
     /// Elements that are not completely within the plot.
     outside: Vec<String>,
@@ -52,7 +52,7 @@ const LOOK: &str = "
         };
     })";
 
-/// Three rounds of each peer of each experiment: lines that go up, and bars in turn.
+/// Three rounds of each peer of each experiment: rising lines, and bars.
 fn sample() -> Document {
     let mut document = Document {
         schema: SCHEMA,
@@ -270,7 +270,7 @@ fn report_matches_its_schema() {
             .arg(&file)
             .arg(&schema)
             .output()
-            .expect("it runs");
+            .expect("the checker runs");
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.success(), error)
     };

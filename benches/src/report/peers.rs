@@ -51,7 +51,8 @@ pub(super) const fn named<const COUNT: usize>(names: [&'static str; COUNT]) -> [
     all
 }
 
-/// Whether a series name belongs to a peer: it is the peer's name, or begins with it and a space.
+/// Whether a series name belongs to a peer: the series name is the peer's name, or begins with that
+/// name and a space.
 const fn begins(name: &str, peer: &str) -> bool {
     let (name, peer) = (name.as_bytes(), peer.as_bytes());
     let mut at = 0;

@@ -20,7 +20,7 @@ use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::stats::Spread;
 
-/// A flood of SYNs, paced and as fast as it can.
+/// A flood of SYNs, at a set rate and at the maximum rate.
 #[derive(Debug)]
 pub(super) struct Testlvs;
 
@@ -75,15 +75,22 @@ impl Experiment for Testlvs {
     }
 
     fn what(&self) -> &'static str {
-        "40,000 SYNs a second to one service of four servers, from 65,536 addresses in 256 networks that nobody has, each SYN from an address and port \
-         of its own; the servers answer them. Beside it an honest client with eight connections at a time asks for 1,000 bytes about 200 times a second, \
-         and gives up after a second. Then the same flood as fast as it can be made. lvs-nat has a table for 1,048,576 connections; drop and evict one for \
-         65,536 (with --quick 16,384), with that --when-full; drop_entry, drop_packet (with am_droprate 10) and secure_tcp are the sysctls with the value 3; limit is lvsadm limit \
-         --rate 1000, source-limit --source-rate 20 (for each /24). The dataplane's shares of time for SYNs are always there. routing keeps no table; \
-         nftables and ip_vs keep one in the kernel, whose memory is nobody's; HAProxy's connections are the kernel's, which answers with cookies: their tables \
-         and memory could not be measured. Memory is the growth of the dataplane's resident memory for each entry, where the table got full (drop, evict; not with --quick): a few entries \
-         in a large table touch more pages than they fill. What the defence against floods remembers (4 MB) is in it. \
-         Each round has hosts of its own, as the kernel's tables are full after it. The generator, the honest client and the servers share CPU 0."
+        "A generator sends 40,000 SYNs per second to one service of four servers, from 65,536 \
+         addresses in 256 networks without hosts, each SYN from a different address and port; the \
+         servers answer them. At the same time, an honest client with eight parallel connections \
+         requests 1,000 bytes about 200 times per second, and gives up after a second. Then the \
+         generator sends the same flood as fast as possible. lvs-nat has a table for 1,048,576 \
+         connections; drop and evict have one for 65,536 (16,384 with --quick) and the --when-full \
+         of that name; drop_entry, drop_packet (with am_droprate 10) and secure_tcp are the \
+         sysctls with the value 3; limit is lvsadm limit --rate 1000, source-limit --source-rate \
+         20 (for each /24). The dataplane always limits the time for SYNs. routing has no table. \
+         nftables and ip_vs have one in the kernel, whose memory belongs to no process; HAProxy's \
+         connections belong to the kernel, which answers with SYN cookies: their tables and memory \
+         cannot be measured. Memory is the growth of the dataplane's resident memory per entry, \
+         for a full table (drop, evict; not with --quick): a few entries in a large table touch \
+         more pages than they fill. It includes the 4 MB of the SYN limiter. Each round uses new \
+         hosts, because the kernel's tables are full afterwards. The generator, the honest client \
+         and the servers share CPU 0."
     }
 
     fn plots(&self) -> &'static [Plot] {
@@ -237,7 +244,7 @@ impl Experiment for Testlvs {
         ) {
             let rate = |of: &Spread| format!("{:.0} ({:.0}-{:.0})", of.median, of.min, of.max);
             sentences.push(format!(
-                "lvs-nat lets few SYNs of a flood without a limit pass on purpose: of clients that it does not know, those that it handles in a sixteenth of a packet thread's time. \
+                "Without a limit, lvs-nat passes few SYNs of a flood by design: for unknown clients, it uses a sixteenth of the time of a packet worker. \
                  {} a second passed, {} were dropped for that, {} found a ring full ({}).",
                 rate(&passed), rate(&refused), rate(&lost), passed.rounds
             ));
@@ -280,7 +287,7 @@ fn connections(of: &Spread) -> String {
     )
 }
 
-/// Seconds of the paced flood, and of the other.
+/// Seconds of the paced flood, and of the unlimited flood.
 fn times(quick: bool) -> (f64, f64) {
     if quick { (1.0, 0.5) } else { (3.0, 1.0) }
 }
@@ -384,7 +391,7 @@ fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result
     bed::ready(bed.client.spawn(turn.yardsticks.path("gen"), &words)?).context("the generator")
 }
 
-/// Fate of an unlimited flood, in packets a second.
+/// Result of an unlimited flood, in packets a second.
 #[derive(Debug)]
 struct Unlimited {
     /// Packets that arrived at the servers' host.

@@ -32,7 +32,7 @@ const PEERS: [Peer; 6] = peers::named([
 
 /// Numbers of servers of the services in each set.
 const SERVERS: [usize; 4] = [2, 4, 6, 8];
-/// The number that curves over time are of.
+/// Number of servers in the curves over time.
 const SHOWN: usize = 4;
 /// The sets of files, and the maximum rate of one server in bytes a second.
 ///
@@ -53,7 +53,7 @@ const CONNS: Axis = axis("connections", "1/s");
 const PACKETS: Axis = axis("packets, both ways", "1/s");
 const BYTES: Axis = axis("bytes, both ways", "MB/s");
 
-/// Sampled values: the suffix of the plot's name, and the columns that are added.
+/// Sampled values: the suffix of the plot's name, and the columns whose sum is plotted.
 const SAMPLED: [(&str, &[usize]); 3] = [("conns", &[0]), ("packets", &[1, 2]), ("bytes", &[3, 4])];
 
 impl Experiment for Thesis {
@@ -66,15 +66,19 @@ impl Experiment for Thesis {
     }
 
     fn what(&self) -> &'static str {
-        "Four clients of each service ask for one file after the other, each over a connection of its own. A set has 16 files, from the \
-         least to the most in equal ratios, of which one is chosen at random: small ones of 76 kB to 1.8 MB, mixed ones of 100 kB to \
-         10 MB, large ones of 41 kB to 50 MB. The seed is the round's, so that all peers and all numbers of servers are asked for the \
-         same files in the same order. All weights are 1. A server sends 1 MB/s (mixed: 1.5, large: 3), which its connections share: servers \
-         are what limits everybody, so three peers, and all sets and numbers of servers, are measured at the same time. Clients never have more \
-         than four requests, so more than four servers help only where they are not all in use. nftables takes turns, HAProxy and nginx go by \
-         connections. Rates were read with ipvsadm -Ln --rate every two seconds, as printed; they are averages that the estimator \
-         gives a quarter of its way every two seconds, as the kernel's does, hence the slow start. By the number of servers, they are \
-         the mean of what was printed in the last two fifths of the time. The CPU of the director is that of all twelve services."
+        "Four clients of each service request one file after another, each over a new connection. \
+         A set has 16 files, whose sizes grow by a constant factor; a client chooses one at \
+         random. Small files have 76 kB to 1.8 MB, mixed ones 100 kB to 10 MB, large ones 41 kB to \
+         50 MB. The seed depends on the round only, so all peers and all numbers of servers get \
+         the same requests in the same order. All weights are 1. A server sends 1 MB/s (mixed: \
+         1.5, large: 3), which its connections share. The servers are the limit for every peer, so \
+         three peers, and all sets and numbers of servers, are measured at the same time. Clients \
+         never have more than four requests, so more than four servers help only if some are \
+         unused. nftables chooses in turn, HAProxy and nginx by connections. Rates were read with \
+         ipvsadm -Ln --rate every two seconds, as printed. The estimator moves its averages by a \
+         quarter of the difference every two seconds, as in the kernel, so they rise slowly. The \
+         rates by the number of servers are means of the printed rates of the last two fifths of \
+         the time. The director's CPU is that of all twelve services."
     }
 
     fn plots(&self) -> &'static [Plot] {
@@ -381,7 +385,7 @@ pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
 /// The printed rates, and the time at which they were printed.
 type Sample = (f64, Vec<(u16, [f64; 5])>);
 
-/// Reads rates, as an operator would, for so long.
+/// Reads rates like an operator, for `time` seconds.
 fn sample(director: &Host, time: f64) -> Result<Vec<Sample>> {
     let directory = tempfile::tempdir()?;
     let ipvsadm = directory.path().join("ipvsadm");

@@ -16,7 +16,7 @@ use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// All schedulers, before four unequal servers.
+/// All schedulers, with four unequal servers.
 #[derive(Debug)]
 pub(super) struct Unequal;
 
@@ -63,12 +63,15 @@ impl Experiment for Unequal {
     }
 
     fn what(&self) -> &'static str {
-        "Four servers send 1, 2, 3 and 4 MB/s and have the weights 1, 2, 3 and 4. Twelve clients of each service ask for one of the small files \
-         (76 kB to 1.8 MB) after the other, from 64 addresses at random, the same files in the same order from all services. Each \
-         scheduler has a service of its own, and all are measured at the same time: the servers are the limit. rr, lc and \
-         twos are shown as they are: of these only twos heeds weights. dh, lblc and lblcr choose by the address that clients ask for, of which there is one \
-         here; fo uses one server as long as it is there. ip_vs, where the kernel has it, has all but ewma; nftables draws lots by weight; HAProxy and nginx have weights in both of \
-         theirs. The CPU of lvs-nat, and of ip_vs, is that of all of its services."
+        "Four servers send 1, 2, 3 and 4 MB/s and have the weights 1, 2, 3 and 4. Twelve clients \
+         of each service request small files (76 kB to 1.8 MB) one after another, from 64 random \
+         addresses; all services get the same requests in the same order. Each scheduler has its \
+         own service, and all are measured at the same time: the servers are the limit. Of rr, lc \
+         and twos, only twos uses weights. dh, lblc and lblcr choose by the destination address, \
+         of which there is only one here; fo uses one server while it is available. ip_vs, if the \
+         kernel has it, has all schedulers except ewma; nftables chooses at random by weight; \
+         HAProxy and nginx use weights with both of their schedulers. The CPU of lvs-nat, and of \
+         ip_vs, is that of all of its services."
     }
 
     fn plots(&self) -> &'static [Plot] {
@@ -237,7 +240,7 @@ fn share(asked: &Asked, seconds: f64) -> f64 {
     bytes / (seconds - WARM) / capacity * 100.0
 }
 
-/// The value below which `percent` of a hundred values are.
+/// The given percentile of the values.
 pub(super) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -259,7 +262,7 @@ mod tests {
 
     /// All existing schedulers are measured.
     #[test]
-    fn all_schedulers_take_part() {
+    fn plot_has_a_bar_for_every_scheduler() {
         let registry = lvs_core::sched::BUILT_IN.iter().map(|about| about.name);
         let mut known: Vec<_> = registry.filter(|name| *name != "none").collect();
         let mut shown = BARS[..OURS].to_vec();

@@ -14,7 +14,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_lvs-bench");
 fn cluster(words: &[&str]) -> Output {
     let mut command = Command::new(PROGRAM);
     command.arg("cluster").args(words);
-    command.output().expect("it starts")
+    command.output().expect("the cluster program starts")
 }
 
 fn json(output: &Output) -> Value {
@@ -57,7 +57,7 @@ fn invalid_options_are_refused() {
     for (words, message) in [
         (
             &["here"][..],
-            "here is no host; a host is local, netns:NAME or ssh:",
+            "here is not a host: expected local, netns:NAME or ssh:",
         ),
         (&["ssh:"], "ssh:[USER@]HOST[:PORT]"),
         (&["ssh:-oProxyCommand=x"], "ssh cannot reach"),
@@ -65,7 +65,7 @@ fn invalid_options_are_refused() {
         (&[], "HOST"),
         (&["local", "--rates", "20..10/1"], "goes down"),
         (&["local", "--seconds", "0"], "0 is not in 1..=3600"),
-        (&["local", "--stop-at-errors", "0"], "is no percentage"),
+        (&["local", "--stop-at-errors", "0"], "is not a percentage"),
         (&["local", "--uri", "page"], "begins with /"),
         (
             &["local", "--server", "$(reboot)"],
@@ -347,7 +347,7 @@ fn hosts_reached_by_ssh_send_requests() {
         host.command(PROGRAM)
             .args(words)
             .output()
-            .expect("it starts")
+            .expect("the cluster program starts")
     };
     let output = run(&words);
     assert!(

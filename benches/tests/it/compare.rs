@@ -12,7 +12,7 @@ fn compare(arguments: &[&str]) -> Command {
 
 #[test]
 fn rows_are_listed() {
-    let output = compare(&["--list"]).output().expect("it starts");
+    let output = compare(&["--list"]).output().expect("compare starts");
     let list = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success());
     for row in [
@@ -32,7 +32,7 @@ fn rows_are_listed() {
 
 #[test]
 fn unknown_row_is_refused() {
-    let output = compare(&["no-such-row"]).output().expect("it starts");
+    let output = compare(&["no-such-row"]).output().expect("compare starts");
     let error = String::from_utf8(output.stderr).expect("text");
     assert!(!output.status.success());
     assert!(error.contains("there is no row no-such-row"), "{error}");
@@ -60,7 +60,7 @@ fn measured(rows: &[&str]) -> Value {
     command.args([
         "--quick", "--json", "--busy", "--rounds", "1", "--window", "20",
     ]);
-    let output = command.output().expect("it starts");
+    let output = command.output().expect("compare starts");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");

@@ -16,7 +16,7 @@ fn report_of(directory: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lvs-bench"));
     command.args(["report", "--quick", "--busy", "--out"]);
     command.arg(directory).args(arguments);
-    command.output().expect("it starts")
+    command.output().expect("report starts")
 }
 
 fn runs(directory: &Path) -> Vec<(String, u64)> {
@@ -63,7 +63,7 @@ fn unknown_names_are_refused() {
     );
 }
 
-/// The rounds that a first run did not come to are measured by `--resume`, and no other.
+/// `--resume` measures the rounds that an interrupted run has not reached, and no others.
 #[test]
 #[ignore = "needs NetPIPE"]
 fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
@@ -176,8 +176,8 @@ fn web_experiments_are_drawn() {
     }
 }
 
-/// Each of Mack's other tests measures its subject, and services work through all peers that
-/// support them.
+/// Each of Mack's other experiments has results, and services work through all peers that support
+/// them.
 #[test]
 fn services_work_through_all_supporting_peers() {
     let directory = tempfile::tempdir().expect("a directory");

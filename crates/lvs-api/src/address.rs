@@ -91,8 +91,8 @@ impl Address {
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
             Self::Usual(path) | Self::Path(path) => SocketAddrUnix::new(path.as_path())?,
         };
-        // An ordinary connect would wait for as long as a listener likes, and anybody may listen at
-        // a name.
+        // A blocking connect could wait without a limit: any local user may listen on an abstract
+        // name, and never accept.
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let deadline = Instant::now() + PATIENCE;

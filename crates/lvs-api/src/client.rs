@@ -112,7 +112,7 @@ pub enum Error {
         /// The first error in the answer.
         message: String,
     },
-    /// The caller stopped the list before its end.
+    /// The caller's function stopped the list before its end.
     #[error("the caller stopped reading the list before its end")]
     Stopped,
     /// The dataplane refused.

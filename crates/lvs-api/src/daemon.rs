@@ -177,14 +177,14 @@ impl AdminState {
     }
 }
 
-/// Some servers.
+/// The servers to which an override applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
     /// The service of the servers; `None` for all services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceKey>,
-    /// Their address.
+    /// The address of the servers.
     pub host: IpAddr,
     /// The port of the servers; `None` for all ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -371,7 +371,7 @@ pub struct DirectorSeen {
     pub ready: bool,
     /// Whether the director is in maintenance.
     pub maintenance: bool,
-    /// Some answers of sources are not in force there.
+    /// Whether this director does not use some answers of sources.
     pub left_out: bool,
 }
 
@@ -419,15 +419,15 @@ pub struct ProxyStatus {
     pub connections: u64,
     /// The maximum of that number.
     pub most: u64,
-    /// The number refused at that maximum.
+    /// The number of connections refused at that maximum.
     pub full: u64,
     /// The number of clients evicted to make room for other clients.
     pub evicted: u64,
-    /// The number refused without a server.
+    /// The number of connections refused because no server was available.
     pub refused: u64,
 }
 
-/// A read of the file.
+/// The result of reading the configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadStatus {
     /// The time, in seconds since 1970.
@@ -509,7 +509,7 @@ pub struct ServiceStatus {
     /// Panic mode: too few servers are up, and all are used.
     #[serde(default)]
     pub panic: bool,
-    /// The sorry server has the new connections.
+    /// The sorry server, if it receives the new connections.
     #[serde(default)]
     pub sorry: Option<SocketAddr>,
     /// The configured sorry server, also while it does not serve or is drained.

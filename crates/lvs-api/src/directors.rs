@@ -13,11 +13,12 @@ use crate::files::open_without_waiting;
 const KEY_MIN: usize = 32;
 const KEY_MAX: usize = 4096;
 
-/// Where a director is, of `192.0.2.2`, `192.0.2.2:8848`, `2001:db8::2` or `[2001:db8::2]:8848`.
-/// Port 0, of one without a port, stands for [`PORT`].
+/// Parses the address of a director: `192.0.2.2`, `192.0.2.2:8848`, `2001:db8::2` or
+/// `[2001:db8::2]:8848`. Port 0 in the result means that the text has no port; the caller uses
+/// [`PORT`].
 ///
 /// # Errors
-/// A message: no address, or an address that no peer can connect to.
+/// A message: the text is not an address, or no peer can connect to the address.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     let bare = text
         .strip_prefix('[')
@@ -41,7 +42,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
             Err(format!(
-                "{canonical} is another host's on each link: write [{canonical}%2]:{PORT}, with the number of the interface (ip link)"
+                "{canonical} is a link-local address, which needs an interface: write [{canonical}%2]:{PORT}, with the number of the interface (ip link)"
             ))
         }
         address => Ok(address),
@@ -54,7 +55,9 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
 /// A message with the reason.
 pub fn peer(text: &str) -> Result<SocketAddr, String> {
     match address(text)? {
-        address if address.ip().is_unspecified() => Err(format!("{} is nobody's", address.ip())),
+        address if address.ip().is_unspecified() => {
+            Err(format!("{} is not the address of a host", address.ip()))
+        }
         address => Ok(address),
     }
 }

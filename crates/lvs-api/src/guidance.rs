@@ -103,7 +103,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
             "A backup daemon runs, and backup_only is 1. If this director must forward: set role = \"master\" in [sync.ipvs] in the file of lvsd, or backup_only = 0 in [sysctl] there."
         }
         "tunneled" => {
-            "ignore_tunneled is 1. To balance packets that arrive through a tunnel, too: ignore_tunneled = 0 in [sysctl] in the file of lvsd."
+            "ignore_tunneled is 1. To balance packets that arrive through a tunnel as well, set ignore_tunneled = 0 in [sysctl] in the file of lvsd."
         }
         "own_address" => {
             "A client tries ports of a virtual address that no service has: this is ordinary, or a service is missing in the file of lvsd."
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn option_is_named_as_a_key() {
+    fn fix_with_dataplane_options_names_keys_of_lvsd() {
         let reported = fix("x", "Start with --max-connections, --when-full evict");
         assert!(
             reported.contains("With lvsd: `max_connections`, `when_full` in [dataplane]"),

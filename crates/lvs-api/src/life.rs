@@ -42,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// It runs.
+    /// The process runs.
     Running,
     /// The process was killed or is exiting; its files, locks and sockets may still be open.
     Ending,
@@ -50,9 +50,9 @@ pub enum Life {
     Gone,
 }
 
-/// The name of a process in the text of `/proc/PID/stat` (`proc_pid_stat(5)`), and the fields
-/// behind it, of which the state (the 3rd) is the first. The name is in parentheses, and may
-/// contain blanks and parentheses.
+/// The name of a process in the text of `/proc/PID/stat` (`proc_pid_stat(5)`), and the fields after
+/// the name; the first of them is the state (field 3). The name is in parentheses, and may contain
+/// whitespace and parentheses.
 pub fn name_and_fields(stat: &str) -> Option<(&str, SplitAsciiWhitespace<'_>)> {
     let (front, fields) = stat.rsplit_once(')')?;
     let (_, name) = front.split_once('(')?;

@@ -12,20 +12,21 @@ use std::os::unix::fs::MetadataExt;
 
 /// `CAP_NET_ADMIN` of capability.h, as a bit.
 const NET_ADMIN: u64 = 1 << 12;
-/// Inode of the user namespace that the machine begins with (`USER_NS_INIT_INO` of nsfs.h).
+/// Inode of the user namespace that exists since the start of the kernel (`USER_NS_INIT_INO` of
+/// nsfs.h).
 const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// A process of user 0, as `/proc` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Root {
-    /// In our user namespace.
+    /// The process is in this process's user namespace.
     Here {
         /// Whether the process has `CAP_NET_ADMIN` in its effective set.
         net_admin: bool,
     },
     /// The process is in another user namespace.
     Elsewhere,
-    /// In another PID namespace, ended, or hidden.
+    /// In another PID namespace, exited, or hidden.
     Unseen,
 }
 

@@ -5,7 +5,7 @@
 //! /run/lvs/                          root's, 0755
 //!   netns-4026531840.sock            the control socket of the dataplane in that network namespace
 //!   netns-4026531840.sock.lock       locked while it runs
-//!   netns-4026531840.sock.lvsd.lock  locked while an lvsd steers it
+//!   netns-4026531840.sock.lvsd.lock  locked while an lvsd manages it
 //! ```
 //!
 //! Network namespaces share `/run`, so the name contains the namespace: the inode of
@@ -175,8 +175,8 @@ impl Lock {
         }
     }
 
-    /// Locks the file at this path. A removed file does not count, because another process can
-    /// create and lock a new one.
+    /// Locks the file at this path. A removed file does not count as locked, because another
+    /// process can create a new file at the path and lock it.
     fn locked(path: &Path, create: OFlags, limits: Limits) -> Result<File, LockError> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
         let patience = Patience::new(limits);
@@ -252,10 +252,13 @@ mod tests {
     #[test]
     fn directory_is_created_and_insecure_ones_are_refused() {
         let path = directory("made");
-        prepare(&path).expect("it was created");
-        prepare(&path).expect("the entry exists");
+        prepare(&path).expect("the directory is created");
+        prepare(&path).expect("the existing directory is accepted");
         assert_eq!(
-            fs::metadata(&path).expect("the file exists").mode() & 0o777,
+            fs::metadata(&path)
+                .expect("the directory has metadata")
+                .mode()
+                & 0o777,
             0o755
         );
         fs::set_permissions(&path, Permissions::from_mode(0o1777))
@@ -278,7 +281,7 @@ mod tests {
     #[test]
     fn lock_has_one_owner() {
         let path = directory("lock");
-        prepare(&path).expect("it was created");
+        prepare(&path).expect("the directory is created");
         let socket = path.join("socket");
         let first = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the lock is free");
         match Lock::beside(&socket, ".lock", Limits::LOOK) {

@@ -164,7 +164,7 @@ impl Processes<'_> {
         let directory = self.root.join(pid.to_string());
         let stat = fs::read_to_string(directory.join("stat")).ok()?;
         let (_, mut fields) = name_and_fields(&stat)?;
-        // One that has ended and waits for its parent starts nothing.
+        // A zombie process starts nothing.
         fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
         Some(Process {
             parent: fields.next()?.parse().ok()?,
@@ -323,7 +323,7 @@ mod tests {
         let proc = Proc::new();
         proc.add(11, 5, 100_000, "", Some(7));
         let stat = proc.0.path().join("11/stat");
-        let text = fs::read_to_string(&stat).expect("the file exists");
+        let text = fs::read_to_string(&stat).expect("the stat file of this process is readable");
         fs::write(stat, text.replace(") S ", ") Z ")).expect("this test owns the file");
         assert!(!proc.is_starting(true, Duration::ZERO));
     }

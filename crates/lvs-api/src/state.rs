@@ -86,8 +86,8 @@ fn names(directory: &Path) -> Vec<OsString> {
     names.take(FILES_MOST).collect()
 }
 
-/// Removes files of the socket at `socket`, unless a dataplane or a daemon runs there. Locks go
-/// last.
+/// Removes files of the socket at `socket`, unless a dataplane or a daemon runs there. Lock files
+/// are removed last.
 fn remove(socket: &Path, files: &[PathBuf]) {
     let locks = [LOCK, STEERED].map(|suffix| Lock::existing(socket, suffix));
     let [Ok(_dataplane), Ok(_daemon)] = &locks else {
@@ -122,7 +122,7 @@ fn sweep_in(
         };
         let path = directory.join(&name);
         if Some(inode) == own {
-            // Of a namespace before this one.
+            // The file belongs to an earlier namespace with this inode.
             if cookie.is_some() && cookie_of(rest).is_some() && cookie_of(rest) != cookie {
                 let _ = fs::remove_file(path);
             }
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn live_process_in_own_namespace_is_found() {
-        let own = fs::read_link("/proc/self/ns/net").expect("the file exists");
+        let own = fs::read_link("/proc/self/ns/net").expect("this process has a network namespace");
         let own = own.to_str().and_then(of_link).expect("a number");
         assert!(live().0.contains(&own));
     }

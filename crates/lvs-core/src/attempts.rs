@@ -66,7 +66,7 @@ impl Attempts {
     }
 }
 
-/// Attempts in all, and over the last time.
+/// Attempts in total, and over recent periods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
@@ -115,11 +115,11 @@ impl AttemptCounters {
 
 /// Ticks of the estimator, two seconds each, in ten seconds.
 const TICKS: usize = 5;
-/// Times of ten seconds in a minute.
+/// Periods of ten seconds in a minute.
 const TENS: usize = 6;
 const MINUTES: usize = 5;
 
-/// Attempts of the last five minutes by tick, by ten seconds, and by minute.
+/// Attempts of the last five minutes for each tick, each ten seconds, and each minute.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     /// The counters when the server joined its service.
@@ -157,7 +157,7 @@ impl Windows {
         }
     }
 
-    /// Attempts over the last time; `total` are the counters now.
+    /// Attempts over recent periods; `total` are the current counters.
     pub(crate) fn recent(&self, total: Attempts) -> RecentAttempts {
         let current_ten = sum(&self.by_tick[..self.ticks % TICKS]);
         let oldest_ten = self.by_ten[self.ticks / TICKS % TENS];

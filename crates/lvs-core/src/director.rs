@@ -165,8 +165,8 @@ impl Director {
         self.follow(now)
     }
 
-    /// The same before a packet, which may be the host's answer to a packet that closed its
-    /// connection.
+    /// As [`advance`](Self::advance), before a packet that may be the host's answer to a packet
+    /// that closed its connection.
     fn follow(&mut self, now: Instant) -> Instant {
         self.now = self.now.max(now);
         self.control.advance_with(&mut self.shard, self.now);

@@ -14,9 +14,9 @@ use crate::lpm::PrefixMap;
 pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
 
 /// Allowed and denied sources of new connections. The longest prefix that contains a source
-/// decides; a source in no prefix is accepted, unless any are allowed.
+/// decides; a source in no prefix is accepted, unless the filter allows any prefix.
 ///
-/// It is made once and shared: a copy costs nothing.
+/// The filter is built once, and its copies share it.
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(try_from = "FilterLists", into = "FilterLists"))]
@@ -45,7 +45,7 @@ struct Made {
 /// The rule that decided about a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decided {
-    /// A prefix of this length of the service's own filter, or of the director's.
+    /// A prefix of `bits` bits in the service's own filter (`own`), or in the director's.
     By { taken: bool, bits: u8, own: bool },
     /// The source matches no prefix.
     Unlisted { taken: bool },
@@ -58,7 +58,7 @@ impl Decided {
         }
     }
 
-    /// In words.
+    /// Describes the decision on `source` as a sentence.
     pub(crate) fn describe(self, source: IpAddr) -> String {
         let word = if self.taken() { "allowed" } else { "denied" };
         match self {

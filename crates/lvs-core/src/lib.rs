@@ -132,7 +132,7 @@ mod verdict;
 pub(crate) use conn::State;
 pub use control::{Control, Options, Service};
 pub use director::Director;
-/// Changes to the text of FTP commands, and to the sequence numbers behind them.
+/// Changes to the text of FTP commands, and to the sequence numbers of later segments.
 pub mod edit {
     pub use crate::verdict::{Edit, Replacement, Shift};
 }

@@ -77,7 +77,8 @@ fn bits(addr: IpAddr) -> u128 {
     }
 }
 
-/// In order, the shorter of two that begin alike first.
+/// Sorts networks; of two that begin with the same bits, the shorter one is first. Removes
+/// duplicates.
 fn distinct<T: Copy>(mut entries: Vec<Entry<T>>) -> Vec<Entry<T>> {
     // Stable: of two that are the same, the last one given is last.
     entries.sort_by_key(|entry| (entry.bits, entry.len));
@@ -230,7 +231,7 @@ impl Node {
     }
 }
 
-/// The six bits behind the first `skip`; behind the last bit are zeros.
+/// The six bits after the first `skip` bits, padded with zeros.
 fn place(bits: u128, skip: u8) -> u8 {
     let rest = bits.checked_shl(skip.into()).unwrap_or(0);
     (rest >> (128 - STRIDE)) as u8

@@ -56,7 +56,7 @@ impl fmt::Display for PortRange {
 /// Action for the packets of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkAction {
-    /// The packets get this mark. It is not 0.
+    /// The packets get this mark, which is not 0.
     Mark(u32),
     /// The packets are discarded.
     Drop,

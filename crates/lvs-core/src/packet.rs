@@ -116,7 +116,7 @@ impl TcpFlags {
     }
 }
 
-/// The first chunk of an SCTP packet, and the chunk behind it that IPVS reads.
+/// The first chunk of an SCTP packet, and the next chunk, as far as IPVS reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SctpChunk {
     /// Type of the first chunk (RFC 9260 section 3.2).
@@ -137,10 +137,11 @@ pub enum Transport<'a> {
     Sctp(SctpChunk),
     /// The TCP, UDP or SCTP header is truncated.
     Short {
-        /// The ports in [`Tuple`] were read: the first four bytes were there.
+        /// Whether the ports in [`Tuple`] are valid: the packet contains the first four bytes of
+        /// the header.
         ports: bool,
-        /// The SCTP header is complete, but not the header of a chunk. This is enough for a
-        /// translation.
+        /// Whether the SCTP header is complete, although the header of the first chunk is not. This
+        /// is sufficient for a translation.
         header: bool,
     },
     /// A protocol without ports.
@@ -150,15 +151,15 @@ pub enum Transport<'a> {
 /// A transport header and its payload, for helpers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment<'a> {
-    /// From the first byte of the transport header to the end of the packet. None, where no helper
-    /// is at work.
+    /// From the first byte of the transport header to the end of the packet. Empty if no helper
+    /// needs the bytes.
     pub bytes: &'a [u8],
     /// Whether the checksum need not be verified: a device has verified it, or will complete it.
     pub trusted: bool,
 }
 
 impl Segment<'_> {
-    /// No bytes.
+    /// A segment without bytes.
     pub const NONE: Self = Self {
         bytes: &[],
         trusted: false,

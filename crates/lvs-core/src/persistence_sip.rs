@@ -82,8 +82,8 @@ fn skip_space(message: &[u8], at: usize) -> Option<usize> {
     is_blank(*message.get(next)?).then(|| blanks(next))
 }
 
-/// Length of a Call-ID at the beginning of `text`: a word, perhaps an `@` and another word. 0
-/// without a Call-ID.
+/// Length of a Call-ID at the beginning of `text`: a word, optionally followed by `@` and another
+/// word. 0 without a Call-ID.
 fn call_id_len(text: &[u8]) -> usize {
     let word = |text: &[u8]| text.iter().take_while(|byte| is_word(**byte)).count();
     let first = word(text);

@@ -1,4 +1,4 @@
-//! A scheduler and the servers that it chooses from.
+//! A scheduler and the servers among which it chooses.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub enum Preview<'a> {
     Server(&'a Arc<Server>),
 }
 
-/// Real servers with a scheduler, for programs that only pick servers.
+/// Real servers with a scheduler, for programs that only choose servers.
 ///
 /// ```
 /// # use lvs_core::{Forwarding, Instant, Pool, Protocol, Registry, Request, ServerConfig, ServiceFlags};

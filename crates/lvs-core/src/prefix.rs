@@ -34,7 +34,7 @@ impl Prefix {
         Some(Self { addr, len })
     }
 
-    /// The source that limits for each client apply to: the address itself, or for IPv6 its /64,
+    /// The source to which limits for each client apply: the address itself, or for IPv6 its /64,
     /// because a host can choose any address in it.
     pub fn source(ip: IpAddr) -> IpAddr {
         let ip = ip.to_canonical();

@@ -1,4 +1,4 @@
-//! The text of `/proc/net/ip_vs` and its neighbours, for programs that read those files.
+//! The text of `/proc/net/ip_vs` and of related files, for programs that read those files.
 //!
 //! The format is the kernel's. The order differs: the kernel lists services and connections in the
 //! order of its hash tables; here services are listed by age, the oldest first, and connections by
@@ -50,7 +50,7 @@ fn service(out: &mut impl Write, key: ServiceKey, config: &ServiceConfig) -> fmt
             let v4 = addr.is_ipv4();
             write!(out, "{}  {}", Name(protocol), Addr(addr.ip(), true))?;
             write!(out, ":{:04X} {scheduler} ", addr.port())?;
-            // Of IPv6 services, the kernel does not show this flag.
+            // The kernel does not show this flag for IPv6 services.
             if v4 {
                 write!(out, "{ops} ")?;
             }

@@ -45,7 +45,7 @@ pub struct Server {
     held: AtomicI32,
     /// Action on its connections when it goes down.
     on_down: AtomicU8,
-    /// Flags that new connections of the server get.
+    /// Flags of new connections to the server.
     watches: AtomicU32,
     latency: Latency,
     /// Attempts to connect in a row without a good answer.
@@ -108,8 +108,8 @@ impl Server {
         self.mark = (self.id.0 % 64) as u8;
     }
 
-    /// From now on the server marks each change of the values that schedulers use: in this word, by
-    /// this bit.
+    /// From now on, the server marks each change of the values that schedulers use. Returns the
+    /// word and the bit of the marks.
     pub(crate) fn watch(&self) -> (&Arc<AtomicU64>, u8) {
         self.watched.store(true, Relaxed);
         (&self.marks, self.mark)
@@ -197,7 +197,8 @@ impl Server {
         self.last_weight.store(scaled, Relaxed);
     }
 
-    /// Applies the service's settings beyond the kernel's IPVS. `timed`: its answers are measured.
+    /// Applies the service's settings beyond the kernel's IPVS. `timed` means that the latency of
+    /// its answers is measured.
     pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
         self.on_down.store(extras.on_server_down as u8, Relaxed);
         let mut watches = 0;
@@ -210,8 +211,8 @@ impl Server {
         self.watches.store(watches, Relaxed);
     }
 
-    /// The initial flags of a connection to the server that IPVS does not have. Attempts to open a
-    /// TCP connection are always counted.
+    /// The initial flags of a connection to the server, apart from those of IPVS. Attempts to open
+    /// a TCP connection are always counted.
     #[inline]
     pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
         let watches = self.watches.load(Relaxed);
@@ -407,8 +408,8 @@ impl Server {
         self.changed();
     }
 
-    /// Counts a connection out (`ip_vs_unbind_dest`) and clears the overload flag below the lower
-    /// threshold.
+    /// Subtracts a connection from the counts (`ip_vs_unbind_dest`) and clears the overload flag
+    /// below the lower threshold.
     pub(crate) fn unbind(&self, active: bool) {
         if active {
             self.active.fetch_sub(1, Relaxed);
@@ -420,7 +421,7 @@ impl Server {
         self.changed();
     }
 
-    /// A connection went into or out of an active state.
+    /// Counts a connection that enters or leaves an active state.
     pub(crate) fn set_active(&self, active: bool) {
         if active {
             self.active.fetch_add(1, Relaxed);

@@ -166,7 +166,7 @@ impl ServiceFlags {
     pub const SCHED2: u32 = 0x10;
     /// Third scheduler flag: `flag-3`.
     pub const SCHED3: u32 = 0x20;
-    /// All flags that may be set from outside.
+    /// All flags that a caller may set.
     pub const ALL: u32 = 0x3d;
 
     /// Whether all bits of `mask` are set.
@@ -237,7 +237,7 @@ pub enum Forwarding {
     /// Direct routing, that is, a new destination MAC address: `-g`, `Route`.
     #[default]
     Route = 3,
-    /// Sent on to the packet's own destination.
+    /// The packet is sent to its own destination.
     Bypass = 4,
     /// Destination and source NAT (`FullNat`), so that replies return to the director. IPVS has no
     /// such method.
@@ -276,7 +276,7 @@ pub struct ServerConfig {
     /// Forwarding method.
     #[cfg_attr(feature = "api", serde(default))]
     pub forwarding: Forwarding,
-    /// Encapsulation, where the method is [`Forwarding::Tunnel`].
+    /// Encapsulation, if the method is [`Forwarding::Tunnel`].
     #[cfg_attr(feature = "api", serde(default))]
     pub tunnel: Tunnel,
     /// Number of connections at which the server gets no new ones; 0 is no limit.

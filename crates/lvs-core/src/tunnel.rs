@@ -18,7 +18,7 @@ impl TunnelChecksum {
     /// All kinds of checksums.
     pub const ALL: &[Self] = &[Self::None, Self::Full, Self::Remote];
 
-    /// The word of the control protocol and of `lvsd`.
+    /// The name of the checksum in the control protocol and in the file of `lvsd`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",

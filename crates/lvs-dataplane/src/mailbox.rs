@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use lvs_sys::EventFd;
 use lvs_sys::lock;
 
-/// A closure that the thread which owns a `T` runs on it.
+/// A closure that the owning thread of a `T` runs on it.
 pub(crate) type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
 /// Jobs for one thread, in the order in which they were posted. The thread polls

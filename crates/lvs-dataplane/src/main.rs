@@ -92,8 +92,8 @@ struct Links {
     #[arg(long, default_value = "off", value_name = "off|loose|strict")]
     reverse_path: ReversePath,
 
-    /// Lower the maximum segment size in TCP SYNs to what the path carries, tunnels included, or
-    /// to N bytes. Default: leave it alone.
+    /// Lower the maximum segment size in TCP SYNs to what the path carries, tunnels included, or to
+    /// N bytes. Default: no change.
     #[arg(long, value_name = "auto|N")]
     clamp_mss: Option<ClampMss>,
 
@@ -110,9 +110,9 @@ struct Connections {
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
-    /// How many of them may be of IPv6, or have a server of another family than the client, where
-    /// the kernel fast path takes the memory for all of them at the start. Default: all up to
-    /// 1,048,576, and a quarter where that is more.
+    /// Maximum of the connections whose client or server has an IPv6 address, if the kernel fast
+    /// path allocates the memory for all connections at the start. Default: all of up to 1,048,576
+    /// connections, and a quarter of more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_ipv6: Option<u32>,
 
@@ -192,7 +192,7 @@ struct Replication {
     #[arg(long, value_name = "FILE", requires = "sync_peer")]
     sync_key: Option<PathBuf>,
 
-    /// Where other directors connect to (TCP). Default: port 8848 of all addresses.
+    /// Address to which other directors connect (TCP). Default: port 8848 of all addresses.
     #[arg(long, value_name = "ADDRESS", value_parser = directors::address, requires = "sync_peer")]
     sync_listen: Option<SocketAddr>,
 
@@ -201,8 +201,8 @@ struct Replication {
     #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(0..=3600))]
     sync_wait: u32,
 
-    /// Seconds for which the services and servers of a peer may differ from those of this director,
-    /// before an alarm is raised.
+    /// Seconds for which the services and servers of a peer may differ from those of this director
+    /// before the dataplane raises an alarm.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     sync_alarm: u32,
 }
@@ -257,7 +257,7 @@ struct Access {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Backend {
-    /// Packet sockets, or a TUN device where they are not permitted
+    /// Packet sockets, or a TUN device if packet sockets are not permitted
     Auto,
     /// Packet sockets
     #[value(name = "af_packet")]
@@ -270,7 +270,7 @@ enum Backend {
 enum WarmRestart {
     /// No
     Off,
-    /// If that is possible; the log says if not
+    /// If the kernel permits it; otherwise the log reports the reason
     Auto,
     /// Yes, or do not start
     On,
@@ -280,7 +280,8 @@ enum WarmRestart {
 enum FastPath {
     /// No
     Off,
-    /// If that is possible, and a quarter of the free memory is enough; the log says if not
+    /// If the kernel permits it and a quarter of the free memory is enough; otherwise the log
+    /// reports the reason
     Auto,
     /// Yes, or do not start
     On,
@@ -325,7 +326,7 @@ impl FromStr for Workers {
 enum Confine {
     /// No
     Off,
-    /// As far as the kernel can
+    /// As far as the kernel supports it
     Auto,
 }
 
@@ -339,10 +340,10 @@ enum Profile {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum WhenFull {
-    /// Drop their packets
+    /// Drop the packets of new connections
     Drop,
-    /// End another connection: a half-open or ended one, else an unused or idle one, never one that
-    /// moves data
+    /// Evict another connection: a half-open or ended one, otherwise an unused or idle one; never
+    /// one that transfers data
     Evict,
 }
 

@@ -24,7 +24,7 @@ pub struct Arp {
     pub target: Ipv4Addr,
 }
 
-/// Reads the ARP message behind the Ethernet header of `frame`; `None` if it is no ARP message for
+/// Reads the ARP message after the Ethernet header of `frame`; `None` if it is no ARP message for
 /// IPv4 over Ethernet.
 pub fn parse(frame: &[u8]) -> Option<Arp> {
     let slice = ArpPacketSlice::from_slice(frame.get(ETHERNET_LEN..)?).ok()?;

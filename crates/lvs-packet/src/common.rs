@@ -11,11 +11,11 @@ use crate::return_path::ReturnPaths;
 use crate::settings::{Echo, Settings};
 use crate::tunnel_path::TunnelPaths;
 
-/// State of the director, as opposed to that of one worker. Each
-/// [`Pipeline`](crate::pipeline::Pipeline) has an `Arc` of it. Limits apply to all workers
-/// together, and knowledge of one worker is available to all.
+/// State of the whole director. Each worker's [`Pipeline`](crate::pipeline::Pipeline) has an `Arc`
+/// of it. Limits apply to all workers together, and information that one worker has learned is
+/// available to all.
 ///
-/// | | shared by | taken by |
+/// | | synchronised by | used for |
 /// |---|---|---|
 /// | fragments | 16 parts with a lock each | fragments |
 /// | limits on ICMP errors | an atomic, and 16 parts with a lock each | ICMP errors made here |
@@ -25,9 +25,9 @@ use crate::tunnel_path::TunnelPaths;
 /// | hosts that forwarded replies to health checks | a lock | such replies |
 /// | requests that were too long | a lock | ICMP "fragmentation needed" made here |
 ///
-/// So an established connection takes no lock. Packets that wait for a neighbour are each worker's
-/// own, because it sends them, in order, before those that come later; their limits are divided
-/// ([`Held::of_workers`](crate::held::Held::of_workers)).
+/// So packets of an established connection take no lock. Each worker stores its own packets that
+/// wait for a neighbour, because it must send them in order, before later packets; their limits are
+/// divided ([`Held::of_workers`](crate::held::Held::of_workers)).
 #[derive(Debug)]
 pub struct Common {
     /// Datagrams of which fragments are missing.
@@ -79,8 +79,8 @@ impl Common {
         &self.tunnels
     }
 
-    /// `midnight`: how long after midnight, UTC, the clock of the packets'
-    /// [`Instant`](lvs_core::Instant)s was at 0. For time stamps in IPv4 options.
+    /// Sets `midnight`, the time after midnight (UTC) at which the clock of the packets'
+    /// [`Instant`](lvs_core::Instant)s was 0. It is used for time stamps in IPv4 options.
     #[must_use]
     pub fn with_midnight(mut self, midnight: Duration) -> Self {
         self.midnight = midnight;

@@ -16,7 +16,7 @@ reasons! {
         IpChecksum => "ip_checksum",
         /// The total length in the IP header is shorter than the header.
         IpLength => "ip_length",
-        /// The unfinished checksum that a device announced is outside the frame.
+        /// The partial checksum that a device announced is outside the frame.
         BadOffload => "bad_offload",
         /// An ICMP message of less than 8 bytes.
         IcmpShort => "icmp_short",
@@ -33,7 +33,7 @@ reasons! {
         Verdict => "verdict",
         /// The director decided to answer with an ICMP unreachable error.
         Rejected => "rejected",
-        /// Its time to live reached zero at the director.
+        /// The TTL or hop limit of the packet reached zero at the director.
         TtlExceeded => "ttl_exceeded",
         /// The packet is longer than the MTU of its path, and must not be fragmented.
         TooBig => "too_big",
@@ -60,12 +60,12 @@ reasons! {
         /// backend tun also direct routing, and connections of this host itself to servers behind
         /// NAT.
         Unsupported => "unsupported",
-        /// An aggregate of segments that contradicts its own headers.
+        /// A GSO super-packet that contradicts its own headers.
         BadAggregate => "bad_aggregate",
         /// A GSO super-packet whose segments are smaller or more numerous than those of any TCP
         /// implementation.
         TinySegments => "tiny_segments",
-        /// A priority tag (VLAN 0) inside another VLAN tag: no sender has a reason for that.
+        /// A priority tag (VLAN 0) inside another VLAN tag: no sender needs this.
         NestedTags => "nested_tags",
         /// The buffer has no room in front of the packet for another header.
         NoRoom => "no_room",
@@ -84,8 +84,8 @@ reasons! {
         IpOptions => "ip_options",
         /// The packet's sender specified the route (IPv4 source routing), which hosts refuse.
         SourceRoute => "source_route",
-        /// An echo request to an address that the dataplane owns, and answers to them are switched
-        /// off (`--echo drop`).
+        /// An echo request to an address that the dataplane owns, while answers are disabled
+        /// (`--echo drop`).
         EchoOff => "echo_off",
         /// An echo request to an address that the dataplane owns, above the limit of answers a
         /// second (`--echo N`).
@@ -94,7 +94,7 @@ reasons! {
         Loop => "loop",
         /// There is no device to reinject the packet into the host.
         NoHostPort => "no_host_port",
-        /// The host sent something into the dataplane's device that is not for a virtual address.
+        /// The host sent a packet into the dataplane's device that is not for a virtual address.
         HostStray => "host_stray",
         /// The destination is an address of the dataplane without an answering service.
         OwnAddress => "own_address",

@@ -1,4 +1,4 @@
-//! A frame in a buffer with headroom, and the description of its unfinished checksum and its
+//! A frame in a buffer with headroom, and the description of its partial checksum and its
 //! segments.
 
 use std::fmt;
@@ -18,11 +18,11 @@ pub const MAX_FRAME: usize = 65_535 + 14 + 8;
 /// `virtio_net_hdr`, offsets relative to the first byte of the frame).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// The transport checksum field holds only the sum of the pseudo-header (not complemented);
+    /// The transport checksum field contains only the sum of the pseudo-header (not complemented);
     /// the sum from `start` to the end of the frame is to be stored at `start + offset`
     /// (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
     pub checksum: Option<PartialChecksum>,
-    /// The frame is an aggregate that is to be cut into segments.
+    /// The frame is a super-packet that must be cut into segments.
     pub segments: Option<Segments>,
     /// The device has verified the checksum (`VIRTIO_NET_HDR_F_DATA_VALID`).
     pub verified: bool,
@@ -35,7 +35,7 @@ impl Offload {
     }
 }
 
-/// Position of an unfinished checksum.
+/// Position of a partial checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialChecksum {
     /// First byte that it covers, from the start of the frame.
@@ -57,7 +57,7 @@ pub struct Segments {
     pub ecn: bool,
 }
 
-/// Kinds of aggregates.
+/// Kinds of super-packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentKind {
     /// TCP over IPv4.
@@ -66,13 +66,13 @@ pub enum SegmentKind {
     Tcp6,
     /// UDP datagrams of equal size (UDP GSO).
     Udp,
-    /// A UDP datagram that is to be fragmented (UFO).
+    /// A UDP datagram that the receiver must fragment (UFO).
     UdpFragments,
 }
 
 /// The memory of a frame's bytes.
 enum Storage {
-    /// On the heap.
+    /// Memory on the heap.
     Owned(Box<[u8]>),
     /// In a slot of a backend's memory, which returns to the backend when the frame is dropped or
     /// sent.
@@ -112,7 +112,7 @@ pub struct Frame {
     buf: Storage,
     start: usize,
     end: usize,
-    /// The frame's unfinished checksum and its segments.
+    /// The frame's partial checksum and its segments.
     pub offload: Offload,
 }
 
@@ -122,7 +122,7 @@ impl Frame {
         Self::with_capacity(MAX_FRAME)
     }
 
-    /// An empty frame with room for `len` bytes behind the headroom.
+    /// An empty frame with room for `len` bytes after the headroom.
     pub fn with_capacity(len: usize) -> Self {
         Self {
             buf: Storage::Owned(vec![0; HEADROOM + len].into_boxed_slice()),
@@ -157,7 +157,7 @@ impl Frame {
     pub fn lent(slot: Lent, place: Range<usize>, offload: Offload) -> Self {
         assert!(
             place.start <= place.end && place.end <= slot.len(),
-            "a frame lies within its slot"
+            "a frame is within its slot"
         );
         Self {
             buf: Storage::Lent(slot),
@@ -189,8 +189,8 @@ impl Frame {
         mem::replace(self, Self::vacant())
     }
 
-    /// Returns the number of bytes that the frame can have behind the standard headroom after it is
-    /// cleared; 0 for memory that the frame does not own.
+    /// Returns the number of bytes that fit after the standard headroom once the frame is cleared;
+    /// 0 for memory that the frame does not own.
     #[inline]
     pub fn capacity(&self) -> usize {
         match &self.buf {

@@ -16,9 +16,9 @@ use crate::net::PortId;
 /// Maximum of packets that wait for one neighbour; a further packet replaces the oldest (the
 /// kernel's `unres_qlen` default).
 pub const PER_NEIGHBOUR: usize = 101;
-/// Packets of a director that wait at most.
+/// Maximum number of waiting packets of a director.
 pub const TOTAL: usize = 4096;
-/// Bytes of a director that wait at most.
+/// Maximum number of bytes of waiting packets of a director.
 pub const BYTES: usize = 16 << 20;
 /// Longest time that a packet waits. The kernel stops resolving a neighbour after three requests,
 /// one second apart, and reports that; this limit is for neighbours without a report.
@@ -91,7 +91,7 @@ impl Held {
         self.hold_for(Cause::Neighbour(port, addr), frame, now)
     }
 
-    /// Holds a packet of the host itself, translated and without link header, until the answers of
+    /// Stores a packet of the host itself, translated and without link header, until the answers of
     /// its connection are intercepted; returns whether to request that now.
     pub fn hold_local_client(&mut self, client: LocalClient, frame: Frame, now: Instant) -> bool {
         self.hold_for(Cause::LocalClient(client), frame, now)
@@ -226,7 +226,7 @@ impl Held {
         });
     }
 
-    /// Packets that wait.
+    /// Number of waiting packets.
     pub const fn len(&self) -> usize {
         self.frames
     }

@@ -1,4 +1,5 @@
-//! The packet path: frames in, frames out. Pure: it does no I/O and reads no clock.
+//! The packet path: processes received frames, and returns the frames to send. It does no I/O and
+//! reads no clock.
 #![forbid(unsafe_code)]
 
 pub mod arp;

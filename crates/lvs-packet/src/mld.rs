@@ -19,7 +19,7 @@ const HOP_BY_HOP: u8 = 0;
 /// Hop-by-hop options with the router alert, so that routers and switches read the message (RFC
 /// 2711).
 const ROUTER_ALERT: [u8; 8] = [PROTOCOL, 0, 5, 2, 0, 0, 1, 0];
-/// The group in a message of version 1 and in a query of version 2, behind a delay.
+/// The group in a message of version 1 and in a query of version 2, after a delay.
 const GROUP_FIELD: Field = icmp::HEADER_LEN..icmp::HEADER_LEN + 16;
 /// The number of records in a report of version 2.
 const RECORDS: Field = 6..8;
@@ -69,8 +69,8 @@ pub enum MembershipChange {
     Left,
 }
 
-/// Reads the query behind the Ethernet header of `frame`; `None` if it is no valid query (RFC 3810
-/// section 5.1.14).
+/// Reads the query after the Ethernet header of `frame`; `None` if it is not a valid query (RFC
+/// 3810 section 5.1.14).
 pub fn parse(frame: &[u8]) -> Option<Query> {
     let ip = frame.get(ETHERNET_LEN..)?;
     let header = ip.get(..ipv6::HEADER_LEN)?;

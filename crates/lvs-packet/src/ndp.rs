@@ -38,7 +38,7 @@ pub struct Ndp {
     pub mac: Mac,
 }
 
-/// Reads the message behind the Ethernet header of `frame`; `None` if it is no valid solicitation
+/// Reads the message after the Ethernet header of `frame`; `None` if it is not a valid solicitation
 /// or advertisement (RFC 4861 section 7.1).
 pub fn parse(frame: &[u8]) -> Option<Ndp> {
     let ip = frame.get(ETHERNET_LEN..)?;

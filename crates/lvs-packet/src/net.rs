@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use crate::drop::FrameDrop;
 use crate::wire::Mac;
 
-/// An attachment to a network: an interface, or the TUN device that leads to the host. A small
-/// index that the dataplane assigns.
+/// An attachment to a network: an interface, or the TUN device through which packets reach the
+/// host. A small index that the dataplane assigns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub u16);
 
 impl PortId {
-    /// The port that leads to the host.
+    /// The port through which packets reach the host.
     pub const HOST: Self = Self(0);
     /// The port of the TUN backend's device. It is the same device as [`Self::HOST`], but the host
     /// forwards packets that are sent on this port, and receives packets that are sent on the
@@ -34,9 +34,9 @@ pub struct PortInfo {
     pub mtu: u32,
     /// Whether frames begin with an Ethernet header; otherwise they are plain IP packets.
     pub ethernet: bool,
-    /// Whether the port accepts unfinished checksums and super-packets.
+    /// Whether the port accepts partial checksums and super-packets.
     pub offload: bool,
-    /// Whether frames can be reinjected into the host on this port, as if they had just arrived.
+    /// Whether frames can be reinjected into the host on this port.
     pub gives_back: bool,
 }
 
@@ -107,7 +107,7 @@ pub trait Net {
     /// Returns the port's properties; `None` if the port was removed.
     fn port(&self, port: PortId) -> Option<PortInfo>;
 
-    /// The port that leads to the host's network stack, if there is one.
+    /// The port through which packets are reinjected into the host, if there is one.
     fn host_port(&self) -> Option<PortId>;
 
     /// Whether the host has this address. VIPs on its interfaces count; VIPs that the dataplane
@@ -115,7 +115,7 @@ pub trait Net {
     fn is_local(&self, addr: IpAddr) -> bool;
 
     /// Whether a packet from another host cannot have this source, because it is the host's own
-    /// (`fib_validate_source`) or the dataplane's. Called for each packet.
+    /// (`fib_validate_source`) or the dataplane's. It is called for each packet.
     fn is_forged(&self, src: IpAddr) -> bool {
         self.is_local(src) || self.is_own_vip(src)
     }
@@ -165,8 +165,8 @@ pub trait Net {
 /// Whether no other host can have sent a packet (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`:
 /// its destination is the address of a service. A real server that has the address itself may send
 /// from it through a director that is its gateway, unless [`Net::forges_vips`] is true. The kernel
-/// accepts an IPv6 packet from an address of its own. Here the answer would return to the host or
-/// to the dataplane, or loop.
+/// accepts an IPv6 packet from one of its own addresses. The director does not, because the answer
+/// would return to the host or to the dataplane, or loop.
 #[inline]
 pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
     let forged =

@@ -7,11 +7,11 @@ use std::sync::Mutex;
 use lvs_core::api::TooBig;
 use lvs_sys::lock;
 
-/// Maximum number of servers that are remembered.
+/// Maximum number of stored servers.
 const SERVERS_MAX: usize = 256;
 
-/// Requests that did not fit the path to their server, by server and by the use of a tunnel: of all
-/// workers of a director.
+/// Requests to all workers of a director that exceeded the MTU of the path to their server, by
+/// server and by the use of a tunnel.
 #[derive(Debug, Default)]
 pub struct Oversize(Mutex<BTreeMap<(IpAddr, bool), TooBig>>);
 

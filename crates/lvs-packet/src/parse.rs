@@ -12,7 +12,7 @@ use crate::drop::FrameDrop;
 use crate::wire::checksum::Sum;
 use crate::wire::{be16, icmp, ipv4, ipv6, sctp, tcp, udp};
 
-/// Bytes that a packet must have behind its IP header before it can open a connection.
+/// Bytes that a packet must have after its IP header before it can open a connection.
 pub const HEADERS: [(Protocol, usize); 3] = [
     (Protocol::TCP, tcp::HEADER_LEN),
     (Protocol::UDP, udp::HEADER_LEN),
@@ -43,8 +43,8 @@ pub struct Packet {
     pub df: bool,
     /// The fragment, if it is a fragment of a datagram.
     pub fragment: Option<Fragment>,
-    /// Whether the IPv6 extension headers include AH: IPVS reads the headers behind it, nf_tables
-    /// does not.
+    /// Whether the IPv6 extension headers include AH: IPVS reads the headers after AH, and
+    /// nf_tables does not.
     pub authenticated: bool,
     /// Source and destination port of TCP, UDP and SCTP, if they were readable.
     pub ports: Option<(u16, u16)>,
@@ -57,10 +57,10 @@ pub struct Fragment {
     pub id: u32,
     /// Offset of its payload in the datagram, in bytes.
     pub offset: usize,
-    /// More follow.
+    /// Whether more fragments follow.
     pub more: bool,
-    /// IPv6: where the byte is that announces the fragment header, which the datagram does not
-    /// have.
+    /// For IPv6, the offset of the byte that announces the fragment header; the reassembled
+    /// datagram has no fragment header.
     pub named_at: usize,
 }
 
@@ -71,12 +71,12 @@ pub enum Icmp {
     Error(IcmpError),
     /// Not an error, or an error about a packet that cannot be parsed: it is passed to the host.
     Host,
-    /// Cut short.
+    /// The ICMP message is truncated.
     Short,
 }
 
-/// Reads the IPv4 header at the start of `bytes`, which may end in padding. `aggregate`: it is an
-/// aggregate of segments, whose total length may be missing.
+/// Reads the IPv4 header at the start of `bytes`, which may end in padding. `aggregate`: it is a
+/// super-packet, whose total length may be missing.
 ///
 /// # Errors
 /// The checks of a host (RFC 1122 section 3.2.1), in the kernel's order (`ip_rcv_core`).
@@ -136,9 +136,9 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     })
 }
 
-/// Reads the IPv4 packet at the start of `bytes` if it is ordinary: no options, no fragment, hops
-/// left, and a whole header of UDP, or of a TCP segment that continues a connection. The result may
-/// still be a packet for the slow path.
+/// Reads the IPv4 packet at the start of `bytes` if it is ordinary: no options, no fragment, a hop
+/// count above 1, and a whole header of UDP, or of a TCP segment that continues a connection. The
+/// result may still be a packet for the slow path.
 #[inline]
 pub fn plain(bytes: &[u8]) -> Option<Plain> {
     let header: &[u8; ipv4::HEADER_LEN] = bytes.first_chunk()?;
@@ -262,7 +262,7 @@ impl Packet {
     }
 
     /// Returns this first fragment of IPv6, whose bytes are `ip`, as a complete packet, with the
-    /// header behind all of its extension headers.
+    /// header after all of its extension headers.
     #[must_use]
     pub fn alone(mut self, ip: &[u8]) -> Self {
         if let Some(bytes) = ip.get(..self.len)

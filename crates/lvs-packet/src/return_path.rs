@@ -1,4 +1,4 @@
-//! Hosts that forwarded replies to health checks, where NAT needs the server's own frame.
+//! Hosts that forwarded replies to health checks, although NAT needs the server's own frame.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use lvs_sys::lock;
 use crate::net::PortId;
 use crate::wire::Mac;
 
-/// Servers that are remembered at most. For further servers only the drops are counted.
+/// Maximum number of stored servers. For further servers, only the drops are counted.
 const SERVERS_MAX: usize = 4096;
 
 /// The host that forwarded the latest reply of each server.
@@ -29,7 +29,7 @@ pub struct Forwarded {
 }
 
 impl ReturnPaths {
-    /// Remembers the sender of a reply of `server`.
+    /// Stores the sender of a reply of `server`.
     pub(crate) fn learn(&self, server: IpAddr, port: PortId, sender: Mac, at: Instant) {
         let mut all = self.all();
         if all.len() < SERVERS_MAX || all.contains_key(&server) {

@@ -11,18 +11,18 @@ use crate::parse::Packet;
 use crate::wire::checksum::{self, Sum};
 use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, put32, tcp, udp};
 
-/// Options and payload that a TCP puts into a segment at least (Linux's `TCP_MIN_SND_MSS`; no IPv4
-/// link carries less than 68 bytes, RFC 791 section 3.2).
+/// Minimum size of options and payload in a segment of a TCP implementation (Linux's
+/// `TCP_MIN_SND_MSS`; no IPv4 link carries less than 68 bytes, RFC 791 section 3.2).
 const TCP_LEAST: usize = 48;
-/// Segments of an aggregate of TCP at most: 64 KiB of the smallest.
+/// Maximum number of segments of a TCP super-packet: 64 KiB of the smallest segments.
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
 /// Maximum of segments into which a super-packet is cut here, so that one frame of a sender becomes
 /// at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If a sender uses
 /// smaller ones, its TCP repeats the dropped segments one by one, and these are forwarded.
 const CUT_MOST: usize = 512;
-/// Greatest number of smaller segments: a few of them do no harm.
+/// Maximum number of smaller segments: a few of them are harmless.
 const TINY_MOST: usize = 64;
-/// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).
+/// Maximum number of datagrams of a UDP super-packet (Linux's `UDP_MAX_SEGMENTS`).
 const UDP_MOST: usize = 128;
 /// The longest IPv4 header.
 const IPV4_HEADER_MAX: usize = 60;
@@ -32,7 +32,7 @@ const CWR: u8 = 0x80;
 /// Finishes the checksum of `frame`, if it is unfinished.
 ///
 /// # Errors
-/// [`FrameDrop::BadOffload`] if the checksum lies outside the frame.
+/// [`FrameDrop::BadOffload`] if the checksum is outside the frame.
 pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
     let Some(partial) = frame.offload.checksum else {
         return Ok(());
@@ -60,7 +60,7 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
 
 /// Whether the unfinished work of `frame` is possible: a checksum within the payload of the packet,
 /// a super-packet of the packet's own protocol or of TCP inside a tunnel over UDP. A guest on a
-/// virtual link can announce anything.
+/// virtual link can set any values.
 ///
 /// # Errors
 /// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].
@@ -88,7 +88,7 @@ struct Inside {
 }
 
 impl Inside {
-    /// Finds the inner headers of a super-packet of the given kind. Its unfinished checksum is that
+    /// Finds the inner headers of a super-packet of the given kind. Its partial checksum is that
     /// of the packet inside, and the IP header ends where the transport header begins.
     fn find(frame: &Frame, packet: &Packet, kind: SegmentKind) -> Option<Self> {
         let (protocol, field) = match kind {
@@ -136,17 +136,17 @@ pub struct Cut {
     /// Length of all headers, including those of an inner packet.
     headers: usize,
     size: usize,
-    /// The segment that is cut is inside a tunnel.
+    /// The inner headers, if the segments are inside a tunnel.
     inside: Option<Inside>,
 }
 
 impl Cut {
-    /// Returns how the aggregate in `frame` is divided; `None` if the frame is no aggregate, or is
-    /// one datagram to be fragmented (UFO).
+    /// Returns the division of the super-packet in `frame`; `None` if the frame is not a
+    /// super-packet, or is one datagram to be fragmented (UFO).
     ///
     /// # Errors
-    /// [`FrameDrop::BadAggregate`] if the aggregate contradicts its headers;
-    /// [`FrameDrop::TinySegments`] if it would become more packets than one frame may become.
+    /// [`FrameDrop::BadAggregate`] if the super-packet contradicts its headers;
+    /// [`FrameDrop::TinySegments`] if it has more segments than are permitted for one frame.
     #[inline]
     pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
         let Some(segments) = frame.offload.segments else {
@@ -196,13 +196,14 @@ impl Cut {
         Ok(Some(cut))
     }
 
-    /// Whether a device can cut it: the virtio header cannot express an aggregate inside a tunnel.
+    /// Whether a device can cut the super-packet: the virtio header cannot describe a super-packet
+    /// inside a tunnel.
     #[inline]
     pub const fn is_expressible(&self) -> bool {
         self.inside.is_none()
     }
 
-    /// Whether `frame` is an aggregate that no device can cut.
+    /// Whether `frame` is a super-packet that no device can cut.
     #[inline]
     pub fn is_for_software(frame: &Frame, packet: &Packet) -> bool {
         let cut = Self::new(frame, packet).ok().flatten();
@@ -216,7 +217,7 @@ impl Cut {
         if segment < len { segment } else { len }
     }
 
-    /// The number of segments of an aggregate of `len` bytes.
+    /// The number of segments of a super-packet of `len` bytes.
     #[inline]
     pub const fn count(&self, len: usize) -> usize {
         let data = len.saturating_sub(self.headers);
@@ -227,11 +228,11 @@ impl Cut {
         }
     }
 
-    /// Returns the segments of the aggregate in `frame`, in order. Each segment is created only
+    /// Returns the segments of the super-packet in `frame`, in order. Each segment is created only
     /// when the iterator returns it.
     ///
     /// # Errors
-    /// [`FrameDrop::TinySegments`] if the segments are more than one frame may become.
+    /// [`FrameDrop::TinySegments`] if there are more segments than are permitted for one frame.
     pub fn segments<'a>(
         &self,
         frame: &'a Frame,
@@ -429,7 +430,7 @@ mod tests {
     /// A host leaves the CRC32c of SCTP to a capable device (`NETIF_F_SCTP_CRC`), as it leaves the
     /// checksums of TCP and UDP.
     #[test]
-    fn unfinished_checksum_of_sctp_becomes_crc() {
+    fn partial_checksum_of_sctp_becomes_crc() {
         let mut ip = Vec::new();
         let mut packet = vec![0x80; 40];
         packet[8..12].copy_from_slice(&[0; 4]);
@@ -484,8 +485,8 @@ mod tests {
     /// Bytes from the outer UDP header to the inner IP header: UDP, VXLAN, Ethernet.
     const INNER: usize = 8 + 8 + 14;
 
-    /// A VXLAN packet with TCP or UDP inside, over IPv6 if `six`, each first the outer one.
-    /// `summed`: the tunnel has a checksum; `declared`: the inner IP header has a length.
+    /// A VXLAN packet with TCP or UDP inside, `six` selects IPv6 for the outer and for the inner
+    /// packet. `summed`: the tunnel has a checksum; `declared`: the inner IP header has a length.
     fn tunnelled(data: &[u8], udp: bool, six: [bool; 2], summed: bool, declared: bool) -> Vec<u8> {
         let header = match six[1] {
             true => etherparse::IpHeaders::Ipv6(

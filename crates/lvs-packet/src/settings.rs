@@ -13,7 +13,7 @@ pub struct Settings {
     pub limits: Limits,
     /// Treatment of echo requests to addresses that the dataplane owns.
     pub echo: Echo,
-    /// Lower the segment size that TCP connections are opened with.
+    /// The limit to which the maximum segment size in SYNs is lowered.
     pub clamp_mss: Option<ClampMss>,
     /// Reverse-path check of requests to services.
     pub reverse_path: ReversePath,
@@ -66,8 +66,8 @@ impl FromStr for ReversePath {
     }
 }
 
-/// Treatment of echo requests to addresses that the dataplane owns. Requests to the host's
-/// addresses are always the host's.
+/// Treatment of echo requests to addresses that the dataplane owns. The host always answers
+/// requests to its own addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Echo {
     /// Maximum number of requests per second that are answered, of all senders together; 0 disables
@@ -104,7 +104,7 @@ impl FromStr for Echo {
 /// The limit of the maximum segment size in SYNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClampMss {
-    /// The known MTUs of the paths in both directions.
+    /// The limit follows from the known MTUs of the paths in both directions.
     Auto,
     /// A fixed number of bytes.
     To(u16),

@@ -4,7 +4,7 @@
 //! while the keeper changes its maps. An ordinary map would have to be copied completely for each
 //! changed entry. This map consists of parts: a copy costs one pointer, and the first change of a
 //! part after it copies only that part. So an insertion costs about the same with ten entries and
-//! with forty thousand. A look-up hashes twice; the packet path caches the results where speed is
+//! with forty thousand. A look-up hashes twice; the packet path caches the results if speed is
 //! important.
 
 use std::borrow::Borrow;
@@ -13,16 +13,16 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
 
-/// Parts of a map. With 40,000 entries, 160 are copied for the first change of a part, and 256
+/// Parts of a map. With 40,000 entries, the first change of a part copies 160 entries and 256
 /// pointers.
 const PARTS: usize = 256;
 
 type Part<K, V> = Arc<HashMap<K, V, RandomState>>;
 
-/// A map that is cheap to copy and cheap to change after that.
+/// A map that is cheap to copy, and cheap to change after a copy.
 #[derive(Clone)]
 pub struct SharedMap<K, V> {
-    /// Empty as long as the map is.
+    /// The parts; empty while the map is empty.
     parts: Arc<[Part<K, V>]>,
     hasher: RandomState,
     len: usize,
@@ -128,7 +128,7 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
         old
     }
 
-    /// The value of a key, to be changed, or made first.
+    /// Mutable access to the value of a key, which is created if necessary.
     pub fn entry(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
         let new = !self.contains_key(&key);
         self.len += usize::from(new);
@@ -136,7 +136,7 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
         self.part(place).entry(key).or_insert_with(make)
     }
 
-    /// The value of a key, to be changed.
+    /// Mutable access to the value of a key.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         if !self.contains_key(key) {
             return None;
@@ -216,7 +216,7 @@ impl<'a, K, V> Iterator for Iter<'a, K, V> {
     }
 }
 
-/// A set that is cheap to copy and cheap to change after that.
+/// A set that is cheap to copy, and cheap to change after a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedSet<T: Eq + Hash>(SharedMap<T, ()>);
 

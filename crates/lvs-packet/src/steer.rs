@@ -11,7 +11,7 @@
 //!                                                                                      └─ another's: bounded queue
 //! ```
 //!
-//! Because of the program in the kernel, almost no packet needs the queue of the second step. Only
+//! Because of the BPF program, almost no packet needs the queue of the second step. Only
 //! [`Steering`], which is equal in all workers, decides about the owner.
 
 use std::collections::HashSet;
@@ -37,7 +37,7 @@ const ISAKMP: u16 = 500;
 pub struct Keys {
     /// Factors of the words of an IPv6 address.
     pub words: [u32; 4],
-    /// The first summand.
+    /// The number with which the sum begins.
     pub seed: u32,
     /// Factors of the sum: one before the port, and two after it.
     pub factors: [u32; 3],
@@ -56,7 +56,7 @@ impl Keys {
         }
     }
 
-    /// An address in 32 bits; of IPv6, the first `words` words of it.
+    /// An address in 32 bits. For IPv6, they depend on its first `words` words.
     pub fn fold(&self, addr: IpAddr, words: usize) -> u32 {
         match addr {
             IpAddr::V4(addr) => addr.to_bits(),
@@ -249,8 +249,8 @@ impl Steering {
         }
     }
 
-    /// Returns the prefixes of addresses, in words: as many words as keep the number of different
-    /// prefixes within its limit.
+    /// Returns the prefixes of addresses in words, with as many words as the limit of different
+    /// prefixes permits.
     fn prefixes(&self, addresses: &[IpAddr]) -> (usize, Vec<u32>) {
         for words in (1..=4).rev() {
             let folds = addresses.iter().map(|addr| self.keys.fold(*addr, words));
@@ -289,7 +289,7 @@ pub struct Range {
 /// fragments, extension headers, and, with many virtual addresses, for addresses between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Workers.
+    /// Number of workers.
     pub workers: u32,
     /// The keys of the hash.
     pub keys: Keys,

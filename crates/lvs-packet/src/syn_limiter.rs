@@ -1,14 +1,14 @@
 //! The limiter of SYNs: which clients may open TCP connections during a flood.
 //!
 //! A SYN is the most expensive packet for the director, and can be sent with a forged source. While
-//! SYNs use less than half of a worker's time, all of them pass: the other packets of honest
-//! clients use more than that. Beyond that share, each of three kinds of clients has a share of the
-//! time of its own:
+//! SYNs use less than half of a worker's time, all of them pass, because the other packets of
+//! honest clients use more. If SYNs need more than half of the time, each of three kinds of SYNs
+//! has a separate share of the time:
 //!
-//! * clients that have had a connection, with more than its handshake, within minutes (a forged
-//!   source has had none);
-//! * SYNs that come again, as those of every honest client do after a second;
-//! * the rest.
+//! * SYNs of known clients, which have had a connection with more than its handshake within minutes
+//!   (a forged source has had none);
+//! * repeated SYNs, which every honest client sends after a second;
+//! * all other SYNs.
 //!
 //! Within a kind, the share is divided among networks of sources (/24 of IPv4, /48 of IPv6), so
 //! that the flood of one network leaves the shares of the others. The memory has a fixed size for
@@ -20,13 +20,14 @@ use std::time::Duration;
 
 use lvs_core::Instant;
 
-/// If SYNs take more than one in this many parts of the time, they are sorted: above one half.
+/// Divisor of the time: if SYNs need more than this fraction (one half), they are sorted into
+/// kinds.
 const CALM: u32 = 2;
 /// The divisor of the time for each kind of SYN: from known clients, repeated SYNs, and others.
 const SHARES: [u32; KINDS] = [3, 16, 16];
 /// The kinds of SYNs: those of known clients, repeated ones, and all others.
 const KINDS: usize = 3;
-/// Time that a purse can save up, in nanoseconds.
+/// Maximum unused time that a budget can save, in nanoseconds.
 const SAVED: i64 = 50_000_000;
 /// Time after the last dropped SYN during which SYNs are still classified.
 const CAUTIOUS: Duration = Duration::from_secs(1);
@@ -43,8 +44,8 @@ const KNOWN_FOR: Duration = Duration::from_secs(300);
 /// Number of bits for known clients, in each of two generations: with a million known clients, one
 /// in 16 other clients also counts as known.
 const KNOWN_BITS: usize = 1 << 23;
-/// A SYN is remembered for once to twice this time: clients repeat theirs after one, three and
-/// seven seconds.
+/// A SYN is stored for once to twice this time: clients repeat a SYN after one, three and seven
+/// seconds.
 const SEEN_FOR: Duration = Duration::from_secs(4);
 /// Number of bits for repeated SYNs: in a flood of 200,000 a second, one in 300 SYNs is mistaken
 /// for a repeated one.
@@ -53,12 +54,13 @@ const SEEN_BITS: usize = 1 << 24;
 /// A budget of time: a share of each second, and the unused time of earlier seconds.
 #[derive(Debug)]
 struct Purse {
-    /// The remaining time in nanoseconds; negative if the last batch used more than there was.
+    /// The remaining time in nanoseconds; negative if the last batch used more than the remaining
+    /// time.
     left: i64,
 }
 
 impl Purse {
-    /// Maximum of the credit of one part, if there are `part` parts.
+    /// Maximum credit of a budget that has one in `part` parts of the time.
     const fn most(part: u32) -> i64 {
         SAVED / part as i64
     }
@@ -150,7 +152,7 @@ impl Kind {
 }
 
 /// A filter of known hashes in two generations: new hashes enter the first, and the older
-/// generation is discarded after a time.
+/// generation is discarded after some time.
 #[derive(Debug)]
 struct Memory {
     generations: [Box<[u64]>; 2],
@@ -232,7 +234,7 @@ pub struct SynLimiter {
     /// Time at which credit was last earned.
     earned: Instant,
     epoch: Instant,
-    /// SYNs that have passed without being sorted, in the batch at hand.
+    /// Number of SYNs in the current batch that have passed without being sorted.
     passed: u32,
     /// SYNs refused in the batch.
     refused: u32,
@@ -385,7 +387,7 @@ mod tests {
     const STEP: Duration = Duration::from_micros(5);
 
     fn client(n: u32) -> SocketAddr {
-        // Of 2^16 addresses, and many ports.
+        // SYNs from 2^16 addresses and many ports.
         let mixed = n.wrapping_mul(0x9e37_79b1);
         let [a, b, c, d] = mixed.to_be_bytes();
         SocketAddr::from(([198, 18, a, b], u16::from_be_bytes([c, d])))

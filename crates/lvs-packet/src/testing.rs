@@ -29,10 +29,10 @@ pub struct Route {
 }
 
 impl Route {
-    /// A way out by `port`, with or without a gateway.
+    /// Creates a route through `port`, with or without a gateway.
     ///
     /// # Panics
-    /// If `to` is no prefix, or `gateway` or `source` no address.
+    /// If `to` is not a prefix, or `gateway` or `source` is not an address.
     pub fn new(to: &str, port: PortId, gateway: Option<&str>, source: &str) -> Self {
         let addr = |text: &str| text.parse::<IpAddr>().expect("an address");
         Self {
@@ -44,7 +44,7 @@ impl Route {
     /// Adds a route that is unreachable.
     ///
     /// # Panics
-    /// If `to` is no prefix.
+    /// If `to` is not a prefix.
     pub fn unreachable(to: &str) -> Self {
         Self {
             to: parse_prefix(to),
@@ -64,7 +64,7 @@ fn parse_prefix(text: &str) -> Prefix {
 pub struct Table {
     /// Ports by [`PortId::index`].
     pub ports: Vec<PortInfo>,
-    /// The port that leads to the host.
+    /// The port through which packets reach the host.
     pub host_port: Option<PortId>,
     /// Addresses of the host.
     pub local: HashSet<IpAddr>,
@@ -80,7 +80,7 @@ pub struct Table {
     pub neighbours: HashMap<(PortId, IpAddr), Mac>,
     /// On this port, all neighbours are resolved: each has [`made_up_mac`].
     pub all_neighbours: Option<PortId>,
-    /// The host's own addresses are no forged sources (`net.ipv4.conf.all.accept_local`).
+    /// Whether the host's own addresses are valid sources (`net.ipv4.conf.all.accept_local`).
     pub accept_local: bool,
     /// See [`Net::forges_vips`].
     pub forges_vips: bool,
@@ -103,7 +103,7 @@ impl Table {
     }
 }
 
-/// A link-layer address made of the last four bytes of an IP address.
+/// A link-layer address that consists of the last four bytes of an IP address.
 pub fn made_up_mac(addr: IpAddr) -> Mac {
     let [a, b, c, d] = match addr {
         IpAddr::V4(addr) => addr.octets(),
@@ -163,7 +163,7 @@ impl Net for Table {
 }
 
 /// Passes packets on to another decider after `edit` has changed them; for tests of marks and of
-/// another hook.
+/// other IPVS hooks.
 #[derive(Debug)]
 pub struct Edited<'a, D, F> {
     /// The decider that decides on the changed packets.

@@ -1,4 +1,4 @@
-//! ICMP errors of routers on the way to tunnelled servers (`ipvs`' handling of ICMP errors about
+//! ICMP errors of routers on the path to tunnelled servers (`ipvs`' handling of ICMP errors about
 //! its own tunnel packets): the path MTU is learned, and the client receives an error about the
 //! packet that it sent.
 
@@ -22,7 +22,7 @@ const MTU_EXPIRES: Duration = Duration::from_secs(600);
 const MTU_MIN: usize = 552;
 /// GRE: a checksum is present.
 const GRE_CHECKSUM: u16 = 0x8000;
-/// Maximum number of servers that are remembered.
+/// Maximum number of servers whose path is stored.
 const SERVERS_MAX: usize = 4096;
 
 /// The encapsulation that a server receives.
@@ -52,7 +52,8 @@ struct Path(AtomicU64);
 #[derive(Clone, Copy, Debug)]
 struct Learned {
     mtu: u16,
-    /// Whether the entry was used: only then the kernel's cached route is the new one.
+    /// Whether a packet has used the path: only then does the kernel's cached route have the new
+    /// MTU.
     used: bool,
     until_ms: u64,
 }
@@ -132,7 +133,8 @@ pub struct TunnelPaths {
 pub struct KnownPaths(HashMap<(IpAddr, Kind), Option<Arc<Path>>>);
 
 impl KnownPaths {
-    /// The MTU of the path to `server`; `mtu` is the route's MTU. Remembers the server.
+    /// The MTU of the path to `server`; `mtu` is the route's MTU. Also stores the reference to the
+    /// server's path.
     pub fn mtu(
         &mut self,
         all: &TunnelPaths,
@@ -158,7 +160,7 @@ impl KnownPaths {
 /// The error for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Complaint<'a> {
-    /// The error.
+    /// The ICMP error.
     pub kind: ErrorKind,
     /// The request that was tunnelled.
     pub original: &'a [u8],
@@ -264,7 +266,7 @@ impl TunnelPaths {
     /// answered.
     ///
     /// Less than 1280 bytes is ignored (RFC 8201 section 4), and so is a path that leaves less than
-    /// 1280 bytes to the inner packet: neither a router nor a forger can close a tunnel.
+    /// 1280 bytes to the inner packet: so neither a router nor a forger can make a tunnel unusable.
     pub fn too_big(&self, message: &[u8], mtu: impl FnOnce(IpAddr) -> Option<usize>, now: Instant) {
         const PACKET_TOO_BIG: u8 = 2;
         let Some(outer) = message.get(icmp::HEADER_LEN..).filter(|outer| {
@@ -305,8 +307,8 @@ fn reported(message: &[u8]) -> usize {
     usize::from(be16(message, icmp::field::MTU)).max(MTU_MIN)
 }
 
-/// Returns the tunnel whose path MTU the host itself learns, by the 8 bytes behind an outer IPv4
-/// header that every error quotes (`gre_err`, `__udp4_lib_err`).
+/// Returns the tunnel whose path MTU the host itself learns, by the 8 bytes after an outer IPv4
+/// header, which every error quotes (`gre_err`, `__udp4_lib_err`).
 fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
     if payload.len() < 8 {
         return None;
@@ -318,7 +320,7 @@ fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
     }
 }
 
-/// The encapsulation behind an outer IPv4 header of `protocol`, and the number of bytes before the
+/// The encapsulation after an outer IPv4 header of `protocol`, and the number of bytes before the
 /// inner packet of IPv4. `None` for packets that IPVS does not send (`ipvs_gre_decap`,
 /// `ipvs_udp_decap`).
 fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {

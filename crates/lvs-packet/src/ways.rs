@@ -13,7 +13,8 @@ use super::tunnel_path::TunnelPaths;
 pub struct Ways {
     /// The path to the server.
     pub server: Way,
-    /// The outer headers of requests. The longest request is the MTU of the path less their length.
+    /// The outer headers of requests. The maximum length of a request is the MTU of the path minus
+    /// the length of these headers.
     pub outer: Option<Template>,
     /// The path to the client; `None` if replies do not pass the director.
     pub client: Option<Way>,
@@ -34,13 +35,13 @@ pub enum NoWay {
     /// An address that is impossible as a source or destination.
     #[error("one of its addresses cannot be the source of a packet")]
     Martian,
-    /// Packets to the server cannot leave now, or not by Ethernet.
+    /// Packets to the server cannot be sent now, or not by Ethernet.
     #[error("there is no route to its server, or the neighbour is not resolved")]
     ToServer,
-    /// Packets to the client cannot leave now, or not by Ethernet.
+    /// Packets to the client cannot be sent now, or not by Ethernet.
     #[error("there is no route to its client, or the neighbour is not resolved")]
     ToClient,
-    /// The outer headers depend on the packet.
+    /// The outer headers of the tunnel depend on the packet.
     #[error("its tunnel has a checksum (--tun-csum, --tun-remcsum)")]
     Tunnel,
 }
@@ -49,8 +50,8 @@ impl Ways {
     /// Returns the paths of a connection. `pmtu_disc`: the sysctl of this name.
     ///
     /// # Errors
-    /// The pipeline would not simply send the packets there: the packets are this host's own, have
-    /// an impossible source or no route, or their neighbour is not known.
+    /// The pipeline would not send the packets by these paths: the packets are this host's own,
+    /// have an impossible source or no route, or their neighbour is not known.
     pub fn of<N: Net>(
         offer: &Offer,
         net: &N,

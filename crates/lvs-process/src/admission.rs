@@ -9,11 +9,12 @@ use lvs_sys::lock;
 
 /// Connections at a time.
 pub(super) const CONNECTIONS_MAX: usize = 64;
-/// Simultaneous connections of read-only clients.
+/// Maximum number of simultaneous connections of read-only clients.
 pub(super) const READERS_MAX: usize = 32;
 /// Maximum of simultaneous connections of one read-only user.
 pub(super) const USER_MAX: usize = 8;
-/// Maximum of lists that are made at the same time for read-only clients, and one for each user.
+/// Maximum number of lists that are created at the same time for read-only clients. Each user can
+/// have one.
 const LISTS_MAX: usize = 4;
 /// Time limit for a read-only user to wait until its own list, or that of another user, is
 /// complete.
@@ -65,7 +66,7 @@ impl Places {
         })
     }
 
-    /// Waits until all answers are written, or for so long.
+    /// Waits until all answers are written, but at most for `patience`.
     pub(super) fn wait_for_answers(&self, patience: Duration) {
         let busy = |state: &mut State| state.answers > 0;
         drop(
@@ -194,7 +195,7 @@ mod tests {
             waits
         });
         assert!(waits);
-        // Of all users together, four.
+        // All users together may have four.
         let users: Vec<_> = (2..7).filter_map(|uid| places.take(Some(uid))).collect();
         let mut lists: Vec<_> = users[..LISTS_MAX].iter().map(Place::list).collect();
         assert!(lists.iter().all(Option::is_some));

@@ -1,6 +1,6 @@
 //! Drops the process's privileges for good after its start: system calls (seccomp) and write access
-//! to directories (Landlock), so that a hole in code that handles untrusted input is less useful.
-//! If the kernel lacks one of the two, the process continues without it, and reports that.
+//! to directories (Landlock), so that a vulnerability in code that handles untrusted input is less
+//! useful. If the kernel lacks one of the two, the process continues without it, and reports that.
 //!
 //! ```text
 //!                 refused                                    may write to
@@ -78,7 +78,7 @@ const NOT_THE_DATAPLANES: &[i64] = &[
     libc::SYS_personality,
 ];
 
-/// Confines `lvsd`.
+/// Sandboxes `lvsd`.
 pub fn daemon() -> Confinement {
     let mut done = Confinement::default();
     note(&mut done, refuse(NOBODYS, Foreign::Made));

@@ -20,7 +20,7 @@ use lvs_api::peer::Refusal;
 const HELLO_MAX: u64 = 4 << 10;
 /// The longest request of a client with read access.
 const REQUEST_MAX: u64 = 16 << 10;
-/// The longest of a client that may change things: a list of
+/// The longest request of a client with write access: a list of
 /// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
 const LIST_MAX: u64 = 32 << 20;
 /// Longest time that a client may take to read [`BUFFER`] bytes of an answer.
@@ -92,7 +92,7 @@ pub(super) fn serve_connection(
     dataplane: &dyn Handler,
 ) -> io::Result<()> {
     if place.is_reader() {
-        // Of this thread alone. Without, it goes on.
+        // Sets the priority of this thread only; an error is ignored.
         let _ = rustix::process::setpriority_process(None, READER_NICE);
     }
     // A client that has been forgotten gives its place back: the read ends with an error.
@@ -123,7 +123,7 @@ pub(super) fn serve_connection(
             write_error(&mut writer, 0, &failure)?;
             return writer.flush();
         }
-        // Of the call that ends the dataplane, too.
+        // Counted until the answer is written, also for the call that stops the dataplane.
         let _answer = place.answer();
         let (id, answer) = match serde_json::from_slice::<RawRequest<'_>>(&line) {
             Err(error) => (0, Err(malformed(format!("this is not a request: {error}")))),

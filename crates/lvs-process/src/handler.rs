@@ -14,13 +14,13 @@ pub trait Handler: Send + Sync + 'static {
     /// Size of the connection table as listings print it.
     fn table_size(&self) -> u32;
 
-    /// Carries out `call` and returns the final result; the items of a list go to `out` before.
-    /// `hello` never comes here, and calls that change something come only from clients with write
-    /// access.
+    /// Executes `call` and returns the final result; the items of a list are sent to `out` before.
+    /// The server itself handles `hello`, and passes calls that make changes only from clients with
+    /// write access.
     ///
-    /// It is called from many threads at once. [`Sink::item`] may block for as long as the client
-    /// takes to read, so no lock that packets need may be held across it: a long list is copied out
-    /// in pieces.
+    /// Many threads call this function at the same time. [`Sink::item`] may block as long as the
+    /// client does not read, so the caller must not hold a lock that packets need: a long list is
+    /// copied in pieces.
     ///
     /// # Errors
     /// A refusal; then nothing has changed.

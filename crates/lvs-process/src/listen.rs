@@ -28,7 +28,7 @@ pub enum BindError {
         /// The process id of the other dataplane, if it is in this PID namespace.
         pid: Option<u32>,
     },
-    /// A process that is no dataplane has taken the abstract name.
+    /// Another process, not a dataplane, uses the abstract name.
     #[error(
         "user {uid}{} uses the name {address} and is not a dataplane: stop that process, use a path for this dataplane (--socket /run/...), or let it use {directory}",
         of_pid(.pid),
@@ -72,10 +72,10 @@ fn of_pid(pid: &Option<u32>) -> String {
 }
 
 /// Waits until all files of the last dataplane at `address` are closed, if its process is ending.
-/// To be called before the dataplane asks for anything that only one can own.
+/// Call it before the dataplane requests any exclusive resource.
 ///
 /// # Errors
-/// That dataplane runs, and is not about to end.
+/// That dataplane runs, and is not exiting.
 pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
     let owner = || match address.path() {
         Some(path) => owner_beside(path, LOCK),
@@ -190,7 +190,7 @@ impl Listener {
         })?;
         if is_socket(path).map_err(failed)? == Some(true) {
             match address.connect() {
-                // A dataplane of an older version, which knows no lock; perhaps one that hangs.
+                // A dataplane of an older version, which uses no lock; it may hang.
                 Ok(_) => return Err(running(address)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Err(running(address));

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub struct Notify(Option<Arc<(UnixDatagram, SocketAddr)>>);
 
 impl Notify {
-    /// To the socket that the environment names.
+    /// Creates a sender to the socket that the environment names.
     pub fn from_env() -> Self {
         match std::env::var_os("NOTIFY_SOCKET") {
             Some(name) => Self::to(&name),
@@ -20,7 +20,7 @@ impl Notify {
         }
     }
 
-    /// To the socket `name`: `@name` or a path.
+    /// Creates a sender to the socket `name`: `@name` or a path.
     pub fn to(name: &OsStr) -> Self {
         let address = match name.as_bytes() {
             [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),

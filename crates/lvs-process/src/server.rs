@@ -1,4 +1,5 @@
-//! The answering side: one thread accepts, one thread serves each connection.
+//! The server of a control socket: one thread accepts connections, and one thread serves each
+//! connection.
 //!
 //! A dataplane implements [`Handler`]; the server reads requests, checks the access rights, and
 //! writes the answers. A slow reader delays only the thread that answers it.
@@ -30,7 +31,7 @@ const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 /// Groups with additional rights.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
-    /// The group whose members may change things, as root and the dataplane's own user may.
+    /// The group whose members have write access, in addition to root and the dataplane's own user.
     pub writers: Option<u32>,
     /// Only its members, and clients with write access, may read; without it, every user may.
     pub readers: Option<u32>,
@@ -39,11 +40,11 @@ pub struct Permissions {
 /// Access rights of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
-    /// All calls.
+    /// The client may make all calls.
     Write,
     /// Read access, and the reason why changes are refused.
     Read(Refusal),
-    /// No calls.
+    /// The client may make no call.
     None,
 }
 
@@ -77,7 +78,7 @@ impl Server {
     /// Answers requests from threads of its own until the handle is dropped.
     ///
     /// # Errors
-    /// There can be no thread.
+    /// No thread can be started.
     pub fn serve(self, dataplane: Arc<dyn Handler>) -> io::Result<Handle> {
         let stopping = Arc::new(AtomicBool::new(false));
         let places = Arc::<Places>::default();

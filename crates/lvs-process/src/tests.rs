@@ -95,7 +95,7 @@ fn unique(what: &str) -> Address {
 fn server_answers_calls_lists_and_refusals() {
     let address = unique("calls");
     let _handle = start(&address);
-    let mut client = Client::connect(&address).expect("it answers");
+    let mut client = Client::connect(&address).expect("the server accepts the connection");
     assert_eq!(client.hello().dataplane, "fake 1");
     assert!(client.hello().writable);
     let set = Timeouts {
@@ -109,7 +109,7 @@ fn server_answers_calls_lists_and_refusals() {
     assert_eq!(
         client
             .call::<Timeouts>(&Call::TimeoutsGet {})
-            .expect("the entry exists"),
+            .expect("the call is answered"),
         set
     );
     let mut sum = 0;
@@ -178,7 +178,7 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
     fs::create_dir_all(&dir).expect("a directory");
     let path = dir.join("socket");
     let address = Address::Path(path.clone());
-    let missing = Client::connect(&address).expect_err("nobody is there");
+    let missing = Client::connect(&address).expect_err("no process listens");
     assert!(matches!(missing, Error::Absent { .. }), "{missing}");
 
     let first = start(&address);
@@ -223,7 +223,9 @@ fn dead_dataplane_is_reported_to_client() {
         BufReader::new(&stream)
             .read_line(&mut line)
             .expect("a request");
-        stream.write_all(b"{\"id\":1,\"resu").expect("it reads");
+        stream
+            .write_all(b"{\"id\":1,\"resu")
+            .expect("the start of the answer is written");
     });
     let gone = Client::connect(&address).expect_err("it ended");
     assert!(matches!(gone, Error::Gone { .. }), "{gone}");
@@ -236,7 +238,9 @@ fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
     let thread = thread::spawn(move || {
         let places = Arc::<Places>::default();
         let reader = denied.map(|_| 1000);
-        let place = places.take(reader).expect("the first");
+        let place = places
+            .take(reader)
+            .expect("the reader gets the first place");
         // An error is that the client is gone.
         let _ = serve_connection(&server, &place, denied, &Fake::new());
     });
@@ -306,12 +310,12 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
         fs::create_dir_all(&top).expect("a directory");
         let directory = top.join("lvs");
         let usual = Address::Usual(directory.join("netns-1.sock"));
-        let missing = Client::connect(&usual).expect_err("nobody is there");
+        let missing = Client::connect(&usual).expect_err("no process listens");
         assert!(matches!(missing, Error::Absent { .. }), "{missing}");
 
         let first = start(&usual);
         assert_eq!(first.address(), &usual);
-        let client = Client::connect(&usual).expect("it answers");
+        let client = Client::connect(&usual).expect("the server accepts the connection");
         assert!(client.hello().writable);
         let second = Server::bind(&usual, Permissions::default()).expect_err("one is running");
         assert!(
@@ -321,7 +325,7 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
 
         // One that only has the name is found, and keeps another from starting.
         let old = start(&Address::by_name());
-        Client::connect(&usual).expect("it is found");
+        Client::connect(&usual).expect("the client finds the socket");
         let second = Server::bind(&usual, Permissions::default()).expect_err("one is running");
         assert!(second.to_string().contains("@lvs-dataplane"), "{second}");
         drop(old);
@@ -334,7 +338,7 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
         .expect("this test owns the file");
         let named = start(&usual);
         assert_eq!(named.address(), &Address::by_name());
-        Client::connect(&usual).expect("it is found");
+        Client::connect(&usual).expect("the client finds the socket");
         drop(named);
         fs::remove_dir_all(&top).expect("this test owns the file");
     });

@@ -1,9 +1,9 @@
-//! The service manager's watchdog (sd_watchdog_enabled(3)), fed while the dataplane works as a
-//! whole.
+//! The service manager's watchdog (sd_watchdog_enabled(3)), which is reset while the whole
+//! dataplane works.
 //!
 //! One live thread is no evidence for the others. So the dataplane makes a request over its own
 //! control socket that needs all of its parts: the socket's threads accept it, the packet path and
-//! the keeper of the host add their state. Only an answer feeds the watchdog. Time in which the
+//! the keeper of the host add their state. Only an answer resets the watchdog. Time in which the
 //! whole process does not run, as on a suspended machine, counts only as far as the manager counts
 //! it.
 
@@ -25,11 +25,11 @@ pub struct Feeder {
 }
 
 impl Feeder {
-    /// Has the dataplane at `address` asked three times in an `interval`. A dataplane that
-    /// `is_stopping` does not answer itself, and that is no failure.
+    /// Starts to query the dataplane at `address` three times in an `interval`. A dataplane that
+    /// `is_stopping` does not answer itself, which does not count as a failure.
     ///
     /// # Errors
-    /// There can be no thread.
+    /// No thread can be started.
     pub fn start(
         address: Address,
         notify: Notify,
@@ -63,7 +63,7 @@ fn feed(
     stopped: &Receiver<()>,
     is_stopping: impl Fn() -> bool,
 ) {
-    // Of two failures in a row the first is worth a line.
+    // Only the first of consecutive failures is logged.
     let mut well = true;
     loop {
         match answers(address, pause) {

@@ -2,9 +2,9 @@
 //! connections in place of packets.
 //!
 //! The proxy reports a new connection as its SYN, the server's answer and the client's, so that the
-//! connection counts as active. It reports the moved bytes from time to time, as one packet of that
-//! length in each direction. It removes the connection at its end. The director's timers never run:
-//! a relay has its own.
+//! connection counts as active. It reports the moved bytes periodically, as one packet of that
+//! length in each direction. It removes the connection at its end. The director's timers never run,
+//! because each relay has its own timer.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ impl Inner {
             });
     }
 
-    /// Forgets the close signals of servers without a connection.
+    /// Removes the close signals of servers without a connection.
     pub(super) fn sweep(&mut self) {
         self.close_signals
             .retain(|_, close_signal| Arc::strong_count(close_signal) > 1);

@@ -17,10 +17,10 @@ use lvs_core::api::ServiceId;
 
 use super::close_signal::CloseSignal;
 
-/// Time after which a client that has sent only once is idle: as long as the kernel's connection
-/// tracking remembers it.
+/// Time after which a client that has sent only once is idle: like in the kernel's connection
+/// tracking.
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
-/// Maximum number of places that are being released: an evicted client closes a socket first.
+/// Maximum number of slots that are being released: an evicted client closes a socket first.
 const LEAVING_MAX: usize = 1024;
 /// If a source has more than one in this many of its service's slots, its new clients replace its
 /// own earlier ones.
@@ -41,7 +41,7 @@ struct Table {
     present: usize,
     /// Clients in the queues, and clients that are being evicted.
     held: usize,
-    /// Counts clients, and when they were last looked at.
+    /// The next number for a client, and for a check of a client: a higher number is a later event.
     next: u64,
 }
 

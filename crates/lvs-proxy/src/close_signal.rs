@@ -1,4 +1,4 @@
-//! A signal that a connection is to be closed.
+//! A signal that a connection must be closed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,7 +17,7 @@ impl CloseSignal {
         self.notify.notify_waiters();
     }
 
-    /// Waits until the connection is to be closed.
+    /// Waits until the signal is set.
     pub(super) async fn closed(&self) {
         let notified = self.notify.notified();
         if !self.closed.load(Ordering::Acquire) {

@@ -16,8 +16,8 @@ pub enum Version {
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// Longest line of version 1, including its line break.
 const LINE_MAX: usize = 107;
-/// Bytes of version 2 behind its first sixteen that are read: addresses, and additions, which are
-/// ignored.
+/// Maximum number of bytes of version 2 that are read after its first sixteen: addresses, and
+/// extensions, which are ignored.
 const REST_MAX: usize = 2048;
 /// Longest accepted header.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;
@@ -113,7 +113,7 @@ fn line(bytes: &[u8]) -> Read {
     source.map_or(Read::Nonsense, |source| Read::Header(end + 2, source))
 }
 
-/// The source of a line of version 1, all of which must make sense.
+/// The source of a line of version 1, which must be completely valid.
 fn source<A: std::str::FromStr + Into<IpAddr>>(
     from: &str,
     to: &str,

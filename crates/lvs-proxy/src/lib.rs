@@ -1,4 +1,4 @@
-//! `forward = "proxy"`: services that the daemon serves itself, by relaying between sockets. It
+//! `forward = "proxy"`: services that `lvsd` itself serves, by relaying data between sockets. It
 //! needs no dataplane and, for ports from 1024 on, no privileges.
 //!
 //! ```text
@@ -33,9 +33,9 @@ pub use proxy::Proxy;
 /// Proxy settings of a service: `proxy = { ... }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Header with the client's address that servers receive first.
+    /// Version of the header with the client's address that the proxy sends to servers first.
     pub send: Option<header::Version>,
-    /// Clients send a header with the original client first.
+    /// Whether clients first send a header with the original client's address.
     pub accept: bool,
     /// Longest time of a connection attempt to a server.
     pub connect_timeout: Duration,

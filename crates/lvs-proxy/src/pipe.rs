@@ -1,8 +1,8 @@
 //! Copies bytes from one socket to another.
 //!
 //! Small amounts are copied through a buffer of the thread; large amounts are spliced through a
-//! pipe without a copy. A connection holds a pipe and a remainder only while its receiver accepts
-//! no more, so that an idle connection holds neither.
+//! pipe without a copy. A connection uses a pipe and a remainder only while its receiver accepts no
+//! more data, so an idle connection uses neither.
 
 use std::cell::RefCell;
 use std::io;

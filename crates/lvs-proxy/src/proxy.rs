@@ -21,7 +21,7 @@ const CONNECTIONS_MAX: usize = 100_000;
 /// Least number of connections that must be possible.
 const CONNECTIONS_MIN: usize = 16;
 /// Descriptors for other purposes than listeners and checks: the API's 128, the sockets' 64, files,
-/// threads' event loops.
+/// and the event loops of threads.
 const RESERVE: usize = 384;
 /// Number of descriptors for pipes, if there are many connections.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;

@@ -443,13 +443,13 @@ async fn datagrams_keep_their_server_until_removed() {
     }
 }
 
-/// A sender of forged addresses evicts no established client, and displaces no newcomer.
+/// A sender of forged addresses evicts no established client, and prevents no new client.
 #[tokio::test]
 async fn datagram_flood_evicts_flood_only() {
     const MOST: usize = 64;
     let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let there = server.local_addr().unwrap();
-    // It answers any client: it knows no more than the proxy.
+    // The server answers every client; it sees only the address of the proxy.
     tokio::spawn(async move {
         let mut buffer = [0; 2000];
         while let Ok((length, client)) = server.recv_from(&mut buffer).await {

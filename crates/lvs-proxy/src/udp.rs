@@ -1,8 +1,8 @@
-//! Datagrams between clients and the servers that they get.
+//! Forwards datagrams between clients and their servers.
 //!
-//! Each client has a socket of its own towards its server, so that answers are assigned to clients.
-//! The socket is closed when it is idle for a while, when the server has no listener, when the
-//! server is removed, or when another client needs the place (`clients`).
+//! Each client has a separate socket towards its server, so that answers are assigned to clients.
+//! The socket is closed when it is idle for some time, when the server has no listener, when the
+//! server is removed, or when another client needs its slot (`clients`).
 
 use std::collections::HashMap;
 use std::io;

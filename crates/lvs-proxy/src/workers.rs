@@ -15,7 +15,7 @@ use super::{tcp, udp};
 
 /// Maximum of threads; there are not more than processors.
 const WORKERS_MAX: usize = 16;
-/// Connections that wait to be accepted, if the kernel permits as many.
+/// Maximum number of connections that wait to be accepted; the kernel may lower it.
 const BACKLOG: i32 = 4096;
 
 /// Listeners of a service, one for each worker. The kernel distributes clients among them.

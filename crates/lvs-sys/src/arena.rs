@@ -1,4 +1,4 @@
-//! Memory of a backend's that is lent to the packet path in slots.
+//! Memory of a backend, which the backend lends to the packet path in slots.
 
 use std::fmt;
 use std::io;
@@ -9,14 +9,14 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A mapping that is divided into slots of one size. A slot is lent once at a time and returns
-/// automatically, when the [`Lent`] is dropped, by any thread; the backend then lends it again, or
-/// passes it to the kernel. This needs no queue: each slot has a flag, and a ring's owner checks
-/// its slots in order.
+/// A mapping that is divided into slots of one size. A slot has at most one borrower. It returns
+/// automatically when any thread drops the [`Lent`]; the backend then lends it again, or passes it
+/// to the kernel. This needs no queue: each slot has a flag, and the owner of a ring checks the
+/// slots in order.
 ///
 /// In a ring that is shared with the kernel ([`PacketRing`](super::PacketRing)) each slot begins
-/// with a word that names its owner: it takes the place of the flag, and a returned slot is the
-/// kernel's.
+/// with a word that contains its owner. This word replaces the flag, and a returned slot belongs to
+/// the kernel.
 pub struct Arena {
     memory: NonNull<u8>,
     slots: usize,
@@ -44,8 +44,8 @@ impl Arena {
     /// `slots` slots of `slot_len` bytes, all zero.
     ///
     /// # Errors
-    /// Errors of `mmap`; `InvalidInput` for no slots, empty ones, or more than the address space
-    /// has room for.
+    /// Errors of `mmap`; `InvalidInput` for no slots, empty slots, or more slots than fit into the
+    /// address space.
     pub fn new(slots: usize, slot_len: usize) -> io::Result<Arc<Self>> {
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let memory = map(slots, slot_len, anonymous, -1)?;
@@ -59,7 +59,7 @@ impl Arena {
     }
 
     /// The ring of a packet socket: the first `head` bytes of each slot begin with the word that
-    /// names its owner.
+    /// contains its owner.
     ///
     /// # Errors
     /// Errors of `mmap`.
@@ -97,8 +97,8 @@ impl Arena {
         })
     }
 
-    /// Lends a slot of a ring. The caller has seen in the slot's word that the slot belongs to this
-    /// process, and has changed the word so that it is not lent twice.
+    /// Lends a slot of a ring. The caller has read from the slot's word that the slot belongs to
+    /// this process, and has changed the word so that it is not lent twice.
     ///
     /// # Safety
     /// The slot neither belongs to the kernel nor is lent already, and its word is not 0.
@@ -121,7 +121,7 @@ impl Arena {
     /// # Panics
     /// If no slot has this number.
     pub(super) fn start(&self, slot: usize) -> NonNull<u8> {
-        assert!(slot < self.slots, "a slot lies within its arena");
+        assert!(slot < self.slots, "a slot is within its arena");
         // SAFETY: `slot` is below the number of slots, so the offset lies within the mapping, whose
         // length fits an isize.
         unsafe { self.memory.add(slot * self.slot_len) }
@@ -143,8 +143,8 @@ impl Arena {
         self.slots
     }
 
-    /// Number of slots that are in use outside of the arena; of a ring, those that the kernel does
-    /// not own.
+    /// Number of slots that are in use outside of the arena; for a ring, the slots that the kernel
+    /// does not own.
     pub fn lent(&self) -> usize {
         match &self.owners {
             Owners::Flags(flags) => {

@@ -207,8 +207,9 @@ pub unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Resul
 ///
 /// # Safety
 /// `T` is a `repr(C)` struct without padding that begins as `bpf_attr` does for the command. Every
-/// address in it is null, or that of memory that lives until after the call, is as long as the
-/// request says, and, where the kernel writes to it, nobody else looks at.
+/// address in it is null, or is the address of memory that exists until after the call and is as
+/// long as the request specifies. If the kernel writes to that memory, nothing else accesses it
+/// during the call.
 pub unsafe fn call<T>(command: libc::c_long, request: &mut T) -> io::Result<libc::c_int> {
     let request = ptr::from_mut(request);
     // SAFETY: pointer and length describe the request; the caller answers for what it points to.

@@ -36,7 +36,8 @@ pub const JUMP: u16 = 0x05;
 pub const RETURN: u16 = 0x06;
 pub const RETURN_A: u16 = 0x16;
 
-/// An instruction; `jt` and `jf`: how many to pass over if a condition is true, or false.
+/// An instruction; `jt` and `jf` are the numbers of instructions to skip if a condition is true or
+/// false.
 pub const fn op(code: u16, jt: u8, jf: u8, k: u32) -> Op {
     Op { code, jt, jf, k }
 }

@@ -9,7 +9,7 @@ use super::check;
 /// Sets an interface's MTU.
 ///
 /// # Errors
-/// If there is no such interface, without `CAP_NET_ADMIN`, or if the device cannot.
+/// If there is no such interface, without `CAP_NET_ADMIN`, or if the device does not support it.
 pub fn set_mtu(name: &str, mtu: u16) -> io::Result<()> {
     let mut request = request(name)?;
     request.ifr_ifru.ifru_mtu = i32::from(mtu);

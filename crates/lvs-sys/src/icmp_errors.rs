@@ -5,9 +5,9 @@ use std::mem::size_of_val;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Has `socket`, which is connected to `target` or will be, return every ICMP error as the error of
-/// its next call. Without this the kernel returns only some of them: not "host unreachable", for
-/// instance.
+/// Makes `socket`, which is or will be connected to `target`, return every ICMP error as the error
+/// of its next call. Without this setting the kernel returns only some errors, and for example not
+/// "host unreachable".
 ///
 /// # Errors
 /// The socket is of another family.

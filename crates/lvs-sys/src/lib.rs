@@ -1,9 +1,8 @@
-//! Everything that needs `unsafe`: thin, typed wrappers over system calls; and what all crates above
-//! need from the system alike: random numbers and locks.
+//! All code that needs `unsafe`: thin, typed wrappers of system calls.
 //!
-//! Nothing here decides anything; each wrapper owns its descriptors and buffers, so that the
-//! modules above it are safe code. Knowledge of protocols (virtio headers, VLAN tags, netlink
-//! messages) lives with its users.
+//! The wrappers make no decisions. Each wrapper owns its descriptors and buffers, so that its users
+//! are safe code. Protocols (virtio headers, VLAN tags, netlink messages) are implemented by the
+//! users.
 
 mod arena;
 pub mod attached;

@@ -159,7 +159,8 @@ fn bind<T>(fd: libc::c_int, address: &T) -> io::Result<()> {
     Ok(())
 }
 
-/// Datagrams that found no room in a socket's receive buffer, since it was made.
+/// Number of datagrams that were dropped because a socket's receive buffer was full, since the
+/// socket was created.
 ///
 /// # Errors
 /// On kernels before 4.13.

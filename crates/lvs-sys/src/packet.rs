@@ -90,7 +90,7 @@ const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(LOAD_8, 0, 0, network(6)),
     op(IF_EQUAL, 0, 4, 6),
     op(LOAD_8, 0, 0, network(40 + 13)),
-    // Of SYN, RST and ACK, SYN alone.
+    // SYN is set, RST and ACK are not.
     op(AND, 0, 0, 0x16),
     op(IF_EQUAL, 0, 1, 0x02),
     op(RETURN, 0, 0, 1),
@@ -140,7 +140,7 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
 
-    /// Lets the interface receive frames for a group (`member`), or no longer. The kernel counts
+    /// Makes the interface receive frames for a group (`member`), or stops this. The kernel counts
     /// the requests.
     ///
     /// # Errors
@@ -193,7 +193,7 @@ impl PacketSocket {
         self.set_program(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
     }
 
-    /// Hands a program of the classic packet filter to the kernel, which checks and copies it.
+    /// Passes a program of the classic packet filter to the kernel, which checks and copies it.
     fn set_program(
         &self,
         level: libc::c_int,
@@ -242,7 +242,7 @@ impl PacketSocket {
     /// returns the number of a member. Any member may set it, any number of times.
     ///
     /// # Errors
-    /// If it is no program, or the socket no member.
+    /// If the program is invalid, or the socket is not a member.
     pub fn divide_by(&self, program: &[libc::sock_filter]) -> io::Result<()> {
         self.set_program(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, program)
     }
@@ -256,11 +256,11 @@ impl PacketSocket {
         Ok(Self { fd })
     }
 
-    /// Receives only what a program in the kernel lets pass from now on; to be called before
+    /// From now on, the socket receives only frames that a BPF program accepts. Call it before
     /// [`Self::bind`].
     ///
     /// # Errors
-    /// If the program is no socket filter.
+    /// If the program is not a socket filter.
     pub fn only_passed_by(&self, program: &Program) -> io::Result<()> {
         set_option(
             self.fd.as_raw_fd(),
@@ -312,11 +312,11 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Sends one frame on an interface, which the socket need not be bound to. Without
-    /// `PACKET_VNET_HDR` only.
+    /// Sends one frame on an interface, to which the socket need not be bound. The socket must not
+    /// have `PACKET_VNET_HDR`.
     ///
     /// # Errors
-    /// If the interface is gone or down, or has no room.
+    /// If the interface does not exist or is down, or its queue is full.
     pub fn send_to(&self, ifindex: u32, frame: &[u8]) -> io::Result<()> {
         let address = libc::sockaddr_ll {
             sll_family: u16::try_from(libc::AF_PACKET).expect("AF_PACKET is 17"),
@@ -544,9 +544,9 @@ impl MessageBatch {
         found
     }
 
-    /// Sends messages in order, each a frame behind its virtio header (as many as there is room
-    /// for), and returns how many were accepted. The header is separate, or the beginning of the
-    /// bytes.
+    /// Sends messages in order, each a virtio header and a frame, and at most as many as the batch
+    /// has slots. Returns the number of accepted messages. The header is separate, or at the
+    /// beginning of the bytes.
     ///
     /// # Errors
     /// The kernel's error for the first message.

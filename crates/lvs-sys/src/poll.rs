@@ -25,7 +25,8 @@ impl EventFd {
         Ok(Self { fd })
     }
 
-    /// Wakes the thread that polls the counter. A full counter counts as raised.
+    /// Wakes the thread that polls the counter. If the counter has its maximum, the thread is
+    /// already woken.
     pub fn notify(&self) {
         let one = 1_u64.to_ne_bytes();
         // SAFETY: the pointer and the length describe `one`, which lives during the call.
@@ -49,8 +50,9 @@ impl AsFd for EventFd {
 
 /// Waits until one of several descriptors has input.
 ///
-/// The set is filled again for each wait, which costs a few stores and allocates nothing after the
-/// first time: `clear`, `add` each descriptor, `wait`, call `is_ready` with the result of `add`.
+/// The caller fills the set again for each wait, which costs a few stores and allocates memory only
+/// the first time: `clear`, `add` each descriptor, `wait`, call `is_ready` with the result of
+/// `add`.
 #[derive(Debug, Default)]
 pub struct Poller {
     fds: Vec<libc::pollfd>,

@@ -18,9 +18,9 @@ const TAKEN: u32 = 1 << 30;
 
 /// The ring of one socket, in the order in which the kernel fills it.
 ///
-/// A frame that is longer than a slot is not in the ring, or only its beginning: it waits in the
-/// socket's queue, as without a ring, and its slot marks its turn. So slots need not be as long as
-/// the longest frame, and the order of frames stays.
+/// A frame that is longer than a slot is in the socket's queue, as without a ring; its slot
+/// contains at most its beginning, and marks its position. So slots need not be as long as the
+/// longest frame, and the order of frames is preserved.
 #[derive(Debug)]
 pub struct PacketRing {
     arena: Arc<Arena>,
@@ -48,9 +48,9 @@ pub struct RingFrame {
     pub start: usize,
     /// Number of the frame's bytes in `memory`.
     pub captured: usize,
-    /// Its length.
+    /// Length of the frame in bytes.
     pub len: usize,
-    /// The whole frame is in the socket's queue, behind the frames of all earlier slots.
+    /// Whether the whole frame is in the socket's queue, after the frames of all earlier slots.
     pub queued: bool,
     /// The VLAN tag that was taken out of the frame: protocol identifier and tag control
     /// information.
@@ -67,9 +67,9 @@ impl RingFrame {
 }
 
 impl PacketRing {
-    /// Gives a socket a ring of at least so many slots of `slot_len` bytes, a multiple of 16, in
-    /// which `reserve` bytes more than usual stand in front of a frame. To be called before the
-    /// socket is bound; it has virtio headers. If this fails the socket receives as before.
+    /// Gives a socket a ring of at least `slots` slots of `slot_len` bytes, a multiple of 16, with
+    /// `reserve` additional bytes before each frame. Call it before the socket is bound; the socket
+    /// must have virtio headers. After an error, the socket receives as before.
     ///
     /// # Errors
     /// If the kernel has no such rings or no memory, or this process may not map them.
@@ -195,7 +195,7 @@ impl PacketRing {
     }
 
     /// Prefetches a slot that will be read soon: its header, and the headers of its frame. Another
-    /// processor has written them, and without the prefetch, waiting for these cache lines takes
+    /// processor has written them. Without the prefetch, the wait for these cache lines takes
     /// longer than all other work on a small frame.
     #[inline]
     fn read_ahead(&mut self) {
@@ -214,7 +214,7 @@ impl PacketRing {
         }
     }
 
-    /// Slots.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.arena.slots()
     }

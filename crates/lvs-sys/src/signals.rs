@@ -21,7 +21,7 @@ const SIGNALS: [libc::c_int; 12] = [
 /// Real-time signals, except for those that a C library reserves and refuses to change.
 const REAL_TIME: std::ops::RangeInclusive<libc::c_int> = 32..=64;
 
-/// The numbers of all signals that would kill a process and have no use for it. The system may
+/// The numbers of all signals that would kill a process that does not use them. The system may
 /// refuse to change some of them.
 pub fn harmless() -> impl Iterator<Item = i32> {
     SIGNALS.into_iter().chain(REAL_TIME)
@@ -70,7 +70,8 @@ mod tests {
 
     /// The signals that this process ignores: bit 0 is the signal 1.
     fn ignored() -> u64 {
-        let status = std::fs::read_to_string("/proc/self/status").expect("it runs");
+        let status = std::fs::read_to_string("/proc/self/status")
+            .expect("the status file of this process is readable");
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
         u64::from_str_radix(mask.expect("a mask").trim(), 16).expect("a number")
     }

@@ -27,12 +27,12 @@ const SCHED_NORMAL: u32 = 0;
 const SCHED_FIFO: u32 = 1;
 
 /// Runs the calling thread with this nice value, in slices of this length (100 µs to 100 ms; Linux
-/// since 6.12, older kernels ignore it). A thread with shorter slices than other threads gets no
-/// larger share of the processor, but sooner: when it wakes up, it need not wait until the slice of
-/// another thread is over.
+/// since 6.12, older kernels ignore it). A thread with shorter slices gets the same share of the
+/// processor, but with less delay: when it wakes up, it need not wait for the end of another
+/// thread's slice.
 ///
 /// # Errors
-/// Without the right to the nice value, or where a sandbox forbids the call.
+/// Without the right to the nice value, or if a sandbox forbids the call.
 pub fn run_in_slices(nice: i32, slice: Duration) -> io::Result<()> {
     set_attributes(&Attributes {
         size: LEN,
@@ -46,12 +46,12 @@ pub fn run_in_slices(nice: i32, slice: Duration) -> io::Result<()> {
     })
 }
 
-/// Has the calling thread run in real time, at the lowest priority of that: before all threads that
-/// have none, and until it waits.
+/// Runs the calling thread with real-time scheduling at the lowest real-time priority: before all
+/// ordinary threads, and until it waits.
 ///
 /// # Errors
-/// Without CAP_SYS_NICE or `RLIMIT_RTPRIO`, in a control group without real time, or where a
-/// sandbox forbids the call.
+/// Without CAP_SYS_NICE or `RLIMIT_RTPRIO`, in a control group without real-time scheduling, or if
+/// a sandbox forbids the call.
 pub fn run_in_real_time() -> io::Result<()> {
     set_attributes(&Attributes {
         size: LEN,

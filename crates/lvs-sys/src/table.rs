@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Most of a table of 50,000 connections is in pages of which some are used at once.
+    /// Most large pages of a table of 50,000 connections have used parts.
     #[test]
     fn table_pages_become_large_when_used() {
         use core::sync::atomic::Ordering::Relaxed;

@@ -7,7 +7,7 @@
 ///
 /// # Panics
 ///
-/// If `LVS_NOT_RUN` does not hold the exit status by which a runner recognises such a test.
+/// If `LVS_NOT_RUN` does not contain the exit status by which a runner recognises such a test.
 #[allow(clippy::print_stdout, reason = "the runner reads this line")]
 pub fn not_run(reason: &str) -> ! {
     let status = std::env::var("LVS_NOT_RUN")

@@ -23,7 +23,7 @@ pub struct TunDevice {
     file: File,
 }
 
-/// Offloads that the reader of the device handles itself: checksums, and TCP aggregates of both
+/// Offloads that the reader of the device handles itself: checksums, and TCP super-packets of both
 /// families, with ECN. `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 
@@ -31,7 +31,7 @@ const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 const LAST: i32 = 1000;
 
 impl TunDevice {
-    /// Creates the device `name`, which lives as long as the descriptor.
+    /// Creates the device `name`, which exists as long as the descriptor.
     ///
     /// # Errors
     /// `NotFound` without `/dev/net/tun`, `PermissionDenied` without `CAP_NET_ADMIN`,
@@ -58,7 +58,7 @@ impl TunDevice {
     }
 
     /// Opens one more queue of the device `name`, which was created with several. The kernel
-    /// spreads packets over the queues by flow; the device lives as long as one of them.
+    /// distributes packets over the queues by flow; the device exists as long as one of its queues.
     ///
     /// # Errors
     /// `NotFound` if the device does not exist; the kernel's error if it is exclusive.
@@ -92,9 +92,9 @@ impl TunDevice {
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
         // SAFETY: TUNSETOFFLOAD takes its argument by value.
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, OFFLOADS) })?;
-        // Of a process that is killed, the kernel lets go of the descriptor with the highest number
-        // first, and takes 100 ms for those of a few packet sockets. Routes over this device are
-        // to be gone at once.
+        // When a process is killed, the kernel closes the descriptor with the highest number first,
+        // and needs 100 ms for a few packet sockets. Routes over this device must disappear at
+        // once.
         let last = rustix::io::fcntl_dupfd_cloexec(&file, LAST);
         Ok(Self {
             file: last.map_or(file, File::from),

@@ -1,9 +1,9 @@
 //! Reinjection: frames that leave an interface with a certain mark arrive on the same interface
 //! instead.
 //!
-//! The program can be removed, or an earlier program can decide about the frame. So that such a
-//! frame does no harm if it is sent, its source is the interface's own link-layer address, so that
-//! switches learn nothing wrong. Its destination is its real source with one bit changed, an
+//! The program can be removed, or an earlier program can decide about the frame. The frame is then
+//! sent, and must cause no harm: its source is the interface's own link-layer address, so that
+//! switches learn the correct port. Its destination is the original source with one bit changed, an
 //! address that no host has. The program exchanges the addresses and changes the bit back.
 
 use std::io;
@@ -41,8 +41,8 @@ impl TurnBack {
     /// Loads the program for this mark, which is not 0.
     ///
     /// # Errors
-    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the first user namespace;
-    /// `Unsupported` or `InvalidInput` from kernels that lack something.
+    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the initial user namespace;
+    /// `Unsupported` or `InvalidInput` from kernels that lack a feature.
     pub fn load(mark: u32) -> io::Result<Self> {
         let op = |code, registers, offset, immediate| Instruction {
             code,

@@ -1,4 +1,5 @@
-//! A browser without a window, driven over WebDriver as a person would use it: for the dashboard.
+//! A browser without a window, controlled over WebDriver like by an operator, for tests of the
+//! dashboard.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! The receiving end of the tunnels, for kernels that have no `ipip`, `sit`, `gre` or `fou` module.
 //!
-//! Raw sockets receive every tunnelled packet, reassembled if it came in fragments: IPIP (protocol
-//! 4), IPv6 in IP (41), GRE (47), each over IPv4 and IPv6. GUE comes to UDP sockets, so that the
-//! host checks its checksum; IPv6 without a checksum, which no ordinary socket takes, comes by a
-//! raw one. The inner packet is put into an Ethernet frame and sent into one end of a veth pair;
-//! the host receives it at the other end as if it had come from a wire. Unlike a TUN device, this
+//! Raw sockets receive every tunnelled packet, reassembled if it was fragmented: IPIP (protocol 4),
+//! IPv6 in IP (41), GRE (47), each over IPv4 and IPv6. UDP sockets receive GUE, so that the host
+//! checks its checksum. A raw socket receives GUE over IPv6 without a checksum, which UDP sockets
+//! refuse. The relay sends the inner packet in an Ethernet frame into one end of a veth pair. The
+//! host receives it at the other end as if it had arrived from a network. Unlike a TUN device, this
 //! needs no `/dev/net/tun`, so it works in every user namespace. `rp_filter` has to be 0 there,
 //! because the clients' addresses are not routed through the pair.
 
@@ -120,12 +120,12 @@ pub fn run() -> Result<()> {
     })
 }
 
-/// Protocol numbers.
+/// IP protocol numbers.
 const IPV4: i32 = 4;
 const UDP: i32 = 17;
 const IPV6: i32 = 41;
 const GRE: i32 = 47;
-/// A UDP socket.
+/// In place of a protocol number: GUE is received by a UDP socket.
 const GUE: i32 = 0;
 /// The port on which GUE is accepted.
 pub const GUE_PORT: u16 = 6080;

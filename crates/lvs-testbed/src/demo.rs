@@ -104,7 +104,7 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
             "client 198.51.100.100 ── router ── director 192.0.2.1, and router ── rs1..rs4 10.0.0.11-14",
         ),
         Forward::FullNat => (
-            "Full NAT: the director stands for the clients, servers may have any gateway",
+            "Full NAT: servers see an address of the director as the client, and may have any gateway",
             "client 198.51.100.100 ── router ── director 192.0.2.1 and .50, and router ── rs1..rs4 10.0.0.11-14",
         ),
     };

@@ -1,5 +1,5 @@
-//! The programs of the kernel fast path before a packet path in memory, for a comparison with a
-//! packet path without them.
+//! The programs of the kernel fast path before a packet path in memory, for comparison with a
+//! packet path without these programs.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -17,7 +17,7 @@ use lvs_packet::wire::Mac;
 
 use crate::packet;
 
-/// The kernel tries programs out on frames of up to a page.
+/// Longest frame for which the kernel test-runs a program: it must fit a page.
 const LONGEST: usize = 3000;
 /// Interface index of the loopback, whose link-layer address is all zeros.
 const LOOPBACK: u32 = 1;
@@ -31,7 +31,7 @@ const XDP_REDIRECTED: i32 = 4;
 pub struct Forwarded {
     /// All packets.
     pub all: u64,
-    /// Packets that were forwarded before there was a socket buffer (XDP).
+    /// Packets that XDP forwarded, before the kernel allocated a socket buffer.
     pub early: u64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Programs {
     kernel: FastPath,
     /// The ports' own addresses, by number.
     macs: [Mac; 2],
-    /// The director's generation, and its learned tunnel paths, at the last check.
+    /// The director's generation and the version of its learned tunnel paths, at the last check.
     known: (u32, u64),
     turns: u64,
     pub(crate) forwarded: Forwarded,
@@ -124,7 +124,7 @@ impl Programs {
         tunnels: &TunnelPaths,
         now: Instant,
     ) -> Option<(PortId, Frame)> {
-        // Frames with unfinished checksums or segments cannot be described to a test run.
+        // Frames with partial checksums or segments cannot be described to a test run.
         let bytes = frame.bytes();
         if frame.offload != Offload::default() || !(14..LONGEST).contains(&bytes.len()) {
             return None;
@@ -196,7 +196,7 @@ impl Programs {
         )
     }
 
-    /// Publishes a connection, if that is possible.
+    /// Offloads a connection, if that is possible.
     pub(crate) fn publish(
         &mut self,
         conn: ConnId,
@@ -316,7 +316,7 @@ pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Position of the number of an IPv6 fragment.
+/// Offset of the identification in an IPv6 fragment header.
 fn ipv6_id(frame: &[u8]) -> Option<usize> {
     const FRAGMENT: u8 = 44;
     const OTHERS: [u8; 3] = [0, 43, 60];

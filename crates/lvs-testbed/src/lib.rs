@@ -1,9 +1,9 @@
 //! Hosts in network namespaces for the tests, the benches and the demo.
 //!
-//! A [`Testbed`] is a handful of *hosts* (network and mount namespaces, each kept open by one
-//! sleeping process), joined by veth pairs and bridges. On top of it a [`Site`] is a ready-made LVS
-//! installation: client, router, director and real servers in one of three [`Topology`]s, with a
-//! real nginx on every real server.
+//! A [`Testbed`] is a few *hosts* (network and mount namespaces, each kept open by one sleeping
+//! process), joined by veth pairs and bridges. A [`Site`] is a complete LVS installation on a
+//! testbed: client, router, director and real servers in one of three [`Topology`]s, with a real
+//! nginx on every real server.
 //!
 //! ```text
 //!  two-arm   client ── front LAN ── director ── back LAN ── servers
@@ -12,9 +12,10 @@
 //!                              └─ back LAN (servers)
 //! ```
 //!
-//! Nothing outlives the process that made it: a small *janitor* process holds the other end of a
-//! pipe and cleans up when it closes, be it by a drop, a panic, Ctrl-C or `kill -9`. It runs as
-//! root, or else in a user namespace. The crate is for development and is not published.
+//! The testbed is removed when its process ends, even by a panic, Ctrl-C or `kill -9`: a small
+//! *janitor* process has the other end of a pipe, and cleans up when the pipe closes. The testbed
+//! works as root, or otherwise in a user namespace. The crate is for development and is not
+//! published.
 
 #![forbid(unsafe_code)]
 

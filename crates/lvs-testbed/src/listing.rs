@@ -32,7 +32,7 @@ impl Row {
             .get(column)
             .with_context(|| format!("{self:?} has no column {column}"))?;
         word.parse()
-            .with_context(|| format!("{self:?}: {word:?} is no number"))
+            .with_context(|| format!("{self:?}: {word:?} is not a number"))
     }
 }
 

@@ -46,13 +46,13 @@ pub struct LoadOptions {
     /// kernel chooses the ports
     #[arg(long, default_value_t = 0)]
     pub first_port: u16,
-    /// Print how far they are, as a line of JSON, so often, in milliseconds
+    /// Interval of the progress reports (a line of JSON), in milliseconds
     #[arg(long, default_value_t = 0)]
     pub progress_ms: u64,
     /// Stop when standard input ends
     #[arg(long)]
     pub until_eof: bool,
-    /// Run in real time, so that a pause shows the network's delay and not the wait for a
+    /// Use real-time scheduling, so that a pause is a delay of the network and not a wait for a
     /// processor.
     #[arg(skip)]
     pub real_time: bool,
@@ -109,7 +109,7 @@ impl LoadOptions {
 pub struct LoadReport {
     /// Requests that were answered completely with the right bytes.
     pub ok: u64,
-    /// Requests that were not.
+    /// Requests that were not answered completely, or with wrong bytes.
     pub failed: u64,
     /// Body bytes of successful requests.
     pub bytes: u64,
@@ -138,7 +138,10 @@ impl LoadReport {
     /// Body bytes per second, in Mbit/s.
     #[must_use]
     pub fn mbits(&self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a rate for display needs no exact value"
+        )]
         let bits = self.bytes as f64 * 8.0;
         bits / self.seconds.max(1e-9) / 1e6
     }
@@ -160,8 +163,8 @@ impl LoadReport {
 }
 
 impl Host {
-    /// Runs the requests from this host and reports. Where their number is known, each has a local
-    /// port of its own: the kernel soon reuses a port, and a director then still knows the old
+    /// Runs the requests from this host and reports. If the number of requests is known, each has a
+    /// separate local port: the kernel soon reuses a port, while the director still has the old
     /// connection.
     ///
     /// # Errors
@@ -484,7 +487,7 @@ fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStr
     Ok(stream)
 }
 
-/// The longest pause of a request that ended in each second of the run: when it began and ended.
+/// The longest pause of a request that ended in each second of the run: its start and its end.
 type Pauses = Vec<(Instant, Instant)>;
 
 fn request(

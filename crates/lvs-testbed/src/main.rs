@@ -40,10 +40,10 @@ enum Command {
     /// Send an attack's frames (for `attack`, on the attacker's host)
     #[command(hide = true)]
     Strike(attack::StrikeOptions),
-    /// Be an honest client (for `attack`, on the client's host)
+    /// Run an honest client (for `attack`, on the client's host)
     #[command(hide = true)]
     Honest(attack::HonestOptions),
-    /// Be a user without rights at the control socket (for `attack`, on the director)
+    /// Run a user without rights at the control socket (for `attack`, on the director)
     #[command(hide = true)]
     HostileUser(attack::UserOptions),
     /// Measure how long single packets take (for `attack`, on the client's host)
@@ -59,16 +59,16 @@ enum Command {
     Conformance(conformance::ConformanceOptions),
     /// Play recorded sessions of ipvsadm with the real programs, and compare
     Transcripts(transcripts::TranscriptOptions),
-    /// Judge made-up packets and command lines by a kernel with IPVS and by the real ipvsadm, and
-    /// compare
+    /// Compare with a kernel with IPVS and with the real ipvsadm, by generated packets and command
+    /// lines
     Differential(differential::DifferentialOptions),
     /// Record cases on this machine's kernel (for `differential`, where that kernel is)
     #[command(hide = true)]
     Record(differential::RecordOptions),
     /// Run the tests of all crates (for `make test` and `make test-all`)
     Tests(suite::TestsOptions),
-    /// Be a dataplane in memory, without packets and with a clock that stands still (for tests of
-    /// control sockets)
+    /// Run a dataplane in memory, without packets and with a stopped clock (for tests of control
+    /// sockets)
     #[command(hide = true)]
     Dataplane {
         /// Control socket of the dataplane: a path, or @NAME

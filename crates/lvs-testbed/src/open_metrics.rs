@@ -49,7 +49,7 @@ impl Reader {
             );
             ensure!(
                 self.described.insert((kind.to_owned(), name.to_owned())),
-                "{kind} of {name} comes twice"
+                "{kind} of {name} occurs twice"
             );
             if self.family.0 != name {
                 ensure!(self.families.insert(name.to_owned()), "{name} comes twice");
@@ -80,7 +80,7 @@ impl Reader {
             "+Inf" => f64::INFINITY,
             "-Inf" => f64::NEG_INFINITY,
             "NaN" => f64::NAN,
-            _ => value.parse().context("the value is no number")?,
+            _ => value.parse().context("the value is not a number")?,
         };
         let key = format!("{name}{{{}}}", labels.join(","));
         ensure!(
@@ -109,7 +109,7 @@ fn labels(text: &str) -> Result<(Vec<String>, &str)> {
             is_name(name) && !name.contains(':'),
             "{name} is not a label"
         );
-        ensure!(names.insert(name), "the label {name} comes twice");
+        ensure!(names.insert(name), "the label {name} occurs twice");
         let mut escaped = false;
         let end = after.find(|c: char| {
             let end = c == '"' && !escaped;

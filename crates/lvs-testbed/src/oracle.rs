@@ -156,7 +156,7 @@ pub(super) fn word(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// The health of the checksum in `l4`, which is the whole payload of an IP packet.
+/// The state of the checksum in `l4`, the whole payload of an IP packet.
 pub fn judge(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Health {
     let right = |right: bool| {
         if right { Health::Right } else { Health::Wrong }
@@ -219,7 +219,7 @@ pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), Str
     let field = start + usize::from(partial.offset);
     if start < parts.l4 || field + 2 > parts.len {
         return Err(format!(
-            "an unfinished checksum outside of the payload: {partial:?}, {parts:?}"
+            "a partial checksum outside of the payload: {partial:?}, {parts:?}"
         ));
     }
     let sum = internet(&ip[start..parts.len]);

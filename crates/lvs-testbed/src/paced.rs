@@ -1,9 +1,9 @@
 //! A web server that sends evenly: the subcommand `paced`, for real servers when a client's longest
 //! pause is to measure the directors and not the server.
 //!
-//! nginx's `limit_rate` keeps its rate in bursts with pauses of up to a second. This one sends what
-//! is due every [`SLICE`], each download at a moment of its own within that time. It has the
-//! contents and the names of [`crate::servers::nginx`]: `/s/SIZE` and `/id`, and `X-Server`.
+//! nginx's `limit_rate` keeps its rate in bursts with pauses of up to a second. This server sends
+//! the due bytes every [`SLICE`], for each download at a different moment within that time. It has
+//! the contents and the names of [`crate::servers::nginx`]: `/s/SIZE` and `/id`, and `X-Server`.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ use crate::content;
 
 /// Interval at which the next bytes of a download are sent.
 pub const SLICE: Duration = Duration::from_millis(20);
-/// Number of moments in a slice.
+/// Number of different moments in a slice.
 const MOMENTS: usize = 10;
 /// The longest download, in bytes.
 const LARGEST: usize = 10 << 20;

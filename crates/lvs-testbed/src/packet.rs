@@ -52,7 +52,7 @@ pub fn repair(ip: &mut [u8]) {
     }
 }
 
-/// Makes the length in an IP header that of the packet.
+/// Sets the length in an IP header to the packet's length.
 pub fn relength(ip: &mut [u8]) {
     let len = ip.len();
     if len < 20 {

@@ -13,7 +13,7 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// `BPF_PROG_QUERY` (linux/bpf.h), which a kernel without tcx answers for its places with `EINVAL`.
+/// `BPF_PROG_QUERY` (linux/bpf.h), which fails with `EINVAL` for tcx on a kernel without tcx.
 const PROG_QUERY: u64 = 16;
 
 /// Options of `lvs-testbed without-tcx`.

@@ -9,7 +9,7 @@ use lvs_api::{Address, Client};
 use lvs_core::Protocol;
 use lvs_core::ipvsadm::{Command, Refusal, Resolve, parse, parse_own};
 
-/// The programs as which this program can run.
+/// The names under which this program can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// Its own name: ipvsadm's command line, and more.
@@ -23,7 +23,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// By the name that it was called by.
+    /// Returns the program for the name by which it was started.
     pub fn of(argv0: &[u8]) -> Self {
         match argv0.rsplit(|&b| b == b'/').next() {
             Some(b"ipvsadm") => Self::Ipvsadm,

@@ -36,7 +36,7 @@ const PATIENCE: u16 = 1000;
 /// command's effect nor its exit status.
 struct Errors {
     stream: StderrLock<'static>,
-    /// Whether no process reads the output.
+    /// Whether output was lost because no process read it.
     lost: bool,
 }
 
@@ -51,7 +51,7 @@ impl Errors {
         }
     }
 
-    /// Whether the reader makes room in time.
+    /// Whether the pipe has room, or the reader makes room in time.
     fn room(&self) -> bool {
         let mut place = [PollFd::new(self.stream.as_fd(), PollFlags::POLLOUT)];
         loop {

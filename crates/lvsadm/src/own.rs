@@ -25,9 +25,9 @@ pub(crate) struct OwnOption {
 /// Position of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Before the command.
+    /// The option precedes the command.
     First,
-    /// Used with `-R`.
+    /// The option is used with `-R`.
     Restore,
 }
 

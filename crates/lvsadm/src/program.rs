@@ -1,4 +1,4 @@
-//! The program, by the name of its call.
+//! The program, with the behaviour that its name selects.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;

@@ -305,7 +305,7 @@ impl Admin {
         }
     }
 
-    /// Waits until all is written that was to be kept.
+    /// Waits until all requested writes are complete.
     pub fn settled(&self) -> impl Future<Output = ()> + use<> {
         let keeper = self.keeper.clone();
         async move {

@@ -266,11 +266,11 @@ enum Command {
 /// The change of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Switch {
-    /// It begins.
+    /// Begin maintenance.
     On,
-    /// End it.
+    /// End maintenance.
     Off,
-    /// Show its state.
+    /// Show whether this director is in maintenance.
     Status,
 }
 
@@ -302,8 +302,8 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Runs the command of the command line. The signals `ignored` end a command that an operator waits
-/// for.
+/// Runs the command of the command line. The signals in `ignored` end every command except the
+/// daemon.
 pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     // A signal may come while the file is read, which takes a while if it is long.
     let early = match arguments.command {
@@ -430,7 +430,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    // By the log's thread: whoever is to read them may not, and a daemon starts all the same.
+    // By the log's thread: a reader that does not read must not delay the start of the daemon.
     warnings.print();
     match early
         .map_or_else(Early::new, Ok)
@@ -458,8 +458,8 @@ fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode 
     ))
 }
 
-/// The dataplane's address from the command line or the file. A file that is broken or slow to read
-/// does not prevent or delay requests.
+/// The dataplane's address from the command line or the file. A file that is invalid or slow to
+/// read does not prevent or delay requests.
 fn steered(arguments: &Arguments) -> Address {
     let named = arguments
         .socket
@@ -593,7 +593,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
             }
             return print(format!("{}\n", done.message).as_bytes());
         }
-        // One without a socket, or none.
+        // A daemon without a socket, or no daemon.
         Ok(None) => {
             if let Some(Err(error)) = arguments.config.as_deref().map(Config::load) {
                 return refuse(&error);
@@ -731,7 +731,7 @@ fn refuse(error: &LoadError) -> ExitCode {
     ExitCode::from(EXIT_CONFIG)
 }
 
-/// Logs to standard error. `LVSD_LOG` wins over the file.
+/// Logs to standard error. `LVSD_LOG` overrides the file.
 fn start_log(from_file: Option<&str>, format: log::Format) -> Result<log::Guard, String> {
     let from_env = std::env::var("LVSD_LOG")
         .ok()
@@ -756,8 +756,8 @@ struct Early {
 }
 
 impl Early {
-    /// Starts to store signals that request a reload, until the daemon runs, and to ignore the
-    /// signals that have no effect.
+    /// Until the daemon runs, stores signals that request a reload, and ignores signals that have
+    /// no effect.
     fn new() -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -809,8 +809,8 @@ fn run(
     loaded: LoadStatus,
     early: Early,
 ) -> Result<(), String> {
-    // Before the lock says who we are: `lvsd stop` sends a signal to its holder, which would end
-    // one that does not listen yet.
+    // Before the lock file contains this process id: `lvsd stop` sends a signal to its owner, which
+    // would kill a process without a handler.
     early.listen(&[
         (SignalKind::terminate(), Signal::Stop),
         (SignalKind::interrupt(), Signal::StopAll),

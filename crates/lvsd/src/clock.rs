@@ -1,8 +1,8 @@
 //! The clocks of deadlines and ages.
 //!
-//! The wall clock steps when NTP or an operator sets it, so a deadline, and the begin of a state, is
-//! kept by the time since boot. That time starts again with the next boot, so a deadline on disk
-//! names its boot.
+//! The wall clock steps when NTP or an operator sets it, so a deadline is kept by the time since
+//! boot. That time starts again with the next boot, so a deadline on disk contains the identity of
+//! its boot.
 
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
@@ -45,7 +45,7 @@ impl Now {
     }
 }
 
-/// A moment since boot, for a file that outlives the boot.
+/// A moment since boot, for a file that exists longer than the boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
     boot: String,

@@ -30,7 +30,7 @@ struct Rights {
 /// Listens on the socket next to that of `dataplane`; `api` answers as over TCP.
 ///
 /// # Errors
-/// The system refuses.
+/// The system does not permit the socket.
 pub fn open(dataplane: &Address, settings: &Dataplane, api: Arc<Api>) -> io::Result<()> {
     let listener = bind(&daemon::socket(dataplane))?;
     let facts = Facts::read();
@@ -214,12 +214,13 @@ mod tests {
         opened(&dataplane, &Dataplane::default(), &events);
         let asking = tokio::task::spawn_blocking(move || {
             let client = || {
-                let client = Client::connect(&dataplane).expect("it answers");
+                let client =
+                    Client::connect(&dataplane).expect("the dataplane accepts the connection");
                 client.expect("it listens")
             };
             let mut one = client();
             assert_eq!(one.status().expect("a status").pid, 7);
-            let refused = one.reload(false).expect_err("the file");
+            let refused = one.reload(false).expect_err("the file is refused");
             assert_eq!(refused, "the file is wrong");
             one.reload(true).expect("the reload succeeds");
             let spec = |host: [u8; 4], why: &str| AdminSpec {
@@ -272,7 +273,10 @@ mod tests {
             let mut stream = UnixStream::connect(&path).await.expect("it listens");
             let _ = stream.write_all(request.as_bytes()).await;
             let mut code = [0; 12];
-            stream.read_exact(&mut code).await.expect("it answers");
+            stream
+                .read_exact(&mut code)
+                .await
+                .expect("the answer arrives");
             if &code != b"HTTP/1.1 200" {
                 assert_eq!(&code, b"HTTP/1.1 503");
                 break;
@@ -294,9 +298,11 @@ mod tests {
         let name = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
         let mut stream = std::os::unix::net::UnixStream::connect_addr(&name).expect("it listens");
         let request = b"POST /v1/reload HTTP/1.0\r\ncontent-length: 14\r\n\r\n{\"force\":true}";
-        stream.write_all(request).expect("it reads");
+        stream.write_all(request).expect("the request is written");
         let mut printed = String::new();
-        stream.read_to_string(&mut printed).expect("it answers");
+        stream
+            .read_to_string(&mut printed)
+            .expect("the answer arrives");
         println!("{printed}");
     }
 

@@ -112,7 +112,7 @@ impl Counters {
         self.counts().lag.count(time);
     }
 
-    /// A check was made at once because clients got no answer.
+    /// Counts a check that was made at once because clients got no answer.
     pub fn prompted(&self) {
         self.counts().prompted += 1;
     }

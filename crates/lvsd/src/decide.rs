@@ -121,7 +121,8 @@ mod tests {
         steps
             .iter()
             .map(|&number| {
-                now = decide(service, &up(number), true, Some(now)).expect("decided");
+                now =
+                    decide(service, &up(number), true, Some(now)).expect("the service is decided");
                 now
             })
             .collect()
@@ -229,7 +230,7 @@ mod tests {
             ));
             let mut before = Decision::default();
             for number in steps {
-                let now = decide(&service, &up(number), true, Some(before)).expect("decided");
+                let now = decide(&service, &up(number), true, Some(before)).expect("the service is decided");
                 prop_assert_eq!(now.sorry, sorry && !now.quorum);
                 prop_assert!(!(now.sorry && now.panic));
                 prop_assert!(!now.withdrawn || !now.quorum);

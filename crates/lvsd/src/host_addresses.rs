@@ -50,13 +50,13 @@ impl Addresses {
         self.own.iter().any(|prefix| prefix.contains(ip))
     }
 
-    /// Whether `ip` is the broadcast address of a network that the host is in.
+    /// Whether `ip` is the broadcast address of one of the host's networks.
     pub fn is_broadcast(&self, ip: IpAddr) -> bool {
         self.broadcast.contains(&ip)
     }
 }
 
-/// Every `LOCAL` route, and every `BROADCAST`:
+/// Parses the addresses of every `LOCAL` and every `BROADCAST` route:
 ///
 /// ```text
 ///        |-- 192.0.2.10

@@ -1,7 +1,7 @@
-//! The last valid configuration, next to the dataplane's socket. A daemon that crashes continues
-//! with it if the file is invalid by then.
+//! The last valid configuration, next to the dataplane's socket. If the file is invalid when lvsd
+//! restarts after a crash, lvsd continues with this configuration.
 //!
-//! It is valid as long as its dataplane runs. After a reboot an invalid file is refused.
+//! It is used only as long as its dataplane runs. After a reboot an invalid file is refused.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub fn keep(path: &Path, text: &str) {
     }
 }
 
-/// The configuration that was kept for the dataplane that runs at `address`.
+/// The configuration that was stored for the dataplane that runs at `address`.
 pub fn recall(address: &Address) -> Option<(Config, Report)> {
     Client::connect(address).ok()?;
     kept(address)

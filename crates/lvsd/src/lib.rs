@@ -1,4 +1,4 @@
-//! The daemon of a Linux Virtual Server in userspace, as a library with a thin program around it.
+//! The daemon of a Linux Virtual Server in userspace, as a library for a small main program.
 //!
 //! ```text
 //! config/         TOML ──▶ checked Config, or all errors in it
@@ -31,8 +31,8 @@
 //! schema          the keys of the file, for editors and manual pages
 //! ```
 //!
-//! The daemon may crash or be killed at any time: the dataplane keeps forwarding, and the next
-//! daemon attaches to it and finds nothing to change.
+//! The daemon may crash or be killed at any time: the dataplane continues to forward, and the next
+//! daemon attaches to it and has nothing to change.
 #![forbid(unsafe_code)]
 // Printing blocks on a slow reader and panics without one. `lvs_process::log` does neither.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]

@@ -37,7 +37,7 @@ pub fn user(name: &str) -> Option<(u32, u32)> {
     found.or_else(|| number.map(|number| (number, number)))
 }
 
-/// Runs the program of `notice` for each event until the daemon ends. After `ending` is sent or
+/// Runs the program of `notice` for each event until the daemon exits. After `ending` is sent or
 /// dropped, it runs the program for the queued events only.
 pub async fn serve(
     mut events: broadcast::Receiver<Arc<Event>>,
@@ -171,7 +171,7 @@ mod tests {
             events.send(event, About::default(), "words");
         }
         drop(end);
-        served.await.expect("it ends");
+        served.await.expect("the task ends without a panic");
         let read = std::fs::read_to_string(&file).expect("the command wrote the file");
         let lines: Vec<&str> = read.lines().collect();
         assert!(lines[0].contains("\"event\":\"first\""), "{read}");

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::snapshot::Snapshot;
 
-/// The number of requests that may wait for the loop.
+/// Maximum number of requests that wait for the main loop.
 const REQUESTS_MAX: usize = 16;
 
 /// A change that an operator requests.
@@ -38,7 +38,7 @@ pub enum Request {
         /// Receives the answer.
         reply: oneshot::Sender<Answer>,
     },
-    /// The present state.
+    /// Returns the present state.
     Snapshot(oneshot::Sender<Snapshot>),
 }
 

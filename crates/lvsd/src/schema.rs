@@ -38,7 +38,7 @@ fn tables() -> Vec<Table> {
         } else if let Some(rest) = line.strip_prefix("#[serde(rename = \"") {
             renamed = rest.split('"').next().map(ToOwned::to_owned);
         } else if line.starts_with("#[") {
-            // Of no concern.
+            // An attribute that the schema does not need.
         } else if let Some(name) = line
             .strip_prefix("pub(super) struct ")
             .and_then(|l| l.strip_suffix(" {"))
@@ -160,7 +160,7 @@ pub fn page() -> String {
     };
     let mut page = String::from(
         ".TH lvsd.toml 5 \"\" \"lvsd\" \"Linux Virtual Server\"\n.SH NAME\nlvsd.toml \\- configuration of the daemon of a Linux Virtual Server\n\
-         .SH DESCRIPTION\nTOML. \\fBlvsd check\\fR says what is wrong with a file, \\fBlvsd plan\\fR what it would change.\n",
+         .SH DESCRIPTION\nTOML. \\fBlvsd check\\fR reports errors of a file, \\fBlvsd plan\\fR what it would change.\n",
     );
     for table in tables() {
         if table.name == "RawConfig" {

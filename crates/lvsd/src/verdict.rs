@@ -6,19 +6,19 @@ use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, 
 use crate::health::Code;
 use crate::words::counted;
 
-/// Services that the line names, at most.
+/// Maximum number of services in the line.
 const NAMED_MAX: usize = 3;
-/// Falls in 24 hours from which a server is flapping.
+/// Number of times that a server must go down in 24 hours to be flapping.
 const FLAPS: u64 = 3;
-/// Seconds after its last fall until which a server is flapping.
+/// Seconds for which a server is flapping after it last went down.
 const FLAPPING: u64 = 600;
-/// Slow checks in a row from which a server is slow.
+/// Number of consecutive slow checks after which a server is slow.
 const SLOW: u64 = 3;
-/// Milliseconds without an answer of the dataplane from which its state is old; it is read every
-/// two seconds.
+/// Milliseconds without an answer of the dataplane after which its state is old; lvsd reads the
+/// state every two seconds.
 const OLD_MS: u64 = 5_000;
 
-/// The state of a service; the worst is the least.
+/// The state of a service; the worst state is the smallest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ServiceState {
     /// The service has no usable server, is below its quorum, or is not in use as configured: see
@@ -82,7 +82,7 @@ pub fn is_slow(server: &ServerStatus) -> bool {
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
-/// The code of a server without a fault in health.
+/// The code of a server that is up: slow or flapping, if it is either.
 pub fn code(server: &ServerStatus) -> Option<Code> {
     match () {
         () if is_flapping(server) => Some(Code::Flapping),
@@ -104,7 +104,7 @@ pub fn is_well(service: &ServiceStatus) -> bool {
         && !in_file(service).any(|server| is_flapping(server) || is_slow(server))
 }
 
-/// The reason why a server is down or suspicious, without its own address in front.
+/// The reason why a server is down or suspicious, without the server's address at the start.
 pub fn reason(server: &ServerStatus) -> &str {
     let address = format!("{}: ", server.server);
     let reason = server.reason.as_str();
@@ -151,7 +151,7 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
     trouble
 }
 
-/// The urgency of a verdict, as monitoring plugins grade it.
+/// The level of a verdict in the scale of monitoring plugins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// All is well.

@@ -1,4 +1,4 @@
-//! The service manager's watchdog, informed as long as all parts of lvsd make progress.
+//! The service manager's watchdog, which is reset as long as all parts of lvsd make progress.
 //!
 //! ```text
 //! event loop ── beats ──┐
@@ -14,7 +14,8 @@ pub use lvs_process::notify::watchdog_interval as interval;
 
 use crate::notify::Notify;
 
-/// A turn of the event loop may hold a request to the dataplane, of a long list of changes.
+/// Time limit for an iteration of the main loop, which may contain a request to the dataplane with
+/// a long list of changes.
 pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(120);
 
 /// A heartbeat of a loop or thread.

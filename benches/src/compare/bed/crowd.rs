@@ -291,7 +291,7 @@ fn known(device: &str, mac: &str) -> String {
     format!("bridge fdb replace {mac} dev {device} master static\n")
 }
 
-/// Has a thread, or all of a process (`-ap`), go before all that is not as urgent.
+/// Gives a thread, or all threads of a process (`-ap`), precedence over less urgent ones.
 fn first(of: &str, pid: u32) -> Result<()> {
     let words = ["-f", of, "50", &pid.to_string()];
     run_with_input(Command::new("chrt").args(words), "").map(drop)

@@ -1,4 +1,4 @@
-//! Files by HTTP and uploads, by their size.
+//! Durations of HTTP downloads and uploads, by the size of the file.
 
 use std::fs::File;
 
@@ -44,9 +44,11 @@ impl Experiment for Files {
     }
 
     fn what(&self) -> &'static str {
-        "One client asks nginx for one file of 1 byte to 64 MiB after the other, each over a new connection, then all over one \
-         that stays; and sends uploads of these sizes over a connection that stays, each of which is acknowledged. A point is the mean time of a \
-         file, over a tenth of a second and more (without --quick: 0.25 s). With direct routing and tunnels only what the client sends passes the director."
+        "One client requests files of 1 byte to 64 MiB from nginx, one after another: each over a \
+         new connection, then all over one persistent connection. It also sends uploads of these \
+         sizes over a persistent connection; the server acknowledges each. A point is the mean \
+         time of a file, over a tenth of a second or more (0.25 s without --quick). With direct \
+         routing and tunnels, only the client's packets pass the director."
     }
 
     fn plots(&self) -> &'static [Plot] {
@@ -146,7 +148,7 @@ impl Experiment for Files {
                 };
                 // Bytes in a microsecond are MB in a second.
                 sentences.push(format!(
-                    "{}, {what}: a file of {least:.0} byte takes {:.0} µs ({:.0}-{:.0}), one of {:.0} MiB comes at {:.0} MB/s ({:.0}-{:.0}; {}).",
+                    "{}, {what}: a file of {least:.0} byte takes {:.0} µs ({:.0}-{:.0}), a file of {:.0} MiB arrives at {:.0} MB/s ({:.0}-{:.0}; {}).",
                     series.peer, time.median, time.min, time.max, most / 1_048_576.0,
                     most / long.median, most / long.max, most / long.min, time.rounds
                 ));
@@ -155,7 +157,7 @@ impl Experiment for Files {
         for series in document.series(self.name(), UP, &peers) {
             if let Some((most, long)) = series.points.last() {
                 sentences.push(format!(
-                    "{}: an upload of {:.0} MiB goes at {:.0} MB/s ({:.0}-{:.0}, {}).",
+                    "{}: an upload of {:.0} MiB is sent at {:.0} MB/s ({:.0}-{:.0}, {}).",
                     series.peer,
                     most / 1_048_576.0,
                     most / long.median,

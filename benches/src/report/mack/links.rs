@@ -46,7 +46,7 @@ const BARS: [&str; 6] = [
     "lvs-dr one",
     "lvs-dr two",
 ];
-/// 576 bytes every host must take; 296 were usual on serial lines.
+/// Every host must accept 576 bytes; 296 bytes were usual on serial lines.
 const MTUS: [u16; 4] = [296, 576, 1006, 1500];
 const LARGE: u32 = 256 << 10;
 
@@ -60,10 +60,13 @@ impl Experiment for Links {
     }
 
     fn what(&self) -> &'static str {
-        "NPtcp with messages of 256 KiB, over links that all have the MTU named. veth passes aggregates of up to 64 KiB whole whatever \
-         the MTU is, so that little but what segments or reassembles in software depends on it: a tunnel, whose packets have 20 bytes more. Then, with an MTU of \
-         1500, NPtcp through a switch (a bridge of the kernel) between a director with two interfaces and its client and server, and through the same with one \
-         interface, which takes in what it sends. Of lvs-dr one the server answers through the switch, of lvs-dr two by a line of its own."
+        "NPtcp with messages of 256 KiB, over links that all have the given MTU. veth passes \
+         super-packets of up to 64 KiB whole, whatever the MTU is. So the MTU matters mainly if \
+         software segments or reassembles packets: with a tunnel, whose packets have 20 bytes \
+         more. Then, with an MTU of 1500, NPtcp through a switch (a bridge of the kernel): between \
+         a director with two interfaces and its client and server, and with one interface, which \
+         receives and sends all packets. With lvs-dr one, the server answers through the switch; \
+         with lvs-dr two, over a separate link."
     }
 
     fn plots(&self) -> &'static [Plot] {

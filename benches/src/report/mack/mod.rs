@@ -68,11 +68,13 @@ impl Experiment for Mack {
     }
 
     fn what(&self) -> &'static str {
-        "NPtcp sends a message and waits for it to come back, for sizes of 1 byte to 8 MiB (1 MiB with --quick), over one TCP \
-         connection. Both ends are on CPU 0; a director that is a process has CPU 1. With direct routing and tunnels the server \
-         answers by a line of its own to the client; of lvs-dr gateway, through the director, which is its gateway. The virtual \
-         address of lvs-nat routed is on no interface, only routed to the director; otherwise it is on the director's lo. What \
-         each adds is the time of its smallest message, less that of direct in the same round."
+        "NPtcp sends a message and waits until it returns, for sizes of 1 byte to 8 MiB (1 MiB \
+         with --quick), over one TCP connection. Both ends are on CPU 0; a director that is a \
+         process has CPU 1. With direct routing and tunnels, the server answers over a separate \
+         link to the client; with lvs-dr gateway, it answers through the director, which is its \
+         gateway. The virtual address of lvs-nat routed is on no interface and only routed to the \
+         director; otherwise it is on the director's lo. The added time of a peer is the time of \
+         its smallest message, minus that of direct in the same round."
     }
 
     fn plots(&self) -> &'static [Plot] {
@@ -227,7 +229,7 @@ fn added(document: &Document, peer: &str) -> Option<Spread> {
     Spread::of(added)
 }
 
-/// Round, size and time of the smallest message.
+/// The round, the message size and the time of the smallest message.
 fn times(document: &Document, peer: &str) -> Vec<(usize, f64, f64)> {
     let counted = document.counted(Mack.name(), peer).into_iter();
     let smallest = counted.filter_map(|run| {

@@ -21,7 +21,7 @@ pub(in super::super) struct Servers;
 
 /// Bytes a second of a server.
 const CAPACITY: u64 = 3_000_000;
-/// Plots, and the clients of each.
+/// Plots, and the number of clients of each.
 const PLOTS: [(&str, u32, &str); 2] = [
     ("serial", 1, "a client that waits for each file"),
     ("parallel", 8, "eight clients at once"),
@@ -40,9 +40,11 @@ impl Experiment for Servers {
     }
 
     fn what(&self) -> &'static str {
-        "A server sends 3 MB/s. A client asks for one small file (76 kB to 1.8 MB) after the other, or eight of them do at the same time, of a \
-         service with one server and of one with two, in turn (HAProxy and nginx: to whoever has fewer connections). A serial client never uses \
-         more than one server. Servers are the limit, so all is measured at the same time."
+        "A server sends 3 MB/s. A client requests small files (76 kB to 1.8 MB) one after another, \
+         or eight clients do at the same time, from a service with one server and from a service \
+         with two servers in turn (HAProxy and nginx: the server with fewer connections). A serial \
+         client never uses more than one server at a time. Servers are the limit, so all is \
+         measured at the same time."
     }
 
     fn plots(&self) -> &'static [Plot] {

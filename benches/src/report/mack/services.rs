@@ -63,13 +63,20 @@ impl Experiment for Services {
     }
 
     fn what(&self) -> &'static str {
-        "Two servers behind one virtual address; one client does one transaction after the other. telnet: a key is echoed over a connection that stays. \
-         rsh: from a reserved port, a second connection comes back from the server. lpd: a file of 1,024 bytes is printed, from port 721 to 731 as the server \
-         demands. session: log in at one port, then go on at another four times, which only the same server lets: with round robin, with both ports under one firewall mark with \
-         persistence, and with port 0 and persistence (others: by a hash of the client's address). UDP file: blocks of 1,024 bytes, each asked for. TFTP and FTP: files of 16 KiB by \
-         dnsmasq, vsftpd and curl, which takes its time; with lvs-nat the dataplane's helper does FTP, with direct routing and tunnel persistence does; nftables, HAProxy and nginx have the \
-         servers' passive ports, by a hash of the client's address (curl asks by EPSV, whose answer has no address). A cross: it does not work, and the notes say why. The director \
-         forwards what the servers begin, for translation with its own address. routing is one server without a director's help, for comparison."
+        "Two servers have one virtual address; one client makes one transaction after another. \
+         telnet: a key is echoed over a persistent connection. rsh: the client uses a reserved \
+         port, and the server opens a second connection to the client. lpd: a file of 1,024 bytes \
+         is printed, from a port of 721 to 731, as the server requires. session: the client logs \
+         in at one port, and continues four times at another port, which only the same server \
+         accepts: with round robin, with both ports under one firewall mark with persistence, and \
+         with port 0 and persistence (other peers: by a hash of the client's address). UDP file: \
+         the client requests each block of 1,024 bytes. TFTP and FTP: files of 16 KiB by dnsmasq, \
+         vsftpd and curl, which is slow. FTP uses the dataplane's helper with lvs-nat, and \
+         persistence with direct routing and tunnels; nftables, HAProxy and nginx forward the \
+         servers' passive ports, by a hash of the client's address (curl uses EPSV, whose answer \
+         has no address). A cross: the service does not work, and the notes give the reason. The \
+         director forwards connections that servers open, and translates them to its own address. \
+         routing is one server without a director, for comparison."
     }
 
     fn plots(&self) -> &'static [Plot] {
@@ -195,7 +202,8 @@ impl Experiment for Services {
     }
 }
 
-/// Fetches a file again and again with curl; what counts is the time of each, without curl's start.
+/// Fetches a file again and again with curl; only the time of each transfer counts, without curl's
+/// start.
 fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> Result<Fared> {
     let begin = [
         "20",

@@ -13,7 +13,7 @@ use crate::machine::Snapshot;
 
 /// Number of hosts that send requests.
 pub(super) const CLIENTS: usize = 4;
-/// Hosts that answer.
+/// Number of hosts that answer requests.
 pub(super) const SERVERS: usize = 4;
 /// Requests a second that one server can answer.
 pub(super) const CAPACITY: u32 = 500;

@@ -17,7 +17,7 @@ use crate::address::impostor;
 const BODY_MAX: u64 = 256 << 20;
 /// The longest head of an answer.
 const HEAD_MAX: u64 = 64 << 10;
-/// Longest silence of the daemon: it waits for a dataplane as long as that at most.
+/// Longest silence of the daemon: this is its own time limit for an answer of the dataplane.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Longest silence of the daemon during a reload: on a busy host, a file with tens of thousands of servers takes most of a minute.
 const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
@@ -56,10 +56,10 @@ struct Head {
 }
 
 impl Client {
-    /// Connects to the daemon of the dataplane at `dataplane`; nothing if none runs.
+    /// Connects to the daemon of the dataplane at `dataplane`; `None` if no daemon runs.
     ///
     /// # Errors
-    /// In words: a process listens there, and cannot be talked to.
+    /// A message: a process listens there, but a connection to it fails.
     pub fn connect(dataplane: &Address) -> Result<Option<Self>, String> {
         let address = socket(dataplane);
         let stream = open(&address)?;
@@ -105,10 +105,10 @@ impl Client {
         reloaded
     }
 
-    /// Events from now on, until `each` says false.
+    /// Reads new events, until `each` returns false.
     ///
     /// # Errors
-    /// As [`status`](Self::status); that the daemon has ended.
+    /// As [`status`](Self::status); also if the daemon has ended.
     pub fn events(&mut self, mut each: impl FnMut(Event) -> bool) -> Result<(), String> {
         let (head, mut stream) =
             self.send("GET /v1/events HTTP/1.0\r\naccept: text/event-stream\r\n\r\n")?;
@@ -119,7 +119,7 @@ impl Client {
         let _ = stream.get_ref().set_read_timeout(None);
         loop {
             let line = self.line(&mut stream, BODY_MAX)?;
-            // An empty line ends an event, and a comment shows that the daemon lives.
+            // An empty line ends an event; a comment shows that the daemon runs.
             if let Some(event) = line.strip_prefix(b"data:")
                 && !each(self.json(event)?)
             {
@@ -164,7 +164,7 @@ impl Client {
         };
         let _ = stream.set_read_timeout(Some(self.silence));
         match (&stream).write_all(request.as_bytes()) {
-            // It may have said why before it closed the connection.
+            // The daemon may have sent a reason before it closed the connection.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 return Err(self.silent(&error));
             }
@@ -215,7 +215,9 @@ impl Client {
         let read = stream.take(most).read_to_end(&mut body);
         read.map_err(|error| self.silent(&error))?;
         match head.length {
-            Some(length) if length > BODY_MAX => Err(self.garbled("its answer has no end")),
+            Some(length) if length > BODY_MAX => {
+                Err(self.garbled(&format!("its answer is longer than {BODY_MAX} bytes")))
+            }
             Some(length) if (body.len() as u64) < length => Err(self.ended()),
             _ => Ok(body),
         }
@@ -266,7 +268,7 @@ impl Client {
     }
 }
 
-/// A connection to `address`; nothing if no process listens there.
+/// A connection to `address`; `None` if no process listens there.
 fn open(address: &Address) -> Result<Option<UnixStream>, String> {
     let stream = match address.connect() {
         Ok(stream) => stream,
@@ -280,7 +282,7 @@ fn open(address: &Address) -> Result<Option<UnixStream>, String> {
             };
         }
     };
-    // Anybody can take a name.
+    // Any local user can bind an abstract name.
     if matches!(address, Address::Abstract(_))
         && let Some((uid, _)) = impostor(&stream)
     {
@@ -299,7 +301,9 @@ mod tests {
     /// The client's result for an answer to `status`, after which the connection ends.
     fn answered(text: &str) -> Result<u32, String> {
         let (own, mut other) = UnixStream::pair().expect("a pair");
-        other.write_all(text.as_bytes()).expect("it fits");
+        other
+            .write_all(text.as_bytes())
+            .expect("the answer is written");
         drop(other.shutdown(std::net::Shutdown::Write));
         let mut client = Client {
             address: Address::Path("/nowhere".into()),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 const TYPE_PTR: u16 = 12;
 const CLASS_IN: u16 = 1;
-/// Pointers in a compressed name that are followed.
+/// Maximum number of pointers to follow in a compressed name.
 const JUMPS_MAX: usize = 16;
 
 /// The name servers in a text like `/etc/resolv.conf`; if there are none, this host.

@@ -449,7 +449,7 @@ pub enum TablesState {
 }
 
 impl TablesState {
-    /// In a word.
+    /// The state as one word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -495,7 +495,7 @@ impl Standing {
     /// The protocol of routes to addresses that another director should receive.
     pub const LEAVING: u8 = 78;
 
-    /// In a word.
+    /// The state as one word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Withdrawn => "withdrawn",
@@ -621,7 +621,8 @@ pub struct PeerStanding {
 }
 
 impl PeerStanding {
-    /// Seconds out of step after which that is a finding, and no moment after a start.
+    /// Seconds without synchronisation after which the peer's state is a finding; shortly after a
+    /// start it is none.
     pub const ALARM: u64 = 10;
 
     /// Whether the peer's connections were stored at this director some seconds ago.
@@ -897,9 +898,9 @@ pub struct Timeouts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sysctl {
-    /// `conn_reuse_mode`.
+    /// The kernel's name of the sysctl, such as `conn_reuse_mode`.
     pub name: String,
-    /// `1`, or `3 50` for `sync_threshold`.
+    /// The value, such as `1`, or `3 50` for `sync_threshold`.
     pub value: String,
 }
 
@@ -930,7 +931,7 @@ pub struct FilterItem {
 pub struct MarkText {
     /// Its position in the list, from 1.
     pub position: usize,
-    /// Its words.
+    /// The rule as text, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
     pub rule: String,
     /// Number of captured packets.
     pub packets: u64,

@@ -21,7 +21,7 @@ pub(crate) const ONE_PACKET: u32 = 0x2000;
 /// The host's connection tracking has an entry for the connection, too.
 pub(crate) const NFCT: u32 = 0x10000;
 
-// Of this crate, not of the kernel:
+// Flags of this crate, which the kernel does not have:
 
 /// A through-VIP health check opened the connection ([`Control::pin`](crate::Control::pin)).
 pub(crate) const PROBE: u32 = 0x0008_0000;
@@ -32,7 +32,7 @@ pub(crate) const PEER: u32 = 0x0070_0000;
 pub(crate) const BORROWED: u32 = 0x0080_0000;
 /// Owned and replicated to peers.
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
-/// The entry controls other entries, or did.
+/// The entry controls other entries, or has controlled some.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
 /// The time until the server's first answer is measured.
 pub(crate) const TIMED: u32 = 0x0400_0000;
@@ -42,7 +42,8 @@ pub(crate) const GONE: u32 = 0x0800_0000;
 pub(crate) const TRACKED: u32 = 0x1000_0000;
 /// A helper inspects the connection's payload.
 pub(crate) const HELPED: u32 = 0x2000_0000;
-/// Ended, and removed before the next packet that is not the host's own answer.
+/// The connection has ended. It is removed before the next packet, unless that packet is the host's
+/// own reply.
 pub(crate) const DYING: u32 = 0x4000_0000;
 /// Flags of connections that need a separate check at each packet.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;

@@ -10,8 +10,8 @@ pub(crate) fn windows(slots: usize) -> usize {
     slots.div_ceil(WINDOW).max(1)
 }
 
-/// Chooses at most this many windows of slots: the one of `here`, and others that are far from it
-/// and from each other.
+/// Chooses at most `count` windows of slots: the window that contains `here`, and others that are
+/// far from it and from each other.
 pub(crate) fn scattered(
     here: usize,
     slots: usize,

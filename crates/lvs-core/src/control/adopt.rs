@@ -344,8 +344,8 @@ mod tests {
         );
     }
 
-    /// Connections of tables of another number and size continue until their deadline, as many as
-    /// the new tables can contain.
+    /// Connections of tables of another number and size continue until their deadline, up to the
+    /// capacity of the new tables.
     #[test]
     fn adoption_into_other_number_of_shards_keeps_connections() {
         let (even, odd): (Vec<u16>, Vec<u16>) = (1001..=1300).partition(|port| port % 2 == 0);

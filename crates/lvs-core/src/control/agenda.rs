@@ -31,7 +31,7 @@ impl Agenda {
         }
     }
 
-    /// The first moment.
+    /// The earliest time in the agenda.
     pub(super) fn next(&self) -> Option<Instant> {
         self.moments.first().map(|&(at, _)| at)
     }

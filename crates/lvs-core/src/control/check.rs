@@ -15,7 +15,7 @@ use crate::{
     ServiceFlags, ServiceKey, persistence_sip,
 };
 
-/// The kernel keeps timeouts in ticks of 4 ms in an `int`.
+/// Maximum timeout in seconds: the kernel keeps timeouts in ticks of 4 ms in an `int`.
 const TIMEOUT_MAX: u32 = 8_589_934;
 
 /// State that changes are checked against.
@@ -32,7 +32,7 @@ pub(crate) trait View {
     fn full_nat(&self, family: Family) -> usize;
     /// Whether an address of this family is available as a local address.
     fn has_local(&self, family: Family) -> bool;
-    /// Rules for marks.
+    /// Number of rules for marks.
     #[cfg(feature = "api")]
     fn marks(&self) -> usize;
 }
@@ -123,7 +123,7 @@ pub(crate) fn service(view: &impl View, key: &ServiceKey) -> Result<(), Error> {
     view.service(key).map(drop).ok_or(Error::NoService)
 }
 
-/// A server can be added to a service.
+/// Checks that a server can be added to a service.
 pub(crate) fn add_server(
     view: &impl View,
     key: &ServiceKey,
@@ -182,7 +182,7 @@ pub(crate) fn delete_server(
     server.map(drop).ok_or(Error::NoServer)
 }
 
-/// Timeouts of `ipvsadm --set`.
+/// Checks the timeouts of `ipvsadm --set`.
 pub(crate) fn timeouts(seconds: [u32; 3]) -> Result<(), Error> {
     if seconds.iter().any(|&timeout| timeout > TIMEOUT_MAX) {
         return Err(Error::TimeoutRange);
@@ -258,7 +258,8 @@ fn full_nat(
     Ok(())
 }
 
-/// A scheduler that measures answers accepts only servers whose answers pass the director.
+/// Checks that the answers of a server pass through the director if the service's scheduler
+/// measures their latency.
 fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     if facts.needs_replies && !config.forwarding.translates() {
         return Err(Error::NeedsReplies);

@@ -79,13 +79,13 @@ impl Control {
         }
     }
 
-    /// When to call [`advance`](Self::advance) next.
+    /// The time of the next call of [`advance`](Self::advance).
     pub fn next_wakeup(&self) -> Option<Instant> {
         let templates = self.templates.table.next_wakeup();
         self.next_event.into_iter().chain(templates).min()
     }
 
-    /// Starts the periods that run from the first moment that the director is shown.
+    /// Starts the periodic work at the first time that the director receives.
     pub(crate) fn show_clock(&mut self, now: Instant) {
         if self.clock.is_none() {
             self.estimator.start(now);

@@ -44,7 +44,7 @@ impl Control {
         }
     }
 
-    /// Notes how many connections a shard has, for the defences.
+    /// Records the number of connections of a shard, for the defences.
     pub(crate) fn note_occupancy(&mut self, shard: &Shard) {
         if let Some(connections) = self.occupancy.get_mut(shard.number()) {
             *connections = shard.len();

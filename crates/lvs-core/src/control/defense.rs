@@ -69,8 +69,8 @@ impl Defense {
     /// Reads memory and tables, and decides which defences are on. The automatic modes 1 and 2
     /// change into each other.
     ///
-    /// The kernel's table grows until the memory is short; one of a given size is short of slots
-    /// first. The last eighth of them counts as `amemthresh` pages do.
+    /// The kernel's table grows until memory is short. This table has a fixed size, so slots become
+    /// short first: its last eighth corresponds to the kernel's `amemthresh` pages.
     pub(crate) fn update(&mut self, sysctls: &mut Sysctls) {
         let threshold = u64::try_from(sysctls.amemthresh).unwrap_or(0);
         let short_of_memory = self.available < threshold;

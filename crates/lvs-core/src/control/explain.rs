@@ -25,7 +25,7 @@ use crate::{
 pub struct Explanation {
     /// The packet's mark; 0 for none.
     pub mark: u32,
-    /// The rule or setting from which the mark is; empty without a mark.
+    /// The rule or setting that sets the mark; empty without a mark.
     pub mark_why: String,
     /// The service that the packet matches: `TCP 192.0.2.1:80`.
     pub service: Option<String>,
@@ -784,7 +784,7 @@ mod tests {
                 explanation.reason, reason,
                 "{tuple:?} {explanation:?} {verdict:?}"
             );
-            // Of a service of many ports the client's port stays.
+            // A service with many ports keeps the destination port of the client.
             let server = server.map(|server| server.ip());
             assert_eq!(
                 explanation.server.map(|server| server.ip()),

@@ -10,7 +10,7 @@ use crate::service::ServiceKeyOrd;
 /// The numbers of services, by their keys.
 pub(super) type Keys = HashMap<ServiceKeyOrd, u32, Fold>;
 
-/// A quick hash function. Keys come from the configuration, never from packets, so a sender cannot
+/// A fast hash function. Keys come from the configuration, never from packets, so a sender cannot
 /// choose them. A look-up of an absent key is as fast as one of a present key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fold(u64);

@@ -129,7 +129,7 @@ impl Default for Options {
 /// let mut shards = [control.shard(0).unwrap(), control.shard(1).unwrap()];
 /// let control = Mutex::new(control);
 ///
-/// // What a worker does with a packet: the lock is taken only if the shard cannot decide alone.
+/// // A worker processes a packet: it locks `control` only if the shard cannot decide alone.
 /// let decide = |shard: &mut Shard, packet: &PacketMeta<'_>| match shard.handle_packet(packet, now) {
 ///     Ok(verdict) => verdict,
 ///     Err(pending) => control.lock().unwrap().admit(shard, packet, pending, now),
@@ -143,13 +143,13 @@ impl Default for Options {
 ///     assert!(matches!(decide(shard, &reply), Verdict::Reply(_)));
 /// }
 ///
-/// // Two minutes later: each worker ends what is due in its shard, 1024 connections at a time.
+/// // Two minutes later: each worker removes expired connections of its shard, 1024 at a time.
 /// let now = Instant::from_secs(120);
 /// for shard in &mut shards {
 ///     while shard.advance(now, 1024) {}
 ///     assert!(shard.is_empty());
 /// }
-/// // One of them does the rest, and each takes what that left for its shard.
+/// // One worker advances `control`, and each worker applies the resulting changes to its shard.
 /// control.lock().unwrap().advance(now);
 /// for shard in &mut shards {
 ///     control.lock().unwrap().sweep(shard);
@@ -163,7 +163,7 @@ pub struct Control {
     index: Keys,
     next_service: u32,
     records: Records,
-    /// Services with port 21: TCP ports without a service of their own fall to them.
+    /// Services with port 21: they receive TCP packets to ports without a separate service.
     ftp_services: usize,
     /// Services with port 0, marks included.
     any_port_services: usize,

@@ -64,7 +64,7 @@ pub(crate) struct Records {
     free: BTreeSet<u32>,
     /// Records of removed servers; at most one for each service and address.
     trash: BTreeMap<(ServiceKeyOrd, SocketAddr), u32>,
-    /// The record in the trash that was looked at last, until all have been.
+    /// The record in the trash that was checked last; `None` after all were checked.
     looked_at: Option<(ServiceKeyOrd, SocketAddr)>,
     /// Records by the addresses of their servers, if a reader has requested this index.
     addresses: Option<BTreeSet<(SocketAddr, u32)>>,

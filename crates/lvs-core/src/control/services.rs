@@ -185,7 +185,8 @@ impl Control {
         self.retire_some(usize::MAX, now);
     }
 
-    /// [Takes](Self::take_service) one service; `false` if no service remains.
+    /// Removes one service by [`take_service`](Self::take_service); returns `false` if no service
+    /// remains.
     pub(crate) fn take_one(&mut self) -> bool {
         let Some(key) = self.services.values().next().map(|service| service.key) else {
             return false;

@@ -22,7 +22,7 @@ const FINER: i32 = 10;
 /// Weights above this are precise enough without the multiplication.
 const FINE: i32 = 100_000;
 
-/// The servers of a service that take connections, and since when.
+/// The servers of a service that accept connections, and the time since when.
 #[derive(Debug)]
 pub(crate) struct SlowStart {
     since: BTreeMap<ServerId, Since>,
@@ -56,7 +56,8 @@ impl SlowStart {
         self.factor
     }
 
-    /// Marks present servers as established: they began before a slow start was configured.
+    /// Marks existing servers as established: they accepted connections before the slow start was
+    /// configured.
     pub(crate) fn take_as_established(&mut self, servers: &[Arc<Server>]) {
         let taking = servers.iter().filter(|server| server.config().weight > 0);
         self.since = taking

@@ -35,7 +35,7 @@ impl Control {
         Ok(())
     }
 
-    /// Starts the backup: from now on [`handle_sync`](Self::handle_sync) takes messages.
+    /// Starts the backup: from now on [`handle_sync`](Self::handle_sync) accepts messages.
     ///
     /// # Errors
     /// As [`start_master`](Self::start_master).

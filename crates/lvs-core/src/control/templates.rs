@@ -231,14 +231,14 @@ impl Control {
     }
 }
 
-/// Number of windows that are searched for a template to evict, of which an eighth at most may be
-/// evictable.
+/// Number of windows that are searched for a template to evict, in a table of which an eighth or
+/// less may be evictable.
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {
     /// Makes room for a persistence template as for a connection. Templates without a connection
-    /// are removed: of a few the one that would end first, and templates of clients that never
-    /// established a connection before all others.
+    /// are removed: of a few candidates, the one that would end first. Templates of clients that
+    /// never established a connection are removed before all others.
     pub(crate) fn make_template_room(&mut self) {
         let table = &self.templates.table;
         if !self.settings.evicts || table.len() < table.capacity() {

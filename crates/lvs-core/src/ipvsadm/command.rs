@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use crate::api::{Call, ServerSpec, ServiceId, ServiceSpec, Timeouts};
 use crate::sync::{SyncDaemon, SyncRole};
 
-/// A command line that is in order.
+/// A valid command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `-A`
@@ -87,7 +87,7 @@ impl Command {
 /// Content and format of `-L`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListOptions {
-    /// The listed objects.
+    /// The kind of the listed objects.
     pub what: What,
     /// The columns.
     pub format: Format,

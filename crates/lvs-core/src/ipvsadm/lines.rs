@@ -15,7 +15,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// At the start of a stream.
+    /// The state at the start of a stream.
     pub const fn new() -> Self {
         Self {
             words: Vec::new(),

@@ -1,10 +1,10 @@
 //! The command line of ipvsadm 1.31: its grammar, and the texts that it prints.
 //!
 //! [`parse`] turns the words of one command line into a [`Command`], or into the [`Refusal`] that
-//! ipvsadm would answer with, to the byte. [`parse_own`] knows options that ipvsadm does not have.
-//! [`render`] writes its listings from what a dataplane answers. [`Lines`] cuts a file of rules
-//! into command lines. Nothing here touches a file, a socket or a name server: names go through
-//! [`Resolve`].
+//! ipvsadm would print, byte for byte. [`parse_own`] also accepts options that ipvsadm does not
+//! have. [`render`] writes the listings from the answers of a dataplane. [`Lines`] cuts a file of
+//! rules into command lines. This module uses no file, socket or name server: the caller resolves
+//! names by [`Resolve`].
 //!
 //! ```
 //! use lvs_core::ipvsadm::{Command, Numeric, parse};

@@ -16,11 +16,12 @@ use crate::sync::{SyncDaemon, SyncRole};
 use crate::tunnel::{Tunnel, TunnelChecksum, TunnelType};
 use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, sched};
 
-/// The persistence timeout where `-p` has none.
+/// The persistence timeout if `-p` has no value.
 const DEFAULT_PERSISTENCE: u32 = 360;
 /// 31 days: the longest timeout that ipvsadm accepts.
 const TIMEOUT_MAX: i64 = 86_400 * 31;
-/// Bytes of a scheduler's, a persistence engine's and an interface's name that count.
+/// Maximum length of the names of schedulers, persistence engines and interfaces, in bytes; the
+/// rest is ignored.
 const NAME_MAX: usize = 15;
 /// The default multicast interface.
 const DEFAULT_INTERFACE: &str = "eth0";
@@ -214,7 +215,7 @@ struct Line<'a> {
     command: CommandName,
     flags: Flags,
     role: SyncRole,
-    /// `None` before any of `-t`, `-u`, `-f`.
+    /// `None` before the first of `-t`, `-u`, `-f`.
     protocol: Option<Protocol>,
     family: Family,
     mark: u32,
@@ -564,8 +565,8 @@ impl<'a> Line<'a> {
 
     fn server_spec(&self) -> Result<ServerSpec, Refusal> {
         let (address, mut port) = self.server;
-        // Neither a tunnel nor direct routing can change the port, so the service's is taken
-        // whatever was given.
+        // Neither a tunnel nor direct routing can change the port, so the service's port replaces
+        // the given one.
         if self.mark == 0 && !self.forwarding.translates() {
             port = self.port;
         }

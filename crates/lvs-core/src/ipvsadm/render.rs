@@ -21,7 +21,7 @@ const IPVS_VERSION: &str = "1.2.1";
 const SERVICE_WIDTH: usize = 33;
 /// Characters of an IPv4 server's address and port that are printed.
 const SERVER_WIDTH: usize = 28;
-/// Characters of any address with port that ipvsadm has room for.
+/// Maximum number of characters that ipvsadm reserves for an address with its port.
 const ENDPOINT_MAX: usize = 59;
 
 /// The format of addresses and numbers.
@@ -460,7 +460,7 @@ fn service_name(service: &ServiceId, style: Style<'_>) -> String {
     name
 }
 
-/// The flags of a scheduler by name, or nothing if none is set. Of `sh` and `mh` the third flag has
+/// The flags of a scheduler by name, or nothing if none is set. The third flag of `sh` and `mh` has
 /// no name.
 fn sched_flags(config: &ServiceConfig) -> Option<String> {
     if !sched::ANY_FLAGS

@@ -298,7 +298,7 @@ impl Flags {
 /// Whether an option takes an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Argument {
-    /// None.
+    /// The option takes no argument.
     No,
     /// A value is required; the word is its name in messages.
     Required(&'static str),

@@ -40,7 +40,7 @@ fn leading_number(word: &[u8]) -> Option<(i64, &[u8])> {
     Some((if negative { -value } else { value }, &digits[len..]))
 }
 
-/// An IPv6 prefix length: the digits that the word begins with count, as with `atoi`.
+/// An IPv6 prefix length: the number at the start of the word, as `atoi` reads it.
 pub(super) fn prefix(word: &[u8]) -> Option<u32> {
     let (value, _) = leading_number(word)?;
     #[expect(

@@ -9,7 +9,7 @@ use super::HashSlot;
 use crate::Instant;
 use crate::hash::{fold, hash_32};
 
-/// 2^10 buckets (`CONFIG_IP_VS_LBLC_TAB_BITS`).
+/// Binary logarithm of the number of buckets (`CONFIG_IP_VS_LBLC_TAB_BITS`).
 const BITS: u32 = 10;
 const BUCKETS: usize = 1 << BITS;
 /// If there are more entries, unused ones are searched every minute (`max_size`).

@@ -8,7 +8,7 @@ use super::{About, AtZero, HashSlot, Weights};
 use crate::hash::{fold, hash_32};
 use crate::{Request, Scheduler, Server};
 
-/// 2^8 slots (`IP_VS_DH_TAB_BITS`).
+/// Binary logarithm of the number of slots (`IP_VS_DH_TAB_BITS`).
 const BITS: u32 = 8;
 
 /// Description of `dh`.
@@ -25,8 +25,8 @@ pub(super) const ABOUT: About = About {
 /// Chooses the server by a hash of the destination address, for services of many addresses (caches
 /// behind a mark).
 ///
-/// Of the weights, only 0 has an effect. A server that cannot accept the connection is not replaced
-/// by another one.
+/// A weight of 0 excludes a server; other weights have no effect. If the chosen server cannot
+/// accept the connection, the connection is refused.
 #[derive(Clone, Debug, Default)]
 pub struct DestinationHashing {
     /// Slots, as indices into the list of servers; empty without servers.

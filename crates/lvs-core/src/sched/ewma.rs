@@ -10,7 +10,7 @@ use super::About;
 use super::wlc::least_by;
 use crate::{Instant, Request, Scheduler, Server, ServerId};
 
-/// Pause between two attempts of a server without a sample.
+/// Pause between two connections to a server without a sample.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Description of `ewma`.

@@ -16,7 +16,7 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The usable server with the highest weight; the others are standby.
+/// Chooses the usable server with the highest weight; the others are standby.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Failover;
 

@@ -31,8 +31,8 @@ pub struct LocalityLeastConnectionsReplicated {
     expiration: Duration,
 }
 
-/// The servers of an address. The newest comes last; the kernel walks from the newest to the
-/// oldest.
+/// The servers of an address. The newest server is last; the kernel visits the servers from the
+/// newest to the oldest.
 #[derive(Clone, Debug)]
 struct Set {
     servers: Vec<HeldServer>,

@@ -16,7 +16,7 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The server with the smallest [overhead](Server::overhead), independent of its weight.
+/// Chooses the server with the smallest [overhead](Server::overhead), independent of its weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeastConnections;
 

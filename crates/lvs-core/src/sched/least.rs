@@ -26,7 +26,7 @@ pub(super) trait ByQuotient: Scheduler + Copy + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Quotient {
     pub(super) load: i64,
-    /// 0 if the server is not to be chosen.
+    /// 0 if the server must not be chosen.
     pub(super) weight: i64,
 }
 
@@ -44,10 +44,10 @@ impl Quotient {
 
 /// The scheduler `S` over a list of many servers, with reports of each change.
 ///
-/// The servers are the leaves of a tree in which each node has the lesser of the two below it. A
-/// server [marks](Server::watch) itself when its counts, weight or thresholds change, and the next
-/// choice first examines the marked servers: a few, for any number of servers. The choice equals
-/// that of `S`, which examines all of them.
+/// The servers are the leaves of a tree in which each node contains the lesser of the two nodes
+/// below it. A server [marks](Server::watch) itself when its counts, weight or thresholds change,
+/// and the next choice first examines the marked servers: a few, for any number of servers. The
+/// choice equals that of `S`, which examines all of them.
 #[derive(Debug)]
 pub(super) struct Following<S> {
     scheduler: S,
@@ -112,8 +112,8 @@ struct Tree {
     /// `n` are `2 n` and `2 n + 1`, and the leaves come last.
     nodes: Vec<u32>,
     marks: Vec<Marks>,
-    /// Number of negative loads, which occur as in the kernel from 2^23 active connections on: they
-    /// are then compared with servers of weight 0, too.
+    /// Number of negative loads, which occur from 2^23 active connections on, as in the kernel.
+    /// While there are any, servers with weight 0 are compared, too.
     below_zero: usize,
 }
 
@@ -279,16 +279,16 @@ mod tests {
                     next += 1;
                     let config =
                         ServerConfig::new(i32::try_from(below(4)).expect("small"), Forwarding::Nat);
-                    pool.insert(addr(next), &config).expect("a new one");
+                    pool.insert(addr(next), &config).expect("the server is new");
                 }
                 0 if servers < 300 => {
                     next += 1;
                     let config = ServerConfig::new(1, Forwarding::Nat);
-                    pool.insert(addr(next), &config).expect("a new one");
+                    pool.insert(addr(next), &config).expect("the server is new");
                 }
                 1 => {
                     let addr = pool.servers()[any].addr();
-                    pool.remove(addr).expect("the entry exists");
+                    pool.remove(addr).expect("the server is in the pool");
                 }
                 2..6 => {
                     let server = &pool.servers()[any];
@@ -298,7 +298,7 @@ mod tests {
                         ..server.config()
                     };
                     let addr = server.addr();
-                    pool.edit(addr, &config).expect("the entry exists");
+                    pool.edit(addr, &config).expect("the server is in the pool");
                 }
                 6..40 if !open.is_empty() => {
                     let at = below(u32::try_from(open.len()).expect("few")) as usize;
@@ -332,7 +332,7 @@ mod tests {
         let mut pool = Pool::new(Registry::new().create("wlc").expect("built in"));
         for n in 0..100 {
             let config = ServerConfig::new(1, Forwarding::Nat);
-            pool.insert(addr(n), &config).expect("a new one");
+            pool.insert(addr(n), &config).expect("the server is new");
         }
         let mut open = Vec::new();
         for _ in 0..250 {
@@ -352,7 +352,7 @@ mod tests {
         let mut pool = Pool::new(Registry::new().create("rr").expect("built in"));
         for n in 0..200 {
             let config = ServerConfig::new(1, Forwarding::Nat);
-            pool.insert(addr(n), &config).expect("a new one");
+            pool.insert(addr(n), &config).expect("the server is new");
         }
         let all = pool.servers();
         assert_eq!(scheduler.pick(&all[..100], &request()), Some(0));

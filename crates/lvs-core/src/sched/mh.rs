@@ -34,8 +34,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Consistent hashing of the client's address (with `mh-port`, address and port): few clients
-/// change their server when servers are added or removed.
+/// Consistent hashing of the client's address (with `mh-port`, address and port): only a few
+/// clients get another server when servers are added or removed.
 ///
 /// The table uses each server's *last* weight that was not 0, so that weight 0 does not affect
 /// clients of other servers. A server added at weight 0 gets no slots.
@@ -51,8 +51,8 @@ pub struct MaglevHashing {
     weight_bits: u32,
     /// Slots, as indices into the list of servers.
     table: Vec<u32>,
-    /// The servers and weights from which the table was built. A change that does not alter them
-    /// keeps the table.
+    /// The servers and weights from which the table was built. If a change leaves them unchanged,
+    /// the table is not rebuilt.
     built: Vec<(SocketAddr, i32)>,
     /// The list has changed since.
     stale: bool,

@@ -1,7 +1,7 @@
 //! Schedulers: the choice of a real server for a new connection.
 //!
-//! Every list of servers is in the kernel's order: the one added last comes first. Of equal
-//! servers, the first in that order is chosen, that is, the most recent one.
+//! Every list of servers is in the kernel's order: the most recently added server is first. Among
+//! equal servers, the first in that order is chosen.
 
 mod cache;
 mod dh;
@@ -47,11 +47,11 @@ use crate::{Request, Scheduler, Server, ServiceFlags};
 pub enum Weights {
     /// The weight is a share of the connections.
     Share,
-    /// The scheduler ignores it: all servers are alike.
+    /// The scheduler ignores the weight and treats all servers alike.
     Ignored,
-    /// The order of preference.
+    /// The weight is the order of preference.
     Priority,
-    /// A number of connections.
+    /// The weight is a maximum number of connections.
     Capacity,
     /// The weight is a share of the connections, and a limit above which other servers are
     /// preferred.

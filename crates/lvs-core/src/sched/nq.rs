@@ -16,7 +16,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The first idle server of any weight; if none is idle, the shortest expected delay.
+/// Chooses the first idle server of any weight above 0; if none is idle, the server with the
+/// shortest expected delay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NeverQueue;
 

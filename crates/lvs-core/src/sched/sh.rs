@@ -8,7 +8,7 @@ use super::{About, AtZero, HashSlot};
 use crate::hash::{fold, hash_32};
 use crate::{Protocol, Request, Scheduler, Server, ServiceFlags};
 
-/// 2^8 slots (`CONFIG_IP_VS_SH_TAB_BITS`).
+/// Binary logarithm of the number of slots (`CONFIG_IP_VS_SH_TAB_BITS`).
 const BITS: u32 = 8;
 const SLOTS: u32 = 1 << BITS;
 
@@ -26,7 +26,7 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The server that the client's address hashes to; with `sh-port`, its address and port.
+/// Chooses the server by a hash of the client's address; with `sh-port`, of its address and port.
 ///
 /// Without `sh-fallback` the clients of a server that cannot take connections are refused; with it,
 /// further slots are probed.

@@ -20,7 +20,8 @@ pub(super) const ABOUT: About = About {
 /// weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RandomTwos {
-    /// The kernel's numbers cannot be foretold; these follow from the director's seed.
+    /// The random numbers. In the kernel they are unpredictable; here they follow from the
+    /// director's seed.
     random: SplitMix64,
 }
 

@@ -15,7 +15,7 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The server with the smallest [overhead](Server::overhead) divided by weight.
+/// Chooses the server with the smallest [overhead](Server::overhead) divided by weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WeightedLeastConnections;
 

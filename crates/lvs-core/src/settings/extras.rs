@@ -15,11 +15,11 @@ pub enum OnServerDown {
     #[default]
     Kernel = 0,
     /// The director sends a TCP reset to client and server at once
-    /// ([`Shard::end_down`](crate::Shard::end_down)). The next packet of another protocol is
-    /// refused (ICMP port unreachable), and the one after it opens a new connection.
+    /// ([`Shard::end_down`](crate::Shard::end_down)). For other protocols, the next packet is
+    /// refused (ICMP port unreachable), and the packet after it opens a new connection.
     Reset = 1,
-    /// The next packet opens a connection to another server. TCP, which cannot move, is reset as
-    /// with `Reset`, so that its client connects again.
+    /// The next packet opens a connection to another server. A TCP connection, which cannot move,
+    /// is reset as with `Reset`, so that its client connects again.
     Reschedule = 2,
     /// Connections end without a message: their packets are dropped for two minutes at most.
     Drop = 3,

@@ -7,7 +7,7 @@
 pub struct Limits {
     /// Connections at a time.
     pub connections: u32,
-    /// New connections a second, and at once.
+    /// Maximum of new connections, a second and in a burst.
     pub rate: u32,
     /// Maximum of new connections from one source, a second and in a burst.
     pub source_rate: u32,

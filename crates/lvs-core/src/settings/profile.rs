@@ -3,7 +3,7 @@
 /// A profile of default timeouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// The kernel's.
+    /// The timeouts of the kernel.
     #[default]
     Kernel,
     /// Long enough for the RFCs on address translation (RFC 5382, RFC 4787): in seconds, TCP

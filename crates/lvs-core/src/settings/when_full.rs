@@ -3,10 +3,10 @@
 /// Behaviour of a full table for a new connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Refuses it.
+    /// Refuse the new connection.
     #[default]
     Drop,
     /// Evict another connection for the new one: first half-open or ended ones, then idle ones;
-    /// never one that moves data.
+    /// never a connection that transfers data.
     Evict,
 }

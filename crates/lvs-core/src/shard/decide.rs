@@ -209,7 +209,7 @@ impl Shard {
 
 /// Packets from clients to servers.
 impl Shard {
-    /// A packet from the client of connection `index`.
+    /// Handles a packet from the client of connection `index`.
     pub(crate) fn forward(
         &mut self,
         index: u32,
@@ -336,7 +336,7 @@ impl Shard {
 
 /// Packets from servers to clients.
 impl Shard {
-    /// A packet from the server of connection `index` (`handle_response`).
+    /// Handles a packet from the server of connection `index` (`handle_response`).
     pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let nat = self.table.get(index).method().translates();
         if nat && matches!(meta.transport, Transport::Short { header: false, .. }) {
@@ -379,7 +379,7 @@ impl Shard {
         })
     }
 
-    /// Has each reply of a connection that a health check opened say so ([`Reply::probe`]).
+    /// Marks each reply of a connection that a health check opened ([`Reply::probe`]).
     pub(crate) fn mark_probe(&mut self, index: u32) {
         self.table.get(index).set(flag::PROBE);
     }
@@ -462,8 +462,8 @@ impl Shard {
         }
     }
 
-    /// Counts for the server, its service and the total, while the server is configured
-    /// (`ip_vs_in_stats`).
+    /// Adds counts to those of the server, its service and the director, while the server is
+    /// configured (`ip_vs_in_stats`).
     #[inline]
     pub(crate) fn count(&self, index: u32, count: impl Fn(&Counters)) {
         if let Some(link) = self.link(index) {

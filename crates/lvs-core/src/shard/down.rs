@@ -4,16 +4,17 @@
 //! When a server leaves such a service, the shard walks over its table once, a bounded number of
 //! slots at a time, and ends the server's connections. A TCP connection ends with a reset to both
 //! ends. RFC 5961 requires that a reset has exactly the number that the receiver expects next. So
-//! the shard stores two numbers for each connection of such a service, from the segments that pass:
-//! behind NAT from both directions, else from the client's segments, whose acknowledgements contain
-//! the server's number. The numbers may be inexact because of segments on their way, a lost
-//! segment, or a connection older than the setting. The receiver then answers with an
-//! acknowledgement that contains the expected number, and the shard replies with the right number:
-//! an ended entry stays for a while and resets late packets.
+//! the shard stores two numbers for each connection of such a service. Behind NAT, it reads them
+//! from the segments of both directions; otherwise from the client's segments, whose
+//! acknowledgements contain the server's number. The numbers may be inexact because of segments in
+//! flight, a lost segment, or a connection that is older than the setting. The receiver then
+//! answers with an acknowledgement that contains the expected number, and the shard replies with
+//! the right number: an ended entry stays for a while and resets late packets.
 //!
-//! The kernel fast path keeps no numbers, because a slot has no room for them. So the shard asks
-//! the client of an offloaded connection first: with the SYN+ACK of its server once more, which any
-//! receiver answers with such an acknowledgement (RFC 5961 section 4.2). The answer ends both ends.
+//! The kernel fast path stores no numbers, because a slot has no room for them. So the shard first
+//! sends a probe to the client of an offloaded connection: a copy of the server's SYN+ACK, which
+//! any receiver answers with such an acknowledgement (RFC 5961 section 4.2). With this answer, the
+//! shard resets both ends.
 
 use super::decide::Age;
 use super::{NeedsControl, Shard, tcp};
@@ -67,16 +68,16 @@ impl Numbers {
     }
 }
 
-/// A TCP reset, or a question for its numbers, to be sent: a segment without payload from
-/// `tuple.src` to `tuple.dst`.
+/// A TCP reset, or a probe for its sequence numbers: a segment without payload from `tuple.src` to
+/// `tuple.dst`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reset {
     /// Source and destination: from the virtual address to the client, or from the client to the
     /// virtual address.
     pub tuple: Tuple,
-    /// A SYN+ACK instead of the reset: the receiver answers with an acknowledgement, which gets the
-    /// reset.
+    /// Whether a SYN+ACK is sent instead of the reset: the receiver answers with an
+    /// acknowledgement, to which the director then sends the reset.
     pub asks: bool,
     /// The sequence number: the one that the receiver expects next, or expected earlier.
     pub seq: u32,
@@ -90,9 +91,9 @@ pub struct Reset {
 /// Sequence numbers that the two ends of a connection expect next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expected {
-    /// The server, of the client.
+    /// The number that the server expects from the client.
     of_client: Option<u32>,
-    /// The client, of the server.
+    /// The number that the client expects from the server.
     of_server: Option<u32>,
     /// Whether the kernel fast path has forwarded packets since.
     missed: bool,
@@ -101,15 +102,15 @@ pub(crate) struct Expected {
 /// The state of a shard's walk over the connections of failed servers.
 #[derive(Debug, Default)]
 pub(crate) struct Down {
-    /// By the indices of connections that are tracked.
+    /// The expected numbers of tracked connections, by their indices.
     expected: Sparse<Expected>,
     /// The slot at which the walk continues.
     at: Option<usize>,
     /// Whether another server went down since the walk began.
     again: bool,
-    /// To be sent.
+    /// Resets that the caller must send.
     resets: Vec<Reset>,
-    /// To be sent to servers, with the numbers of their clients' answers.
+    /// Resets for servers, with the numbers from their clients' answers.
     late: Vec<Reset>,
 }
 
@@ -119,7 +120,7 @@ impl Down {
         *self.expected.entry(index) = Expected::default();
     }
 
-    /// The kernel fast path forwards packets of connection `index` from now on.
+    /// Records that the kernel fast path forwards packets of connection `index` from now on.
     pub(crate) fn miss(&mut self, index: u32) {
         if let Some(expected) = self.expected.get_mut(index) {
             expected.missed = true;
@@ -136,10 +137,10 @@ impl Down {
 }
 
 impl Expected {
-    /// Records the numbers of a segment; `misses`: its connection is offloaded.
+    /// Records the numbers of a segment; `misses` means that its connection is offloaded.
     fn note(&mut self, numbers: Numbers, from_client: bool, misses: bool) {
         if self.missed && numbers.ack.is_some() {
-            // The numbers before it may be older than a comparison can tell.
+            // The earlier numbers may be too old for a comparison modulo 2^32.
             *self = Self::default();
         }
         self.missed |= misses;
@@ -256,7 +257,7 @@ impl Shard {
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
-            // Both ends have said their last word.
+            // Both ends have closed the connection.
             return;
         }
         let tracked = slot.has(flag::TRACKED);
@@ -351,7 +352,7 @@ impl Shard {
             .map_or(OnServerDown::Kernel, |link| link.server.on_down())
     }
 
-    /// A client's packet of a connection that ended with its server.
+    /// Decides on a client's packet of a connection that ended with its server.
     pub(crate) fn decide_gone(
         &mut self,
         index: u32,
@@ -444,10 +445,10 @@ impl Shard {
         None
     }
 
-    /// Before a packet from the client of connection `index`, which is watched. If the server's
-    /// first answer is awaited, a packet that opens the connection once more shows that the one
-    /// before was not answered. Any other packet of the client shows that there was an answer,
-    /// which the director does not see with direct routing and tunnels.
+    /// Handles a packet from the client of connection `index`, which is watched, before the
+    /// decision. If the server's first answer is awaited, a packet that opens the connection once
+    /// more shows that the one before was not answered. Any other packet of the client shows that
+    /// there was an answer, which the director does not see with direct routing and tunnels.
     pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TRACKED) {
@@ -476,7 +477,8 @@ impl Shard {
         }
     }
 
-    /// The timer of connection `index` has fired, and its server's first answer is still awaited.
+    /// Called when the timer of connection `index` has fired, and its server's first answer is
+    /// still awaited.
     pub(crate) fn note_expired_attempt(&self, index: u32) {
         let slot = self.table.get(index);
         // A second repetition was counted when it came. Without any, a client of direct routing or a tunnel may have

@@ -9,7 +9,7 @@ use crate::conn::{Draft, Key, TEMPLATE_BIT, Template, flag};
 use crate::{Forwarding, Instant, Tuple};
 
 impl Shard {
-    /// Puts a new connection into the table, made from a template or not; `None` if the table is
+    /// Inserts a new connection into the table, with or without a template; `None` if the table is
     /// full.
     pub(crate) fn open(
         &mut self,
@@ -63,7 +63,7 @@ impl Shard {
         true
     }
 
-    /// Removes ended connections.
+    /// Removes ended connections from the table.
     pub(crate) fn reap(&mut self) {
         while let Some(index) = self.dying.pop() {
             if self.table.is_used(index) && self.table.get(index).has(flag::DYING) {
@@ -106,7 +106,8 @@ impl Shard {
         }
     }
 
-    /// The timer of entry `index` has fired; it is out of the wheel (`ip_vs_conn_expire`).
+    /// Handles the expired timer of entry `index`, which is no longer in the wheel
+    /// (`ip_vs_conn_expire`).
     pub(crate) fn expire(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) > 0 {

@@ -80,7 +80,7 @@ impl Shard {
         self.local_ports.connections(addr)
     }
 
-    /// Local addresses that connections use, in the pool or not any more.
+    /// Local addresses that connections use, including addresses that are no longer in the pool.
     pub fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.local_ports.in_use()
     }

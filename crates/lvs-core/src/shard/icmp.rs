@@ -78,7 +78,7 @@ impl Shard {
         Ok(request.map_or(UNRELATED, |index| self.reply_icmp_error(index, error)))
     }
 
-    /// An ICMP error about a packet from the client of connection `index`.
+    /// Handles an ICMP error about a packet from the client of connection `index`.
     pub(crate) fn reply_icmp_error(&mut self, index: u32, error: &IcmpError) -> Verdict {
         if self.table.get(index).method().translates() && !error.checksum_ok {
             return Verdict::Drop(DropReason::IcmpChecksum);
@@ -87,7 +87,7 @@ impl Shard {
         Verdict::Reply(self.reply_of(index))
     }
 
-    /// An ICMP error about a packet to the client of connection `index`.
+    /// Handles an ICMP error about a packet to the client of connection `index`.
     pub(crate) fn forward_icmp_error(
         &mut self,
         index: u32,

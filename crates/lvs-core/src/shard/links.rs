@@ -21,7 +21,7 @@ pub(crate) struct ServerLink {
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     links: Vec<Option<ServerLink>>,
-    /// Changes of records that are followed.
+    /// Number of changes of records that were applied.
     seen: Option<u64>,
     /// Whether decisions depend on the networks of servers behind NAT.
     heeded: bool,

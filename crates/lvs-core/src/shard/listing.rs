@@ -100,7 +100,7 @@ impl Shard {
         self.find_reply(protocol, source, client).is_some()
     }
 
-    /// The connection that packets from `client` to `virt` belong to.
+    /// The connection to which packets from `client` to `virt` belong.
     pub fn lookup(
         &self,
         protocol: Protocol,

@@ -1,9 +1,10 @@
 //! Local ports of full NAT: the address and port of the director that represents a client towards a
 //! server.
 //!
-//! A port is taken for one server: protocol, server, local address and local port together identify
-//! the connection, so that each further server, and each further local address, brings as many
-//! connections again. Which worker a reply belongs to follows from the port alone ([`worker_of`]).
+//! A port is reserved for one server: protocol, server, local address and local port together
+//! identify the connection. So each further server and each further local address allows the same
+//! number of additional connections. The port alone determines the worker of a reply
+//! ([`worker_of`]).
 //!
 //! ```text
 //! entries   by the connection's index: its local address and port      16 + 2 bytes, beside the table's slots
@@ -35,7 +36,7 @@ const TRIES: usize = 32;
 /// Number of pairs of server and local address below which unused pairs are not searched for.
 const TUPLES_MIN: usize = 1024;
 
-/// A local address of the director, and the ports of it that full NAT may use.
+/// A local address of the director, and its ports that full NAT may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalAddress {
     /// The address.
@@ -77,7 +78,7 @@ struct Free {
     from: u16,
     fresh: u16,
     /// Ports in this range that connections of an earlier director use or used; they are released
-    /// as if they were taken here.
+    /// like ports that this director has reserved.
     apart: BTreeSet<u16>,
     /// Released ports with the times of their last packets; the port that was unused for the
     /// longest time is first.
@@ -126,14 +127,14 @@ pub(crate) struct LocalPorts {
     tuples_max: usize,
     entries: Sparse<Option<Entry>>,
     buckets: Vec<u32>,
-    /// Addresses in use, and by how many connections; sorted.
+    /// Addresses in use, with the numbers of their connections; sorted.
     in_use: Vec<(IpAddr, u32)>,
     /// Number of the next local address.
     turn: usize,
 }
 
 impl LocalPorts {
-    /// None in use. `seed` keys the hash function.
+    /// Creates the state without used ports. `seed` keys the hash function.
     pub(crate) fn new(worker: usize, workers: usize, seed: u64) -> Self {
         let workers = u16::try_from(workers.max(1)).unwrap_or(u16::MAX);
         Self {
@@ -314,7 +315,7 @@ impl LocalPorts {
         let has_it = |range: &&LocalAddress| {
             range.addr == local.ip() && (range.first..=range.last).contains(&port)
         };
-        // Else it was removed, or has other ports now.
+        // Otherwise the address was removed, or has other ports now.
         let range = pool.iter().find(has_it).copied().unwrap_or(usual);
         let tuple = Tuple {
             protocol,
@@ -578,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn local_port_rests_after_its_last_packet() {
+    fn local_port_is_not_reused_soon_after_its_last_packet() {
         let mut bed = Bed::new(1024, 0, 1);
         let server = addr("10.1.0.1:80");
         let at = Instant::from_secs;
@@ -614,7 +615,8 @@ mod tests {
             let Bed { table, ports, pool } = bed;
             (index, ports.adopt(index, addr(local), pool, table, at(0)))
         };
-        // Of 1024 to 1027, and one of an address that is not in the pool any more.
+        // Ports 1024 to 1027 of one address, and a port of an address that is no longer in the
+        // pool.
         let (first, done) = adopt(&mut bed, "10.0.0.2:1025");
         assert!(done);
         for (local, done) in [

@@ -51,8 +51,8 @@ pub(crate) use self::settings::{Settings, Shared};
 
 /// The connections of one worker.
 ///
-/// A packet of an existing connection needs nothing else: no lock and no allocation. A packet that
-/// needs a decision is returned as [`NeedsControl`], and must be passed to
+/// A packet of an existing connection needs only its shard: no lock and no allocation. A packet
+/// that needs a decision is returned as [`NeedsControl`], and must be passed to
 /// [`Control::admit`](crate::Control::admit). A shard belongs to one thread at a time, and all
 /// packets of a connection, in both directions, must be passed to the same shard by the embedding
 /// program.
@@ -61,9 +61,9 @@ pub(crate) use self::settings::{Settings, Shared};
 /// |---|---|---|
 /// | packets | [`handle_packet`](Self::handle_packet), [`handle_icmp_error`](Self::handle_icmp_error) | for each; then, on [`NeedsControl`], [`Control`](crate::Control)'s method, with the same time |
 /// | time | [`advance`](Self::advance) until it returns false, with packets in between | at [`next_wakeup`](Self::next_wakeup), before [`Control::advance`](crate::Control::advance) |
-/// | changes | [`Control::sweep`](crate::Control::sweep) | after each; a shard that was not swept asks at its next packet |
-/// | servers that went down | [`end_down`](Self::end_down), whose resets are to be sent | while [`has_down`](Self::has_down), which a sweep may begin |
-/// | the same, of offloaded connections | [`take_late_resets`](Self::take_late_resets), to be sent | after packets |
+/// | changes | [`Control::sweep`](crate::Control::sweep) | after each; otherwise the next packet returns [`NeedsControl`] |
+/// | servers that went down | [`end_down`](Self::end_down), whose resets the caller sends | while [`has_down`](Self::has_down), which may begin with a sweep |
+/// | such servers, for offloaded connections | [`take_late_resets`](Self::take_late_resets), which the caller sends | after packets |
 /// | synchronisation | [`take_sync_message`](Self::take_sync_message) until there is none | at [`next_sync_message`](Self::next_sync_message) |
 /// | questions | [`connections_from`](Self::connections_from), [`len`](Self::len) and others | at any time |
 ///
@@ -84,8 +84,8 @@ pub struct Shard {
     /// Local addresses and ports that connections have bound and released, if the caller requested
     /// them.
     local_changes: Option<VecDeque<LocalChange>>,
-    /// Connections that have ended and are still found by the host's own answer to the packet that
-    /// ended them.
+    /// Connections that have ended and that the host's own answer to their last packet can still
+    /// use.
     dying: Vec<u32>,
     /// Synchronisation messages to send.
     sync: Queue,
@@ -109,7 +109,7 @@ pub struct NeedsControl {
     /// The connection that the packet replaces. It ends after the decision, so that it still counts
     /// for the scheduler.
     pub(crate) replaced: Option<u32>,
-    /// The shard's copies are out of date and must be read again.
+    /// Whether the shard's copies are out of date and must be read again.
     pub(crate) stale: bool,
     /// Whether the packet is from a server and belongs to no connection; a persistence engine may
     /// open one.
@@ -138,7 +138,7 @@ impl NeedsControl {
 }
 
 impl Shard {
-    /// Shard `number` of the director that `shared` is of, without connections.
+    /// Creates shard `number` of the director of `shared`, without connections.
     pub(crate) fn new(
         number: usize,
         table: ConnTable,
@@ -220,13 +220,13 @@ impl Shard {
         self.decide_icmp_error(error, now)
     }
 
-    /// The places in memory that the decision on a packet between these two will read. A caller
-    /// with a batch of packets calls this for all of them, then [`aim`](Self::aim) for all, and
-    /// then [`handle_packet_ahead`](Self::handle_packet_ahead): it waits for memory once, not for
-    /// each packet.
+    /// Returns the memory locations that the decision on a packet between these two addresses will
+    /// read. A caller with a batch of packets calls this for all of them, then [`aim`](Self::aim)
+    /// for all, and then [`handle_packet_ahead`](Self::handle_packet_ahead): so it waits for memory
+    /// once, and not for each packet.
     ///
-    /// `load` is called with words that will be read soon. Best it prefetches their cache lines,
-    /// which causes no wait; reading them works, too.
+    /// `load` is called with words that will be read soon. It should prefetch their cache lines,
+    /// which causes no wait; it may also read them.
     #[inline]
     pub fn ahead(&self, tuple: &Tuple, load: impl Fn(&AtomicU64)) -> Ahead {
         self.table.ahead(tuple.protocol, tuple.src, tuple.dst, load)
@@ -280,7 +280,8 @@ impl Shard {
         true
     }
 
-    /// When to call [`advance`](Self::advance) next; `None` while there are no connections.
+    /// The time of the next call of [`advance`](Self::advance); `None` while there are no
+    /// connections.
     pub fn next_wakeup(&self) -> Option<Instant> {
         self.table.next_wakeup()
     }
@@ -316,12 +317,12 @@ impl Shard {
         self.table.controlled(index) > 0
     }
 
-    /// The connection that packets from a client belong to.
+    /// The connection to which packets from a client belong.
     pub(crate) fn find_from_client(&self, key: &Key) -> Option<u32> {
         self.table.find_in(key)
     }
 
-    /// The connection that packets from a server to a client belong to.
+    /// The connection to which packets from a server to a client belong.
     pub(crate) fn find_from_server(
         &self,
         protocol: Protocol,
@@ -361,8 +362,8 @@ impl Shard {
     }
 
     /// Adopts connections in memory, as [`ConnTable::adopt`]. A connection by full NAT stays only
-    /// if `local` returns its local end, which then is one of `pool`'s, if the pool has the
-    /// address.
+    /// if `local` returns its local address and port. The port is then reserved in `pool`, if the
+    /// pool has the address.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
@@ -422,7 +423,7 @@ impl Shard {
         any
     }
 
-    /// The links to all servers, to be brought up to date.
+    /// The links to all servers, for an update.
     pub(crate) const fn links(&mut self) -> &mut Links {
         &mut self.links
     }

@@ -1,6 +1,6 @@
 //! The userspace fast path, for packets that change only the counters and the deadline of their
-//! connection: these are most packets. All other packets take the [slow path](super::decide), which
-//! has the same effect on a packet of the fast path.
+//! connection, as most packets do. All other packets use the [slow path](super::decide), whose
+//! effect on these packets would be the same.
 
 use core::net::{SocketAddr, SocketAddrV4};
 
@@ -14,16 +14,17 @@ use crate::{ConnId, Forward, Forwarding, Instant, Reply, ServerId, Verdict};
 /// A packet that the userspace fast path decided on: it is counted, and the timer of its connection
 /// restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the packet is lost if nobody sends it"]
+#[must_use = "the packet is lost unless the caller sends it"]
 #[non_exhaustive]
 pub struct Passed {
     /// The connection.
     pub conn: ConnId,
     /// The real server.
     pub server: ServerId,
-    /// From the server to the client; else from the client to the server.
+    /// Whether the packet is from the server to the client; otherwise it is from the client to the
+    /// server.
     pub reply: bool,
-    /// NAT, direct routing or tunnel; of a reply, NAT.
+    /// NAT, direct routing or tunnel; for a reply, NAT.
     pub method: Forwarding,
     /// Address and port of the real server.
     pub target: SocketAddrV4,
@@ -93,7 +94,7 @@ impl Shard {
         }
         let entry = self.table.narrow(index);
         let (flags, method) = (entry.flags(), entry.method());
-        // The first answer says that there are some.
+        // The first answer must take the slow path, which records that the server answers.
         let passes = match (reply, method) {
             (true, Forwarding::Nat) => transit && flags & flag::NO_OUTPUT == 0,
             (false, Forwarding::Nat | Forwarding::Route | Forwarding::Tunnel) => true,

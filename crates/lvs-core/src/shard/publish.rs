@@ -1,4 +1,4 @@
-//! Offload: connections whose packets a program in the kernel may forward, in the same memory.
+//! Offload: connections whose packets the kernel fast path may forward, in the same memory.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -34,7 +34,7 @@ const _: () = {
     assert!(all == flag::USERSPACE);
 };
 
-/// Why a program in the kernel is not to forward the packets of a connection.
+/// The reason why the kernel fast path must not forward the packets of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unpublished {
@@ -44,8 +44,8 @@ pub enum Unpublished {
     NotEstablished,
     /// The protocol is neither TCP nor UDP.
     Protocol,
-    /// The service is persistent and of UDP, and no server has answered its client yet. The answer
-    /// protects the client's template.
+    /// The service is persistent and uses UDP, and no server has answered its client yet. The
+    /// answer protects the client's template.
     PersistentUdp,
     /// A through-VIP health check opened the connection, and the sender of each reply must be
     /// checked.
@@ -74,7 +74,7 @@ pub enum Unpublished {
     NoServer,
     /// Full NAT has no local port for it.
     NoLocalPort,
-    /// The connection is among the table's exceptions.
+    /// The connection is in the table's overflow.
     Exception,
     /// No service of the connection's address family exists.
     Family,
@@ -244,9 +244,8 @@ pub enum LocalChange {
 }
 
 impl Shard {
-    /// Whether look-ups should try the slot that an entry's hash names before the tags: in the IPv4
-    /// slots, and in the wide slots. It changes as the table fills, and a program that follows late
-    /// is only slower.
+    /// Whether look-ups should try an entry's home slot before the tags: in the IPv4 slots, and in
+    /// the wide slots. This changes as the table fills. A program with an old value is only slower.
     pub const fn tries_homes(&self) -> [bool; 2] {
         self.table.at_home()
     }
@@ -267,8 +266,8 @@ impl Shard {
             && what_else(entry).is_none()
     }
 
-    /// Returns how far a connection is on its way to being offloaded, without the reasons against
-    /// it.
+    /// Returns the state of a connection before and during offload; it does not include the reasons
+    /// against offload.
     pub fn offload_state(&self, conn: ConnId, packets: u32, epoch: u16) -> OffloadState {
         offload_state(self.table.get(conn.0), packets, epoch)
     }
@@ -288,7 +287,7 @@ impl Shard {
     /// Offload plan of a connection. The shard must be swept.
     ///
     /// # Errors
-    /// The reason why its next packets may need more than counting.
+    /// The reason why its next packets may require more work than counting.
     pub fn offer(&self, conn: ConnId) -> Result<Offer, Unpublished> {
         if !self.table.is_used(conn.0) {
             return Err(Unpublished::Ended);
@@ -335,8 +334,8 @@ impl Shard {
         (!stays).then_some(reason)
     }
 
-    /// Reason in the settings, or in state outside the slot, why packets of the connection may need
-    /// more than their headers show.
+    /// Reason in the settings, or in state outside the slot, why packets of the connection may
+    /// require work that their headers do not show.
     fn what_speaks_against(&self, conn: ConnId, entry: Entry<'_>) -> Option<Unpublished> {
         let (client, virt) = (entry.client(), entry.virt());
         let settings = &self.settings;
@@ -478,7 +477,8 @@ mod tests {
         }
     }
 
-    /// After which of the first 64 packets a connection is offered.
+    /// The numbers, among the first 64 packets, of the packets after which an offload plan is
+    /// created.
     fn due(protocol: Protocol, forwarding: Forwarding, first: u8) -> alloc::vec::Vec<u32> {
         let mut director = director(protocol, forwarding);
         (1..=64)
@@ -500,7 +500,7 @@ mod tests {
         assert_eq!(due(Protocol::TCP, Forwarding::Tunnel, TcpFlags::SYN), often);
         let local = due(Protocol::TCP, Forwarding::Local, TcpFlags::SYN);
         assert!(local.is_empty(), "{local:?}");
-        // Of a connection that is being closed.
+        // An answer of a connection that is being closed.
         let mut director = director(Protocol::TCP, route);
         for n in 1..=16 {
             let flags = match n {

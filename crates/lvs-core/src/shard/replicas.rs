@@ -124,7 +124,7 @@ impl Shard {
     }
 
     /// Takes ownership of the connections borrowed from a peer, or of those in these ranges, in
-    /// slots from `from` on; returns the next slot. For a peer that is gone.
+    /// slots from `from` on; returns the next slot. The caller uses it after the peer has stopped.
     pub fn adopt_borrowed(
         &mut self,
         peer: usize,
@@ -222,7 +222,7 @@ impl Shard {
         }
     }
 
-    /// Marks connection `index`, which has no owner here, as borrowed from a peer.
+    /// Marks connection `index`, which this director does not own, as borrowed from a peer.
     pub(crate) fn lend(&mut self, index: u32, peer: usize) {
         let slot = self.table.get(index);
         let number = u32::try_from(peer).unwrap_or(0);
@@ -502,7 +502,7 @@ pub(super) mod tests {
         };
         one.tell(&mut two, at(1));
         assert_eq!(server(&one), server(&two));
-        // It moves at once, and moves back, whoever keeps ties.
+        // The connection moves at once, and moves back, whichever director wins a tie.
         for second in [1, 1] {
             let _ = two.packet(7, 0x10, at(second));
             assert_eq!(two.tell(&mut one, at(second)), taken(1));
@@ -569,7 +569,8 @@ pub(super) mod tests {
             one.open(port, at(1));
         }
         one.tell(&mut two, at(1));
-        // The first dies; the other replicates what it has borrowed, with or without packets since.
+        // The first director fails; the other one replicates the borrowed connections, with or
+        // without packets since.
         for port in 1..=100 {
             let _ = two.packet(port, 0x10, at(5));
         }
@@ -657,7 +658,7 @@ pub(super) mod tests {
         let (mut one, mut two) = sides();
         one.open(7, at(1));
         one.tell(&mut two, at(1));
-        // Neither has heard of the other for a while.
+        // The directors were disconnected for some time.
         two.adopt(None, at(2));
         assert_eq!(
             (

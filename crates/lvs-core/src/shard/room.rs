@@ -1,14 +1,14 @@
 //! Room in a full table: eviction of a connection for a new one (`when_full = "evict"`).
 //!
 //! A flood fills the table with expendable connections: half-open ones, single datagrams,
-//! connections that were opened and never used. They are evicted, the oldest of a few first; then
-//! connections that have been idle for long. A connection that moves data is never evicted: if
-//! there is no other, the new connection is refused.
+//! connections that were opened and never used. They are evicted first, the oldest of a few
+//! candidates; then connections that have been idle for long. A connection that transfers data is
+//! never evicted: if there is no other, the new connection is refused.
 //!
 //! A clock hand moves over the table. Each new connection moves it over one window of slots and
-//! evicts the oldest entry of the most expendable kind, so that within a window the first that came
-//! is the first to go. If no entry there is half-open, the search covers three more windows, far
-//! apart: entries of the same time are near each other.
+//! evicts the oldest entry of the most expendable kind, so that within a window the oldest entry is
+//! evicted first. If no entry of the window is half-open, the search covers three more windows,
+//! which are far apart, because entries of the same age are near each other.
 
 use super::Shard;
 use crate::conn::{Entry, State, flag};
@@ -44,7 +44,7 @@ enum Worth {
 /// evictions.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
-    /// The next window.
+    /// The window at which the search continues.
     at: usize,
     /// The slot that was made free last.
     pub(crate) last: Option<u32>,
@@ -57,8 +57,8 @@ impl Shard {
         self.hand.taken
     }
 
-    /// Makes room for a connection, if the table is full, may be made room in, and has any that can
-    /// go.
+    /// Evicts a connection to make room for a new one, if the table is full, eviction is enabled,
+    /// and the table has an evictable connection.
     pub(crate) fn make_room(&mut self, now: Instant) {
         if !self.settings.evicts || self.table.len() < self.table.capacity() {
             return;
@@ -119,7 +119,7 @@ fn worth(slot: Entry<'_>, now: Instant) -> Option<Worth> {
         (Protocol::TCP, State::TCP_TIME_WAIT | State::TCP_CLOSE)
         | (Protocol::SCTP, State::SCTP_CLOSED) => Some(Worth::Ended),
         (Protocol::TCP | Protocol::SCTP, _) if unused => Some(Worth::Unused),
-        // Of datagrams, one alone opens nothing.
+        // A single datagram does not establish a connection.
         (Protocol::UDP, _) if slot.in_packets() <= 1 => Some(Worth::HalfOpen),
         (Protocol::UDP, _) if unused => Some(Worth::Unused),
         _ if idle >= IDLE_AFTER => Some(Worth::Idle),

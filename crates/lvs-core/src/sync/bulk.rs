@@ -39,7 +39,7 @@ const HEADER: usize = 8;
 /// Maximum of bytes in the outgoing buffer.
 const OUT_MAX: usize = 1 << 20;
 
-/// Bytes that room is made for at first.
+/// Initial capacity in bytes.
 const OUT_FIRST: usize = 4 << 10;
 
 /// Kind of an update about a connection or a template.
@@ -200,7 +200,7 @@ impl Digest {
         range.count = range.count.wrapping_sub(1);
     }
 
-    /// Connections.
+    /// Number of connections.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|range| u64::from(range.count)).sum()
     }
@@ -214,7 +214,7 @@ impl Digest {
         }
     }
 
-    /// Appends it.
+    /// Appends the encoded digest.
     pub fn write(&self, out: &mut Vec<u8>) {
         for range in &self.0 {
             out.extend(range.sum.to_be_bytes());
@@ -248,7 +248,7 @@ impl Digest {
         for (place, (ours, theirs)) in (0..).zip(self.0.iter().zip(&sender.0)) {
             if ours != theirs {
                 all.ranges.push(place);
-                // Of as many as there, at least one is another.
+                // If the counts are equal and the sums differ, at least one connection differs.
                 let missing = theirs.count.saturating_sub(ours.count);
                 let other = u32::from(theirs.count == ours.count);
                 all.missing += u64::from(missing.max(other));
@@ -395,7 +395,7 @@ impl Replicas {
         borrowed.is_some_and(|borrowed| ranges.has(identity.hash(borrowed.keys)))
     }
 
-    /// A connection is borrowed from a peer from now on, or no more.
+    /// Adds a connection to the connections borrowed from a peer, or with `is` false removes it.
     pub(crate) fn lend(&mut self, peer: usize, identity: &Identity, is: bool) {
         if let Some(Some(borrowed)) = self.borrowed.get_mut(peer) {
             let hash = identity.hash(borrowed.keys);

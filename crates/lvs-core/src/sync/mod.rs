@@ -1,11 +1,11 @@
 //! Connection synchronisation, without sockets: the messages of a master and their times, and their
 //! effect at a backup.
 //!
-//! A master is started with [`Control::start_master`](crate::Control::start_master); its messages
-//! are taken from the shard that the packets went through
+//! A master is started with [`Control::start_master`](crate::Control::start_master); the caller
+//! reads its messages from the shard of the packets
 //! ([`Shard::take_sync_message`](crate::Shard::take_sync_message)) and from the control half. A
-//! backup is started with [`Control::start_backup`](crate::Control::start_backup) and given each
-//! datagram's payload ([`Control::handle_sync`](crate::Control::handle_sync)).
+//! backup is started with [`Control::start_backup`](crate::Control::start_backup) and the caller
+//! passes each datagram's payload to it ([`Control::handle_sync`](crate::Control::handle_sync)).
 
 pub mod bulk;
 mod queue;
@@ -50,8 +50,8 @@ pub struct Master {
 }
 
 impl Master {
-    /// The settings that the kernel derives: `maxlen` is cut to what fits a datagram, or is that of
-    /// an Ethernet frame to a group of IPv4, or of IPv6.
+    /// The settings that the kernel derives: `maxlen` is limited to the longest datagram. Its
+    /// default is the payload of an Ethernet frame to an IPv4 or IPv6 group.
     pub fn new(syncid: u8, maxlen: Option<u16>, ipv6: bool) -> Self {
         let headers: u16 = if ipv6 { 48 } else { 28 };
         Self {
@@ -83,8 +83,8 @@ pub struct Backup {
 }
 
 impl Backup {
-    /// The settings that the kernel derives: `maxlen` is cut to what fits a datagram, or follows
-    /// the MTU of the interface.
+    /// The settings that the kernel derives: `maxlen` is limited to the longest datagram. Its
+    /// default depends on the MTU of the interface.
     pub fn new(syncid: u8, maxlen: Option<u16>, mtu: u32, ipv6: bool) -> Self {
         let headers: u16 = if ipv6 { 48 } else { 28 };
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(1500);

@@ -162,7 +162,7 @@ pub(crate) struct Subject {
     pub(crate) protocol: Protocol,
     pub(crate) state: State,
     pub(crate) old_state: State,
-    /// In ticks.
+    /// The timeout of the connection, in ticks.
     pub(crate) timeout: u32,
     pub(crate) sync_end: u32,
     pub(crate) persistent: bool,
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latest_due_packet_is_one_that_alone_is_due() {
+    fn latest_due_packet_agrees_with_the_rule_for_single_packets() {
         let with = |threshold, period, refresh| Sysctls {
             sync_threshold: (threshold, period),
             sync_refresh_period: refresh,
@@ -331,12 +331,12 @@ mod tests {
         ] {
             assert_eq!(latest_due(before, packets, &usual), due, "{packets}");
         }
-        // Once only, at any packet, and never.
+        // Due once, at any packet, and never.
         assert_eq!(latest_due(2, 90, &with(5, 0, 0)), Some(5));
         assert_eq!(latest_due(5, 90, &with(5, 0, 0)), None);
         assert_eq!(latest_due(5, 90, &with(5, 0, 10)), Some(90));
         assert_eq!(latest_due(5, 900, &with(60, 50, 0)), None);
-        // For single packets it agrees with the rule.
+        // For single packets, the function agrees with the kernel's rule.
         for sysctls in [usual, with(0, 7, 0), with(6, 7, 0), with(5, 0, 0)] {
             let (threshold, period) = sysctls.sync_threshold;
             for packets in 1..200u32 {

@@ -6,8 +6,8 @@
 //! key       kind 1 | protocol 1 | port 2 | address or mark 16
 //! ```
 //!
-//! Digests are of SipHash-1-3 with keys that all directors have: only peers send them, and a peer
-//! has nothing to gain from two services with one digest.
+//! Digests use SipHash-1-3 with keys that all directors have: only peers send them, and a peer has
+//! nothing to gain from two services with one digest.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -130,7 +130,7 @@ impl ServiceDigests {
         (Self(all), beyond)
     }
 
-    /// Services.
+    /// Number of services.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -140,7 +140,7 @@ impl ServiceDigests {
         self.0.is_empty()
     }
 
-    /// Appends them.
+    /// Appends the encoded digests.
     pub fn write(&self, out: &mut Vec<u8>) {
         for (key, digest) in &self.0 {
             out.extend(key_bytes(&(*key).into()));

@@ -171,8 +171,8 @@ pub enum Unread {
     OtherId,
 }
 
-/// The connections of a message, as far as they can be read: an error ends the message, an unknown
-/// option that must be understood leaves its connection out.
+/// The connections of a message, up to the first error. A connection with an unknown mandatory
+/// option is omitted.
 ///
 /// # Errors
 /// If the message as a whole is not for a backup with `syncid`, or its length is wrong

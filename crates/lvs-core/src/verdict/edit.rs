@@ -27,8 +27,8 @@ pub struct Replacement {
 const TEXT_MAX: usize = 23;
 
 impl Replacement {
-    /// Creates an edit that replaces these bytes by no text yet; `None` if they are further on than
-    /// a segment is long.
+    /// Creates an edit that replaces these bytes by no text yet; `None` if they are beyond the
+    /// maximum length of a segment.
     pub(crate) fn of(place: &Range<usize>) -> Option<Self> {
         Some(Self {
             start: u16::try_from(place.start).ok()?,

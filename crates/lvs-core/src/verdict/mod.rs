@@ -41,7 +41,7 @@ impl ServerId {
 
 /// The decision about a packet. Each packet gets exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the packet is lost if nobody acts on its verdict"]
+#[must_use = "the packet is lost unless the caller acts on the verdict"]
 pub enum Verdict {
     /// Client to server: transmit it by the connection's forwarding method.
     Forward(Forward),
@@ -74,7 +74,7 @@ pub struct Forward {
     pub target: SocketAddr,
     /// Local address and port towards the server, if `method` is [`Forwarding::FullNat`].
     pub source: Option<SocketAddr>,
-    /// The virtual address and port that the connection was made for.
+    /// The virtual address and port of the connection.
     pub virt: SocketAddr,
     /// Encapsulation, if `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
@@ -166,7 +166,7 @@ reasons! {
         SourceRate => "source_rate",
         /// The service's filter, or the director's, denies the source.
         Filtered => "filtered",
-        /// The program around the director has handed in the shard of another director.
+        /// The program around the director has passed the shard of another director.
         ForeignShard => "foreign_shard",
         /// The transport header is cut short.
         ShortHeader => "short_header",
@@ -221,9 +221,9 @@ reasons! {
         LocalReply => "local_reply",
         /// The packet was decapsulated by the host, and `ignore_tunneled` is set.
         Tunneled => "tunneled",
-        /// A rule for marks passes it to the host.
+        /// A rule for marks passes the packet to the host.
         MarkRule => "mark_rule",
-        /// The hook of the embedding program passed it to the host.
+        /// The hook of the embedding program passed the packet to the host.
         Hook => "hook",
     }
 }

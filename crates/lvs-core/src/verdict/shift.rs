@@ -1,8 +1,8 @@
 //! Adjustment of sequence numbers in a stream in which text was replaced by text of another length
 //! (`nf_conntrack_seqadj`).
 
-/// The difference between the sequence numbers of one direction in front of the director and behind
-/// it: `before` up to the place of the last replacement, `after` from there on.
+/// The difference between the sequence numbers of one direction before and after the director:
+/// `before` up to the place of the last replacement, `after` from there on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shift {
     /// The original sequence number of the segment in which text was replaced last.
@@ -12,8 +12,8 @@ pub struct Shift {
 }
 
 impl Shift {
-    /// Text has been replaced in the segment with the number `sequence`, which grows by `growth`
-    /// bytes.
+    /// Records that text was replaced in the segment with the number `sequence`, which grows by
+    /// `growth` bytes.
     pub(crate) fn replaced(&mut self, sequence: u32, growth: i32) {
         // The segment repeats text that was replaced already.
         let again = self.before != self.after && !is_after(sequence, self.place);

@@ -635,7 +635,7 @@ fn slow_start_covers_undrained_server_and_survives_edit() {
     assert_eq!(
         edit(&mut director, 3, 20),
         None,
-        "another weight is no new start"
+        "a changed weight does not start the slow start again"
     );
     assert_eq!(edit(&mut director, 0, 30), None);
     assert_eq!(edit(&mut director, 3, 40), Some(10));
@@ -767,7 +767,7 @@ fn ewma_measures_from_syn_to_syn_ack() {
         let chosen = open(&mut director, port, at, Some(Duration::from_millis(1)));
         assert_eq!(chosen, quick);
     }
-    // The quick one stops answering: its clients' repeated SYNs tell, before any timeout.
+    // The quick server stops answering: repeated SYNs of its clients show this before any timeout.
     let at = Instant::from_secs(4);
     assert_eq!(open(&mut director, 4000, at, None), quick);
     let _ = open(&mut director, 4000, Instant::from_secs(5), None);
@@ -813,7 +813,7 @@ fn consecutive_failed_attempts_are_counted() {
     }
     assert_eq!(steps, [0, 1, 2, 3, 0, 0]);
 
-    // Whose answers the director does not see is not said to give none.
+    // A server whose answers bypass the director is not reported as unanswering.
     let mut direct = director(key, service("rr", extras), Forwarding::Route, 1);
     for second in 1..5 {
         let at = Instant::from_secs(second);
@@ -822,7 +822,7 @@ fn consecutive_failed_attempts_are_counted() {
     assert_eq!(count(&direct), 0);
 }
 
-/// Numbers of all attempts and of unanswered attempts of the only server.
+/// Numbers of all attempts and of unanswered attempts to the only server.
 fn attempts(director: &Director) -> (u64, u64) {
     let service = director.control.services().next().unwrap();
     let id = service.servers()[0].id();

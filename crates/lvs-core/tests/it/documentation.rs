@@ -1,5 +1,4 @@
-//! The documentation has everything that can be named: a scheduler, a sysctl, a call or a tunnel
-//! type that is added without a line there fails here.
+//! Checks that the documentation names every scheduler, sysctl, call and tunnel type.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -304,7 +304,7 @@ fn full_template_table_refuses_next_template() {
     for n in 0..512 {
         assert!(bed.opens(source(n), SYN).is_some(), "{n}");
     }
-    // A SYN without an answer lives a minute, its template five.
+    // A connection with an unanswered SYN expires after a minute, its template after five.
     bed.pass(Duration::from_secs(61));
     assert_eq!(bed.director.shard.len(), 0);
     for n in 512..704 {

@@ -170,7 +170,7 @@ fn fill(control: &mut Control) {
         }
         control
             .add_service(service(kind), config, None)
-            .expect("new");
+            .expect("the service is new");
         for number in 0..SERVERS {
             control
                 .add_server(
@@ -179,7 +179,7 @@ fn fill(control: &mut Control) {
                     &self::config(kind, 1),
                     Instant::ZERO,
                 )
-                .expect("new");
+                .expect("the server is new");
         }
     }
 }
@@ -273,7 +273,7 @@ impl Twin {
                 if *present {
                     control
                         .delete_server(&key, addr, self.now)
-                        .expect("the entry exists");
+                        .expect("the server exists");
                 } else {
                     let config = config(kind, 1);
                     control

@@ -288,7 +288,7 @@ fn marked_packets_without_servers_bypass_to_host() {
     let net = (addr("203.0.113.0:0").ip(), 24);
     director.control.set_local_addresses(vec![net]);
     assert_eq!(director.handle_packet(&packet(TcpFlags::SYN), now), refused);
-    let service = director.control.service(&key).expect("the entry exists");
+    let service = director.control.service(&key).expect("the service exists");
     assert_eq!(service.refused(), 2);
     let refusals = service.refusals(now + Duration::from_secs(7));
     let refusals: Vec<_> = refusals
@@ -309,7 +309,7 @@ fn marked_packets_without_servers_bypass_to_host() {
     assert_eq!(
         (counted.conns, counted.in_packets),
         (0, 0),
-        "nobody's packets"
+        "packets of no service"
     );
 }
 
@@ -373,7 +373,7 @@ fn arrange_servers_sets_order_and_keeps_connections() {
     let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), now);
     let before = entries(&director, now);
     let order = |director: &Director| -> Vec<u8> {
-        let service = director.control.service(&key).expect("the entry exists");
+        let service = director.control.service(&key).expect("the service exists");
         let last = |server: &std::sync::Arc<lvs_core::Server>| server.addr().to_string();
         let texts = service.servers().iter().map(last);
         texts.map(|text| text.as_bytes()[7] - b'0').collect()
@@ -797,7 +797,7 @@ fn sync_message_ends_at_its_entry_count() {
     assert_eq!(counts(master.counted()), [255, 45]);
 }
 
-/// A stopped master sends its queued entries, and none that are queued later.
+/// A master that is stopped sends its queued entries, and no later ones.
 #[test]
 fn stopped_master_sends_its_queue() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);

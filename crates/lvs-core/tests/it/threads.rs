@@ -187,7 +187,7 @@ fn rush(
     (opened.into_iter().sum(), refused)
 }
 
-/// The limits of a service are the service's, however many workers open its connections.
+/// The limits of a service do not depend on the number of workers that open its connections.
 #[test]
 fn service_limits_hold_across_workers() {
     let of_many = |worker: u16, n: u16| {

@@ -11,7 +11,7 @@ use lvs_core::{Forwarding, Tuple, Verdict};
 
 /// Maximum of simultaneous captures. A worker copies each packet to one capture after the other.
 pub(super) const READERS_MAX: usize = 8;
-/// Bytes of packets that may wait for a reader. The reader loses the packets that exceed it.
+/// Maximum bytes of packets that wait for a reader. The reader loses packets above this limit.
 const BYTES_MAX: usize = 4 << 20;
 /// Packets that may wait for a reader. The reader loses the packets that exceed it.
 pub(super) const QUEUE: usize = 4096;
@@ -268,10 +268,10 @@ mod tests {
             dropped: true,
         };
         assert!(capture.show(None, &packet) && capture.show(None, &packet));
-        let first = packets.recv().expect("the first");
+        let first = packets.recv().expect("the first packet is copied");
         assert_eq!((first.frame.as_str(), first.lost), ("01ab", 0));
         assert!(capture.show(None, &packet));
-        assert_eq!(packets.recv().expect("the third").lost, 1);
+        assert_eq!(packets.recv().expect("the third packet is copied").lost, 1);
         drop(packets);
         assert!(!capture.show(None, &packet));
     }

@@ -87,7 +87,7 @@ pub struct Config {
     pub max_ipv6: Option<usize>,
     /// Policy for a new connection if the table is full.
     pub when_full: WhenFull,
-    /// Sysctls that are set first, as name and value.
+    /// Sysctls that are set at the start, as name and value.
     pub sysctls: Vec<(String, String)>,
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and its name for
     /// errors.

@@ -23,7 +23,8 @@ use lvs_packet::intercept::Intercept;
 use lvs_packet::pipeline::Decide;
 use lvs_sys::prefetch;
 
-/// Connections that may wait to be offloaded; further connections wait for their next packet.
+/// Maximum number of connections that wait to be offloaded. A connection above this limit is
+/// considered again at its next packet.
 const OFFLOADS_MAX: usize = 4096;
 
 /// A packet of a request on the control socket.

@@ -360,7 +360,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "up",
         [
             "up_unfit",
-            "Packets of an offloaded connection that may change its state (SYN, FIN, RST), have no hop left, or exceed the MTU of their path.",
+            "Packets of an offloaded connection that may change its state (SYN, FIN, RST), whose TTL expires here, or that exceed the MTU of their path.",
             "Nothing: the dataplane decides on them.",
         ],
     ),
@@ -398,7 +398,7 @@ mod tests {
     use lvs_api::guidance::for_lvsd;
 
     #[test]
-    fn fix_for_lvsd_changes_no_service_by_hand() {
+    fn fix_for_lvsd_contains_no_command_that_changes_services() {
         let drops = DropReason::ALL
             .iter()
             .map(|&reason| (reason.name(), of_drop(reason)));

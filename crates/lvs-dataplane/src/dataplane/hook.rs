@@ -11,7 +11,7 @@ pub enum HookAction {
     Continue,
     /// Pass the packet to the host's network stack.
     Host,
-    /// Discard it.
+    /// Drop the packet.
     Drop,
 }
 

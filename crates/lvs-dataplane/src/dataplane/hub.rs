@@ -79,7 +79,8 @@ impl Message {
 
 /// A digest to which some packet workers have not added their connections yet. The digest and the
 /// items before it in the queue must describe the same connections, and no worker waits for another
-/// one: so the items of the workers that have added theirs go behind the digest.
+/// one. So new items of workers that have already added their connections are queued after the
+/// digest.
 #[derive(Debug)]
 struct Gathering {
     digest: Digest,
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn items_behind_incomplete_digest_are_bounded_and_sent_at_end() {
+    fn items_after_incomplete_digest_are_bounded_and_sent_at_end() {
         let outgoing = Outgoing::default();
         assert!(outgoing.begin_digest(2));
         outgoing.add_to_digest(1, &Digest::default());

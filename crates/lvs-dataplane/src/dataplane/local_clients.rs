@@ -86,7 +86,7 @@ mod tests {
             (CLIENTS_MAX, CLIENTS_MAX)
         );
         let control = Control::new(Options::default());
-        let shard = control.shard(0).expect("the first");
+        let shard = control.shard(0).expect("the first shard is free");
         assert_eq!(clients.take_ended(&shard).len(), PIECE);
         assert!(clients.add(client(CLIENTS_MAX)));
         while !clients.take_ended(&shard).is_empty() {}

@@ -51,7 +51,7 @@ struct Region {
     on_link: bool,
     /// MAC address of the gateway; `None` if it is not resolved.
     mac: Option<Mac>,
-    /// By the gateway.
+    /// The path through the gateway.
     way: Option<Way>,
 }
 

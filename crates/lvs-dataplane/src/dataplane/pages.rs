@@ -38,7 +38,7 @@ pub(super) fn is_time(shard: &Shard) -> bool {
     shard.len() > shard.capacity() / PART
 }
 
-/// Makes large pages of a table's, by and by.
+/// Converts the pages of a table to large pages, one after the other.
 pub(super) fn enlarge(pages: TablePages) {
     let run = move || match pages.enlarge(|| thread::sleep(PAUSE)) {
         Ok(made) => debug!("{made} large pages for the connection table"),

@@ -1,5 +1,5 @@
-//! The scheduling of packet workers by the kernel: how soon a worker gets a processor, and how much
-//! of it.
+//! The scheduling of packet workers by the kernel: the delay until a worker gets a processor, and
+//! its share.
 //!
 //! Packets must not wait for the computations of other programs, as they do not wait in the kernel.
 //! So a worker runs with real-time scheduling if the host permits it, but only while it uses less
@@ -124,8 +124,8 @@ impl Priority {
     }
 }
 
-/// Whether a worker keeps or regains real-time scheduling, after it used `took` of the time
-/// `passed`.
+/// Whether a worker keeps or regains real-time scheduling, after it used `took` of processor time
+/// during `passed`.
 fn goes_on(real_time: bool, took: Duration, passed: Duration) -> bool {
     took * if real_time { MOST } else { CALM } < passed
 }

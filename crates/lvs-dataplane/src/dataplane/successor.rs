@@ -34,7 +34,7 @@ const FEW: usize = 256;
 #[derive(Debug)]
 pub(super) struct Keeping {
     state: Option<Arc<dyn WarmState>>,
-    /// A successor would not find the latest change.
+    /// Whether a change is not stored yet, so that a successor would not find it.
     unkept: AtomicBool,
     /// Held while state is stored.
     storing: Mutex<()>,
@@ -268,7 +268,7 @@ pub(super) fn restore(
 /// Connections of a predecessor.
 #[derive(Debug)]
 pub(super) enum Inheritance {
-    /// In the memory of each shard.
+    /// The connections are in the memory of each shard.
     InPlace(Vec<Adoption>),
     /// The connections are in these tables.
     Elsewhere(Vec<Memory>),

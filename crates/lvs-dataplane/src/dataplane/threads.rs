@@ -21,7 +21,8 @@ use lvs_sys::lock;
 
 /// Time limit for an answer of a packet worker, which reads its mailbox after every few batches.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the keeper may take. The kernel may need a moment for a large change of nf_tables.
+/// Time limit for an answer of the keeper. The kernel may need a moment for a large change of
+/// nf_tables.
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The threads of a dataplane and the queues between them. `W` is the packet worker.
@@ -34,7 +35,7 @@ pub(super) struct Threads<W> {
     pub(super) hub: Arc<Hub>,
     /// Packet workers that have not ended.
     working: AtomicUsize,
-    /// A packet worker runs, or did.
+    /// Whether a packet worker runs or has run.
     has_worked: AtomicBool,
     /// The ports of packet workers that have ended. The keeper closes them last.
     ports: Mutex<Vec<Ports>>,
@@ -147,7 +148,7 @@ impl<W> Threads<W> {
         }
     }
 
-    /// Puts a question to every packet worker and waits for the answers.
+    /// Sends a request to every packet worker, and waits for the answers.
     ///
     /// # Errors
     /// A worker does not answer.

@@ -1,5 +1,6 @@
-//! The state that outlives a killed dataplane: the connection table, services, servers, settings
-//! and counters, in the [kernel](crate::fast_path) or with a [state keeper](crate::warm_restart).
+//! The state that remains after a dataplane is killed: the connection table, services, servers,
+//! settings and counters, in the [kernel](crate::fast_path) or with a [state
+//! keeper](crate::warm_restart).
 
 use std::fmt::Debug;
 use std::io;
@@ -86,7 +87,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     fn end(&self);
 }
 
-/// Maps in the kernel. The programs continue to forward by them.
+/// Maps in the kernel. The programs continue to forward by these maps.
 impl WarmState for FastPath {
     fn is_found(&self) -> bool {
         self.is_successor()
@@ -139,7 +140,7 @@ impl WarmState for FastPath {
     }
 }
 
-/// State in memory that a state keeper holds open.
+/// State in memory that a state keeper keeps open.
 impl WarmState for WarmRestart {
     fn is_found(&self) -> bool {
         self.is_successor()

@@ -15,7 +15,7 @@ use super::pins::Maps;
 use crate::warm_restart::{KEPT_WORDS, text_words};
 use lvs_sys::SharedArray;
 
-/// Bytes of services and settings that there is room for at first, twice.
+/// Initial room for services and settings, in bytes; there are two such areas.
 const SAVED_FIRST: usize = 256 << 10;
 
 /// Entries of a map with a region of so many entries for each of `workers`. The programs number the
@@ -52,7 +52,7 @@ pub(super) struct Arrays {
 }
 
 impl Arrays {
-    /// With a region of the connection table for each of `workers`.
+    /// Creates the arrays, with a region of the connection table for each of `workers`.
     pub(super) fn new(
         layout: &Layout,
         workers: NonZeroUsize,

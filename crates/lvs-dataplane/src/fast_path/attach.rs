@@ -1,5 +1,4 @@
-//! The programs at the interfaces: as tcx links, or as filters (clsact) where the kernel has no
-//! tcx.
+//! The programs at the interfaces: as tcx links, or as filters (clsact) if the kernel has no tcx.
 
 use std::collections::HashSet;
 use std::fs;
@@ -113,7 +112,8 @@ impl FastPath {
     }
 }
 
-/// The filters that attach programs if the kernel has no tcx. They are tried out.
+/// The filters that attach programs if the kernel has no tcx. This function tests whether they
+/// work.
 pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     /// Interface index of the loopback, which every network namespace has.
     const LOOPBACK: u32 = 1;

@@ -15,8 +15,8 @@ pub(super) struct Epochs {
     pub(super) number: u16,
     /// The number of [`Held`] values: while it is not 0, a change is in progress.
     pub(super) held: u32,
-    /// All epoch numbers are used. All offloaded connections have to be removed before the numbers
-    /// start again.
+    /// Whether all epoch numbers are used. All offloaded connections have to be removed before the
+    /// numbers start again.
     pub(super) used_up: bool,
     /// For each worker, whether it has removed its offloaded connections since the last change.
     withdrawn: Vec<bool>,

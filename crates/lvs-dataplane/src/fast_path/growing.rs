@@ -15,7 +15,7 @@ use super::pins::Maps;
 use lvs_sys::SharedArray;
 use lvs_sys::lock;
 
-/// An array that no program reads.
+/// An array that grows. No BPF program reads it.
 #[derive(Debug)]
 pub(super) struct Growing {
     name: &'static str,
@@ -60,8 +60,8 @@ impl Growing {
         lock(&self.array).clone()
     }
 
-    /// The array, after it was enlarged for `words` if necessary. `fill` fills a new array before
-    /// it replaces the old one; it gets the words of the old and of the new array.
+    /// Returns the array, which is enlarged for `words` if necessary. `fill` fills a new array
+    /// before it replaces the old one; it gets the words of the old and of the new array.
     ///
     /// # Errors
     /// The kernel has no memory for it, or the name cannot be replaced. The old array stays.
@@ -82,7 +82,7 @@ impl Growing {
         if let Some(path) = &self.pin {
             // Names with a dot are the kernel's.
             let beside = path.with_file_name(format!("{}-new", self.name));
-            // Of a dataplane that was killed here.
+            // A file that a killed dataplane has left.
             let _ = fs::remove_file(&beside);
             new.pin(&beside)?;
             fs::rename(&beside, path)?;

@@ -2,9 +2,9 @@
 //!
 //! A slot has no room for a local address and port, and no field of a reply leads to the slot. So
 //! there is a map next to the table: from the slot to the local address and port, and from the
-//! addresses and ports of a reply to the slot. The map takes memory, and is made when the first
-//! connection of full NAT opens. From then on it has all such connections, so that a successor has
-//! them, too. The programs find it in an array of one map.
+//! addresses and ports of a reply to the slot. The map needs much memory, and is created when the
+//! first connection of full NAT opens. From then on it contains all such connections, so that a
+//! successor has them, too. The programs look up the map in an array with one entry.
 //!
 //! An entry of a connection that has ended does no harm: its slot is not offloaded, and the entry
 //! is removed before another connection uses the slot.
@@ -51,7 +51,7 @@ pub(crate) enum LocalsAre {
     Impossible,
 }
 
-/// The map, and where the programs find it.
+/// The map, and the array in which the programs look it up.
 #[derive(Debug)]
 pub(super) struct Locals {
     place: MapPlace,
@@ -413,11 +413,15 @@ mod tests {
         for end in &ends {
             assert!(fast_path.set_local(0, end));
         }
-        let map = fast_path.locals.ends.get().expect("it was created");
+        let map = fast_path
+            .locals
+            .ends
+            .get()
+            .expect("the map of local ends was created");
         for end in &ends {
             let value = map.get(&fast_path.locals.request(0, end.slot));
             assert_eq!(map.get(&reply(end)), value);
-            let value = value.expect("the entry exists");
+            let value = value.expect("the map has an entry of this end");
             assert_eq!(value[local::PORT] >> 32, 7);
             assert_eq!(end_of(&value, end.server), end.local);
             fast_path.forget_local(0, end);
@@ -475,7 +479,11 @@ mod tests {
             "{count} of {entries}"
         );
         // An entry without room leaves no part of itself.
-        let map = fast_path.locals.ends.get().expect("it was created");
+        let map = fast_path
+            .locals
+            .ends
+            .get()
+            .expect("the map of local ends was created");
         assert_eq!(map.get(&fast_path.locals.request(0, count)), None);
         fast_path.forget_local(0, &of_slot(0));
         assert!(fast_path.set_local(0, &of_slot(count)));

@@ -93,26 +93,27 @@ const HOPS_REST: Duration = Duration::from_millis(200);
 /// A next hop: the interface, the MTU of the route, and the source and destination MAC addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WayOut {
-    /// The interface.
+    /// Index of the interface.
     pub ifindex: u32,
-    /// The longest packet.
+    /// MTU of the route.
     pub mtu: u32,
-    /// The neighbour.
+    /// MAC address of the neighbour.
     pub to: Mac,
-    /// The interface's own address.
+    /// MAC address of the interface.
     pub from: Mac,
 }
 
 /// The fates of the frames that the programs received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// Forwarded to servers.
+    /// Frames forwarded to servers.
     pub requests: u64,
-    /// Forwarded to clients.
+    /// Frames forwarded to clients.
     pub replies: u64,
-    /// Handed up: of no connection that the programs find.
+    /// Passed to userspace, because the programs found no connection.
     pub unknown: u64,
-    /// Handed up: the connection is not published, or not since the last change.
+    /// Passed to userspace, because the connection is not offloaded, or was offloaded before the
+    /// last change.
     pub unpublished: u64,
     /// Passed to userspace, because the packet may change the connection or exceeds the MTU of its
     /// path.
@@ -172,7 +173,7 @@ pub struct FastPath {
     claim: Option<File>,
     /// Whether the maps were created by another dataplane.
     found: bool,
-    /// When this was opened, by the machine's clock, in nanoseconds.
+    /// The time at which the fast path was opened, by the machine's clock, in nanoseconds.
     opened: u64,
     /// Whether a take-over runs: the connections that the predecessor has offloaded remain in
     /// force.
@@ -220,7 +221,7 @@ impl FastPath {
         self.arrays.conf.words()[word].store(value, Release);
     }
 
-    /// Whether connections outlive a dataplane that is killed.
+    /// Whether connections continue after the dataplane is killed.
     pub(crate) const fn outlives(&self) -> bool {
         self.pins.is_some()
     }
@@ -253,7 +254,7 @@ impl FastPath {
     /// fast path does not handle.
     ///
     /// # Errors
-    /// None at present.
+    /// No error is known.
     pub(crate) fn filter(&self, socket: &PacketSocket) -> io::Result<()> {
         let filtered = match self.filters {
             // As kernels without tcx have no room, either.
@@ -273,7 +274,7 @@ impl FastPath {
         &self.ingress
     }
 
-    /// The fate of a frame without connection when there is no dataplane.
+    /// The decision of the programs about a frame without a connection while no dataplane runs.
     #[cfg(test)]
     fn held_alone(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
         // By the loopback.
@@ -484,7 +485,8 @@ impl FastPath {
         self.set(conf::MISSED, 0);
     }
 
-    /// Stores why nothing is forwarded, and the fix; `None` if packets are forwarded again.
+    /// Stores the reason why nothing is forwarded, and its fix; `None` if packets are forwarded
+    /// again.
     pub(crate) fn stands_aside(&self, why: Option<(String, String)>) {
         *lock(&self.aside) = why;
     }
@@ -510,13 +512,13 @@ mod tests {
     use super::open::OBJECT;
     use super::*;
 
-    /// Opens the fast path for a test. Without permission the test ends; root of the first user
+    /// Opens the fast path for a test. Without permission the test ends; root of the initial user
     /// namespace must have permission.
     pub(super) fn open() -> Option<Arc<FastPath>> {
         open_for(1)
     }
 
-    /// With a table for each of `workers`.
+    /// Opens the fast path for a test as [`open`], with a table for each of `workers`.
     pub(super) fn open_for(workers: usize) -> Option<Arc<FastPath>> {
         let workers = NonZeroUsize::new(workers).expect("at least one exists");
         let steering = Steering::new(workers, 7, false);
@@ -559,7 +561,7 @@ mod tests {
     #[test]
     fn bpf_object_contains_all_programs_and_invalid_object_is_refused() {
         for section in ["socket", "tc", "xdp"] {
-            let code = object::code(OBJECT, section).expect("the entry exists");
+            let code = object::code(OBJECT, section).expect("the object has this section");
             assert!(code.instructions.len() > 100 && !code.maps.is_empty());
         }
         assert!(object::code(OBJECT, "maps").is_none());

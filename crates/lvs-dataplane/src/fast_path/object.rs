@@ -1,5 +1,4 @@
-//! The programs as a compiler has written them: 64-bit ELF, from which instructions and the names
-//! of maps are read.
+//! Reads the compiled programs: instructions and the names of maps in a 64-bit ELF file.
 
 use lvs_sys::Instruction;
 

@@ -1,5 +1,5 @@
-//! Opening the kernel fast path: maps are made, or inherited from a predecessor, and programs are
-//! loaded.
+//! Opens the kernel fast path: creates the maps or inherits them from a predecessor, and loads the
+//! programs.
 
 use std::fs;
 use std::io;
@@ -605,7 +605,7 @@ mod tests {
         let workers = NonZeroUsize::MIN.saturating_add(1);
         let steering = Steering::new(workers, 7, false);
         let first = FastPath::open_with(layout, &steering, Maps::Pinned(&pins), false, |code| code);
-        let first = first.expect("it is permitted");
+        let first = first.expect("the kernel permits the first fast path");
         first.set_clock(Instant::ZERO);
         // The secret keys of a successor are others.
         let other = Steering::new(workers, 8, false);
@@ -630,7 +630,7 @@ mod tests {
         let why = found_by(Layout::new(2000, 7), &steering).expect_err("another size");
         assert!(why.contains("--max-connections"), "{why}");
         let names = fs::read_dir(pins.path(""))
-            .expect("the file exists")
+            .expect("the directory of pins is readable")
             .count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
@@ -638,7 +638,7 @@ mod tests {
         assert!(gone.contains("removed network namespace"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
         let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);
-        let second = second.expect("it is permitted");
+        let second = second.expect("the kernel permits the second fast path");
         assert_eq!(second.saved().map(|text| text.len()), Some(7));
         // The next successor finds an array that a successor has enlarged.
         second.save(&vec![b'y'; 50 << 20]).expect("memory");
@@ -650,7 +650,7 @@ mod tests {
         );
         assert_eq!(
             fs::read_dir(pins.path(""))
-                .expect("the file exists")
+                .expect("the directory of pins is readable")
                 .count(),
             names
         );

@@ -1,12 +1,11 @@
-//! The maps and links that outlive the dataplane, pinned in a BPF file system: a directory for each
-//! network namespace.
+//! The maps and links that remain after the dataplane is killed, pinned in a BPF file system: a
+//! directory for each network namespace.
 //!
-//! The directory is named by the namespace's inode, which the kernel gives to another namespace
-//! when this one is gone. The maps contain the cookie of their namespace, which is never used
-//! again.
+//! The directory is named by the namespace's inode, which the kernel reuses after the namespace is
+//! removed. The maps contain the cookie of their namespace, which is never used again.
 //!
-//! A killed dataplane leaves them, and its connections continue. Its successor opens them. A
-//! dataplane that exits in an orderly way removes them.
+//! After a dataplane is killed, the maps and links remain, and its connections continue. Its
+//! successor opens them. A dataplane that exits in an orderly way removes them.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
@@ -34,14 +33,14 @@ pub(super) enum Maps<'a> {
     Found(&'a Pins),
 }
 
-/// Where the BPF file system is.
+/// The mount point of the BPF file system.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
 /// The name of a link, before the index of the interface.
 const LINK: &str = "link-";
 /// The name of the link of an XDP program.
 const XDP_LINK: &str = "xdp-";
 
-/// Why a directory cannot be claimed.
+/// The reason why a directory cannot be claimed.
 pub(super) const ANOTHER: &str =
     "another dataplane of this network namespace uses the kernel fast path";
 /// Time limit for other dataplanes to finish a claim or a sweep of a directory.
@@ -201,7 +200,7 @@ impl Pins {
         self.numbers(LINK)
     }
 
-    /// Interfaces that have a link before there is a socket buffer.
+    /// Interfaces that have a pinned link of the XDP program.
     pub(super) fn xdp_links(&self) -> Vec<u32> {
         self.numbers(XDP_LINK)
     }
@@ -233,7 +232,7 @@ impl Pins {
         had
     }
 
-    /// Removes the same, but keeps the directory.
+    /// Removes all pins, but keeps the directory.
     pub(super) fn empty(&self) -> usize {
         let mut names = self.names();
         names.sort_by_key(|name| !(name.starts_with(LINK) || name.starts_with(XDP_LINK)));
@@ -309,7 +308,7 @@ pub(super) fn attach(
     if let Ok(link) = ProgramLink::pinned(path) {
         match link.update(program) {
             Ok(()) => return Ok(link),
-            // Of an interface that is gone; another one has its number now.
+            // A pin of a removed interface, whose number another interface has now.
             Err(_) => fs::remove_file(path)?,
         }
     }
@@ -373,7 +372,7 @@ mod tests {
         let claim = || {
             for _ in 0..500 {
                 let Ok(claim) = pins.claim() else { continue };
-                let there = fs::metadata(&pins.directory).expect("the file exists");
+                let there = fs::metadata(&pins.directory).expect("the directory of pins exists");
                 assert_eq!(there.ino(), claim.metadata().expect("open").ino());
                 pins.remove();
             }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::error::FastPathError;
 
-/// The size of the maps next to the connection table: services, settings, servers, next hops.
+/// The size of the maps in addition to the connection table: services, settings, servers, next
+/// hops.
 const BESIDE: u64 = 16 << 20;
 
 /// The memory that the maps may use.

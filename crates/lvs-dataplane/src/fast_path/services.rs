@@ -266,7 +266,7 @@ mod tests {
         frame
     }
 
-    /// Dropped, or passed to the host.
+    /// Results of the programs: the frame is dropped, or passed to the host.
     const DROPPED: i32 = 2;
     const HOST: i32 = -1;
 
@@ -317,14 +317,14 @@ mod tests {
         ] {
             let (verdict, _) = fast_path
                 .held_alone(&frame(protocol, from, to))
-                .expect("it runs");
+                .expect("the program runs on the frame");
             assert_eq!(verdict, expected, "{protocol:?} {from} {to}");
         }
         // Fewer rules end earlier.
         fast_path.set_services(&held(&services, &texts[1..2]));
         let (verdict, _) = fast_path
             .held_alone(&frame(tcp, client, "192.0.2.50:443"))
-            .expect("it runs");
+            .expect("the program runs on the frame");
         assert_eq!(verdict, HOST);
     }
 
@@ -345,7 +345,9 @@ mod tests {
         ] {
             let to = format!("10.0.{}.{}:80", n / 256, n % 256);
             let frame = frame(Protocol::TCP, "192.0.2.7:1", &to);
-            let (verdict, _) = fast_path.held_alone(&frame).expect("it runs");
+            let (verdict, _) = fast_path
+                .held_alone(&frame)
+                .expect("the program runs on the frame");
             assert_eq!(verdict, expected, "{n}");
         }
     }

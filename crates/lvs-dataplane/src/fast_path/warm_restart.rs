@@ -18,8 +18,8 @@ use crate::warm_restart::{Area, KEPT_WORDS, Record, text_words};
 use lvs_sys::SharedArray;
 use lvs_sys::lock;
 
-/// The longest time for which a program may still handle a frame by data that are not valid any
-/// more.
+/// The longest time for which a program may still handle a frame with data that are no longer
+/// valid.
 const SETTLED: Duration = Duration::from_millis(2);
 
 impl FastPath {
@@ -28,7 +28,7 @@ impl FastPath {
         self.found
     }
 
-    /// How far the clock of the deadlines is ahead of a clock that shows `now`.
+    /// The difference by which the clock of the deadlines is ahead of a clock that shows `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
         let base = self.arrays.conf.words()[conf::BASE].load(Relaxed);
         let then = lvs_sys::monotonic().wrapping_sub(base);

@@ -3,7 +3,7 @@
 //!
 //! The program cannot see that the network card has removed a VLAN tag from a frame, so the
 //! operator must configure only interfaces that receive no such frames. It recognises frames with
-//! unfinished checksums from a neighbouring virtual host, and passes them to the kernel.
+//! partial checksums from a neighbouring virtual host, and passes them to the kernel.
 
 use std::collections::HashSet;
 use std::fs;
@@ -78,7 +78,8 @@ impl Xdp {
         Ok(())
     }
 
-    /// Sets the MAC address of an interface: frames to it are processed. `None`: no frame is.
+    /// Sets the MAC address of an interface: only frames to this address are processed; with
+    /// `None`, no frame is.
     fn know(&self, ifindex: u32, addr: Option<Mac>) {
         if !lock(&self.interfaces).contains(&ifindex) {
             return;

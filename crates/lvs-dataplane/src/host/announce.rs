@@ -1,11 +1,11 @@
 //! Virtual addresses that are announced by routes. The dataplane's device has a route to an address
-//! exactly while the address is announced, and a routing daemon of the host passes that on. The
-//! kernel removes the routes with the device, even if the dataplane is killed.
+//! exactly while the address is announced, and a routing daemon of the host announces this route.
+//! The kernel removes the routes with the device, even if the dataplane is killed.
 //!
-//! The controller (lvsd) sets the addresses again and again. A dataplane that gets no update keeps
-//! the routes, because perhaps only the controller has failed. But no health check of the servers
-//! runs any more. So peers are preferred after a short time, and nothing is announced after a time
-//! that the controller has chosen.
+//! The controller (lvsd) sets the addresses repeatedly. A dataplane that gets no update keeps the
+//! routes, because perhaps only the controller has failed. But no health check of the servers runs
+//! any more. So peers are preferred after a short time, and nothing is announced after a time that
+//! the controller has chosen.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ pub(super) struct Announced {
 #[derive(Debug, Default)]
 struct Vip {
     wanted: Standing,
-    /// The route that exists.
+    /// The route that the dataplane has set.
     route: Standing,
     /// The time at which the route was set.
     since: Instant,
@@ -105,7 +105,7 @@ impl Announced {
         self.all.contains_key(&addr)
     }
 
-    /// The highest standing, `ago` after the last update.
+    /// The highest preference that a route may have at the time `ago` after the last update.
     fn limit(&self, ago: Duration) -> Standing {
         match ago {
             _ if ago >= self.hold => Standing::Withdrawn,
@@ -160,7 +160,7 @@ impl Announced {
         }
         let ago = ago.as_secs();
         match limit {
-            Standing::Announced => info!("the list of addresses to announce is renewed again"),
+            Standing::Announced => info!("lvsd renews the list of addresses to announce again"),
             Standing::Leaving => warn!(
                 "the list of addresses to announce was not renewed for {ago} s (does lvsd run?): other directors are preferred now; {} s after the last renewal, no address is announced",
                 self.hold.as_secs()

@@ -42,8 +42,8 @@ pub(super) enum Interception {
 }
 
 impl Interception {
-    /// Opens the interception without intercepting packets yet. Returns the device that leads to
-    /// the host as well.
+    /// Opens the interception without intercepting packets yet. Also returns the device through
+    /// which packets reach the host.
     pub(super) fn open(
         backend: Backend,
         warm_restart: Outliving,
@@ -111,8 +111,8 @@ impl Interception {
         matches!(self, Self::Routed { .. })
     }
 
-    /// The program that reinjects frames on the interface of their arrival. Without it, frames are
-    /// reinjected through the device that leads to the host.
+    /// The program that reinjects frames on the interface of their arrival. Without this program,
+    /// frames are reinjected through the TUN device.
     pub(super) const fn turn_back(&self) -> Option<&TurnBack> {
         match self {
             Self::Copies { turn, .. } => turn.as_ref(),
@@ -120,8 +120,8 @@ impl Interception {
         }
     }
 
-    /// Whether frames can be reinjected on the interface that received them; not if another program
-    /// has detached the reinjecting program, or was attached before it.
+    /// Whether frames can be reinjected on the interface that received them; false if another
+    /// program has detached the reinjecting program, or was attached before it.
     pub(super) fn gives_back(&self, ifindex: u32) -> bool {
         // If the kernel does not answer, assume that the program is attached.
         self.turn_back()
@@ -257,7 +257,7 @@ fn open_way_back() -> Option<TurnBack> {
     .ok()
 }
 
-/// A mark that a stranger cannot guess, not 0.
+/// A random mark other than 0, so that other programs do not use it by chance.
 fn mark() -> io::Result<u32> {
     Ok(u32::from_ne_bytes(random()?) | 1)
 }

@@ -1,5 +1,5 @@
-//! The keeper of the host: a thread that owns everything that concerns it, so that no packet waits
-//! for netlink, nf_tables or a log.
+//! The keeper of the host: a thread that makes all changes of the host, so that no packet waits for
+//! netlink, nf_tables or a log.
 //!
 //! ```text
 //! wait ─▶ kernel's events ─▶ jobs (control calls) ─▶ requests of the packet path ─▶ timers ─▶ publish one view ─▶ wait
@@ -209,7 +209,8 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// The device that leads to the host is a port from the first view on.
+    /// Adds the device through which packets reach the host: it is a port in the first snapshot
+    /// already.
     fn add_device(&mut self, device: Port) -> Result<(), HostError> {
         let known = KnownPort {
             ifindex: device.ifindex().unwrap_or(0),
@@ -279,7 +280,7 @@ impl Keeper {
         }
     }
 
-    /// The index of the device that leads to the host.
+    /// The index of the device through which packets reach the host.
     pub(super) fn device(&self) -> u32 {
         self.tables.ifindex(PortId::HOST).unwrap_or(0)
     }
@@ -428,7 +429,7 @@ impl Keeper {
         if new.is_empty() {
             return;
         }
-        // One that has ended and is there again is hidden still.
+        // A connection that has ended and was opened again is still hidden.
         let (again, new): (Vec<_>, Vec<_>) = new
             .into_iter()
             .partition(|client| self.ended.iter().any(|(_, ended)| ended == client));
@@ -587,7 +588,7 @@ impl Keeper {
         }
     }
 
-    /// The connections of servers that went down have ended.
+    /// Logs that the connections of servers that went down have ended.
     pub(crate) fn down_has_ended(&mut self, resets: usize) {
         info!("closed the connections of servers that went down; {resets} TCP resets sent");
     }

@@ -1,4 +1,4 @@
-//! Events of the kernel: changes of interfaces, addresses, routes and neighbours.
+//! Handles events of the kernel: changes of interfaces, addresses, routes and neighbours.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl Keeper {
         self.follow_neighbours(&changes);
     }
 
-    /// Announces own addresses again where neighbours may have lost them: on these interfaces,
+    /// Announces own addresses again to neighbours that may have lost them: on these interfaces,
     /// and on the bridges and bonds that they are ports of.
     fn announce_behind(&mut self, appeared: &[u32]) {
         // Bridges over bonds are as deep as it gets; more would be a loop.
@@ -244,8 +244,8 @@ impl Keeper {
 
     /// Checks whether the programs of the kernel fast path are still the first ones of their
     /// interfaces. If not, the frames that the packet sockets refuse would be lost, so the kernel
-    /// fast path is suspended. (The programs notice it themselves at the next frame, and one frame
-    /// is lost.)
+    /// fast path is suspended. (The programs also detect this themselves at the next frame, which
+    /// is then lost.)
     pub(super) fn check_programs(&mut self) {
         let Some(fast_path) = self.setup.fast_path.clone() else {
             return;

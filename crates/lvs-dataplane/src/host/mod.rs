@@ -34,12 +34,12 @@ use lvs_packet::net::PortId;
 /// The interface through which packets are received and sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
-    /// By packet sockets, or through a TUN device where those are not permitted.
+    /// By packet sockets, or through a TUN device if packet sockets are not permitted.
     #[default]
     Auto,
     /// By packet sockets.
     AfPacket,
-    /// Through a TUN device that the host routes them into.
+    /// Through a TUN device to which the host routes the packets.
     Tun,
 }
 
@@ -50,7 +50,7 @@ pub enum HostError {
     /// A packet socket could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The TUN device that leads to the host failed.
+    /// The TUN device through which packets reach the host failed.
     #[error(transparent)]
     Tun(#[from] TunError),
     /// The kernel's tables could not be read.

@@ -22,7 +22,7 @@ const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
 /// searched for gateways.
 const GATEWAYS_MAX: usize = 64;
 const ROUTES_MAX: usize = 4096;
-/// Silent next hops that are reported at most.
+/// Maximum number of reported next hops that do not answer.
 const SILENT_MAX: usize = 64;
 
 /// Interface and address.
@@ -110,7 +110,8 @@ impl Neighbours {
         }
     }
 
-    /// Has the kernel resolve a neighbour that a packet waits for; `false` if the kernel refuses.
+    /// Makes the kernel resolve a neighbour for which a packet waits; `false` if the kernel
+    /// refuses.
     pub(super) fn resolve(
         port: PortId,
         addr: IpAddr,
@@ -146,7 +147,7 @@ impl Neighbours {
         }
     }
 
-    /// The next hops that do not answer, on which interface.
+    /// The next hops that do not answer, with their interfaces.
     pub(super) fn silent(&self, tables: &Tables, now: Instant) -> Vec<SilentHop> {
         let silent = self.given_up.iter();
         let silent = silent.filter(|(hop, _)| self.next_hops.contains(*hop));

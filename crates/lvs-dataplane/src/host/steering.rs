@@ -112,7 +112,8 @@ pub struct Steering {
     foreign: BTreeSet<Proxy>,
     /// Sysctls that were 0, and that the dataplane has set to 1.
     switched_on: BTreeSet<PathBuf>,
-    /// Some of the entries may have been deleted by other programs or together with an interface.
+    /// Whether some of the entries may have been deleted by other programs or together with an
+    /// interface.
     stale: bool,
     /// The last logged warning about the host's forwarding settings; it is not logged again.
     complaint: String,
@@ -357,7 +358,7 @@ impl Steering {
         })
     }
 
-    /// Switches proxy neighbour discovery of IPv6 on, which is off by default.
+    /// Enables proxy neighbour discovery of IPv6, which is off by default.
     fn answer_discovery(&mut self, wanted: &BTreeSet<Entry>) {
         for entry in wanted {
             let Entry::Proxy(Proxy {

@@ -22,7 +22,7 @@ use lvs_packet::net::PortId;
 /// With fewer services and servers than this, the keeper examines the whole configuration after
 /// each change, which takes less than a millisecond.
 const FEW: usize = 100;
-/// Servers that are read while the control half is locked: some ten microseconds.
+/// Number of servers that are read while the control half is locked, for some ten microseconds.
 const PIECE: usize = 256;
 
 /// A change in the control half.
@@ -39,7 +39,7 @@ pub(crate) enum Update {
 /// A service or a server that was added or edited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Touched {
-    /// A service; whether it is persistent, and whether a program owns it.
+    /// A service; the flags are whether it is persistent, and whether a program owns it.
     Service(ServiceKey, bool, bool),
     Server(ServiceKey, SocketAddr, Forwarding),
 }
@@ -312,7 +312,7 @@ impl Keeper {
         }
     }
 
-    /// Adds the destinations of mark rules. Returns the networks that are only routed here.
+    /// Adds the destinations of mark rules. Returns the networks that are only routed to this host.
     fn add_marks(&self, spec: &mut Intercept, vips: &mut HashSet<IpAddr>) -> HashSet<IpAddr> {
         let mut reached = HashSet::new();
         let rules = self.next.marks.iter().flat_map(|marks| marks.iter());
@@ -329,9 +329,9 @@ impl Keeper {
         reached
     }
 
-    /// The addresses that the dataplane shall answer ARP and neighbour discovery for: the
-    /// configured ones, or with `--own-vips` all addresses of services, in both cases without the
-    /// host's addresses.
+    /// The addresses for which the dataplane answers ARP and neighbour discovery: the configured
+    /// ones, or with `--own-vips` all addresses of services, in both cases without the host's
+    /// addresses.
     fn choose_own(&self, vips: &HashSet<IpAddr>) -> HashSet<IpAddr> {
         let all = self.setup.own_all_vips.then_some(vips);
         self.own_vips
@@ -344,7 +344,7 @@ impl Keeper {
             .collect()
     }
 
-    /// Publishes the virtual addresses to the packet path. The host does not own addresses that it
+    /// Adds the virtual addresses to the next snapshot. The host does not own addresses that it
     /// routes into a device: the dataplane answers packets to their unused ports.
     fn set_reached(
         &mut self,
@@ -365,7 +365,8 @@ impl Keeper {
         }
     }
 
-    /// Publishes the addresses for which the dataplane does not answer ARP and neighbour discovery.
+    /// Adds to the next snapshot the addresses for which the dataplane does not answer ARP and
+    /// neighbour discovery.
     fn set_quiet(&mut self) {
         let quiet = self.announced.addresses().collect();
         if self.tables.quiet != quiet {

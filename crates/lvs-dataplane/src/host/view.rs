@@ -44,7 +44,7 @@ pub(crate) struct View {
     pub(crate) pmtu_disc: bool,
     /// The sysctl `ignore_tunneled`.
     pub(crate) ignore_tunneled: bool,
-    /// Grows when a shard has to be swept: the control half has changed.
+    /// Increases when the control half has changed, so that shards must be swept.
     pub(crate) config: u64,
     /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
@@ -53,7 +53,7 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// The packet worker that packets of a client's connection go to.
+    /// The packet worker that handles the packets of a client's connection.
     pub(crate) fn worker_of_client(&self, client: SocketAddr) -> usize {
         let steering = self.steering.as_ref();
         steering.map_or(0, |steering| steering.of_client(client.ip(), client.port()))
@@ -78,7 +78,8 @@ struct PortTable {
     by_ifindex: HashMap<u32, PortId>,
 }
 
-/// A bit set of the last bytes of some addresses: it excludes most other addresses at no cost.
+/// A bit set of the last bytes of some addresses: it excludes most other addresses without a
+/// look-up.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastBytes([u64; 4]);
 
@@ -124,7 +125,7 @@ pub(crate) struct Tables {
     regions: Arc<Regions>,
     /// Virtual addresses of services and of rules for marks.
     pub(crate) vips: SharedSet<IpAddr>,
-    /// The last bytes of these addresses, and perhaps of some that were removed.
+    /// The last bytes of these addresses, and possibly of some removed addresses.
     virtual_addresses: LastBytes,
     /// The virtual addresses that the dataplane answers for.
     pub(crate) own: SharedSet<IpAddr>,
@@ -308,8 +309,8 @@ impl Tables {
         }
     }
 
-    /// The outgoing devices of routes that the dataplane does not use: with `link_layer` false
-    /// those without a link layer, else all others.
+    /// The outgoing devices of routes that the dataplane does not use: with `link_layer` false, the
+    /// devices without a link layer; otherwise all other unused devices.
     pub(crate) fn unused_devices(&self, link_layer: bool) -> Vec<&str> {
         let links = self.state.routed_links();
         let links = links.filter_map(|ifindex| self.state.link(ifindex));
@@ -417,7 +418,7 @@ impl Published {
         Arc::clone(&latest.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces it.
+    /// Replaces the latest view.
     pub(crate) fn publish(&self, view: Arc<View>) {
         let generation = view.generation;
         let old = {

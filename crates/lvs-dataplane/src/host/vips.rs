@@ -2,7 +2,7 @@
 //! them, conflicts with other hosts, announcements and probes.
 //!
 //! The keeper has its own socket for announcements, probes and multicast listener reports, so that
-//! a thousand of them cost a packet worker nothing. Packet workers answer ARP requests and
+//! even a thousand of them do not delay a packet worker. Packet workers answer ARP requests and
 //! neighbour solicitations from the published snapshot.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -35,8 +35,8 @@ const GAPS: [Duration; 3] = [
 ];
 /// The number of probes for other hosts with a service's address.
 const PROBES: u8 = 2;
-/// The time between two rounds of probes for other hosts that have such an address later, and the
-/// addresses of a round.
+/// The time between two rounds of probes for other hosts that begin to use such an address, and the
+/// number of addresses of a round.
 const WATCH_PERIOD: Duration = Duration::from_secs(10);
 const WATCHED: usize = 64;
 /// The number of announcements of an address after another host has announced it, and the shortest
@@ -91,7 +91,7 @@ struct Burst {
     next: Instant,
 }
 
-/// The shortest time between two announcements on an interface that flaps.
+/// The shortest time between two announcements on a flapping interface.
 const AGAIN_PERIOD: Duration = GAPS[GAPS.len() - 1];
 
 impl Burst {
@@ -464,8 +464,8 @@ impl Vips {
         }
     }
 
-    /// Returns the time of the next answer, of the next announcement, or at which another host's
-    /// next announcement becomes a conflict.
+    /// Returns the time of the next answer, of the next announcement, or of the moment at which
+    /// another host's announcement becomes a conflict.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let claims = self.claims.values().map(|claim| claim.due);
         let next = [self.answers.next(), self.next_announcement, claims.min()];

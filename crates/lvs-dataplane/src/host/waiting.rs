@@ -9,10 +9,10 @@ use tracing::warn;
 use super::setup::Setup;
 use super::view::Tables;
 
-/// Interfaces that the keeper waits for.
+/// Interfaces for which the keeper waits.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    /// Interfaces that are there and could not be opened, and the error.
+    /// Existing interfaces that could not be opened, with the errors.
     failed: BTreeMap<String, String>,
     /// The conditions that were logged, by interface.
     known: BTreeMap<String, Waiting>,
@@ -23,7 +23,7 @@ impl Waits {
         self.known.is_empty()
     }
 
-    /// All conditions.
+    /// All conditions for which the keeper waits.
     pub(super) fn all(&self) -> impl Iterator<Item = &Waiting> {
         self.known.values()
     }

@@ -1,17 +1,17 @@
-//! Packet sockets: every frame of one Ethernet interface, 64 KiB aggregates and unfinished
-//! checksums included.
+//! Packet sockets: every frame of one Ethernet interface, including super-packets of 64 KiB and
+//! partial checksums.
 //!
-//! Frames are received in a ring (`TPACKET_V2`), where they are changed and sent from; a frame that
-//! does not fit its slot comes with `recvmmsg`, when it is its turn. The newer ring, `TPACKET_V3`,
-//! hands over a block only when it is full or a millisecond has passed, which would be the latency
-//! of an idle director; a slot of this one can be read as soon as the kernel has filled it, and
-//! under load it is no slower as long as its slots do not share a few places of the cache
-//! ([`SLOT`]). Where rings are not permitted, everything comes with `recvmmsg`, straight into its
-//! buffers.
+//! Frames are received in a ring (`TPACKET_V2`), changed there, and sent from there. A frame that
+//! does not fit into its slot is received by `recvmmsg`, in its order. The newer ring,
+//! `TPACKET_V3`, passes on a block only when it is full or a millisecond has passed, which would be
+//! the latency of an idle director. A slot of `TPACKET_V2` can be read as soon as the kernel has
+//! filled it. Under load it is not slower, as long as its slots are spread over the cache
+//! ([`SLOT`]). If rings are not permitted, all frames are received by `recvmmsg`, directly into
+//! their buffers.
 //!
-//! Frames are sent without `PACKET_QDISC_BYPASS`, because with it a device that cannot segment
-//! refuses aggregates (`ENOBUFS`) that the ordinary path cuts in software, and the host's own rules
-//! for what leaves are passed by.
+//! Frames are sent without `PACKET_QDISC_BYPASS`, because with it, a device that cannot segment
+//! refuses super-packets (`ENOBUFS`), which the ordinary path cuts in software, and frames would
+//! bypass the host's egress rules.
 //!
 //! The socket receives a *copy* of each frame that the host receives, before the host's own
 //! filters. The [shield](crate::host::shield) hides the originals from the host. The kernel also
@@ -82,7 +82,7 @@ impl AfPacket {
     /// Joins or leaves a multicast group of the interface.
     ///
     /// # Errors
-    /// If the interface is gone.
+    /// If the interface no longer exists.
     pub fn set_group(&self, group: Mac, member: bool) -> io::Result<()> {
         self.inlet.socket.set_group(self.ifindex, group.0, member)
     }
@@ -182,8 +182,8 @@ impl AfPacket {
 }
 
 impl AfPacket {
-    /// Converts the error of a receive call without frames: 0 frames for errors that pass, else the
-    /// error for the caller.
+    /// Converts the error of a receive call without frames: 0 frames for temporary errors;
+    /// otherwise the error for the caller.
     fn nothing_received(&mut self, err: io::Error) -> io::Result<usize> {
         match err.raw_os_error() {
             Some(libc::EAGAIN | libc::EINTR) if !self.was_down => Ok(0),
@@ -260,7 +260,7 @@ impl AfPacket {
 struct Inlet {
     socket: PacketSocket,
     ring: Option<PacketRing>,
-    /// Frames without room, by the kernel's counters.
+    /// Frames that were dropped because the buffer was full, by the kernel's counters.
     lost: u64,
 }
 
@@ -377,7 +377,7 @@ impl<'a> Rest<'a> {
 struct Taken {
     /// The number of frames.
     count: usize,
-    /// The ring contained frames, and may contain more.
+    /// Whether the ring contained frames, and may contain more.
     seen: bool,
     /// The ring is empty now.
     empty: bool,
@@ -589,7 +589,7 @@ impl PacketIo for AfPacket {
     }
 }
 
-/// Sends frames in order and returns how many were refused.
+/// Sends frames in order and returns the number of refused frames.
 fn send(
     socket: &PacketSocket,
     transmit: &mut MessageBatch,

@@ -24,13 +24,13 @@ use lvs_packet::frame::Frame;
 use lvs_packet::wire::{decrement_ttl, increment_ttl};
 use lvs_sys::TunOptions;
 
-/// Packets that may wait for the dataplane; the kernel's default of 500 is few for a burst of small
-/// packets.
+/// Maximum number of packets that wait for the dataplane; the kernel's default of 500 is too low
+/// for a burst of small packets.
 const QUEUE: u32 = 8192;
 
 /// The device through which all packets of a director pass. It is a [`HostDevice`] with forwarding
-/// switched on. It accepts packets from the host's own addresses, which the outer headers of
-/// tunnels have, and may have several queues.
+/// enabled. It accepts packets from the host's own addresses, which the outer headers of tunnels
+/// have, and may have several queues.
 #[derive(Debug)]
 pub struct HopDevice {
     host: HostDevice,
@@ -80,7 +80,7 @@ impl HopDevice {
         self.host.name()
     }
 
-    /// Reinjects packets unchanged; returns how many were refused.
+    /// Reinjects packets unchanged; returns the number of refused packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         given_back(&mut self.host, frames)
     }
@@ -189,7 +189,7 @@ impl PacketIo for HopQueue {
 }
 
 /// The counter of dropped packets of a device in `/proc/net/dev`. The host transmits the packets
-/// that the dataplane receives, so it is the counter of transmission.
+/// that the dataplane receives, so the value is in the column for transmission.
 fn transmit_drops(text: &str, device: &str) -> Option<u64> {
     const TRANSMIT_DROP: usize = 11;
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));

@@ -16,15 +16,15 @@ use lvs_packet::frame::Frame;
 /// Maximum of frames that a backend receives in one call.
 pub const BATCH: usize = 64;
 
-/// One attachment to a network: an interface, a TUN device, a buffer in memory.
+/// One attachment to a network: an interface, a TUN device, or a buffer in memory.
 ///
 /// Implementations never block in [`recv`](Self::recv) and [`send`](Self::send); the caller waits
 /// on [`fd`](Self::fd).
 pub trait PacketIo: Send {
-    /// Receives frames into the front of `frames` and returns how many came; 0 if none is waiting.
-    /// A backend with its own memory takes back the lent frames that are still in `frames`. A
-    /// caller that keeps a frame moves it out of `frames`, and drops it soon: a ring waits for each
-    /// of its slots.
+    /// Receives frames into the first items of `frames`, and returns the number of received frames;
+    /// 0 if none is waiting. A backend with its own memory takes back the lent frames that are
+    /// still in `frames`. A caller that keeps a frame moves it out of `frames`, and drops it soon:
+    /// a ring waits for each of its slots.
     ///
     /// # Errors
     /// Only errors of the whole attachment: `NetworkDown` if the interface is down, `NotFound` if
@@ -54,6 +54,6 @@ pub struct Capabilities {
     pub name: &'static str,
     /// Whether frames begin with an Ethernet header.
     pub ethernet: bool,
-    /// Whether the port sends unfinished checksums and aggregates as they are.
+    /// Whether the port sends partial checksums and super-packets unchanged.
     pub offload: bool,
 }

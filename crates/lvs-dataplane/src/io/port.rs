@@ -32,8 +32,8 @@ pub enum Port {
 }
 
 impl Port {
-    /// Receives up to [`BATCH`](super::BATCH) frames of each queue and returns how many came; 0 if
-    /// none is waiting.
+    /// Receives up to [`BATCH`](super::BATCH) frames of each queue and returns the number of
+    /// received frames; 0 if none is waiting.
     ///
     /// # Errors
     /// As [`PacketIo::recv`].
@@ -75,7 +75,7 @@ impl Port {
         }
     }
 
-    /// Returns a sender for the same device, for another worker; `None` if the port is no TUN
+    /// Returns a sender for the same device, for another worker; `None` if the port is not a TUN
     /// device.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl Port {
     }
 
     /// Frames that were lost since the port was opened, because they arrived faster than the worker
-    /// received them. May read the kernel's counter.
+    /// received them. It may read the kernel's counter.
     pub fn drops(&mut self) -> u64 {
         match self {
             Self::AfPacket(io) => io.drops(),

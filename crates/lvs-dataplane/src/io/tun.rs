@@ -70,7 +70,8 @@ pub struct Tun {
 }
 
 impl Tun {
-    /// Creates a device that the kernel deletes when its owner ends. It is down and has no address.
+    /// Creates a device that the kernel deletes when its owner exits. It is down and has no
+    /// address.
     ///
     /// # Errors
     /// See [`TunError`].
@@ -211,12 +212,12 @@ impl PacketIo for Tun {
 /// client elsewhere. The kernel uses the greater value of `net.ipv4.conf.all.rp_filter` and the
 /// device's own, so `all` must be 0. If it is not, the dataplane first moves its value into the
 /// interfaces, and into `default` for later ones. So the filter of every other interface is
-/// unchanged at every moment, also after a `kill -9`. An orderly end restores all values (drop the
+/// unchanged at every moment, even after a `kill -9`. An orderly stop restores all values (drop the
 /// device on a thread of the network namespace in which it was created). If an operator sets `all`
 /// again while the dataplane runs, the host filters reinjected packets.
 ///
 /// `accept_local` stays off: a packet from outside with one of the host's own addresses as its
-/// source is forged, and is refused here as it would have been on the interface where it arrived.
+/// source is forged, and the device refuses it, as the interface of its arrival would have done.
 #[derive(Debug)]
 pub struct HostDevice {
     tun: Tun,
@@ -330,7 +331,7 @@ impl PacketIo for HostSender {
     }
 }
 
-/// Makes an error of a failed step.
+/// Creates the error of a failed step.
 pub(super) fn failed(name: &str, step: &'static str) -> impl FnOnce(io::Error) -> TunError {
     let name = name.to_owned();
     move |source| TunError::Os { name, step, source }
@@ -388,7 +389,7 @@ impl RpFilter {
         write_setting(&all, 0)?;
         tracing::warn!(
             was = strictest,
-            "net.ipv4.conf.all.rp_filter is 0 while the dataplane runs; every interface keeps its filter by its own setting"
+            "net.ipv4.conf.all.rp_filter is 0 while the dataplane runs; each interface keeps its reverse-path filter by its own setting"
         );
         Ok(this)
     }

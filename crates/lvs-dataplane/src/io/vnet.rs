@@ -1,5 +1,5 @@
-//! `virtio_net_hdr`: how unfinished checksums and segments travel before a frame on packet sockets
-//! and TUN devices.
+//! `virtio_net_hdr`: the description of partial checksums and segments that precedes a frame on
+//! packet sockets and TUN devices.
 //!
 //! ```text
 //!  0      1        2         4          6           8            10
@@ -47,7 +47,7 @@ pub(crate) fn decode(header: &[u8; LEN]) -> Offload {
     }
 }
 
-/// The header for an unfinished checksum or a super-packet. It does not contain the flag "checksum
+/// The header for a partial checksum or a super-packet. It does not contain the flag "checksum
 /// verified": the receiver of a virtual link would rely on it, although the dataplane may have
 /// changed the frame.
 pub(crate) fn encode(offload: &Offload) -> [u8; LEN] {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vnet_header_keeps_unfinished_checksum_and_segments() {
+    fn vnet_header_keeps_partial_checksum_and_segments() {
         let kinds = [
             SegmentKind::Tcp4,
             SegmentKind::Tcp6,

@@ -9,8 +9,8 @@ use std::io;
 use super::message::{Message, attributes, text, u32_at};
 use super::requests::Requests;
 
-/// Where queueing disciplines of ingress are (`TC_H_CLSACT`, as `TC_H_INGRESS`), their handle, and
-/// where filters are in them.
+/// The parent of ingress queueing disciplines (`TC_H_CLSACT`, equal to `TC_H_INGRESS`), their
+/// handle, and the parents of filters in them.
 const PARENT: u32 = 0xffff_fff1;
 const HANDLE: u32 = 0xffff_0000;
 const INGRESS: u32 = 0xffff_fff2;
@@ -98,7 +98,7 @@ impl Filters {
     }
 
     /// Attaches a program to the ingress of an interface, before all other filters. It replaces the
-    /// filter of an earlier dataplane in one step, so that no frame is missed.
+    /// filter of an earlier dataplane in one step, so that every frame passes a filter.
     ///
     /// # Errors
     /// If the interface does not exist, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,

@@ -24,7 +24,7 @@ impl Builder {
         }
     }
 
-    /// Begins a message, with its family's own header.
+    /// Begins a message with the header of its family.
     pub(crate) fn begin(&mut self, kind: u16, flags: u16, header: &[u8]) {
         self.seq = self.seq.wrapping_add(1);
         self.message = self.buf.len();
@@ -66,7 +66,7 @@ impl Builder {
         self.attr(kind, &bytes);
     }
 
-    /// A number in network byte order, as nfnetlink has them.
+    /// A number in network byte order, as in nfnetlink.
     pub(crate) fn attr_be32(&mut self, kind: u16, value: u32) {
         self.attr(kind, &value.to_be_bytes());
     }
@@ -105,7 +105,7 @@ pub(crate) struct Message<'a> {
 
 impl Message<'_> {
     /// The answer in an `NLMSG_ERROR`: a positive errno, 0 for an acknowledgement; and the kernel's
-    /// own words.
+    /// message.
     pub(crate) fn error(&self) -> Option<(i32, Option<String>)> {
         const NLMSG_ERROR: u16 = 2;
         const NLM_F_CAPPED: u16 = 0x100;

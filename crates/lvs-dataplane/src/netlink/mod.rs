@@ -1,12 +1,14 @@
-//! Links, addresses, routes and neighbours: read once, then followed by the kernel's events.
+//! Links, addresses, routes and neighbours: they are read once, and then updated by the kernel's
+//! events.
 //!
 //! ```text
 //! Netlink ── dump, then events ──▶ NetState ◀── lookup(), neighbour(), ... without system calls
 //!    └────── resolve(), manage(), add_route(): requests to the kernel
 //! ```
 //!
-//! The kernel's own tables decide; nothing is resolved or routed here. Policy rules (`ip rule`) are
-//! not followed beyond the three that every host has, which is logged where others exist.
+//! This module only imitates look-ups in the kernel's tables; the kernel resolves neighbours. It
+//! supports only the three policy rules (`ip rule`) that every host has; if others exist, it logs a
+//! warning.
 
 mod filter;
 pub(crate) mod message;
@@ -68,12 +70,12 @@ pub struct Netlink {
     events: Socket,
     buf: Vec<u8>,
     rules_seen: bool,
-    /// A read failed; the next call of [`Netlink::poll_events`] repeats it.
+    /// Whether a read failed; the next call of [`Netlink::poll_events`] repeats it.
     stale: bool,
 }
 
 impl Netlink {
-    /// Joins the kernel's events and reads everything once.
+    /// Subscribes to the kernel's events, and reads all tables once.
     ///
     /// # Errors
     /// If the kernel does not let this process read its tables.
@@ -190,10 +192,10 @@ impl Netlink {
         Ok(changes)
     }
 
-    /// Has the kernel resolve a neighbour, or confirm its entry; the answer arrives as an event.
+    /// Makes the kernel resolve a neighbour, or confirm its entry; the answer arrives as an event.
     /// The dataplane's frames do not pass the kernel's neighbour code, so it has to request the
-    /// resolution again and again. (Entries that the kernel keeps fresh, `NTF_EXT_MANAGED`, would
-    /// remain after the end of this process.) Permanent entries of the operator stay unchanged.
+    /// resolution repeatedly. (Entries that the kernel keeps fresh, `NTF_EXT_MANAGED`, would remain
+    /// after this process has exited.) Permanent entries of the operator stay unchanged.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -223,8 +225,8 @@ impl Netlink {
             })
     }
 
-    /// Has the kernel probe a neighbour at once, even if its entry is fresh. A neighbour that does
-    /// not answer within three seconds counts as failed. Unresolved neighbours and permanent
+    /// Makes the kernel probe a neighbour at once, even if its entry is fresh. A neighbour that
+    /// does not answer within three seconds counts as failed. Unresolved neighbours and permanent
     /// entries of the operator stay unchanged.
     ///
     /// # Errors
@@ -268,7 +270,7 @@ impl Netlink {
             })
     }
 
-    /// Reverts [`Self::add_host_route`]. A missing route is no error.
+    /// Reverts [`Self::add_host_route`]. A missing route is not an error.
     ///
     /// # Errors
     /// If the kernel refuses.

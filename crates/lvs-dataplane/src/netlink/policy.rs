@@ -10,8 +10,9 @@ use super::requests::Requests;
 use super::state::ip_of;
 use super::{family_of, octets};
 
-/// The origin of our rules, routes and proxy neighbours, as `ip rule` and `ip route` show it
-/// (`proto 76`). The registered numbers are in `linux/rtnetlink.h` and iproute2's `rt_protos`.
+/// The protocol number of the dataplane's rules, routes and proxy neighbours, as `ip rule` and `ip
+/// route` show it (`proto 76`). The registered numbers are in `linux/rtnetlink.h` and iproute2's
+/// `rt_protos`.
 pub(crate) const PROTOCOL: u8 = 76;
 
 /// A route, a policy rule or a proxy neighbour. They are ordered as they are added; they are
@@ -23,7 +24,7 @@ pub(crate) enum Entry {
     Proxy(Proxy),
 }
 
-/// A route to a device, in a table of its own.
+/// A route to a device, in a separate table.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PolicyRoute {
     pub(crate) table: u32,
@@ -129,8 +130,8 @@ impl Requests {
         }
     }
 
-    /// All entries with our protocol number, routes only of `tables`; and the proxy neighbours of
-    /// other programs.
+    /// All entries with the dataplane's protocol number, routes only of `tables`; and the proxy
+    /// neighbours of other programs.
     pub(crate) fn entries(&mut self, tables: &[u32]) -> io::Result<(Vec<Entry>, Vec<Proxy>)> {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         // A kernel without policy routing refuses this dump.
@@ -238,8 +239,8 @@ impl PolicyRule {
         }
     }
 
-    /// Reads a rule with our protocol number. Attributes that our rules never have are ignored, so
-    /// that the rule is deleted too.
+    /// Parses a rule with the dataplane's protocol number. Attributes that the dataplane's rules
+    /// never have are ignored, so that the rule is deleted, too.
     fn parse(message: &Message<'_>) -> Option<Self> {
         let header = *message.payload.first_chunk::<12>()?;
         if message.kind != libc::RTM_NEWRULE {

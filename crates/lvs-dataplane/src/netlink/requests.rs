@@ -35,8 +35,8 @@ impl Requests {
         })
     }
 
-    /// Sets how many packets may wait in an interface's queue. (The ioctl for it is for the initial
-    /// user namespace only.)
+    /// Sets the maximum length of an interface's queue in packets. (The ioctl for this works only
+    /// in the initial user namespace.)
     pub(crate) fn set_queue_length(&mut self, ifindex: u32, packets: u32) -> io::Result<()> {
         // struct ifinfomsg
         let mut header = [0; 16];

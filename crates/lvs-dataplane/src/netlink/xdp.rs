@@ -1,5 +1,5 @@
-//! Which interfaces can send frames that have no socket buffer (family `netdev` of generic
-//! netlink).
+//! Determines the interfaces that can send frames without a socket buffer (family `netdev` of
+//! generic netlink).
 
 use std::collections::HashSet;
 use std::io;

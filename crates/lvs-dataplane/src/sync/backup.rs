@@ -22,7 +22,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const DATAGRAMS_PER_TURN: usize = 32;
 /// Number of connections that a packet worker takes over at once, in some ten microseconds.
 const PORTION: usize = 32;
-/// Portions that wait for packet workers.
+/// Maximum number of portions that wait for packet workers.
 const PORTIONS_MAX: usize = 2;
 /// The longest wait for packet workers before the stop flag is checked again.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -121,7 +121,7 @@ impl Reader {
         }
     }
 
-    /// Passes connections to the packet workers; each portion waits for a free place.
+    /// Passes connections to the packet workers; each portion waits for a free slot.
     fn deliver(&self, entries: Vec<Entry>, director: &dyn Director, stop: &Stop) {
         let mut entries = entries.into_iter();
         loop {
@@ -146,7 +146,7 @@ struct Limiter {
 }
 
 impl Limiter {
-    /// Waits for a free place; `false` if `stop` is set.
+    /// Waits for a free slot; `false` if `stop` is set.
     fn enter(&self, stop: &Stop) -> bool {
         let mut inside = lock(&self.inside);
         while *inside >= PORTIONS_MAX {
@@ -161,8 +161,8 @@ impl Limiter {
     }
 }
 
-/// The place of a portion in the limit. Each worker that handles a part of the portion has a copy;
-/// when the last copy is dropped, the place is free.
+/// The slot of a portion in the limiter. Each worker that handles a part of the portion has a copy;
+/// when the last copy is dropped, the slot is free.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     _place: Arc<Place>,
@@ -249,7 +249,7 @@ mod tests {
                 }
                 std::thread::yield_now();
             }
-            sender.join().expect("it ends");
+            sender.join().expect("the sender ends without a panic");
         });
         assert_eq!(reader.counts.read().taken, 200);
 

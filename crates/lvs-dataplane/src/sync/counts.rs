@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lvs_core::api::SyncCounts;
 use lvs_core::replication::TakenOver;
 
-/// Counters of all daemons that run or ran.
+/// Counters of all daemons that run or have run.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(super) sent: AtomicU64,

@@ -15,8 +15,7 @@ use lvs_sys::{Poller, wait_writable};
 
 /// Period of checks of the interface, and of messages that no packet worker sends.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Longest wait of one message for room in the socket. Then the master checks whether it is to
-/// stop.
+/// Longest wait of one message for room in the socket. Then the master checks whether it must stop.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Time limit for a stopping master to send its remaining messages.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
@@ -148,7 +147,7 @@ mod tests {
         assert_eq!(manner.last, None, "it continues");
         stop.ask();
         assert!(manner.patience() <= PATIENCE);
-        let last = manner.last.expect("it ends");
+        let last = manner.last.expect("the stop sets a deadline");
         manner.patience();
         assert_eq!(manner.last, Some(last), "one second for all messages");
         manner.last = Some(Instant::now());

@@ -43,8 +43,8 @@ pub(crate) trait Director: Send + Sync {
     /// Due messages of the control half.
     fn messages(&self) -> Vec<Message>;
 
-    /// Passes connections to the packet workers that own them. The ticket is dropped when the
-    /// workers have taken them over.
+    /// Passes connections to the packet workers that own them. The workers drop the ticket when
+    /// they have taken over the connections.
     fn take_over(&self, entries: Vec<Entry>, ticket: Ticket);
 }
 
@@ -171,7 +171,7 @@ impl Daemons {
     }
 
     /// Starts the prepared daemons, and stops the running daemons that are not in `wanted`. It
-    /// returns after the threads of stopped daemons have ended.
+    /// returns after the threads of stopped daemons have exited.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = lock(&self.running);
         // A daemon that is stopped and started again may have other ports and buffers.

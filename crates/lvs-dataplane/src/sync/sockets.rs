@@ -17,7 +17,7 @@ pub(super) struct Sockets {
     pub(super) daemon: SyncDaemon,
     ports: u16,
     sock_size: i32,
-    /// The index of the interface that they are bound to.
+    /// The index of the interface to which the sockets are bound.
     index: u32,
     /// The source address of a master with an IPv4 group.
     source: Option<Ipv4Addr>,
@@ -32,7 +32,7 @@ impl Sockets {
     /// Opens the sockets.
     ///
     /// # Errors
-    /// As the kernel refuses to start a daemon.
+    /// If the kernel would refuse to start the daemon.
     pub(super) fn open(daemon: &SyncDaemon, ports: u16, sock_size: i32) -> Result<Self, Failure> {
         let last = port(daemon).checked_add(ports - 1);
         if last.is_none() {
@@ -131,8 +131,8 @@ impl Sockets {
     }
 
     /// Opens the sockets again if the interface was removed and added again, because a socket that
-    /// is bound to the removed interface receives nothing. Also counts lost datagrams. To be called
-    /// now and then.
+    /// is bound to the removed interface receives nothing. Also counts lost datagrams. Call it
+    /// periodically.
     pub(super) fn keep(&mut self, counts: &Counts) {
         for (socket, before) in self.open.iter().zip(&mut self.lost) {
             if self.daemon.role == SyncRole::Backup

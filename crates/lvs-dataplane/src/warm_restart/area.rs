@@ -1,4 +1,4 @@
-//! Memory for services, settings and counters of a successor, in any place.
+//! Memory for services, settings and counters of a successor, in any kind of memory.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub(crate) const fn text_words(bytes: usize) -> usize {
     1 + 2 * bytes.div_ceil(8)
 }
 
-/// The words.
+/// The shared memory of the counters and of the configuration text, as words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Area<'a> {
     /// [`KEPT_WORDS`] for each record.

@@ -164,7 +164,7 @@ impl Mapped {
     }
 }
 
-/// The shared memory of a dataplane, and the state keeper that holds it.
+/// The shared memory of a dataplane, and the state keeper that keeps it.
 #[derive(Debug)]
 pub struct WarmRestart {
     mapped: Mapped,
@@ -248,7 +248,7 @@ impl WarmRestart {
     /// Memory for the connection tables.
     ///
     /// # Errors
-    /// None at present.
+    /// No error is known.
     pub fn memories(&self) -> io::Result<Vec<Memory>> {
         self.mapped.memories()
     }
@@ -257,7 +257,7 @@ impl WarmRestart {
     /// [`memories`](Self::memories); `None` if they already are there.
     ///
     /// # Errors
-    /// None at present.
+    /// No error is known.
     pub(crate) fn memories_left(&self) -> io::Result<Option<Vec<Memory>>> {
         let left = lock(&self.left);
         left.as_ref().map(|(left, _)| left.memories()).transpose()
@@ -266,7 +266,7 @@ impl WarmRestart {
     /// Passes the new memory to the state keeper after all connections have moved.
     ///
     /// # Errors
-    /// If the state keeper has ended.
+    /// If the state keeper has exited.
     pub(crate) fn has_taken_over(&self) -> io::Result<()> {
         let mut left = lock(&self.left);
         match left.take() {
@@ -353,8 +353,8 @@ fn is_alive(mapped: &Mapped, now: Instant) {
     mapped.set(head::ALIVE, (now + WITHOUT_DATAPLANE).as_nanos());
 }
 
-/// Whether a successor may still take over the state of a dataplane with this base time and this
-/// time of the last sign of life.
+/// Whether a successor may still take over the state of a dataplane with this base time whose last
+/// sign of life was at `alive`.
 fn is_worth_waiting(base: u64, alive: u64) -> bool {
     lvs_sys::monotonic().wrapping_sub(base) < alive
 }

@@ -84,7 +84,7 @@ fn refused(what: impl Into<String>) -> io::Error {
 
 impl StateKeeper {
     /// Connects to the state keeper for the dataplane of this name, and starts a state keeper if
-    /// there is none. To be called while the process may still start programs.
+    /// there is none. Call it while the process may still start programs.
     ///
     /// # Errors
     /// If no state keeper can be started, if it belongs to another user, or if another dataplane
@@ -148,12 +148,12 @@ impl StateKeeper {
     /// a kill of this dataplane.
     ///
     /// # Errors
-    /// If the state keeper has ended.
+    /// If the state keeper has exited.
     pub(crate) fn hold_shield(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         call(&self.name, ask::SHIELD, Some(socket)).map(drop)
     }
 
-    /// Has the state keeper close the shields of earlier dataplanes, after this dataplane has
+    /// Makes the state keeper close the shields of earlier dataplanes, after this dataplane has
     /// installed its own.
     pub(crate) fn keep_last_shield(&self) -> io::Result<()> {
         call(&self.name, ask::LAST, None).map(drop)
@@ -284,7 +284,7 @@ fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Optio
 }
 
 /// Whether the error means that a state keeper accepted the connection and closed it without an
-/// answer. Either the state keeper is ending and its name will be free soon, or it did not receive
+/// answer. Either the state keeper is exiting and its name will be free soon, or it did not receive
 /// the request in time on a busy machine.
 fn is_hung_up(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
@@ -506,7 +506,7 @@ mod tests {
         let last = WarmRestart::open(Layout::new(1000, 7), 1, StateKeeper::of(&name)?)?;
         assert!(last.is_successor() && last.memories_left()?.is_none());
         last.end();
-        running.join().expect("it ends")?;
+        running.join().expect("the keeper ends without a panic")?;
         assert!(!StateKeeper::clean_up(&name)?);
         Ok(())
     }
@@ -529,7 +529,7 @@ mod tests {
             assert!(!after.is_successor(), "{word}");
         }
         assert!(StateKeeper::clean_up(&name)?);
-        running.join().expect("it ends")
+        running.join().expect("the keeper ends without a panic")
     }
 
     #[test]
@@ -543,7 +543,7 @@ mod tests {
         assert!(!second.is_successor());
         drop(second);
         assert!(StateKeeper::clean_up(&name)?);
-        running.join().expect("it ends")
+        running.join().expect("the keeper ends without a panic")
     }
 
     /// A dataplane that starts while the state keeper of its predecessor exits gets a new state
@@ -573,7 +573,7 @@ mod tests {
         }
         let after = connect(&name).expect_err("the name of the state keeper is free");
         assert_eq!(after.kind(), io::ErrorKind::ConnectionRefused, "{after}");
-        running.join().expect("it ends")
+        running.join().expect("the keeper ends without a panic")
     }
 
     /// Any local process can listen on a free name and let clients wait.

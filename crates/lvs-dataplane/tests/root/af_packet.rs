@@ -29,7 +29,7 @@ fn open_without_ring(name: &str) -> AfPacket {
     AfPacket::open_without_ring(lvs_sys::if_index(name).unwrap(), name).unwrap()
 }
 
-/// With a separate queue for SYNs.
+/// Opens a packet socket with a separate queue for SYNs.
 fn open_two_queues(name: &str) -> AfPacket {
     let packets =
         AfPacket::open_with(lvs_sys::if_index(name).unwrap(), name, None, None, false).unwrap();
@@ -257,7 +257,7 @@ fn frames_of_all_lengths_arrive_in_order_without_loss() {
             assert!(Instant::now() < end, "{expected} of {ALL} frames arrived");
             let mut some: Vec<_> = (sent..ALL.min(sent + 64))
                 .map(|number| {
-                    // Those just as long as a slot takes are among them.
+                    // Some frames are exactly as long as a slot can store.
                     let len = match number % 7 {
                         0..4 => 60 + number as usize % 1400,
                         4 => 1500 + number as usize % 200,
@@ -601,8 +601,8 @@ fn syn_is_received_after_all_earlier_packets() {
     assert_eq!(receiver.drops(), 0);
 }
 
-/// A guest's datagram that its host is to cut (`VIRTIO_NET_HDR_GSO_UDP`): the kernel has no header
-/// for it in a ring and loses it.
+/// A datagram of a guest that its host must fragment (`VIRTIO_NET_HDR_GSO_UDP`): the kernel cannot
+/// describe it in a ring, and drops it.
 #[test]
 fn ring_that_stops_at_unsupported_frame_is_replaced() {
     let host = Host::new();
@@ -749,7 +749,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
         }
     }
     assert_eq!(packets.send(&mut one), 1);
-    // A new one of this name is opened anew.
+    // A new interface of this name is opened again.
     left.veth("wl", &middle, "wa");
     middle.run(move || open("wa"));
     let gone = middle.run(|| AfPacket::open(9999, "ghost"));
@@ -816,7 +816,7 @@ fn host_device_reinjects_packets_and_restores_filters() {
         (&b"hello"[..], "10.0.0.77:4096".to_owned())
     );
 
-    // What is routed into it comes out.
+    // A packet that the host routes to the device is received from it.
     host.ip("route add 192.0.2.1/32 dev lvs-host0");
     host.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();

@@ -33,7 +33,7 @@ fn sum_of_udp(packet: &[u8]) -> u16 {
     sum(&all)
 }
 
-/// From the client to the service.
+/// A datagram with `data` bytes from the client to the service, as a frame.
 fn frame(data: usize) -> Vec<u8> {
     let (ip, udp) = (28 + data, 8 + data);
     let word = |n: usize| u16::try_from(n).unwrap_or(0).to_be_bytes();

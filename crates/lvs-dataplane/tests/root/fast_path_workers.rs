@@ -1,5 +1,5 @@
-//! Several packet workers in front of the program at an interface's ingress: it looks for a
-//! connection in the region of the worker that owns it.
+//! Several packet workers and the program at an interface's ingress: it looks for a connection in
+//! the region of the worker that owns it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -154,7 +154,7 @@ fn forwarded(kernel: &FastPath, src: SocketAddr, dst: SocketAddr) -> bool {
 
 #[test]
 fn programs_find_connection_in_region_of_its_worker_alone() {
-    let workers = NonZeroUsize::new(WORKERS).expect("entries exist");
+    let workers = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
     for by_address in [false, true] {
         let steering = Steering::new(workers, 77, by_address);
         let Some((kernel, mut control, mut shards)) = opened(&steering) else {

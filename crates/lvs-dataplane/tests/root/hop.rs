@@ -93,7 +93,7 @@ fn spec(vip: &str, server: &str, port: u16) -> Intercept {
     }
 }
 
-/// A host between two links, with a device to steer to.
+/// A host between two links, with a device into which packets are steered.
 struct Router {
     host: Host,
     /// Stored so that the hosts' links stay up.
@@ -171,7 +171,7 @@ fn packet_from_the_tun_device_is_not_routed_back() {
     for (packet, device) in [
         ("192.0.2.10 from 192.0.2.77 iif e0".to_owned(), true),
         ("192.0.2.10".to_owned(), true),
-        // What comes out of the device is not led back, whatever it is.
+        // No packet that arrives from the device is routed back to it.
         (format!("10.0.0.11 from 192.0.2.77 iif {DEVICE}"), false),
         (
             format!("192.0.2.77 from 10.0.0.11 iif {DEVICE} ipproto udp sport 53 dport 99"),

@@ -27,7 +27,7 @@ fn endpoint(address: &str, protocol: Protocol, port: u16) -> Endpoint {
 }
 
 /// A client `c` (10.1.0.2), a director (10.1.0.1, 10.2.0.1, forwarding) and a server `s`
-/// (10.2.0.2), IPv6 likewise.
+/// (10.2.0.2), each also with IPv6.
 struct Net {
     client: Host,
     director: Host,
@@ -169,8 +169,8 @@ fn services_are_hidden_from_host_and_received_by_packet_socket() {
     }
     assert_echo(&net.client, "10.2.0.1:7", 4000, true);
 
-    // ICMP errors to a VIP are hidden: an answer that nobody wants is told to the packet socket
-    // only.
+    // ICMP errors to a VIP are hidden from the host: only the packet socket receives the error
+    // about an unexpected answer.
     let errors = || {
         let text = net
             .director
@@ -411,7 +411,7 @@ fn shield_update_sends_difference_in_one_transaction() {
             lines.read_line(&mut line).unwrap();
             (lines, line)
         });
-        // First it reads all tables, and begins anew whenever one has changed meanwhile.
+        // `nft monitor` first reads all tables, and begins again if one has changed meanwhile.
         let mut pause = Duration::from_millis(10);
         while !ready.is_finished() {
             std::thread::sleep(pause);
@@ -533,7 +533,7 @@ fn reinjected_frame_is_received_by_the_host() {
     // The first packets may be hidden, and come again.
     assert_connect(&net.client, "10.1.0.1:80", CONNECTED);
     assert_connect(&net.client, "10.1.0.1:81", REFUSED);
-    // A transfer of aggregates with unfinished checksums arrives whole.
+    // A transfer of aggregates with partial checksums arrives whole.
     const LEN: usize = 8 << 20;
     let sender = net.client.spawn(|| {
         let mut stream = TcpStream::connect("10.1.0.1:80").unwrap();
@@ -681,7 +681,7 @@ fn packets_with_incomplete_transport_header_are_hidden() {
             "{len} bytes"
         );
     };
-    // This kernel has no SCTP, and says so.
+    // This kernel has no SCTP, and answers with an ICMP error.
     sctp(0, true);
     let shield = net.director.run(|| {
         let mut shield = Shield::open(None).unwrap();
@@ -733,7 +733,7 @@ fn packets_with_incomplete_transport_header_are_hidden() {
     drop(shield);
 }
 
-/// A UDP datagram from the client to port 7 of the director behind these VLAN tags, as a frame.
+/// A UDP datagram from the client to port 7 of the director after these VLAN tags, as a frame.
 fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
     let mut ip = [
         0x45, 0, 0, 29, 0, 1, 0, 0, 64, 17, 0, 0, 10, 1, 0, 2, 10, 1, 0, 1, 0x30, 0x39, 0, 7, 0, 9,

@@ -11,10 +11,10 @@ pub struct Cutter<'a> {
     data: &'a [u8],
     /// Sizes to use, if they fit the MTU; otherwise the fragments have equal sizes.
     sizes: Option<std::slice::Iter<'a, usize>>,
-    /// Bytes behind the headers that a fragment has room for.
+    /// Maximum number of payload bytes of a fragment.
     room: usize,
     at: usize,
-    /// An IPv6 datagram without payload is a fragment, too.
+    /// Whether all fragments were returned. An IPv6 datagram without payload has one fragment.
     done: bool,
     version: Version,
 }
@@ -38,7 +38,7 @@ enum Version {
     },
 }
 
-/// A fragment that is to be written.
+/// A fragment that the caller writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     headers: &'a [u8],
@@ -55,7 +55,7 @@ impl<'a> Cutter<'a> {
     /// Checksums must be finished.
     ///
     /// # Errors
-    /// [`FrameDrop::MtuTooSmall`] if nothing can be sent behind the headers.
+    /// [`FrameDrop::MtuTooSmall`] if there is no room for payload after the headers.
     pub fn v4(
         ip: &'a [u8],
         mtu: usize,
@@ -85,7 +85,7 @@ impl<'a> Cutter<'a> {
     /// Checksums must be finished.
     ///
     /// # Errors
-    /// [`FrameDrop::MtuTooSmall`] if nothing can be sent behind the headers.
+    /// [`FrameDrop::MtuTooSmall`] if there is no room for payload after the headers.
     pub fn v6(
         ip: &'a [u8],
         mtu: usize,
@@ -125,7 +125,7 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// Headers and payload, where a fragment of at least 8 bytes can be sent.
+/// Returns the headers and the payload, if a fragment has room for at least 8 bytes.
 fn split(ip: &[u8], headers: usize, room: usize) -> Result<(&[u8], &[u8]), FrameDrop> {
     if room < 8 {
         return Err(FrameDrop::MtuTooSmall);
@@ -234,8 +234,8 @@ impl Piece<'_> {
     }
 }
 
-/// Replaces by padding all options but those whose "copied" bit is set, as in all fragments after
-/// the first (`ip_options_fragment`).
+/// Replaces all options by padding, except those whose "copied" bit is set, as in all fragments
+/// after the first (`ip_options_fragment`).
 fn blank_options(options: &mut [u8]) {
     const END: u8 = 0;
     const NOP: u8 = 1;

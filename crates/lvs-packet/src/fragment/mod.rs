@@ -45,9 +45,9 @@ impl History {
         history
     }
 
-    /// The pieces of the datagram, of any IP version, behind the first `headers` bytes of a packet
-    /// that has `added` bytes in front of it. Empty if the first piece had not even the
-    /// headers.
+    /// The sizes of the datagram's fragments after the first `headers` bytes of a packet to which
+    /// `added` bytes were prepended; for both IP versions. Empty if the first fragment did not
+    /// contain the complete headers.
     pub fn behind(&self, headers: usize, added: usize) -> Vec<usize> {
         let mut sizes = self.sizes.clone();
         if let Some(first) = sizes.first_mut() {
@@ -203,7 +203,7 @@ mod tests {
         let r = Reassembler::default();
         assert!(
             push(&r, &pieces[0], Instant::ZERO)
-                .expect("first")
+                .expect("the first fragment is accepted")
                 .is_none()
         );
         assert!(matches!(
@@ -236,7 +236,7 @@ mod tests {
         let r = Reassembler::default();
         assert!(
             push(&r, &honest[0], Instant::ZERO)
-                .expect("first")
+                .expect("the first fragment is accepted")
                 .is_none()
         );
         // It begins within the first one and ends behind it.

@@ -19,9 +19,11 @@ use crate::wire::{ipv4, ipv6, put16};
 
 /// Time that a datagram waits for its missing fragments (`net.ipv4.ipfrag_time`).
 pub const TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of unfinished datagrams at most, of all workers together (`net.ipv4.ipfrag_high_thresh`).
+/// Maximum number of bytes of incomplete datagrams, of all workers together
+/// (`net.ipv4.ipfrag_high_thresh`).
 pub const MEMORY_MAX: usize = 4 << 20;
-/// Maximum number of fragments of one datagram. 64 KiB in fragments of 68 bytes are fewer.
+/// Maximum number of fragments of one datagram. A datagram of 64 KiB in fragments of 68 bytes has
+/// fewer.
 const PIECES_MAX: usize = 1024;
 /// Memory of a stored fragment besides its bytes: its allocation, its entry in the list, and the
 /// headers of the frame in which it is sent later (with IPv6, also a fragment header). 4 MiB are
@@ -46,7 +48,7 @@ struct Key {
     src: IpAddr,
     dst: IpAddr,
     id: u32,
-    /// IPv4 only.
+    /// The IP protocol for IPv4, 0 for IPv6.
     protocol: u8,
     /// Whether it is an IPv4 datagram to this host; these are reassembled separately from forwarded
     /// ones.
@@ -361,9 +363,9 @@ impl Reassembler {
         lock(shard)
     }
 
-    /// Refuses a new datagram if the memory is full, like the kernel (`inet_frag_create`).
-    /// Searching for an older datagram to evict would cost the director much and an attacker
-    /// nothing.
+    /// Refuses a new datagram if the memory is full, like the kernel (`inet_frag_create`). The
+    /// search for an older datagram to evict would be expensive for the director and free for an
+    /// attacker.
     fn reserve(&self, bytes: usize) -> Result<(), FrameDrop> {
         let grown = |memory: usize| Some(memory + bytes).filter(|&memory| memory <= MEMORY_MAX);
         match self
@@ -402,7 +404,7 @@ impl Reassembler {
         }
     }
 
-    /// Fragments that wait.
+    /// Number of stored fragments.
     pub fn waiting(&self) -> usize {
         let of_shard = |shard: &Mutex<HashMap<Key, Queue>>| {
             let queues = lock(shard);

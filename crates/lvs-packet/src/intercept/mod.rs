@@ -110,7 +110,7 @@ fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     std::iter::once(endpoint).chain(followers)
 }
 
-/// Endpoints that the rules for marks intercept port by port, all together.
+/// Maximum number of endpoints that all mark rules together intercept port by port.
 const MARKED_MAX: usize = 1 << 16;
 
 /// Protocols of a firewall mark without a protocol.
@@ -127,8 +127,9 @@ fn may_be_icmp(packet: &Packet) -> bool {
 pub struct Intercept {
     /// Endpoints of the services. The interception includes fragments and ICMP errors to their
     /// addresses, ICMP errors about packets to them, and packets whose header of TCP, UDP or SCTP
-    /// is truncated or behind AH. It also includes packets that servers without translation send
-    /// from there, except to the host itself: a host with the address would treat them as forged.
+    /// is truncated or follows AH. It also includes packets that servers without translation send
+    /// from these endpoints, except to the host itself: a host with the address would treat them as
+    /// forged.
     pub services: Endpoints,
     /// Virtual addresses for which the dataplane answers: all packets to them are intercepted.
     pub own_vips: HashSet<IpAddr>,
@@ -142,8 +143,8 @@ pub struct Intercept {
     /// Addresses of the host that replace clients towards servers (full NAT). Packets from these
     /// servers to them are intercepted, although they are addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
-    /// Servers on this host, whose replies the host routes into the dataplane. The dataplane does
-    /// not intercept them: other packets of these servers are sent unchanged.
+    /// Servers on this host: the host routes their replies into the dataplane. The dataplane must
+    /// not intercept them again, and sends other packets of these servers unchanged.
     pub local_nodes: Endpoints,
     /// Connections from this host to services: the servers' replies are intercepted although they
     /// are addressed to the host. They are added and removed one by one.
@@ -414,7 +415,8 @@ mod tests {
 
     use super::*;
 
-    /// The host itself answers on the other ports, also while the shield of a dead dataplane stays.
+    /// The host itself answers on the other ports, even while the shield of a killed dataplane
+    /// remains.
     #[test]
     fn rule_for_many_ports_intercepts_no_other_port() {
         let rule = |words: &[&str]| MarkRule::parse(words).expect("a rule");
@@ -440,7 +442,8 @@ mod tests {
             assert!(!to(&spec, Protocol::TCP, port), "{port}");
         }
         assert!(!to(&spec, Protocol::UDP, 9000));
-        // One that there is no room for takes every port, and one behind it that fits does not.
+        // A rule without room intercepts every port; a later rule that fits intercepts only its
+        // ports.
         let wide = rule(&[
             "--destination",
             "192.0.2.10",
@@ -466,7 +469,7 @@ mod tests {
         let mut spec = Intercept::default();
         spec.add_marked(&[first("20-30")], &[21]);
         assert!(to(&spec, Protocol::TCP, 40_000));
-        // Of no port, as ever.
+        // A rule without ports intercepts every port, as before.
         let any = rule(&["--destination", "192.0.2.10", "--mark", "3"]);
         let mut spec = Intercept::default();
         spec.add_marked(&[any], &[]);

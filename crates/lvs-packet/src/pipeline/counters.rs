@@ -21,7 +21,7 @@ pub enum Fate {
     Fragment,
     /// Passed to the worker to which it belongs.
     HandedOver,
-    /// Discarded.
+    /// Dropped for this reason.
     Dropped(FrameDrop),
 }
 

@@ -1,4 +1,4 @@
-//! Packets of the host: passed to it, reinjected, or answered for it.
+//! Packets for the host: passed to it, reinjected, or answered in its place.
 
 use lvs_core::{Protocol, TcpFlags};
 
@@ -139,7 +139,7 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// As [`Self::give_back`], for an aggregate inside a tunnel: the host receives its segments.
+    /// As [`Self::give_back`], for a super-packet inside a tunnel: the host receives its segments.
     fn give_back_segments<N: Net>(
         &mut self,
         port: PortId,

@@ -19,7 +19,8 @@ use crate::wire::{
 };
 
 impl Pipeline {
-    /// Link layer: which frames count, and where the IP packet begins.
+    /// Handles the link layer: ignores frames that are not for this host, and finds the start of
+    /// the IP packet.
     pub(super) fn intake<N: Net, D: Decide>(
         &mut self,
         port: PortId,
@@ -196,7 +197,7 @@ impl Pipeline {
         {
             return fate;
         }
-        // A "fragment" that is the whole datagram may have an unfinished checksum (RFC 6946); no
+        // A "fragment" that is the whole datagram may have a partial checksum (RFC 6946); no
         // device finishes the checksum of a reassembled datagram.
         if let Err(reason) = segment::finish_checksum(frame) {
             return Fate::Dropped(reason);

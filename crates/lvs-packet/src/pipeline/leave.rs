@@ -19,14 +19,14 @@ pub(super) enum Pieces<'a> {
     Whole,
     /// Send in one frame, or cut evenly in spite of "don't fragment": a relayed ICMP error.
     Relayed,
-    /// It arrived in fragments: it is cut into equal fragments, which are not longer than the
-    /// longest of those. A tunnel packet around it is cut in the same way.
+    /// The packet arrived in fragments: it is cut into equal fragments, none longer than the
+    /// longest that arrived. A tunnel packet around it is cut in the same way.
     Even(&'a History),
-    /// It arrived in fragments and is forwarded unchanged, or is IPv6: it is cut at the same
-    /// offsets, if these fragments fit.
+    /// The packet arrived in fragments and is forwarded unchanged, or is IPv6: it is cut at the
+    /// same offsets, if these fragments fit.
     Along(&'a History),
-    /// It is a tunnel packet around an IPv6 packet that arrived in fragments: if it does not fit,
-    /// it is cut at the same offsets, after the given number of tunnel bytes.
+    /// A tunnel packet around an IPv6 packet that arrived in fragments: if it does not fit, it is
+    /// cut at the same offsets, after the given number of tunnel bytes.
     Around(&'a History, usize),
 }
 

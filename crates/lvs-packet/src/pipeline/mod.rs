@@ -1,5 +1,5 @@
-//! The packet path: frames in, frames out. No I/O, no clock; tests, fuzzing and benches call what
-//! the dataplane calls.
+//! The packet path: processes received frames, and returns the frames to send. It does no I/O and
+//! reads no clock. Tests, fuzzing and benches call the same functions as the dataplane.
 //!
 //! ```text
 //!  passing ── a plain packet of an established connection ─────────────────────────────────────────────────────── out
@@ -131,7 +131,7 @@ impl Decide for Director {
 /// The environment of the pipeline.
 #[derive(Debug)]
 pub struct Env<'a, N> {
-    /// The network around.
+    /// Ports, routes and neighbours.
     pub net: &'a N,
     /// The traffic that is hidden from the host's network stack.
     pub intercept: &'a Intercept,
@@ -207,8 +207,8 @@ impl Pipeline {
     }
 
     /// Processes a batch of frames that came in on `port`. Afterwards, the caller applies the
-    /// requests in `out`, sends its frames and recycles it. What is left in `frames` has no
-    /// meaning but may receive again; where a backend's frame was taken, it is
+    /// requests in `out`, sends its frames and recycles it. Afterwards, `frames` has undefined
+    /// content and can receive again. A frame of a backend that was moved out is
     /// [vacant](Frame::vacant).
     pub fn process<N: Net, D: Decide>(
         &mut self,
@@ -340,7 +340,7 @@ impl Pipeline {
         }
     }
 
-    /// Drops packets that have waited for too long. To be called about once a second.
+    /// Drops packets that have waited for too long. Call it about once a second.
     pub fn expire(&mut self, now: Instant) {
         self.held.expire(now);
         self.common.reassembler.expire(now);

@@ -16,7 +16,7 @@ pub enum Request {
     /// Request a neighbour's link-layer address from the kernel, and report it by
     /// [`Pipeline::neighbour_resolved`](super::Pipeline::neighbour_resolved).
     Resolve(PortId, IpAddr),
-    /// A client retransmits to a server behind this neighbour: have the kernel confirm the
+    /// A client retransmits to a server behind this neighbour: make the kernel confirm the
     /// neighbour.
     Confirm(PortId, IpAddr),
     /// A router has sent a multicast listener query on a port.
@@ -56,7 +56,7 @@ pub struct Output {
     ports: Vec<Vec<Frame>>,
     /// The frames, by the port on which they arrived.
     back: Vec<Vec<Frame>>,
-    /// To be applied before the frames are sent.
+    /// The caller applies them before it sends the frames.
     pub requests: Vec<Request>,
     /// Datagrams for other workers, and the ports of their arrival.
     pub elsewhere: Vec<(usize, PortId, Whole)>,
@@ -129,7 +129,7 @@ impl Output {
     }
 
     /// An empty frame for a packet of the director, with room for `len` bytes. A newly allocated
-    /// frame has little more room.
+    /// frame has only a little more room.
     pub(super) fn spare(&mut self, len: usize) -> Frame {
         if len > SMALL {
             self.large

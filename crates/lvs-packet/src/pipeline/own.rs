@@ -12,14 +12,14 @@ use crate::net::Net;
 use crate::parse::{self, Icmp, Packet};
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 
-/// The ICMP error that the packet at hand was answered with. It passes the director as well, as the
-/// host's own packets pass IPVS in `LOCAL_OUT`.
+/// The ICMP error that answered the current packet. It passes the director as well, as the host's
+/// own packets pass IPVS in `LOCAL_OUT`.
 #[derive(Debug)]
 pub(super) enum OwnError {
     /// The packet was sent, and contains an ICMP error that the director counts for its connection.
     Sent(IcmpError),
-    /// It is addressed to a virtual address, because a reply of a server could not be forwarded.
-    /// The director relays it to that server.
+    /// The error is addressed to a virtual address, because a reply of a server could not be
+    /// forwarded. The director relays the error to that server.
     ToVip(Frame),
 }
 
@@ -105,7 +105,7 @@ impl Pipeline {
         cx.out.keep(error);
     }
 
-    /// Passes the ICMP error that the last packet was answered with through the director.
+    /// Passes the ICMP error that answered the last packet through the director.
     pub(super) fn finish_own_error<N: Net, D: Decide>(
         &mut self,
         decide: &mut D,
@@ -114,7 +114,7 @@ impl Pipeline {
         match self.own_error.take() {
             None => {}
             Some(OwnError::Sent(error)) => {
-                // Of a connection that is not translated, it counts as a packet to the client.
+                // For a connection without translation, the error counts as a packet to the client.
                 let _ = decide.icmp_error(&error, cx.now);
             }
             Some(OwnError::ToVip(mut error)) => {

@@ -77,7 +77,7 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         frame.truncate(ETHERNET_LEN + packet.len as usize);
-        // An unfinished checksum is behind both headers; mostly it is that of the transport header.
+        // A partial checksum is behind both headers; mostly it is that of the transport header.
         let unfinished = frame.offload.checksum.is_some_and(|partial| {
             let l4 = usize::from(partial.start) == ETHERNET_LEN + ipv4::HEADER_LEN;
             l4 && nat::header(packet.protocol)

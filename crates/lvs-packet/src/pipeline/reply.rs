@@ -99,7 +99,7 @@ impl Pipeline {
 
     /// Whether the server sent this reply of NAT to another router, which forwarded it here: the
     /// frame of a server in a network of this host has the MAC of another host, and the packet has
-    /// a TTL that no sender begins with. The MAC alone proves nothing: bonds use several.
+    /// a TTL with which no sender starts. The MAC alone proves nothing: bonds use several.
     fn is_forwarded_by_another<N: Net>(
         &self,
         job: &Job<'_>,
@@ -132,7 +132,7 @@ impl Pipeline {
 /// The TTLs and hop limits with which hosts send.
 const FIRST_TTLS: [u8; 4] = [32, 64, 128, 255];
 
-/// Number of bytes from the packet's start that translation needs in one piece: up to the transport
+/// Number of contiguous bytes from the packet's start that translation needs: up to the transport
 /// header, or the ports of the packet inside an ICMP error.
 pub(super) fn written_by_nat(ip: &[u8], job: &Job<'_>, ports: bool) -> usize {
     const PORTS: usize = 4;

@@ -1,5 +1,5 @@
-//! Prefetch for a batch: before the first packet is decided, the memory for all packets is loaded,
-//! so that the processor waits once for memory, not once for each packet.
+//! Prefetch for a batch: before the decision about the first packet, the memory for all packets is
+//! loaded, so that the processor waits once for memory, not once for each packet.
 
 use std::net::SocketAddrV4;
 

@@ -4,7 +4,7 @@ use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, ethernet_header, is_ipv6};
 
-/// Puts an Ethernet header in front of an IP packet.
+/// Prepends an Ethernet header to an IP packet.
 ///
 /// # Errors
 /// [`FrameDrop::NoRoom`] if the frame has no headroom left.

@@ -38,7 +38,7 @@ pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
 ///
 /// # Errors
 /// [`FrameDrop::ShortHeader`] if the transport header is truncated, [`FrameDrop::Unsupported`] if
-/// `to` has another IP version, [`FrameDrop::BadOffload`] if an unfinished checksum is outside of
+/// `to` has another IP version, [`FrameDrop::BadOffload`] if a partial checksum is outside of
 /// the frame.
 #[inline]
 pub fn translate(
@@ -62,8 +62,9 @@ pub fn translate(
         return Err(FrameDrop::Unsupported);
     }
     if !unfinished && !Cut::is_for_software(frame, packet) {
-        // It is the checksum of a packet inside this one, as in VXLAN: a sum over this one must
-        // cover its final value. Segments of an aggregate get theirs when they are cut.
+        // The partial checksum is that of an inner packet, as in VXLAN: a sum over the outer packet
+        // must cover its final value. Segments of a super-packet get their checksums when they are
+        // cut.
         segment::finish_checksum(frame)?;
     }
     let ip = frame.bytes_mut();
@@ -136,7 +137,7 @@ fn address(ip: &mut [u8], end: End, new: Ipv4Addr) -> Delta {
     Delta::NONE.addr(old, new)
 }
 
-/// Changes of a translation behind the IP header.
+/// Changes by a translation to the data after the IP header.
 struct Change {
     end: End,
     port: u16,
@@ -146,7 +147,8 @@ struct Change {
 }
 
 impl Change {
-    /// Translates the port of the header at `l4`, and updates the checksum, `field` bytes behind.
+    /// Translates the port of the header at `l4`, and updates the checksum `field` bytes after its
+    /// start.
     #[inline]
     fn apply(&self, ip: &mut [u8], l4: usize, protocol: Protocol, field: usize) {
         let port_at = l4 + port(self.end);
@@ -267,7 +269,7 @@ const fn has_ports(protocol: u8) -> bool {
     )
 }
 
-/// Stores the port of the packet inside an error: of the end that `outer` is on the other side of.
+/// Stores the port of the packet inside an error, at the end that is opposite to `outer`.
 fn set_port(inner: &mut [u8], l4: usize, outer: End, to: u16) {
     let other = match outer {
         End::Source => End::Destination,
@@ -327,11 +329,10 @@ mod tests {
         [addr[0], addr[1], addr[2], addr[3]]
     }
 
-    /// The sender of a tunnel leaves the checksum of the packet inside to the device, and the
-    /// tunnel's own out, or computes it for the finished packet (the kernel's local checksum
-    /// offload).
+    /// The sender of a tunnel packet leaves the inner checksum to the device. It omits the outer
+    /// checksum, or computes it for the finished packet (the kernel's local checksum offload).
     #[test]
-    fn datagram_with_unfinished_packet_inside_gets_right_checksums() {
+    fn datagram_around_partial_checksum_gets_right_checksums() {
         for (absent, six, end) in [
             (true, false, End::Destination),
             (true, true, End::Source),
@@ -383,7 +384,7 @@ mod tests {
         }
     }
 
-    /// The sender's device was to segment the super-packet; this happens after the translation.
+    /// The super-packet is segmented after the translation, instead of by the sender's device.
     #[test]
     fn aggregate_inside_tunnel_gets_right_checksums_when_it_is_cut() {
         for (absent, end) in [(true, End::Destination), (false, End::Source)] {

@@ -31,7 +31,7 @@ const UDP_LEN: usize = udp::HEADER_LEN;
 const GUE_LEN: usize = 4;
 const GRE_LEN: usize = gre::PROTOCOL.end;
 const GRE_CHECKSUM_LEN: usize = 4;
-/// GUE: the protocol of the inner packet, behind version and length.
+/// GUE: the protocol of the inner packet, after version and length.
 const GUE_PROTOCOL: usize = UDP_LEN + 1;
 
 /// Fields of a GRE header (RFC 2784 section 2.1).
@@ -63,7 +63,7 @@ pub struct Outer {
     pub tunnel: Tunnel,
     /// GUE: the source port, which distinguishes flows.
     pub source_port: u16,
-    /// IPv4: identification, where `df` is clear.
+    /// IPv4: identification, if `df` is clear.
     pub id: u16,
     /// IPv4: "don't fragment"; a copy of the inner packet's flag if path MTU discovery is on.
     pub df: bool,
@@ -73,7 +73,7 @@ pub struct Outer {
 const TEMPLATE_LEN: usize = ipv6::HEADER_LEN + UDP_LEN + GUE_LEN;
 
 /// Outer headers of all packets to a server. The caller fills in the fields that depend on the
-/// packet: lengths, class, hops, identification, checksum, and the source port of GUE.
+/// packet: lengths, class, hop limit, identification, checksum, and the source port of GUE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Template {
     bytes: [u8; TEMPLATE_LEN],
@@ -84,9 +84,9 @@ pub struct Template {
 }
 
 impl Template {
-    /// Creates the outer headers for inner packets of IPv6 or of IPv4; `keeps_df` if they decide
-    /// about "don't fragment" (`pmtu_disc`). `None` if the outer headers have a checksum over the
-    /// packet, or the addresses have different IP versions.
+    /// Creates the outer headers for inner packets of IPv6 or of IPv4; with `keeps_df`, the inner
+    /// packets determine "don't fragment" (`pmtu_disc`). `None` if the outer headers have a
+    /// checksum over the packet, or the addresses have different IP versions.
     pub fn new(
         src: IpAddr,
         dst: IpAddr,
@@ -159,7 +159,7 @@ pub fn overhead(tunnel: Tunnel, server: IpAddr) -> usize {
 /// The longest packet that fits into a tunnel, if the route has the MTU `route` and the path the
 /// learned MTU `learned`; `None` if a link of the outer version must carry longer packets.
 ///
-/// A router cannot close a tunnel: a learned MTU below that is ignored.
+/// A router cannot make a tunnel unusable: a lower learned MTU is ignored.
 pub fn inner_mtu(tunnel: Tunnel, server: IpAddr, route: usize, learned: usize) -> Option<usize> {
     let least = if server.is_ipv6() { ipv6::MTU_MIN } else { 68 };
     let overhead = overhead(tunnel, server);
@@ -200,8 +200,8 @@ pub fn source_port(packet: &Packet) -> u16 {
 /// finished.
 ///
 /// # Errors
-/// [`FrameDrop::NoRoom`] without headroom or beyond 64 KiB, [`FrameDrop::Unsupported`] if the outer
-/// addresses are of different IP versions.
+/// [`FrameDrop::NoRoom`] if there is no headroom, or the packet would exceed 64 KiB;
+/// [`FrameDrop::Unsupported`] if the outer addresses are of different IP versions.
 pub fn encapsulate(frame: &mut Frame, outer: &Outer) -> Result<(), FrameDrop> {
     let inner = frame.bytes();
     if inner.len() < ipv4::HEADER_LEN {

@@ -1,9 +1,9 @@
 //! The Internet checksum: sums (RFC 1071), updates (RFC 1624), and the CRC32c of SCTP (RFC 9260
 //! appendix A).
 //!
-//! Three numbers that look alike are kept apart: a [`Sum`] that is being added up, the
-//! *complemented* sum that finished headers store, and the *uncomplemented* sum of the
-//! pseudo-header that an unfinished (offloaded) checksum field holds.
+//! Three kinds of numbers are distinguished: a [`Sum`] that is being added up, the *complemented*
+//! sum that finished headers store, and the *uncomplemented* sum of the pseudo-header that an
+//! unfinished (offloaded) checksum field contains.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -17,7 +17,7 @@ impl Sum {
 
     /// Adds `bytes` to the sum; a zero byte completes an odd number of bytes.
     ///
-    /// The sum is taken over native words and turned once: one's complement addition does not
+    /// The sum is taken over native words and converted once: one's complement addition does not
     /// depend on the byte order (RFC 1071 section 2 B), and 2^16 is 1 modulo 2^16-1, so words may
     /// be wider than 16 bits.
     #[inline]
@@ -128,7 +128,7 @@ impl Delta {
         !fold(self.0 + (!stored) as u64)
     }
 
-    /// The unfinished checksum `stored` (a sum that is not complemented) after the change.
+    /// The partial checksum `stored` (a sum that is not complemented) after the change.
     #[inline]
     #[must_use]
     pub const fn apply_unfinished(self, stored: u16) -> u16 {

@@ -18,8 +18,8 @@ const ERROR4_LEN_MAX: usize = 576;
 pub const ERROR_LEN_MAX: usize = ipv6::MTU_MIN;
 
 /// Writes the error about `offending` (an IP packet) into `frame`, from `src`. The receiver is the
-/// source of `offending`. `false` if the frame has no room, which one of [`ERROR_LEN_MAX`] bytes
-/// always has, or if `src` is of the other IP version.
+/// source of `offending`. `false` if the frame has no room (a frame of [`ERROR_LEN_MAX`] bytes
+/// always has room), or if `src` is of the other IP version.
 pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: IpAddr, id: u16) -> bool {
     match (src, is_ipv6(offending)) {
         (IpAddr::V4(src), false) => error4(frame, kind, offending, src, id),

@@ -17,7 +17,7 @@ pub mod field {
     pub const MTU: Field = 6..8;
 }
 
-/// Length of the header of a message, behind which an error quotes a packet.
+/// Length of the header of a message, after which an error quotes a packet.
 pub const HEADER_LEN: usize = field::REST.end;
 
 /// Errors that the director sends.
@@ -35,7 +35,7 @@ pub enum ErrorKind {
     FragmentationNeeded(u16),
     /// 11/0.
     TtlExceeded,
-    /// 12/0, with the byte of the header that makes no sense.
+    /// 12/0, with the offset of the invalid byte in the header.
     ParameterProblem(u8),
     /// A forwarded error of another host.
     Relayed {

@@ -26,20 +26,20 @@ const OVERFLOW_MAX: u8 = 15;
 /// The reasons for which a host refuses a packet with these IP options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The options are invalid; the offset of the byte at fault in the IP header.
+    /// The options are invalid; the value is the offset of the invalid byte in the IP header.
     Malformed(u8),
     /// The sender chose the route, which hosts refuse (`accept_source_route`).
     SourceRoute,
 }
 
-/// Fields that a router must write by the options, as places in the header.
+/// Fields that a router must write by the options, as offsets in the header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WantedOptions {
-    /// The record route option, and where the next address belongs.
+    /// The record route option, and the offset for the next address.
     route: Option<(usize, usize)>,
-    /// The time stamp option, and where the next address (if any) and time belong.
+    /// The time stamp option, and the offsets for the next address (if any) and time.
     stamp: Option<(usize, Option<usize>, usize)>,
-    /// The time stamp option has no room left, which is counted.
+    /// The offset of the overflow counter, if the time stamp option has no room left.
     overflow: Option<usize>,
 }
 

@@ -1,5 +1,5 @@
-//! Editors of an IPv6 header in place, and the walk over its extension headers. The packet begins
-//! with its IP header.
+//! Functions that change an IPv6 header in place, and the walk over its extension headers. The
+//! packet begins with its IP header.
 
 use std::net::Ipv6Addr;
 
@@ -29,7 +29,7 @@ pub mod field {
 pub mod fragment_field {
     use crate::wire::Field;
 
-    /// The type of the header behind this one.
+    /// The type of the header after this one.
     pub const NEXT_HEADER: usize = 0;
     /// Offset and "more fragments".
     pub const OFFSET: Field = 2..4;
@@ -55,8 +55,8 @@ const NO_NEXT: u8 = 59;
 const DESTINATION: u8 = 60;
 /// Headers that may precede the protocol of a datagram, apart from the fragment header.
 pub const EXTENSIONS: [u8; 4] = [HOP_BY_HOP, ROUTING, DESTINATION, AUTHENTICATION];
-/// Extension headers that are walked at most. Each has 8 bytes at least; no sender uses more than a
-/// handful.
+/// Maximum number of extension headers that are walked. Each has 8 bytes or more, and no sender
+/// uses more than a few.
 const HEADERS_MAX: usize = 32;
 
 fn addr(ip: &[u8], field: Field) -> Ipv6Addr {
@@ -166,14 +166,14 @@ pub struct FragmentHeader {
     pub id: u32,
     /// Offset of the payload of this fragment, in bytes.
     pub offset: usize,
-    /// More follow.
+    /// Whether more fragments follow.
     pub more: bool,
 }
 
 /// The result of a walk over a chain of extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The protocol behind the extension headers. In a later fragment: the protocol in its fragment
+    /// The protocol after the extension headers. In a later fragment: the protocol in its fragment
     /// header.
     pub protocol: u8,
     /// Start of the payload of that protocol.
@@ -260,8 +260,9 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     named_at
 }
 
-/// Whether the packet, or its first fragment, contains as much of the protocol header behind its
-/// extension headers as a first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
+/// Whether the packet, or its first fragment, contains as much of the protocol header after its
+/// extension headers as a first fragment must contain (RFC 8200 section 4.5,
+/// `ipv6frag_thdr_truncated`).
 pub fn has_upper_header(ip: &[u8]) -> bool {
     const TCP: u8 = 6;
     const UDP: u8 = 17;

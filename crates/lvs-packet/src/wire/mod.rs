@@ -1,7 +1,7 @@
-//! Reading and editing packets in place, and building the few that the director makes itself.
+//! Reads and edits packets in place, and builds the few packets that the director sends itself.
 //!
-//! The editors work on bytes that [`crate::parse`] has checked: they take the IP packet (no
-//! link header) and offsets into it. Off the hot path, `etherparse` builds headers.
+//! The editors work on bytes that [`crate::parse`] has checked: their arguments are the IP packet
+//! (without link header) and offsets into it. Outside of the hot path, `etherparse` builds headers.
 
 pub mod checksum;
 pub mod icmp;
@@ -67,7 +67,7 @@ pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// EtherType of ARP.
 pub const ETHERTYPE_ARP: u16 = 0x0806;
 
-/// Where a number is in a header: the offset of its first byte, or the range of a field.
+/// The position of a number in a header: the offset of its first byte, or the range of a field.
 pub trait Place {
     /// Returns the offset of the first byte.
     fn offset(self) -> usize;

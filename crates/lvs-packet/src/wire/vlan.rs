@@ -43,8 +43,8 @@ pub fn outermost(frame: &[u8]) -> Option<Tag> {
     })
 }
 
-/// Inserts a tag with these bits behind the addresses of the frame; `false` without a change if it
-/// is too short. If a backend's frame has no room in front, the frame is copied.
+/// Inserts a tag with these bits after the addresses of the frame; `false` without a change if the
+/// frame is too short. If a backend's frame has no headroom, the frame is copied.
 #[must_use]
 pub fn insert(frame: &mut Frame, ethertype: u16, bits: u16) -> bool {
     if frame.len() < ADDRESSES_LEN {
@@ -85,7 +85,7 @@ pub enum Priority {
     None,
     /// A tag with a priority only; it is removed.
     Taken,
-    /// The frame is of a VLAN, with or without a priority tag around that.
+    /// The frame belongs to a VLAN, with or without an outer priority tag.
     Vlan,
     /// A priority tag in another priority tag. No sender needs this, and the kernel removes any
     /// number of them. The shield (`host/shield` of the dataplane), which can read only one, drops

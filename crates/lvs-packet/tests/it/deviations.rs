@@ -71,7 +71,7 @@ fn too_long_reply_is_refused_before_it_counts() {
         .ack(2)
         .write(&mut answer, &[b'x'; 1400])
         .unwrap();
-    // "Don't fragment" and a header that says so.
+    // "Don't fragment", and the header checksum with this flag.
     answer[6] = 0x40;
     let sum = etherparse::Ipv4HeaderSlice::from_slice(&answer)
         .unwrap()
@@ -211,7 +211,7 @@ fn allow_fragments(ip: &mut [u8], allowed: bool) {
     }
 }
 
-/// Inserts an extension header of type `kind` behind the header of an IPv6 packet. `body` is the
+/// Inserts an extension header of type `kind` after the header of an IPv6 packet. `body` is the
 /// header without its first byte.
 fn extend(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     let next = std::mem::replace(&mut ip[6], kind);
@@ -277,7 +277,7 @@ fn short_packet_to_address_without_service_is_passed_to_host() {
         segment.truncate(segment.len() - 1);
         repair(&mut segment);
         if dst != VIP {
-            // Of a header of IPsec the host would tell the sender that it does not know it.
+            // The host would answer an IPsec header with an error: unknown protocol.
             extend(&mut segment, 51, &[&[4][..], &[0; 22]].concat());
         }
         assert!(lab.request(&segment, Offload::default()).is_empty());
@@ -426,7 +426,7 @@ fn by_tunnel(tunnel: Tunnel) -> ServerConfig {
     config
 }
 
-/// A packet of a client's that fills a link, and may not be cut.
+/// A packet of a client that has the MTU of the link, and must not be fragmented.
 fn long(port: u16) -> Vec<u8> {
     let mut whole = udp((CLIENT, 4000), (VIP, port), &[7; 1300]);
     allow_fragments(&mut whole, false);
@@ -452,8 +452,8 @@ fn path_mtu_of_unused_path_is_not_learned() {
         let mut lab = udp_services(&by_tunnel(tunnel), ServiceFlags::default());
         assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
         let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
-        // From here on it is as the kernel does it: the client is told, and the next one does not
-        // fit.
+        // From here on as in the kernel: the client receives the error, and the next packet is too
+        // long.
         let reported = only(complaint(&mut lab, tunnel, &long(53)), CLIENTS);
         assert_eq!(reported.bytes()[20..22], [3, 4]);
         let reported = only(lab.request(&long(53), Offload::default()), CLIENTS);
@@ -505,7 +505,7 @@ fn first_icmp_error_reports_mtu_of_route_once_for_all_services() {
     for port in [53, 54] {
         let _ = only(lab.request(&long(port), Offload::default()), SERVERS);
     }
-    // As the kernel tells it, as long as no packet has met what was learned.
+    // The kernel's MTU is reported until a packet has used the learned MTU.
     assert_eq!([reported(&mut lab, 53), reported(&mut lab, 53)], [1480; 2]);
     assert_eq!(reported(&mut lab, 54), 1480);
     let _ = only(lab.request(&long(53), Offload::default()), CLIENTS);

@@ -1,5 +1,5 @@
-//! A server goes down, and both sides of its connections get a reset: frames in, a real director,
-//! frames out.
+//! A server goes down, and both sides of its connections receive a reset. The tests pass frames to
+//! a real director, and check the sent frames.
 
 use std::net::SocketAddr;
 
@@ -338,7 +338,7 @@ fn challenge_acknowledgement_is_answered_with_right_reset() {
         let mut bench = Bench::new(method, six, OnServerDown::Reset);
         bench.establish();
         bench.take_down();
-        // RFC 5961 section 3.2: the client says what it really expects.
+        // RFC 5961 section 3.2: the client answers with the sequence number that it expects.
         let frames = bench.send(bench.by_client("A", 1301, 5777));
         let [frame] = &frames[..] else {
             panic!("{method:?}: {} frames", frames.len());

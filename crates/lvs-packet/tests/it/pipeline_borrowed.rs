@@ -33,7 +33,7 @@ fn web(method: Forwarding) -> Lab {
     ])
 }
 
-/// A ring's slots with received frames, as of a backend.
+/// The slots of a ring with received frames, like in a backend.
 struct Ring {
     arena: Arc<Arena>,
     headroom: usize,
@@ -144,8 +144,8 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Every kind of frame, with every method, with and without room in front: the same packets are
-/// sent as with frames of the packet path, and all slots are returned.
+/// Every kind of frame, with every method, with and without headroom. The sent packets are the same
+/// as with frames in the packet path's own memory, and all slots are returned.
 #[test]
 fn lent_slots_are_returned_and_packets_are_unchanged() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
@@ -202,7 +202,7 @@ fn waiting_packet_keeps_no_slot() {
     assert_eq!((lab.pipeline.held.len(), ring.arena.lent()), (1, 0));
 }
 
-/// Until it is sent, a frame is the pipeline's: the backend cannot lend the slot again.
+/// The pipeline owns a frame until it is sent: the backend cannot lend the slot again.
 #[test]
 fn queued_frame_keeps_its_slot_until_sent() {
     let mut ring = Ring::new(HEADROOM);
@@ -220,7 +220,7 @@ fn queued_frame_keeps_its_slot_until_sent() {
     );
     assert!(ring.arena.lend(0).is_none());
     // The sender may pass the slot to the kernel unchanged.
-    let frame = out.frames(SERVERS).first().expect("one");
+    let frame = out.frames(SERVERS).first().expect("a frame was sent");
     let slot = frame.slot().expect("the frame is in its original slot");
     assert!(slot.is_of(&ring.arena));
     assert_eq!(frame.place().start, ring.headroom);

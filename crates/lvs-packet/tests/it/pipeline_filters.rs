@@ -71,7 +71,7 @@ fn ethernet(to: Mac, ip: &[u8]) -> Vec<u8> {
     [&to.0[..], &GW_MAC.0, &kind, ip].concat()
 }
 
-/// The frames of a datagram in pieces of at most `limit` bytes.
+/// The frames of a datagram in fragments of at most `limit` bytes.
 fn pieces(ip: &[u8], limit: usize) -> Vec<Vec<u8>> {
     let cutter = if ip[0] >> 4 == 6 {
         Cutter::v6(ip, limit, None, 0x1234)

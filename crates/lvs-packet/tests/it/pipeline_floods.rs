@@ -1,6 +1,6 @@
-//! The cost of one frame: packets that would return to their sender, datagrams in many pieces,
-//! super-packets of many segments. Frames in, frames out; the number of simultaneous frames is
-//! checked.
+//! The cost of one frame: packets that would return to their sender, datagrams in many fragments,
+//! and super-packets of many segments. The tests check the sent frames and the number of
+//! simultaneous frames.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -192,7 +192,7 @@ fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
     (most, all, bytes)
 }
 
-/// Sends `datagrams` in 1,024 pieces of 8 bytes each, without their last pieces, which are
+/// Sends `datagrams` in 1,024 fragments of 8 bytes each, without the last fragments, which are
 /// returned.
 fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     let datagram = |id| {
@@ -214,8 +214,8 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     (1..=datagrams).map(datagram).collect()
 }
 
-/// The reassembler accepts 15 such datagrams; their packets are never all in memory at once, nor in
-/// frames of 64 KiB.
+/// The reassembler accepts 15 such datagrams; their packets are never all in memory at the same
+/// time, and not in frames of 64 KiB.
 #[test]
 fn tiny_fragments_are_sent_in_portions_without_large_buffers() {
     for method in [Forwarding::Nat, Forwarding::Route] {
@@ -239,7 +239,8 @@ fn tiny_fragments_count_towards_memory_limit_with_overhead() {
     assert!(waiting < 16_000, "{waiting} pieces of 8 bytes");
 }
 
-/// A batch of the finest aggregates that are taken, into a tunnel, where each is cut.
+/// A batch of super-packets with the smallest accepted segments is sent into a tunnel, which
+/// requires that each is cut.
 #[test]
 fn super_packets_are_cut_in_portions() {
     let mut lab = echo(Forwarding::Tunnel);

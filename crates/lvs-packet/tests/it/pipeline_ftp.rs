@@ -26,7 +26,7 @@ const RST: u8 = 0x04;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 
-/// The unfinished checksum or the super-packet of several segments that a device leaves.
+/// The partial checksum or the super-packet of several segments that a device leaves.
 #[derive(Clone, Copy, Debug)]
 enum Card {
     Finished,
@@ -150,12 +150,14 @@ impl Talk {
             control.set_ftp_ports(vec![21]).expect("one port");
             let config = ServiceConfig::new(Family::of(&virt.ip()), "rr");
             let key = ServiceKey::tcp(virt);
-            control.add_service(key, config, None).expect("a new one");
+            control
+                .add_service(key, config, None)
+                .expect("the service is new");
             let config = ServerConfig::new(1, Forwarding::Nat);
             let now = lvs_core::Instant::from_secs(10);
             control
                 .add_server(&key, server, &config, now)
-                .expect("a new one");
+                .expect("the server is new");
         });
         let mut talk = Self {
             lab,
@@ -222,7 +224,9 @@ impl Talk {
     /// valid for it.
     fn client_says(&mut self, flags: u8, payload: &[u8]) {
         let segment = self.request(flags, payload);
-        let got = self.send_request(&segment).expect("it passes");
+        let got = self
+            .send_request(&segment)
+            .expect("the request is forwarded");
         assert_eq!((got.src, got.dst), (self.client, self.server));
         assert_eq!(got.payload, payload);
         assert_eq!(got.sequence, self.server_expects);
@@ -239,7 +243,7 @@ impl Talk {
     /// The server sends; returns the bytes that the client gets with valid numbers.
     fn server_says(&mut self, flags: u8, payload: &[u8]) -> String {
         let segment = self.answer(flags, payload);
-        let got = self.send_answer(&segment).expect("it passes");
+        let got = self.send_answer(&segment).expect("the answer is forwarded");
         assert_eq!((got.src, got.dst), (self.virt, self.client));
         assert_eq!(got.sequence, self.client_expects);
         assert_eq!(got.acknowledgement, self.client_next);
@@ -324,8 +328,8 @@ fn passive_and_extended_passive_replies_are_rewritten() {
     }
 }
 
-/// The kernel lets a reply that is sent again pass as it is: with the server's address, and a byte
-/// too long or too short for the numbers that follow.
+/// The kernel forwards a repeated reply unchanged: with the server's address, and longer or shorter
+/// than the following sequence numbers require.
 #[test]
 fn repeated_ftp_reply_is_rewritten_again() {
     for card in CARDS {
@@ -339,18 +343,18 @@ fn repeated_ftp_reply_is_rewritten_again() {
         let later = b"226 Later.\r\n";
         lost.payload = reply.to_vec();
         let reported = b"227 Entering Passive Mode (10,0,0,80,156,65).\r\n";
-        let got = talk.send_answer(&lost).expect("it passes");
+        let got = talk.send_answer(&lost).expect("the answer is forwarded");
         assert_eq!(
             (got.sequence, got.payload),
             (lost.sequence, reported.to_vec())
         );
         lost.payload = [&reply[..], later].concat();
-        let got = talk.send_answer(&lost).expect("it passes");
+        let got = talk.send_answer(&lost).expect("the answer is forwarded");
         assert_eq!(got.payload, [&reported[..], later].concat());
         let earlier = b"200 Earlier.\r\n";
         lost.payload = [&earlier[..], reply].concat();
         lost.sequence = before.sequence.wrapping_sub(14);
-        let got = talk.send_answer(&lost).expect("it passes");
+        let got = talk.send_answer(&lost).expect("the answer is forwarded");
         assert_eq!(got.payload, [&earlier[..], reported].concat());
         assert_eq!(got.sequence, lost.sequence);
         // One connection is expected, and the stream goes on where it was.
@@ -412,7 +416,9 @@ fn selective_acknowledgements_are_translated() {
         ],
     ] {
         request.options = options.clone();
-        let got = talk.send_request(&request).expect("it passes");
+        let got = talk
+            .send_request(&request)
+            .expect("the request is forwarded");
         let shifted = options.into_iter().map(|option| match option {
             TcpOptionElement::SelectiveAcknowledgement((a, b), more) => {
                 let more = more.map(|block| block.map(|(a, b)| (a - grown, b - grown)));
@@ -440,11 +446,15 @@ fn active_data_connections_have_the_virtual_address() {
         let (server, client) = (at(talk.server, 20), at(talk.client, 40002));
         let mut opens = talk.answer(SYN, b"");
         (opens.src, opens.dst) = (server, client);
-        let got = talk.send_answer(&opens).expect("it passes");
+        let got = talk
+            .send_answer(&opens)
+            .expect("the SYN of the data connection is forwarded");
         assert_eq!((got.src, got.dst), (at(talk.virt, 20), client));
         let mut accepts = talk.request(SYN | ACK, b"");
         (accepts.src, accepts.dst) = (client, at(talk.virt, 20));
-        let got = talk.send_request(&accepts).expect("it passes");
+        let got = talk
+            .send_request(&accepts)
+            .expect("the answer to the SYN is forwarded");
         assert_eq!((got.src, got.dst), (client, server));
         assert_eq!(talk.lab.connections().len(), 2);
     }

@@ -130,7 +130,8 @@ impl Bed {
         sent
     }
 
-    /// The only packet that is sent because of another packet, without its link header.
+    /// Passes a packet to the director, and returns the only packet that it sends, without its link
+    /// header.
     fn through(&mut self, port: PortId, ip: &[u8], offload: Offload) -> (PortId, Frame) {
         let mut sent = self.send(port, ip, offload);
         assert_eq!(sent.len(), 1, "one packet is sent");

@@ -1,5 +1,6 @@
-//! The duties of a host beside IPVS: options, impossible sources, silent neighbours, echo, segment
-//! sizes, tags. The tests compare frames; numbers and addresses are recorded from the kernel.
+//! The tasks of a host in addition to IPVS: options, impossible sources, silent neighbours, echo,
+//! segment sizes, tags. The tests compare frames; numbers and addresses are recorded from the
+//! kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -94,8 +95,8 @@ fn segment6(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16)) -> Vec<u8> {
     ip
 }
 
-/// The ICMP error in a frame with a right checksum: source, destination, type, code, and the packet
-/// that it is about.
+/// Parses the ICMP error in a frame, which must have a correct checksum: source, destination, type,
+/// code, and the quoted packet.
 fn error(frame: &[u8]) -> (IpAddr, IpAddr, u8, u8, Vec<u8>) {
     let ip = &frame[14..];
     let sliced = SlicedPacket::from_ip(ip).expect("a packet");
@@ -239,7 +240,8 @@ fn unreachable_server_is_reported_to_client() {
         assert_eq!(sent.len(), 1, "{method:?}");
         let (src, dst, kind, code, quoted) = error(&sent[0].1);
         assert_eq!((src, dst, kind, code), (from.into(), CLIENT.into(), 3, 1));
-        // The client knows its packet again, one hop later; nobody reads the checksum inside.
+        // The error quotes the client's packet, with the TTL of one hop less; the inner checksum is
+        // not compared.
         let mut expected = ip.clone();
         ipv4::decrement_ttl(&mut expected);
         assert_eq!(quoted[..36], expected[..36], "{method:?}");
@@ -327,7 +329,7 @@ fn echo_can_be_limited_and_switched_off() {
     }
 }
 
-/// The maximum segment size in a frame, whose checksum is right.
+/// The maximum segment size in a frame, whose checksum must be correct.
 fn asked(frame: &[u8], l4: usize) -> u16 {
     let ip = &frame[14..];
     assert!(tcp::checksum_ok(ip, l4, 6));

@@ -1,6 +1,6 @@
-//! IPv6 frames in, given verdicts, frames out. The recordings show the kernel's behaviour; these
-//! tests cover other cases: addresses that the dataplane owns, super-packets, tunnels with
-//! different IP versions inside and outside, and invalid input.
+//! IPv6 frames with fixed verdicts. The recordings show the kernel's behaviour; these tests cover
+//! other cases: addresses that the dataplane owns, super-packets, tunnels with different IP
+//! versions inside and outside, and invalid input.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -78,7 +78,7 @@ fn echo(size: usize) -> Vec<u8> {
     ip
 }
 
-/// A TCP super-packet of a veth, with an unfinished checksum.
+/// A TCP super-packet of a veth, with a partial checksum.
 fn aggregate(ip: &mut [u8], size: u16) -> Offload {
     let sum = Sum::ZERO
         .pseudo(CLIENT.into(), VIP.into(), 6, ip.len() - 40)

@@ -120,14 +120,16 @@ fn lab(
         let key = ServiceKey::Address { protocol, addr };
         let family = Family::of(&addr.ip());
         let config = ServiceConfig::new(family, "rr");
-        control.add_service(key, config, None).expect("a new one");
+        control
+            .add_service(key, config, None)
+            .expect("the service is new");
         let mut config = ServerConfig::new(1, method);
         config.tunnel = tunnel;
         let now = lvs_core::Instant::from_secs(10);
         let server = server.parse().unwrap();
         control
             .add_server(&key, server, &config, now)
-            .expect("a new one");
+            .expect("the server is new");
     })
 }
 

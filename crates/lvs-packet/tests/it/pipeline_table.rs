@@ -1,6 +1,6 @@
-//! Frame in, verdict by hand, frame out. The frames with addresses in 10.0/16 and 10.1/16 were
-//! recorded from a kernel with IPVS; fields that vary between runs (the identification of what the
-//! director itself makes) are compared as zero.
+//! Frames with verdicts that the tests choose, and the sent frames. The frames with addresses in
+//! 10.0/16 and 10.1/16 were recorded from a kernel with IPVS; fields that vary between runs (the
+//! identification of packets that the director creates) are compared as zero.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -415,7 +415,7 @@ fn super_packets_are_forwarded_whole_and_cut_for_tunnels() {
     let mut lab = web(Forwarding::Nat);
     let got = lab.send_offloaded(CLIENTS, &from_client(&ip), offload);
     assert_eq!(got.len(), 1);
-    let mut whole = got.into_iter().next().expect("one").1;
+    let mut whole = got.into_iter().next().expect("a frame was sent").1;
     assert_eq!(whole.offload, offload);
     assert!(whole.pull_front(14));
     lvs_packet::segment::finish_checksum(&mut whole).expect("in bounds");
@@ -509,7 +509,7 @@ fn reply_in_fragments_with_dont_fragment_passes() {
     put16(&mut ip, 6, 0);
     ipv4::finish_header(&mut ip);
     let mut lab = web(Forwarding::Nat);
-    let cutter = Cutter::v4(&ip, 900, None, true).expect("it fits");
+    let cutter = Cutter::v4(&ip, 900, None, true).expect("the packet can be fragmented");
     let pieces: Vec<_> = cutter.frames().collect();
     let mut got = Vec::new();
     for piece in &pieces {
@@ -529,7 +529,7 @@ fn fragmented_packet_is_forwarded_in_fragments() {
     let mut ip = udp((CLIENT, 4000), (VIP, 53), &data);
     put16(&mut ip, 6, 0);
     ipv4::finish_header(&mut ip);
-    let cutter = Cutter::v4(&ip, 1000, None, false).expect("it fits");
+    let cutter = Cutter::v4(&ip, 1000, None, false).expect("the packet can be fragmented");
     let mut pieces: Vec<_> = cutter.frames().collect();
     let mut lab = web(Forwarding::Nat);
     let last = pieces.pop().expect("several");

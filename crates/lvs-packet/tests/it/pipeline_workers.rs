@@ -84,12 +84,14 @@ impl Site {
             addr: SocketAddr::new(VIP.into(), 53),
         };
         let config = ServiceConfig::new(Family::V4, "rr");
-        control.add_service(service, config, None).expect("new");
+        control
+            .add_service(service, config, None)
+            .expect("the service is new");
         let server = SocketAddr::new(SERVER.into(), 53);
         let config = ServerConfig::new(1, method);
         control
             .add_server(&service, server, &config, now)
-            .expect("new");
+            .expect("the server is new");
         let common = Arc::new(Common::new(settings).with_workers(WORKERS));
         let worker = |number| Worker {
             shard: control.shard(number).expect("one of the two workers"),

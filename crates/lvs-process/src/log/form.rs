@@ -1,4 +1,4 @@
-//! Format of a log line: time, level and program; for the journal, a priority in front; or a JSON
+//! Format of a log line: time, level and program; for the journal, a preceding priority; or a JSON
 //! object.
 
 use std::fmt;
@@ -23,7 +23,7 @@ pub(super) struct Form {
     pub(super) journal: bool,
     /// The journal receives fields of events in addition to the text.
     pub(super) fields: bool,
-    /// Colours.
+    /// The lines contain ANSI colours.
     pub(super) ansi: bool,
     /// Mark of this program's lines in a shared standard error.
     pub(super) mark: Option<&'static str>,

@@ -14,7 +14,7 @@ use super::message_ids::message_id;
 /// The socket of the journal.
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// Separates the fields in front of a line from each other and from the line.
+/// Separates the fields before a line from each other and from the line.
 const MARK: char = '\x1e';
 /// The longest value of a field.
 const VALUE_MAX: usize = 1024;
@@ -98,7 +98,7 @@ pub(super) const fn priority(level: Level) -> u8 {
     }
 }
 
-/// Collects the fields of an event that go in front of its line.
+/// Collects the fields of an event that precede its line.
 #[derive(Debug, Default)]
 pub(super) struct Fields(String);
 
@@ -177,7 +177,7 @@ mod tests {
         assert!(sender.send(Level::WARN, &format!("{}x", fields.front())));
         let length = journal.recv(&mut buffer).expect("a record");
         let text = String::from_utf8_lossy(&buffer[..length]);
-        let id = message_id("server_down").expect("it has exactly one");
+        let id = message_id("server_down").expect("the message has an identifier");
         let expected = format!("LVS_EVENT=server_down\nMESSAGE_ID={id}\nMESSAGE=x\n");
         assert!(text.ends_with(&expected), "{text}");
         assert!(sender.send(Level::INFO, "one\ntwo\x1e\x1e"));
@@ -187,7 +187,7 @@ mod tests {
         // A journal that was started again is found, and none costs nothing but the record.
         drop(journal);
         assert!(!sender.send(Level::INFO, "lost"));
-        std::fs::remove_file(&path).expect("the entry exists");
+        std::fs::remove_file(&path).expect("the file exists");
         let journal = UnixDatagram::bind(&path).expect("a socket");
         assert!(sender.send(Level::INFO, "again"));
         assert!(journal.recv(&mut buffer).is_ok());

@@ -96,7 +96,7 @@ impl fmt::Display for Format {
 /// lines in JSON have the name `program` instead.
 ///
 /// # Errors
-/// There can be no thread, or there is a log already.
+/// No thread can be started, or the log is already set up.
 pub fn start(
     filter: EnvFilter,
     mark: Option<&'static str>,

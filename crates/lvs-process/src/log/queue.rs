@@ -12,9 +12,9 @@ use tracing::Level;
 use super::form::Form;
 use super::journal::{Journal, parts};
 
-/// Lines that may wait.
+/// Maximum number of waiting lines.
 const LINES_MAX: usize = 4096;
-/// Bytes that may wait, all lines together.
+/// Maximum bytes of all waiting lines together.
 const BYTES_MAX: usize = 1 << 20;
 /// The longest line; more of it is cut off.
 const LINE_MAX: usize = 16 << 10;

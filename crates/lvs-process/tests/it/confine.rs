@@ -42,7 +42,8 @@ fn sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program() {
     if done.by.contains(&"seccomp".to_owned()) {
         let started = Command::new("/bin/true").status().map(drop);
         assert!(kind(started).is_err_and(|k| refused.contains(&k)));
-        let status = fs::read_to_string("/proc/thread-self/status").expect("the file exists");
+        let status = fs::read_to_string("/proc/thread-self/status")
+            .expect("the status file of this thread is readable");
         assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"));
     }
     assert_eq!(done.by.len() + done.not_by.len(), 2, "{done}");

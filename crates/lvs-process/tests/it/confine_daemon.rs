@@ -6,7 +6,7 @@ use lvs_process::confine::daemon;
 
 fn sh(script: &str) -> String {
     let done = Command::new("/bin/sh").args(["-c", script]).output();
-    let done = done.expect("it runs");
+    let done = done.expect("the shell runs");
     String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned()
 }
 

@@ -3,8 +3,8 @@
 mod confine;
 mod confine_daemon;
 
-/// Runs a test that drops privileges in a separate process, and checks that it passes there. False
-/// in that process.
+/// Runs a test that drops privileges in a separate process, and checks that it passes there.
+/// Returns false in the separate process.
 fn ran_alone(test: &str) -> bool {
     const ALONE: &str = "LVS_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {

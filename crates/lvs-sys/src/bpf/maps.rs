@@ -53,8 +53,8 @@ const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
-/// An array in the kernel that programs read and write, and that this process maps as 64-bit words;
-/// or memory that other processes hold as well, mapped so.
+/// An array in the kernel that BPF programs read and write, and that this process maps as 64-bit
+/// words; or a memory file that other processes have as well, mapped in the same way.
 #[derive(Debug)]
 pub struct SharedArray {
     fd: OwnedFd,
@@ -85,10 +85,10 @@ impl SharedArray {
     }
 
     /// A part of a memory file that begins at a page. Other processes map the file as well. It must
-    /// be [sealed](seal): access to a page that a file has lost kills the process.
+    /// be [sealed](seal): access to a page beyond the end of a shortened file kills the process.
     ///
     /// # Errors
-    /// If it cannot be mapped, can become shorter, or is too short.
+    /// If the file cannot be mapped, can become shorter, or is too short.
     pub fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
         // Files that are not in memory have no seals: `EINVAL`.
         if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
@@ -125,7 +125,8 @@ impl SharedArray {
         Self::map(fd, 0, words)
     }
 
-    /// The descriptor is a BPF array, or a memory file that is long enough and stays so.
+    /// Maps a descriptor: of a BPF array, or of a memory file that is long enough and cannot become
+    /// shorter.
     fn map(fd: OwnedFd, offset: u64, words: usize) -> io::Result<Self> {
         let offset = offset.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
         let len = words
@@ -153,7 +154,7 @@ impl SharedArray {
         Ok(Self { fd, memory, words })
     }
 
-    /// Its words.
+    /// Returns the words of the array.
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is so long, begins at a page, and stays so long (`map`). It is used as
         // atomics only, by this process, by programs in the kernel, and by other processes that
@@ -168,7 +169,7 @@ impl SharedArray {
         unsafe { ptr::write_bytes(self.memory.as_ptr(), 0, self.words * 8) };
     }
 
-    /// Pins it under a name in a BPF file system, so that it remains after this process exits.
+    /// Pins the map under a name in a BPF file system, so that it remains after this process exits.
     ///
     /// # Errors
     /// If the directory does not exist, or the name is in use.
@@ -176,7 +177,7 @@ impl SharedArray {
         pin(&self.fd, path)
     }
 
-    /// Its descriptor's number, for the instructions of a program.
+    /// The number of its descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }
@@ -264,7 +265,7 @@ impl PerCpuArray {
         pin(&self.fd, path)
     }
 
-    /// Its descriptor's number, for the instructions of a program.
+    /// The number of the map's descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }
@@ -315,7 +316,7 @@ impl<const WORDS: usize> SharedSet<WORDS> {
         self.0.pin(path)
     }
 
-    /// Its descriptor's number, for the instructions of a program.
+    /// The number of the map's descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.0.fd.as_raw_fd()
     }
@@ -324,8 +325,8 @@ impl<const WORDS: usize> SharedSet<WORDS> {
 /// Keys and their values.
 type Entries<const KEY: usize, const VALUE: usize> = Vec<([u64; KEY], [u64; VALUE])>;
 
-/// A map with values of `VALUE` words by keys of `KEY` words, for BPF programs. Entries take memory
-/// on insertion.
+/// A map with values of `VALUE` words by keys of `KEY` words, for BPF programs. The kernel
+/// allocates an entry when it is inserted.
 #[derive(Debug)]
 pub struct SharedMap<const KEY: usize, const VALUE: usize> {
     fd: OwnedFd,
@@ -445,7 +446,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     }
 }
 
-/// A place for a map, in which programs find the map, or none.
+/// A slot for one map, in which BPF programs look up the map; the slot can be empty.
 #[derive(Debug)]
 pub struct MapPlace {
     fd: OwnedFd,
@@ -514,7 +515,7 @@ impl MapPlace {
         pin(&self.fd, path)
     }
 
-    /// Its descriptor's number, for the instructions of a program.
+    /// The number of the map's descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }
@@ -535,8 +536,8 @@ pub(super) fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) 
 }
 
 /// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide
-/// slots, their tags, and the overflow, which none reads. Each array has a region of equal length
-/// for each of `tables` tables, and this is the memory of table `number`.
+/// slots, their tags, and the overflow, which no program reads. Each array has a region of equal
+/// length for each of `tables` tables, and this is the memory of table `number`.
 ///
 /// # Errors
 /// If the regions are shorter than `layout` requires, or there is no such table.

@@ -29,7 +29,7 @@ pub struct Instruction {
     pub registers: u8,
     /// Offset of a jump or of memory.
     pub offset: i16,
-    /// A number.
+    /// The immediate operand.
     pub immediate: i32,
 }
 

@@ -77,10 +77,10 @@ const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const BPF_XDP: u32 = 37;
-/// Makes the driver itself run the program.
+/// Requires that the driver runs the program.
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const BPF_F_BEFORE: u32 = 1 << 3;
-/// In the flags of a test run: the frame has a checksum over all of it, as some network cards
+/// In the flags of a test run: the frame has a checksum of its whole content, as some network cards
 /// provide, and the kernel checks afterwards whether it is still right (Linux 6.16).
 const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
 /// Size of the verifier's log.
@@ -91,7 +91,7 @@ const ATTEMPTS: usize = 5;
 /// The hook for which a program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// Before a socket.
+    /// A filter of a socket.
     SocketFilter,
     /// At the ingress of an interface (tcx, or a filter of `tc`).
     Ingress,
@@ -102,7 +102,7 @@ pub enum ProgramKind {
 }
 
 impl ProgramKind {
-    /// `enum bpf_attach_type`.
+    /// The number of the hook in `enum bpf_attach_type`.
     const fn place(self) -> u32 {
         match self {
             Self::SocketFilter => 0,
@@ -128,13 +128,13 @@ pub struct ProgramLink {
 }
 
 impl Program {
-    /// Has the kernel check and take a program. `name`: what tools show, at most 15 letters, digits
-    /// and `_`.
+    /// Loads a program into the kernel, which verifies it. `name` is the name in tools, at most 15
+    /// letters, digits and `_`.
     ///
     /// # Errors
-    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the first user namespace; what
-    /// the verifier has against it, with the end of its log; `Unsupported` or `InvalidInput`
-    /// from kernels that lack something.
+    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the initial user namespace; the
+    /// verifier's error, with the end of its log; `Unsupported` or `InvalidInput` from kernels that
+    /// lack a feature.
     pub fn load(kind: ProgramKind, name: &str, instructions: &[Instruction]) -> io::Result<Self> {
         let license = c"Dual MIT/GPL";
         let mut request = LoadProgram {
@@ -218,9 +218,10 @@ impl Program {
 
     /// Runs the program on a frame from `ifindex`; returns its verdict and the changed frame. A
     /// GSO/GRO super-packet has segments of `segment` bytes; for other frames that is 0. With
-    /// `summed`, the card has made a sum of the whole packet, and the program has to keep it
-    /// correct: else the error is `EBADMSG`. Kernels before 6.16 do not support that, and return
-    /// `EINVAL`. A program of [`ProgramKind::Xdp`] receives the frame unchanged from the loopback.
+    /// `summed`, the frame has a checksum of the whole packet from the network card, and the
+    /// program must keep it correct; otherwise the error is `EBADMSG`. Kernels before 6.16 do not
+    /// support that, and return `EINVAL`. A program of [`ProgramKind::Xdp`] receives the frame
+    /// unchanged from the loopback.
     ///
     /// # Errors
     /// The kernel's error.
@@ -276,7 +277,7 @@ impl Program {
         Ok((request.result.cast_signed(), out))
     }
 
-    /// The descriptor, for a socket that the program is to filter, or a filter of `tc`.
+    /// The program's descriptor, to attach the program to a socket or as a filter of `tc`.
     pub fn fd(&self) -> libc::c_int {
         self.fd.as_raw_fd()
     }
@@ -410,8 +411,8 @@ impl ProgramLink {
     }
 }
 
-/// `BPF_PROG_LOAD`. The verifier stops with `EAGAIN` when a signal waits for this thread. After the
-/// signal is delivered, the call has to be repeated.
+/// `BPF_PROG_LOAD`. The verifier stops with `EAGAIN` when a signal is pending for this thread.
+/// After the delivery of the signal, this function repeats the call.
 ///
 /// # Safety
 /// As [`call`].
@@ -462,7 +463,7 @@ mod tests {
     use super::*;
     use crate::is_root_of_all;
 
-    /// The longest program that the kernel accepts, so that the check takes time.
+    /// The longest program that the kernel accepts, so that its verification takes some time.
     fn long_program() -> Vec<Instruction> {
         let zero = Instruction {
             code: 0xb7,
@@ -479,18 +480,20 @@ mod tests {
     #[test]
     fn test_run_survives_signal() -> io::Result<()> {
         signal_hook::flag::register(libc::SIGURG, Arc::new(AtomicBool::new(false)))?;
-        // SAFETY: it takes nothing and gives a number.
+        // SAFETY: the call has no arguments and returns a number.
         let thread = unsafe { libc::gettid() };
         let process = std::process::id().cast_signed();
         let pester = thread::spawn(move || {
             for _ in 0..ATTEMPTS - 1 {
                 thread::sleep(Duration::from_millis(5));
-                // SAFETY: it takes numbers; a thread that has ended is no error worth telling.
+                // SAFETY: all arguments are numbers; an error (the thread has ended) is ignored.
                 unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGURG) };
             }
         });
         let loaded = Program::load(ProgramKind::SocketFilter, "long", &long_program());
-        pester.join().expect("it ends");
+        pester
+            .join()
+            .expect("the other thread ends without a panic");
         match loaded {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_root_of_all() => {
                 crate::testing::not_run(&format!("needs BPF: {error}"));

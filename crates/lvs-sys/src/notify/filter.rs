@@ -1,7 +1,8 @@
 //! The filter that selects the calls to report.
 //!
-//! It can read the arguments of a call and no memory. So it selects calls by the numbers of
-//! descriptors: the supervisor places the sockets of generic netlink in a high range.
+//! The filter can read the arguments of a call, but not the memory of the program. So it selects
+//! calls by the numbers of descriptors: the supervisor places the sockets of generic netlink in a
+//! high range.
 
 use std::ops::Range;
 
@@ -38,8 +39,8 @@ impl Places {
     /// Numbers of each kind.
     const EACH: u32 = 32;
 
-    /// Returns the highest places for a program that may have `limit` descriptors; `None` if it may
-    /// have too few.
+    /// Returns the highest possible ranges for a program that may have `limit` descriptors; `None`
+    /// if it may have too few.
     pub fn below(limit: u64) -> Option<Self> {
         let end = u32::try_from(limit).map_or(Self::END, |limit| limit.min(Self::END));
         let middle = end.checked_sub(Self::EACH)?;
@@ -61,7 +62,7 @@ const fn argument(index: u32) -> u32 {
 const ALLOW: Op = op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW);
 const NOTIFY: Op = op(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF);
 
-/// Notices a call if argument `index` is in `range`.
+/// Reports a call if argument `index` is in `range`.
 fn in_range(index: u32, range: Range<u32>) -> [Op; 5] {
     [
         op(LOAD, 0, 0, argument(index)),
@@ -82,7 +83,7 @@ fn equals(index: u32, value: u32) -> [Op; 3] {
 }
 
 /// Returns the filter; `None` for an architecture whose system call numbers are not known here.
-/// Calls by the conventions of another architecture (32-bit programs, x32) are never noticed.
+/// Calls by the conventions of another architecture (32-bit programs, x32) are never reported.
 pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
     let mut all = vec![
         op(LOAD, 0, 0, ARCH),
@@ -129,7 +130,7 @@ pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
 mod tests {
     use super::*;
 
-    /// Whether the filter notices a system call.
+    /// Whether the filter reports a system call.
     fn is_noticed(program: &[Op], arch: u32, number: u32, arguments: [u64; 6]) -> bool {
         let (mut at, mut value) = (0, 0);
         loop {

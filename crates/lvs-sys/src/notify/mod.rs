@@ -1,8 +1,9 @@
 //! System calls of a program that another process answers (seccomp user notification), for
 //! `lvs-run`.
 //!
-//! The program installs a filter ([`install`]) and gives its [`Listener`] to the supervisor. The
-//! kernel then stops each thread that makes a noticed call, and reports the call to the supervisor.
+//! The program installs a filter ([`install`]) and sends its [`Listener`] to the supervisor. The
+//! kernel then stops each thread that makes a selected call, and reports the call to the
+//! supervisor.
 
 mod datagram;
 mod detach;
@@ -66,7 +67,7 @@ impl Kind {
     ];
 }
 
-/// Result of a noticed call.
+/// Result of a reported call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The kernel executes the call.
@@ -116,7 +117,7 @@ impl Listener {
     /// Waits for the next call. Any number of threads may wait.
     ///
     /// # Errors
-    /// `ENOENT` if a thread has ended, or all of them; `EINTR`.
+    /// `ENOENT` if the calling thread or all threads have exited; `EINTR`.
     pub fn receive(&self) -> io::Result<Option<Call>> {
         let mut notification = libc::seccomp_notif {
             id: 0,
@@ -151,7 +152,7 @@ impl Listener {
         }))
     }
 
-    /// Answers a call. A caller that has ended needs no answer.
+    /// Answers a call. A caller that has exited needs no answer.
     pub fn respond(&self, id: u64, answer: Answer) {
         let (val, error, flags) = match answer {
             Answer::Sent => return,
@@ -192,7 +193,7 @@ impl Listener {
     /// Copies `fd` to the number `place` of the caller, and returns that number from the call.
     ///
     /// # Errors
-    /// The caller has ended, or may not have a descriptor of this number.
+    /// The caller has exited, or may not have a descriptor of this number.
     pub fn add(&self, id: u64, fd: &impl AsFd, place: u32, close_on_exec: bool) -> io::Result<()> {
         let source = fd.as_fd().as_raw_fd();
         let flags = libc::SECCOMP_ADDFD_FLAG_SETFD | libc::SECCOMP_ADDFD_FLAG_SEND;
@@ -219,8 +220,9 @@ impl Listener {
         Ok(())
     }
 
-    /// Makes the kernel run the supervisor on the processor of the caller and the caller on that of
-    /// the supervisor: they never run at the same time. Before Linux 6.6 this has no effect.
+    /// Makes the kernel wake the supervisor on the caller's processor, and the caller on the
+    /// supervisor's processor, because the two never run at the same time. Before Linux 6.6 this
+    /// has no effect.
     pub fn wake_on_this_processor(&self) {
         /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP` (linux/seccomp.h).
         const SYNC_WAKE_UP: libc::c_ulong = 1;

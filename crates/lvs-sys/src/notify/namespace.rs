@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// The identity of a namespace, for as long as it lives.
+/// The identity of a namespace, for as long as the namespace exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespaceId {
     device: u64,
@@ -13,7 +13,7 @@ pub struct NamespaceId {
 }
 
 impl NamespaceId {
-    /// Of an open namespace, or of a file in `/proc/PID/ns`.
+    /// The identity of an open namespace, or of a file in `/proc/PID/ns`.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -26,7 +26,7 @@ impl NamespaceId {
         Self::new(meta.dev(), meta.ino())
     }
 
-    /// By device and inode of that file.
+    /// The identity with the device and inode of that file.
     pub const fn new(device: u64, inode: u64) -> Self {
         Self { device, inode }
     }
@@ -56,7 +56,7 @@ pub fn of_socket(socket: &impl AsFd) -> io::Result<File> {
 /// The cookie of the network namespace of a socket, which is not reused until the host restarts.
 ///
 /// # Errors
-/// It is not a socket.
+/// The descriptor is not a socket.
 pub fn cookie_of_socket(socket: &impl AsFd) -> io::Result<u64> {
     let fd = socket.as_fd().as_raw_fd();
     let (mut cookie, mut length) = (0_u64, super::super::socklen::<u64>());
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_network_namespace_has_owners() {
+    fn owners_of_own_network_namespace_are_found() {
         let own = File::open("/proc/self/ns/net").expect("readable");
         let Ok(owners) = owners(&own) else {
             // The namespace belongs to a user namespace above this one.

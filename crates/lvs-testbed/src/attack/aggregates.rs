@@ -1,12 +1,12 @@
-//! Aggregates of segments that no TCP makes.
+//! Super-packets with segments that no TCP implementation sends.
 
 use lvs_packet::frame::{Frame, SegmentKind};
 
 use super::frames::{ACK, Kind, SYN, aggregate, ethernet, packet};
 use super::{Target, Volley};
 
-/// A SYN, then aggregates of 64 KiB in segments of one byte, and in segments of the least size that
-/// the dataplane accepts.
+/// A SYN, then super-packets of 64 KiB with segments of one byte, and with segments of the smallest
+/// size that the dataplane accepts.
 pub(super) struct TinyAggregates {
     target: Target,
     n: u64,

@@ -157,7 +157,7 @@ impl Bed {
         self.site.lvsadm_restore(&rules).map(drop)
     }
 
-    /// Delays of single packets, alone or with users of the host.
+    /// Measures the delays of single packets, alone or while local users run.
     fn probe_beside(
         &self,
         time: Duration,
@@ -236,7 +236,8 @@ impl Bed {
         })
     }
 
-    /// Has the dataplane log, and `lvsadm` list to a reader that does not read; how often.
+    /// Makes the dataplane log, and runs `lvsadm` listings whose output no process reads; returns
+    /// the number of listings.
     fn fill_the_log(&self, time: Duration) -> Result<u64> {
         let lvsadm = programs::find("lvsadm")?.display().to_string();
         let listing = format!("{lvsadm} -L -n | sleep {}", time.as_secs() + 1);

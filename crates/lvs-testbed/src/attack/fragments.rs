@@ -1,4 +1,4 @@
-//! Datagrams in pieces of 8 bytes.
+//! Datagrams in fragments of 8 bytes.
 
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::Frame;

@@ -16,7 +16,8 @@ use crate::netns::Host;
 /// Size of the answer to a new connection, and of a download.
 pub(super) const SMALL: usize = 1024;
 pub(super) const LARGE: usize = 1 << 20;
-/// Threads that open connections: more than are open at a time as long as all is well.
+/// Number of threads that open connections: more than the number of simultaneous connections in
+/// normal operation.
 const OPENERS: usize = 24;
 /// Downloads at a time.
 const DOWNLOADERS: usize = 4;
@@ -50,13 +51,13 @@ pub struct Honest {
     pub downloads: u64,
     /// Downloads that failed.
     pub broken: u64,
-    /// Milliseconds from SYN to the last byte: the median, and the 99th of a hundred.
+    /// Milliseconds from SYN to the last byte: the median.
     pub p50_ms: f64,
-    /// The 99th of a hundred.
+    /// The 99th percentile of the same times.
     pub p99_ms: f64,
     /// The longest time without a served request, in milliseconds.
     pub silence_ms: f64,
-    /// Of all these, answers with a wrong byte.
+    /// Number of answers, among all of these, that contained a wrong byte.
     pub wrong: u64,
     /// The first error.
     pub error: Option<String>,
@@ -65,7 +66,10 @@ pub struct Honest {
 impl Honest {
     /// Percentage of new connections that were served.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a rate for display needs no exact value"
+    )]
     pub fn success(&self) -> f64 {
         100.0 * self.served as f64 / (self.served + self.failed).max(1) as f64
     }
@@ -74,7 +78,7 @@ impl Honest {
     ///
     /// # Errors
     ///
-    /// When the program cannot run; what went wrong on the wire is in the report.
+    /// When the program cannot run; errors of connections are in the report.
     pub fn run_on(host: &Host, options: &HonestOptions) -> Result<Self> {
         let words = [
             "honest".to_owned(),

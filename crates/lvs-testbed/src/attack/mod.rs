@@ -48,7 +48,7 @@ struct Attack {
     means: Means,
     /// The promised bound.
     bound: &'static str,
-    /// The drop reasons of such packets; one of them must have counted.
+    /// The drop reasons of such packets; at least one of their counters must increase.
     counted: &'static [&'static str],
     /// Maximum memory of the dataplane above its idle memory, in megabytes.
     memory_mb: u64,
@@ -69,15 +69,15 @@ enum Means {
     Frames(fn(&Target) -> Box<dyn Volley>),
     /// Unprivileged users of the director's host.
     Users(fn(&Site, Duration) -> Result<u64>),
-    /// The dataplane's log is a full pipe without a reader, while much is logged, and so is the
-    /// output of `lvsadm`.
+    /// The dataplane's log and the output of `lvsadm` are full pipes without a reader, while the
+    /// dataplane logs much.
     Log,
 }
 
 const SMALL: &str = "dataplane at most 128 MB above idle; no silence above 50 ms";
 const SERVED: &str = "at least 99 % of honest connections served";
 const EVICT: &[&str] = &["--when-full", "evict"];
-/// The table of 2^20 connections, full.
+/// Memory of a full table of 2^20 connections.
 const TABLE_MB: u64 = 320;
 
 /// The attacks.
@@ -144,7 +144,7 @@ const ATTACKS: &[Attack] = &[
         dataplane: &[],
         rate: 2000,
         means: Means::Frames(land::Land::volley),
-        bound: "none goes round; counted",
+        bound: "no packet loops; all are counted",
         counted: &["martian"],
         memory_mb: 128,
     },
@@ -216,7 +216,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "log",
-        summary: "nobody reads the dataplane's log at level trace, a full pipe, nor what lvsadm lists",
+        summary: "no process reads the dataplane's log (level trace, a full pipe) or the listings of lvsadm",
         site: (Forward::Nat, Vip::Host),
         dataplane: &[],
         rate: 0,
@@ -288,7 +288,7 @@ pub struct Outcome {
     pub drops: BTreeMap<String, u64>,
     /// Datagrams that the real servers have received on the port of the echo service.
     pub echoed: u64,
-    /// Delays of single packets, if the promise is about single packets.
+    /// Delays of single packets, if the attack has a bound for single packets.
     pub delays: Option<Compared>,
 }
 
@@ -299,7 +299,7 @@ pub struct Compared {
     pub before: Delays,
     /// Delays while the same number of local users only compute.
     pub busy_users: Delays,
-    /// During the attack.
+    /// Delays during the attack.
     pub beside: Delays,
 }
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::netns::Host;
 use crate::programs;
 
-/// The command that runs a program in real time, so that its own delays do not count.
+/// The command that runs a program with real-time scheduling, so that its own delays do not count.
 pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
 /// Time after which an answer counts as lost. On a busy machine, a process may wait for a processor
 /// for seconds.
@@ -43,13 +43,13 @@ pub struct Delays {
     pub sent: u64,
     /// Datagrams without an answer.
     pub lost: u64,
-    /// The median.
+    /// The median delay.
     pub p50_ms: f64,
-    /// The 99th of a hundred.
+    /// The 99th percentile.
     pub p99_ms: f64,
-    /// The 999th of a thousand.
+    /// The 99.9th percentile.
     pub p999_ms: f64,
-    /// The longest.
+    /// The longest delay.
     pub longest_ms: f64,
     /// Number of datagrams that took longer than 5 ms.
     pub over_5_ms: u64,

@@ -63,7 +63,7 @@ impl Target {
     }
 }
 
-/// Frame after frame of an attack.
+/// A generator of an attack's frames.
 pub(super) trait Volley {
     /// The next frame.
     fn next(&mut self) -> Frame;
@@ -87,7 +87,7 @@ pub struct StrikeOptions {
     pub for_ms: u64,
 }
 
-/// Sends the attack's frames and prints how many.
+/// Sends the attack's frames, and prints their number.
 ///
 /// # Errors
 ///
@@ -131,5 +131,5 @@ fn mac(text: &str) -> Result<[u8; 6], String> {
     bytes
         .ok()
         .and_then(|bytes| bytes.try_into().ok())
-        .ok_or_else(|| format!("{text} is no link-layer address"))
+        .ok_or_else(|| format!("{text} is not a link-layer address"))
 }

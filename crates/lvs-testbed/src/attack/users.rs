@@ -13,7 +13,8 @@ use serde::de::IgnoredAny;
 use crate::programs;
 use crate::site::Site;
 
-/// Loops of listings, and sockets that hold a mebibyte of brackets each.
+/// Number of users that list in a loop; and of sockets on which an unfinished request of 1 MiB of
+/// brackets waits.
 const LISTERS: u32 = 16;
 const HOLDERS: u32 = 32;
 
@@ -57,7 +58,7 @@ pub struct UserOptions {
     pub compute: bool,
 }
 
-/// Runs the subcommand: prints how many requests were answered.
+/// Runs the subcommand: prints the number of answered requests.
 ///
 /// # Errors
 /// No error is known: a refusal counts as an answer.

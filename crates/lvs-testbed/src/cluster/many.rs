@@ -27,10 +27,10 @@ const DIRECTORS: usize = 3;
 
 scenarios! {
     Calm "calm" "no event, for comparison",
-    Members "members" "a server is drained, one director goes into maintenance, and comes back",
-    Alone "members-alone" "the same without [sync.peers]: what the scheduler alone cannot know",
+    Members "members" "a server is drained; one director enters maintenance and leaves it",
+    Alone "members-alone" "as members, without [sync.peers]: only the scheduler keeps clients at their servers",
     Dataplane "dataplane" "kill -9 of the dataplane of one, which lvsd starts again",
-    Partition "partition" "the synchronisation network fails until lvsadm sync says so, then as members",
+    Partition "partition" "the synchronisation network fails until lvsadm sync reports this; then as members",
     Stopped "stopped" "SIGSTOP of the dataplane of one for three seconds",
     Loss "loss" "as members, while 5 of 100 packets of the synchronisation network are lost",
     Etcd "etcd" "etcd, which names a server, is lost to one director, then to all; then as members",
@@ -68,7 +68,7 @@ impl Scenario {
 #[derive(Debug)]
 struct Director {
     host: Host,
-    /// `192.0.2.N`.
+    /// The last byte of the director's address `192.0.2.N`.
     number: usize,
     routing: Routing,
     programs: Vec<Proc>,
@@ -509,7 +509,8 @@ impl Drop for Lab {
 }
 
 impl Director {
-    /// The example, with this director's addresses and forwarding method.
+    /// Installs the example configuration of lvsd, with this director's addresses and forwarding
+    /// method.
     fn configure(&self, forward: Forward, scenario: Scenario, etcd: Option<&str>) -> Result<()> {
         let number = self.number;
         super::own_files(&self.host)?;

@@ -2,9 +2,9 @@
 //! maintenance or is disconnected from its peers. Two with keepalived are in [`pair`], three behind
 //! a router with BIRD in [`many`].
 //!
-//! Their files are those of `examples`, at the paths that these files name. The measured values are
-//! those of a client: downloads at a [constant rate](crate::paced), of which each byte is compared,
-//! and the longest pause of each.
+//! Their files are those of `examples`, at the paths that these files name. The measurements are
+//! made at the clients: downloads at a [constant rate](crate::paced), each byte of which is
+//! compared, and the longest pause of each download.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,7 +48,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const KEY: &str = "0123456789abcdef0123456789abcdef";
 /// The size of a download, in bytes.
 const DOWNLOAD: u64 = 1_000_000;
-/// Bytes a second of each download: 16 seconds.
+/// Bytes a second of each download, which then takes 16 seconds.
 const RATE: u64 = 60_000;
 
 /// Options of the cluster scenarios.
@@ -164,14 +164,14 @@ pub struct Outcome {
     pub retransmissions: u64,
     /// The longest time without data of a download that completed, in milliseconds.
     pub stall_ms: u64,
-    /// In 99 of 100 downloads, the longest time without anything was shorter, in milliseconds.
+    /// The 99th percentile of the longest time without data of each download, in milliseconds.
     pub stall_p99_ms: u64,
     /// Packets that directors dropped, by reason, of the directors that run at the end.
     pub lost: BTreeMap<String, u64>,
     /// Number of resets by which servers answered packets of connections that they do not have.
     pub misdirected: u64,
     /// With two directors: for each change, the time in milliseconds for which the virtual address
-    /// answered no echo request, of a hundred a second.
+    /// answered no echo request; 100 requests are sent each second.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outages_ms: Vec<u64>,
     /// Three directors: milliseconds until the router no longer used the director that was in
@@ -191,9 +191,7 @@ pub struct Outcome {
 /// A scenario cannot be played.
 pub fn main(options: &ClusterOptions) -> Result<()> {
     if options.list {
-        println!(
-            "two directors with keepalived, one active, the other one stands by (nat, dr, tun):"
-        );
+        println!("two directors with keepalived, one active and one standby (nat, dr, tun):");
         for (name, _, about) in pair::Scenario::ALL {
             println!("  {name:<14} {about}");
         }

@@ -26,10 +26,10 @@ const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
 scenarios! {
     Calm "calm" "no event, for comparison",
     Kill "kill" "kill -9 of everything on the active director, and its links go down",
-    Returns "returns" "as kill; then it comes back with an empty table, and takes over again",
+    Returns "returns" "as kill; then the director returns with an empty table, and takes over again",
     Planned "planned" "lvsd maintenance on the active director, and then on the other one",
     Quorum "quorum" "the active director's checks find all servers down, the other one's do not",
-    Partition "partition" "synchronisation fails until lvsadm sync says so; then as planned",
+    Partition "partition" "synchronisation fails until lvsadm sync reports this; then as planned",
     Stopped "stopped" "SIGSTOP of the active director's dataplane for three seconds",
     Loss "loss" "as planned, while 5 of 100 packets of the synchronisation are lost",
     Files "files" "the files between lvsd and keepalived are removed; then as planned",
@@ -76,7 +76,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     let forward = options.method()?;
     ensure!(
         options.director == Balancer::Lvs || (forward == Forward::Nat && !options.ipv6),
-        "HAProxy knows no forwarding methods, and serves IPv4 here: leave --forward and --ipv6 out"
+        "HAProxy has no forwarding methods, and is tested with IPv4 only: omit --forward and --ipv6"
     );
     ensure!(
         scenario.suits(options.director),
@@ -231,7 +231,7 @@ impl Lab {
         self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)
     }
 
-    /// The example, with the servers' gateway of IPv6 if need be.
+    /// The example's configuration, with the servers' IPv6 gateway if IPv6 is in use.
     fn two_arms(&self, peer: &str) -> String {
         let text = LVSD.replace("\"192.0.2.2\"", &format!("\"{peer}\""));
         if !self.has_ipv6() {
@@ -243,7 +243,8 @@ impl Lab {
         )
     }
 
-    /// One network for clients, directors and servers, also with IPv6 if the servers have it.
+    /// The configuration for one network of clients, directors and servers, with IPv6 if the
+    /// servers have it.
     fn one_arm(&self, peer: &str) -> Result<String> {
         let forward = self.site.options.forward;
         let mut text = format!(
@@ -411,7 +412,7 @@ impl Lab {
         reported["peers"][0]["borrowed"].as_u64()
     }
 
-    /// Carries out the scenario; returns for how long the virtual address was absent at each
+    /// Carries out the scenario; returns the time for which the virtual address was absent at each
     /// change.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
@@ -578,7 +579,8 @@ impl Lab {
             .map(drop)
     }
 
-    /// Runs an action, waits until a director is active, and returns for how long none was.
+    /// Runs an action, waits until a director is active, and returns the time for which no director
+    /// was active.
     fn outage(
         &mut self,
         deed: impl FnOnce(&mut Self) -> Result<()>,
@@ -631,7 +633,7 @@ impl Lab {
     /// Restarts the host, with its initial configuration.
     fn come_back(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!(
-            "director {}: comes back with an empty table",
+            "director {} returns with an empty table",
             index + 1
         ));
         let two_arms = self.site.options.forward == Forward::Nat;

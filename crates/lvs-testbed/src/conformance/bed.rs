@@ -1,5 +1,5 @@
-//! The recordings' test bed in memory: a director with the whole packet path between a client link
-//! and a server link, a fake clock, and the host around it.
+//! The recordings' test bed in memory: a director with the complete dataplane between a client link
+//! and a server link, a fake clock, and the simulated host.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -195,7 +195,7 @@ impl Bed {
         Self::of(options, log)
     }
 
-    /// A bed as of [`new`](Self::new), for a director with these options.
+    /// Creates a bed like [`new`](Self::new), for a director with these options.
     pub(super) fn of(options: Options, log: &Log) -> Replayed<Self> {
         let connections = options.max_connections;
         let programs = match log.through {
@@ -240,8 +240,8 @@ impl Bed {
         Ok(programs.context("the kernel fast path")?)
     }
 
-    /// The director, and the network around it, to be changed. The state that the BPF programs use
-    /// is invalid afterwards.
+    /// Access to the director and to the network around it, for changes. The state that the BPF
+    /// programs use is invalid afterwards.
     pub(super) fn change(&mut self) -> (&mut Control, &mut Table) {
         if let Some(programs) = &self.programs {
             programs.changed();
@@ -445,7 +445,8 @@ impl Bed {
         emitted
     }
 
-    /// Records the sent frames, and the present listing; with many connections only sometimes.
+    /// Records the sent frames, and the current listing; if there are many connections, only for
+    /// some of the frames.
     fn trace(&self, emitted: &[Emitted]) {
         const MANY: usize = 64;
         let mut seen = self.seen.lock();
@@ -485,7 +486,7 @@ impl Bed {
         true
     }
 
-    /// Publishes a connection, if that is possible.
+    /// Offloads a connection, if that is possible.
     fn publish(&mut self, conn: Option<ConnId>) {
         if let (Some(programs), Some(conn), true) =
             (&mut self.programs, conn, self.marks.is_empty())

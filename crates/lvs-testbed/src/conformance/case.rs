@@ -31,7 +31,7 @@ impl From<lvs_core::Error> for Halt {
         match error {
             lvs_core::Error::Unsupported(what) => Self::Unsupported(format!("core: {what}")),
             other => Self::Broken(anyhow!(
-                "the director refuses what the kernel took: {other}"
+                "the director refuses a step that the kernel accepted: {other}"
             )),
         }
     }
@@ -104,7 +104,7 @@ impl Json for Value {
     fn endpoint(&self, key: &str) -> anyhow::Result<SocketAddr> {
         self.text(key)?
             .parse()
-            .with_context(|| format!("{key:?} is no address with a port"))
+            .with_context(|| format!("{key:?} is not an address with a port"))
     }
 
     fn fields(&self, key: &str) -> Option<&Map<String, Value>> {
@@ -295,7 +295,7 @@ pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
     })
 }
 
-/// An address with a prefix length, or without for the longest.
+/// Parses an address with a prefix length; without a length, the prefix is the whole address.
 pub(super) fn prefix(text: &str) -> anyhow::Result<(IpAddr, u8)> {
     let (addr, length) = text.split_once('/').unwrap_or((text, ""));
     let addr: IpAddr = addr.parse().context("no prefix")?;

@@ -194,7 +194,7 @@ impl Host for Around<'_> {
         match need {
             Need::Own(_) => Err(Failure::new(
                 FailureCode::Unsupported,
-                "a dataplane in memory has no interfaces: it can own no address",
+                "a dataplane in memory has no interfaces, so it cannot own an address",
             )),
             _ => Ok(()),
         }

@@ -39,8 +39,8 @@ pub(super) struct Host {
     reassembler: Reassembler,
     /// Whether the host supports SCTP, whose answers are not recorded.
     pub(super) sctp: bool,
-    /// Path MTUs to servers that routers have reported, if they are smaller than an ICMP error may
-    /// be.
+    /// Path MTUs to servers that routers have reported and that are smaller than the maximum length
+    /// of an ICMP error.
     short_ways: HashMap<Ipv4Addr, usize>,
 }
 
@@ -73,8 +73,8 @@ fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
     ip
 }
 
-/// Fills in the options of an IPv4 packet like a router: `route` into the record of its route,
-/// `stamp` next to the time.
+/// Fills in the options of an IPv4 packet like a router: `route` is added to its record route
+/// option, and `stamp` is the address in its timestamp option.
 fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
     const TIME: u32 = 1;
     if let (false, IpAddr::V4(route), IpAddr::V4(stamp)) = (is_ipv6(ip), route, stamp)
@@ -153,7 +153,7 @@ impl Host {
         })
     }
 
-    /// Delivers a packet to the host. A host without IPsec does not read behind the headers of
+    /// Delivers a packet to the host. A host without IPsec does not read data after the headers of
     /// IPsec.
     fn deliver(&self, ip: &[u8], packet: &Packet) -> Done {
         let unknown = packet.is_ipv6()
@@ -292,7 +292,7 @@ fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -
     done
 }
 
-/// The output of IPv6 that is passed on.
+/// Forwards an IPv6 packet.
 fn forward6(frame: &Frame, history: Option<&History>, mtu: usize, done: &mut Done) {
     let whole = history.map_or(mtu, |history| mtu.min(history.longest));
     if frame.len() <= whole {

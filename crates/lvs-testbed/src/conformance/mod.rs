@@ -1,10 +1,9 @@
-//! Replays recordings of the real kernel through the whole packet path and compares.
+//! Replays recordings of the real kernel through the complete dataplane, and compares the results.
 //!
 //! A recording is a file of JSON objects, one case a line, plain or gzipped. Its frames go through
-//! [`lvs_packet::pipeline`] and a [`lvs_core::Director`] over ports in memory and a
-//! clock that only the case moves. Cases without bytes (a connection here, a packet with these
-//! flags there) become frames first. What the recordings show of the director's own IP stack is
-//! done by a small stand-in.
+//! [`lvs_packet::pipeline`] and a [`lvs_core::Director`] over ports in memory and a clock that only
+//! the case moves. For cases without bytes, which describe connections and flags, frames are built
+//! first. A small simulation replaces the director's own IP stack.
 
 mod bed;
 pub(crate) mod case;
@@ -57,12 +56,12 @@ pub struct ConformanceOptions {
     show: usize,
 }
 
-/// Results of the cases of one kind.
+/// Numbers of cases of one kind, by result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Cases with the kernel's result.
     pub passed: usize,
-    /// All other cases.
+    /// Cases with another result.
     pub failed: usize,
     /// Number of cases that were not replayed, by the missing feature.
     pub skipped: BTreeMap<String, usize>,
@@ -92,7 +91,7 @@ impl fmt::Display for Counts {
 /// `stats`, `proc`, `sync`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConformanceReport {
-    /// By kind.
+    /// Numbers of cases, by kind.
     pub kinds: BTreeMap<&'static str, Counts>,
     /// The text of every mismatch.
     pub mismatches: Vec<String>,

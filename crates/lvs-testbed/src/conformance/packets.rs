@@ -129,7 +129,7 @@ impl<'a> Expected<'a> {
     }
 }
 
-/// Source ports of tunnels, by tunnel and flow inside.
+/// Source ports of tunnel packets, by the tunnel and the flow inside.
 type Flows = HashMap<(SocketAddr, Flow), u16>;
 type Flow = (Protocol, SocketAddr, SocketAddr);
 
@@ -361,8 +361,8 @@ fn compare_counters(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()
     Ok(())
 }
 
-/// The text of a file of `/proc/net`: services with their servers in any order, connections too,
-/// their times nearly.
+/// Compares the text of a file of `/proc/net`. Services and connections may be in any order, and
+/// times may differ slightly.
 fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     let mut text = String::new();
     let path = step.text("path")?;
@@ -455,8 +455,8 @@ mod tests {
     use super::*;
     use crate::packet;
 
-    /// A packet of the client's port `client`, with these extension headers, that came through GUE
-    /// from the port `from`.
+    /// A packet of the client's port `client`, with these extension headers, that arrived in a GUE
+    /// tunnel from the port `from`.
     fn tunnelled(client: u16, headers: &[u8], from: u16) -> Emitted {
         let (src, dst) = (
             SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], client)),
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn gue_flows_behind_extension_headers_are_distinguished() {
+    fn gue_flows_after_extension_headers_are_distinguished() {
         let expected = Expected {
             device: "sv",
             frame: Vec::new(),

@@ -8,11 +8,12 @@ use crate::kernel_path::Forwarded;
 /// The path of a case's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Through {
-    /// The packet path.
+    /// The packet path in userspace only.
     #[default]
     Userspace,
-    /// With the programs of the kernel fast path first, which forward what they can. The case is
-    /// also replayed without them, and both replays must send and list the same after each step.
+    /// Frames pass the programs of the kernel fast path first, which forward the packets that they
+    /// can. The case is also replayed without them, and both replays must send and list the same
+    /// after each step.
     FastPath,
 }
 

@@ -33,9 +33,9 @@ impl Known {
         Ok(())
     }
 
-    /// Destination of the frames: `addr:port` of a server, or the reply that the client received,
-    /// or nowhere. Frames of direct routing and tunnels do not contain the server's configured
-    /// port: the result is `expected` if it is one of the possible ones.
+    /// Destination of the frames: `addr:port` of a server, or the reply that the client received;
+    /// empty for a dropped frame. Frames of direct routing and tunnels do not contain the server's
+    /// configured port: the result is `expected` if it is one of the possible ones.
     pub(super) fn whither(
         &self,
         sent: &[Emitted],
@@ -106,8 +106,8 @@ struct Replay<'a> {
     sums: bool,
     /// Servers have thresholds.
     limited: bool,
-    /// Connections of removed servers end at the next tick, which the recorder's listing may
-    /// precede.
+    /// Connections of removed servers end at the next tick, and the listing in the recording may be
+    /// from before that tick.
     nodest: bool,
 }
 
@@ -436,7 +436,7 @@ fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
 }
 
 /// An entry without its time, which has a tolerance: protocol, client, virtual, destination, state,
-/// dataplane and its data, origin.
+/// persistence engine and its data, origin.
 type Entry = [String; 7];
 
 /// Compares the connections with a listing: as a multiset, the times nearly.
@@ -539,9 +539,8 @@ pub(super) fn compare_conns(
 }
 
 /// Whether our remaining time of a connection equals the recorded one, up to one second. The
-/// kernel's timers fire late by up to an eighth of their length, so a template that ran out while
-/// it controlled connections was armed again late: by an eighth of all the time passed, at the
-/// most.
+/// kernel's timers fire late by up to an eighth of their length, so the timer of a template that
+/// controlled connections may have been restarted late, by at most an eighth of the elapsed time.
 fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
     let template = key[1].ends_with(":0");
     let late = if template { 1 + passed / 8 } else { 1 };
@@ -559,8 +558,8 @@ pub(super) fn listed_seconds(left: Duration) -> i64 {
 }
 
 /// Number of seconds by which a listed time is later than another. A time just before the end of
-/// the period and one just after it are neighbours. The time of an entry without a timer is the one
-/// before its start.
+/// the period and one just after it are neighbours. For an entry without a timer, the time just
+/// before its start counts.
 pub(super) const fn later(recorded: i64, ours: i64) -> i64 {
     let by = recorded - ours;
     if by > LISTED_MAX / 2 {

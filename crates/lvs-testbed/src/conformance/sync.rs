@@ -269,5 +269,5 @@ fn ipvsadm(bed: &mut Bed, arguments: &str) -> Replayed<()> {
 }
 
 fn unknown(what: &str) -> anyhow::Error {
-    anyhow!("a command that no recording had: {what}")
+    anyhow!("no recording has this command: {what}")
 }

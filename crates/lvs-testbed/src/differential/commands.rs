@@ -163,7 +163,7 @@ impl Lines {
         step
     }
 
-    /// The short or the long name.
+    /// The short or the long form of an option, at random.
     fn name(&mut self, short: &str, long: &str) -> String {
         if self.entropy.one_in(4) { long } else { short }.to_owned()
     }
@@ -226,7 +226,7 @@ impl Lines {
         self.option("-r", "--real-server", addr)
     }
 
-    /// Command and groups of words in any order, the command mostly first.
+    /// The command and groups of words in any order; in most cases the command is first.
     fn assemble(&mut self, command: String, mut groups: Vec<Vec<String>>) -> Vec<String> {
         if self.entropy.one_in(STRAY) {
             let stray = self.stray();

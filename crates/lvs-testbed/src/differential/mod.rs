@@ -1,4 +1,4 @@
-//! Random cases for the real kernel and ipvsadm, compared with ours.
+//! Compares this project with the real kernel and ipvsadm, by random cases.
 //!
 //! ```text
 //!  seed ─▶ cases ─▶ `lvs-testbed record`, run on a kernel with IPVS ─▶ recording ─▶ conformance, transcripts
@@ -181,7 +181,7 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
             println!("{mismatch}");
         }
         println!(
-            "{kind}: {} cases as the kernel, {} not; {} that vary, {} of what is different by intent",
+            "{kind}: {} cases agree with the kernel, {} do not; {} vary, {} differ by design",
             report.passed(),
             report.failed(),
             skipped.unstable,

@@ -81,8 +81,9 @@ fn is_directors(addr: IpAddr) -> bool {
     }
 }
 
-/// The fields of `frame` that may vary, and whether each always does. `identification` is that of
-/// the packet that caused the frame; if the frame has another one, the kernel has chosen it.
+/// The fields of `frame` that may vary, and for each, whether it always varies. `identification` is
+/// that of the packet that caused the frame; if the frame has another one, the kernel has chosen
+/// it.
 fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Field, bool)> {
     let ip = frame.get(IP..).unwrap_or_default();
     let mut fields = Vec::new();
@@ -262,7 +263,7 @@ pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
     Ok(Recorded::Case(recorded))
 }
 
-/// The connections of a recording without their time, in an order.
+/// The connections of a recording without their times, sorted.
 fn ends(conns: &Value) -> Vec<String> {
     let mut ends: Vec<String> = conns
         .items("entries")

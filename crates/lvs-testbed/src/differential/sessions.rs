@@ -17,7 +17,7 @@ use crate::transcripts::etc;
 /// Seconds between two commands of a recording.
 const PACE: f64 = 0.02;
 
-/// The replaced `/etc`, which has to go before the directory that it is in.
+/// The replaced `/etc`. It must be dropped before the directory that contains it.
 struct Replaced;
 
 impl Drop for Replaced {

@@ -1,6 +1,6 @@
-//! The bodies of the fuzz targets. The targets under `fuzz/` only call them. A test calls them with
-//! random bytes, so that they also run without a fuzzer. Each panics on a fault, and prints nothing
-//! otherwise.
+//! The functions of the fuzz targets. The targets under `fuzz/` only call these functions. A test
+//! calls them with random bytes, so that they also run without a fuzzer. Each panics on a fault,
+//! and prints nothing otherwise.
 
 pub mod naive;
 mod rules;
@@ -146,7 +146,7 @@ pub fn peer_decode(bytes: &[u8]) {
     control
         .add_server(&key, server, &config, Instant::ZERO)
         .expect("a good server");
-    let mut shard = control.shard(0).expect("it has exactly one");
+    let mut shard = control.shard(0).expect("the only shard is free");
     shard.keep_replicas([1, 2]);
     shard.listen_to(PEER, [3, 4]);
     shard.set_has_receiver(true);
@@ -258,7 +258,7 @@ pub fn sync_decode(bytes: &[u8]) {
         director
             .control
             .delete_service(&key, Instant::from_secs(3600))
-            .expect("the entry exists");
+            .expect("the service exists");
     }
     director.advance(Instant::from_secs(7200));
     for server in gone {

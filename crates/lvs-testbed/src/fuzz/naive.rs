@@ -25,8 +25,9 @@ const STATES: [&str; 11] = [
     "SYNACK",
 ];
 const TIMEOUTS: [u64; 11] = [2, 900, 120, 60, 120, 120, 10, 60, 30, 120, 120];
-/// Rows syn, fin, ack, rst; columns NO ES SS SR FW TW CL CW LA LI SA; from the client, from the
-/// server, from the client of a connection without packets of its server.
+/// The TCP state tables. Rows: syn, fin, ack, rst. Columns: NO ES SS SR FW TW CL CW LA LI SA.
+/// Tables: packets from the client, from the server, and from the client of a connection without
+/// packets of its server.
 const TABLES: [[&str; 4]; 3] = [
     [
         "SR ES ES SR SR SR SR SR SR SR SR",
@@ -114,7 +115,7 @@ struct Model {
     list: Vec<usize>,
     conns: Vec<Conn>,
     templates: Vec<Template>,
-    /// Of round robin: the record chosen last, or none for the head of the list.
+    /// The last choice of round robin; `None` at the head of the list.
     last: Option<usize>,
     now: u64,
     trash_at: Option<u64>,
@@ -265,7 +266,7 @@ impl Model {
             .min_by_key(|&n| cost(n))
     }
 
-    /// The destination of a client's segment: a server, or another fate.
+    /// The destination of a client's segment: a server, or the reason why there is none.
     fn client_sends(&mut self, client: SocketAddr, flags: u8) -> Result<SocketAddr, &'static str> {
         let found = (0..self.conns.len())
             .rev()

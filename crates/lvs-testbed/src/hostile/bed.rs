@@ -50,13 +50,13 @@ fn options(entropy: &mut Entropy<'_>) -> Options {
 pub struct Summary {
     /// Counters of the frames' fates.
     pub counters: Counters,
-    /// Sent packets whose transport checksum was verified as right.
+    /// Number of sent packets whose transport checksum was verified.
     pub right: u64,
-    /// Number of packets that arrived with a right checksum.
+    /// Number of packets that arrived with a correct checksum.
     pub came_right: u64,
     /// Number of valid fragmented datagrams that were sent.
     pub trains: u64,
-    /// Packets inside of tunnel packets that were looked at.
+    /// Number of packets inside tunnel packets that were checked.
     pub tunnelled: u64,
     /// Largest number of simultaneous connections.
     pub connections: usize,
@@ -136,8 +136,8 @@ struct Came {
     /// The packet quotes another one whose header may be wrong in the answer: it is an ICMP error
     /// about such an IPv4 packet, or about a tunnel packet, whose content is forwarded unchanged.
     about_wrong: bool,
-    /// It is a first fragment of IPv6 that ends before its transport header: these bytes are not
-    /// reassembled, and are sent unchanged or not at all.
+    /// The packet, if it is a first fragment of IPv6 that ends before its transport header: these
+    /// bytes are not reassembled, and are sent unchanged or not at all.
     tiny: Option<Vec<u8>>,
 }
 
@@ -152,8 +152,8 @@ impl Came {
     }
 }
 
-/// A first fragment of IPv6 without the whole header of its protocol, or with more extension
-/// headers.
+/// A first fragment of IPv6 without the whole header of its protocol, or with extension headers
+/// that continue after it.
 fn tiny(ip: &[u8], parts: &Parts) -> Option<Vec<u8>> {
     let ip = ip.get(..parts.len)?;
     if parts.src.is_ipv4() || !parts.fragment {
@@ -189,13 +189,13 @@ pub struct Bed {
     programs: Option<Programs>,
     /// Number of packets on the userspace fast path; `None` if all use the slow path.
     passed: Option<u64>,
-    /// Sent frames, if they are to be compared.
+    /// Sent frames, if the test compares them.
     left: Option<Vec<(PortId, Frame)>>,
     summary: Summary,
 }
 
 impl Bed {
-    /// A director for `scene`; `entropy` decides what the scene leaves open.
+    /// A director for `scene`; `entropy` chooses the settings that the scene does not determine.
     ///
     /// # Panics
     /// If the director refuses the scene's services and servers.

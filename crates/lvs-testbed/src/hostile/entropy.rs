@@ -21,7 +21,7 @@ impl<'a> Entropy<'a> {
         }
     }
 
-    /// The choices that are in `bytes`.
+    /// Choices that are read from `bytes`.
     pub const fn from_bytes(bytes: &'a [u8]) -> Self {
         Self {
             source: Source::Bytes(bytes),

@@ -37,7 +37,7 @@ pub enum Act {
     Loop,
     /// Time passes.
     Wait(Duration),
-    /// Requested neighbours answer, or do not.
+    /// Sets whether neighbours answer address resolution.
     Neighbours(bool),
     /// Sets the weight of a server.
     Weight(usize, i32),
@@ -279,7 +279,7 @@ impl<'a> Generator<'a> {
         ip
     }
 
-    /// From a client to a service, or nearly.
+    /// A packet from a client to a service; some have a wrong address or port.
     fn request(&mut self) -> Vec<u8> {
         let (client, offer, vip) = (self.client(), self.offer(), self.vip());
         let port = if self.entropy.one_in(16) {
@@ -374,7 +374,7 @@ impl<'a> Generator<'a> {
 
     // --- errors ----------------------------------------------------------------------------------
 
-    /// An ICMP error about a request or an answer, perhaps cut short, perhaps lying.
+    /// An ICMP error about a request or an answer, possibly truncated or with wrong fields.
     fn error(&mut self) -> (Side, Vec<u8>) {
         let (client, offer, vip) = (self.client(), self.offer(), self.vip());
         let number = self.entropy.below(self.scene.servers.len());
@@ -598,7 +598,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Damages a packet, or returns it unchanged.
+    /// Damages a packet, or leaves it unchanged.
     fn damage(&mut self, ip: &mut Vec<u8>) {
         match self.entropy.below(24) {
             0 | 1 => self.flip(ip),
@@ -645,7 +645,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Header lengths, total lengths, UDP's length, TCP's data offset.
+    /// Sets a wrong length: header length, total length, UDP length or TCP data offset.
     fn lie_of_length(&mut self, ip: &mut [u8]) {
         let six = ip.first().is_some_and(|byte| byte >> 4 == 6);
         let l4 = if six { 40 } else { 20 };
@@ -940,7 +940,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Frames with VLAN tags, of LLC, of protocols that contradict their content.
+    /// Frames with VLAN tags, LLC frames, and frames whose protocol contradicts their content.
     fn tagged(&mut self) -> Shot {
         let ip = self.request();
         let kind = self
@@ -954,7 +954,7 @@ impl<'a> Generator<'a> {
         self.raw(&packet::ethernet(MACS[0], PEER, kind, &payload))
     }
 
-    /// Bytes.
+    /// A frame of random bytes.
     fn noise(&mut self) -> Shot {
         let len = self.entropy.below(100);
         let mut bytes = self.entropy.bytes(len);

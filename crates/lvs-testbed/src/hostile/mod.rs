@@ -7,9 +7,9 @@
 //!                                      oracle: checksums by another crate, conservation, bounds
 //! ```
 //!
-//! [`Entropy`] makes choices, [`Generator`] turns them into frames (honest, damaged, lying) and
-//! into changes around them, [`Bed`] passes them through the packet path and panics if anything
-//! that came out is wrong.
+//! [`Entropy`] makes choices, [`Generator`] turns them into frames (valid, damaged, contradictory)
+//! and into changes around them, [`Bed`] passes them through the packet path and panics if any
+//! output is wrong.
 
 mod bed;
 mod entropy;
@@ -27,7 +27,7 @@ pub use twins::{twins, two_ways};
 
 pub use crate::kernel_path::Forwarded;
 
-/// Number of frames after which a director with other settings replaces the director.
+/// Number of frames after which the test replaces the director by one with other settings.
 const WATCH: u64 = 5000;
 
 /// Sends at least `frames` frames from the seed `seed` through the packet path in memory, with one

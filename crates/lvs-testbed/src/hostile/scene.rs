@@ -1,4 +1,4 @@
-//! The network around the director, and how it forwards.
+//! The network around the director, and the forwarding method.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -16,7 +16,7 @@ pub struct Method {
     pub forwarding: Forwarding,
     /// The tunnel, if the method uses one.
     pub tunnel: Tunnel,
-    /// The clients' and the virtual addresses' version.
+    /// IP version of the clients and of the virtual addresses.
     pub family: Family,
     /// The real servers' version.
     pub servers: Family,
@@ -147,8 +147,8 @@ pub struct Scene {
     pub method: Method,
     /// Virtual addresses: one that the host has, and one that the dataplane owns.
     pub vips: [IpAddr; 2],
-    /// The director's addresses on the clients' and on the servers' link, of the version that is
-    /// used there.
+    /// The director's addresses on the clients' and on the servers' link, of the IP version of that
+    /// link.
     pub director: [IpAddr; 2],
     /// Clients.
     pub clients: Vec<IpAddr>,

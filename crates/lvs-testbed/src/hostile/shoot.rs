@@ -80,7 +80,7 @@ fn mac(text: &str) -> Result<[u8; 6]> {
     bytes
         .ok()
         .and_then(|bytes| bytes.try_into().ok())
-        .with_context(|| format!("{text} is no link-layer address"))
+        .with_context(|| format!("{text} is not a link-layer address"))
 }
 
 /// The frame to send from this host; `None` if another host sends it.
@@ -106,7 +106,7 @@ fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame
     Some(frame)
 }
 
-/// Includes all metadata that a virtual link carries with a frame.
+/// Sends frames with all metadata that a virtual link transfers with a frame.
 fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let index =
         lvs_sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;

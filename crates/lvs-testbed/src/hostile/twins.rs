@@ -41,8 +41,8 @@ pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, FastP
     Ok(forwarded)
 }
 
-/// Passes `frames` frames or more through a packet path that uses the userspace fast path where it
-/// may, and through a packet path that never uses it. Returns the number of packets on the
+/// Passes `frames` frames or more through a packet path that uses the userspace fast path when
+/// possible, and through a packet path that never uses it. Returns the number of packets on the
 /// userspace fast path.
 ///
 /// # Panics
@@ -60,8 +60,8 @@ pub fn two_ways(method: &Method, seed: u64, frames: u64) -> u64 {
     passed
 }
 
-/// Sends the same frames through both dataplanes of each pair: those of conversations, with hostile
-/// ones in between. Compares the results frame by frame.
+/// Sends the same frames through both dataplanes of each pair: packets of connections, with hostile
+/// frames in between. Compares the results frame by frame.
 fn both<'a, E>(
     method: &'a Method,
     seed: u64,
@@ -185,7 +185,7 @@ struct Talk {
     protocol: Protocol,
     client: SocketAddr,
     virt: SocketAddr,
-    /// Behind NAT.
+    /// The real server, if the forwarding method is NAT.
     server: Option<SocketAddr>,
     /// The address that the client uses for the other side.
     peer: SocketAddr,

@@ -1,5 +1,5 @@
-//! The processes that hold namespaces open: started, marked as ours, and swept up when a run was
-//! killed.
+//! The processes that keep namespaces open. Each is marked as a process of this project, and a
+//! later run ends those of a killed run.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -99,7 +99,7 @@ fn start_time(pid: u32) -> Option<String> {
     after.split_ascii_whitespace().nth(19).map(str::to_owned)
 }
 
-/// Whether the mark is that of a process in our pid namespace which no longer exists.
+/// Whether the mark names a process of this pid namespace that no longer exists.
 fn is_dead(mark: &str) -> bool {
     let mut parts = mark.split('-');
     let (Some(namespace), Some(pid), Some(start)) = (

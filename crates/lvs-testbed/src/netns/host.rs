@@ -60,8 +60,8 @@ impl Host {
         &self.0.dir
     }
 
-    /// Takes `number` local ports, below the range of the kernel's own ports, that were not handed
-    /// out before (until all are used and the range starts over).
+    /// Returns the first of `number` local ports below the kernel's range of ephemeral ports. Ports
+    /// are reused only after all of them were returned once.
     pub(crate) fn take_ports(&self, number: u64) -> u16 {
         const FIRST: u32 = 1024;
         const LAST: u32 = 32_767;

@@ -2,7 +2,7 @@
 //!
 //! Each host is one `sleep` in a network and a mount namespace of its own; all other programs enter
 //! them with `nsenter`, so that this crate needs no unsafe code and works from a program with many
-//! threads. Without root a first `sleep` has a user namespace that contains all the others.
+//! threads. Without root, a first `sleep` is in a user namespace that contains all others.
 
 mod holder;
 mod host;
@@ -109,7 +109,7 @@ pub struct Testbed {
     switch: Option<Host>,
     holders: Vec<Child>,
     /// The network namespaces of the hosts. The janitor opens them a little later, and a host may
-    /// end before that.
+    /// exit before that.
     namespaces: Vec<File>,
     janitor: Child,
     janitor_pipe: Option<ChildStdin>,
@@ -117,7 +117,7 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Makes an empty testbed. The label is for names that people see.
+    /// Makes an empty testbed. The label is part of the names of its namespaces.
     ///
     /// # Errors
     ///
@@ -312,7 +312,7 @@ impl Testbed {
         self.set_ports("gro on")
     }
 
-    /// The opposite of [`take_frames`](Self::take_frames), and how it is at first.
+    /// Disables the setting of [`take_frames`](Self::take_frames), which is the default.
     ///
     /// # Errors
     ///
@@ -365,7 +365,7 @@ impl Testbed {
             .sh("bridge mdb show")
     }
 
-    /// Behind which of its ports the switch believes a link-layer address to be.
+    /// The port of the switch behind which it has learned a link-layer address.
     ///
     /// # Errors
     ///
@@ -379,8 +379,8 @@ impl Testbed {
             .with_context(|| format!("{mac} is not in {learned}"))
     }
 
-    /// Takes the carrier from `device` of `host`, whose address is `mac`, waits until the host has
-    /// noticed, and restores the carrier.
+    /// Removes the carrier of `device` of `host`, whose address is `mac`, waits until the host has
+    /// detected it, and restores the carrier.
     ///
     /// # Errors
     ///
@@ -421,8 +421,8 @@ impl Testbed {
     }
 
     /// Gives the hosts names that `ip netns exec` accepts, for users of the demo, and returns the
-    /// words to type before a command for each. Without root there are no such names; `nsenter` is
-    /// used instead.
+    /// command prefix for each host. Without root there are no such names; `nsenter` is used
+    /// instead.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! A program on a host, and waits for its output.
+//! A program on a host, and functions that wait for its output.
 
 use std::fs;
 use std::io::Write;

@@ -9,8 +9,9 @@
 //!                                  .254 ─ back LAN 10.0.0.0/24: servers .11, .12 ...
 //! ```
 //!
-//! All of it has IPv6 as well, with addresses that look alike: fd00:192::1 for 192.0.2.1,
-//! fd00:198:: for 198.51.100.0/24, fd00:10:: for 10.0.0.0/24, fd00:203::10 for 203.0.113.10.
+//! All hosts have IPv6 addresses, too, which correspond to the IPv4 addresses: fd00:192::1 for
+//! 192.0.2.1, fd00:198:: for 198.51.100.0/24, fd00:10:: for 10.0.0.0/24, fd00:203::10 for
+//! 203.0.113.10.
 
 mod addresses;
 
@@ -85,7 +86,7 @@ pub enum Topology {
 pub enum Vip {
     /// On the director's `eth0`: the host answers ARP.
     Host,
-    /// Nowhere but in the dataplane, which answers ARP (`--own-vips`).
+    /// On no interface: the dataplane owns it and answers ARP (`--own-vips`).
     Dataplane,
     /// In no network: the router has a route to it through the director.
     Routed,
@@ -108,7 +109,7 @@ pub struct SiteOptions {
     pub servers: usize,
     /// MTU of all links.
     pub mtu: u32,
-    /// False switches checksum and segmentation offloads off on all links.
+    /// Whether all links have checksum and segmentation offloads.
     pub offloads: bool,
     /// The director's `ip_forward`.
     pub ip_forward: bool,
@@ -117,7 +118,8 @@ pub struct SiteOptions {
     /// Replaces nginx by a [server that sends evenly](crate::paced), with this number of bytes a
     /// second for each download.
     pub paced: Option<u64>,
-    /// That server runs with real-time scheduling, so that no other program delays its packets.
+    /// Whether that server runs with real-time scheduling, so that no other program delays its
+    /// packets.
     pub real_time: bool,
     /// Whether the site has a standby director on the same networks.
     pub standby: bool,
@@ -127,7 +129,7 @@ pub struct SiteOptions {
 }
 
 impl SiteOptions {
-    /// The natural topology of a forwarding method, four servers, the VIP on the host.
+    /// The usual topology of a forwarding method, four servers, the VIP on the host.
     #[must_use]
     pub fn new(label: &str, forward: Forward) -> Self {
         Self {
@@ -410,7 +412,8 @@ impl Site {
         self.lvsadm("-L -n").map(drop)
     }
 
-    /// The same, started by another program: the words before the dataplane's name.
+    /// As [`Self::start_dataplane`], started by another program: `launcher` is the part of the
+    /// command line before the dataplane's name.
     ///
     /// # Errors
     ///

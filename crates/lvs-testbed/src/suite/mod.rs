@@ -1,8 +1,8 @@
 //! `make test` and `make test-all`: runs the tests of all crates, each in a process of its own.
 //!
 //! `cargo test` runs the executables of the workspace one after another, and prints neither the
-//! duration of a test nor the omitted tests. Most of the end-to-end tests wait for a clock, and
-//! most others compute: run side by side, the two kinds share the processors well.
+//! duration of a test nor the omitted tests. Most end-to-end tests wait for a clock, and most other
+//! tests compute, so that both kinds together use the processors well.
 //!
 //! | attribute of a test | `make test` | `make test-rest` |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | `#[ignore = "needs NAME"]`, `#[ignore = "long"]` | lists it | runs it |
 //! | `#[ignore = "by hand: REASON"]` | lists it | lists it |
 //!
-//! `make test-all` is both. A test that the host does not permit ends by `lvs_sys::testing::not_run`: `make test`
-//! lists it, and `make test-rest` counts it as failed.
+//! `make test-all` is both. A test that the host does not permit calls `lvs_sys::testing::not_run`:
+//! `make test` lists it, and `make test-rest` counts it as failed.
 
 mod run;
 
@@ -68,7 +68,7 @@ const PROPERTIES: [&str; 4] = ["misuse", "passing", "pipeline_ipv6", "pipeline_t
 /// Cases of each property in `make test-rest`; proptest's own number, 256, in `make test`.
 const CASES: &str = "2000";
 
-/// Tests run with their full sizes, as in `make test-rest`.
+/// Whether tests run with their full sizes, as in `make test-rest`.
 #[must_use]
 pub fn is_full() -> bool {
     std::env::var_os(FULL).is_some()
@@ -105,11 +105,12 @@ struct Test {
     package: PathBuf,
     /// Its name in libtest's list.
     name: String,
-    /// With its package and executable.
+    /// The name of the test with its package and executable.
     title: String,
-    /// It waits for a clock or for other processes most of the time.
+    /// Whether the test mostly waits for a clock or for other processes.
     waits: bool,
-    /// It starts when the waiting tests have ended: modules in [`LOADING`], and all that compute with full sizes.
+    /// Whether the test starts after the waiting tests have ended: modules in [`LOADING`], and
+    /// computing tests with full sizes.
     late: bool,
     /// Tests with smaller numbers start first.
     turn: usize,
@@ -395,7 +396,7 @@ fn report(omitted: &[Omitted]) {
     }
 }
 
-/// Standard output is a terminal: progress may overwrite its own line.
+/// Whether standard output is a terminal, on which progress overwrites its own line.
 fn on_terminal() -> bool {
     std::io::stdout().is_terminal()
 }

@@ -37,7 +37,7 @@ pub(super) struct Finished {
 pub(super) enum Outcome {
     Passed,
     Failed,
-    /// The host does not permit it, with the reason.
+    /// The host does not permit the test; contains the reason.
     NotRun(String),
 }
 
@@ -51,7 +51,7 @@ struct Progress {
     printed: Instant,
 }
 
-/// A line of progress is printed at most this often, unless a terminal shows it.
+/// Shortest interval between two lines of progress, unless the output is a terminal.
 const INTERVAL: Duration = Duration::from_secs(15);
 
 /// Runs all tests.
@@ -145,7 +145,7 @@ impl Progress {
     }
 }
 
-/// Runs one test; its outcome and its output.
+/// Runs one test; returns its outcome and its output.
 fn run(
     test: &Test,
     limits: &Limits,
@@ -211,7 +211,7 @@ fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus
     }
 }
 
-/// All that a test has written.
+/// The whole output of a test.
 fn read(output: &mut File) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     output.seek(SeekFrom::Start(0))?;

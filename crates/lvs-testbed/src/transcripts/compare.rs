@@ -1,4 +1,4 @@
-//! Recorded output against ours.
+//! Compares recorded output with that of this project's programs.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Plays recorded sessions of ipvsadm with the kernel against the real programs, and compares to
-//! the byte.
+//! Plays recorded sessions of ipvsadm with the kernel against the real programs, and compares byte
+//! by byte.
 //!
 //! A recording is a file of JSON objects, one session each, plain or gzipped. Each session gets a
 //! dataplane in memory of its own (`MemoryDataplane`) in user, mount and network namespaces of its
@@ -56,7 +56,7 @@ struct Session {
     /// Services that the recording's list did not have.
     #[serde(default)]
     unknown_services: Vec<String>,
-    /// The program that plays it; not in the recording.
+    /// The program that plays the session; not in the recording.
     #[serde(default)]
     program: Program,
     steps: Vec<Step>,
@@ -73,7 +73,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// Returns the program of this project that is started in its place.
+    /// Returns the program of this project that the player starts.
     const fn own(self) -> &'static str {
         match self {
             Self::Lvsadm => "lvsadm",

@@ -80,7 +80,7 @@ fn settle(places: &[Place<'_>]) -> Result<()> {
     )
 }
 
-/// After the event, all neighbours have the address of the director's interface.
+/// Checks that all neighbours have the address of the director's interface after the event.
 fn event(site: &Site, places: &[Place<'_>], what: &str, script: &str) -> Result<()> {
     settle(places)?;
     site.director.sh(script)?;

@@ -94,7 +94,7 @@ fn series(text: &str) -> Result<BTreeMap<String, f64>> {
         .collect()
 }
 
-/// Load on the service `web`, which is over when it returns.
+/// Sends requests to the service `web`, and returns when all are answered.
 fn load(site: &Site, requests: u64) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
@@ -103,7 +103,8 @@ fn load(site: &Site, requests: u64) -> Result<()> {
     Ok(())
 }
 
-/// No two samples are equal, and every other rule of OpenMetrics holds, with services of all kinds.
+/// The metrics contain no sample twice and obey every other rule of OpenMetrics, with services of
+/// all kinds.
 #[test]
 fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     let site = site("strict")?;
@@ -724,8 +725,8 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     browser.screen(1280, 900, false)
 }
 
-/// Pictures for the documentation: four minutes of load, which are a line in the charts of an hour,
-/// and an unfolded service.
+/// Makes the pictures for the documentation, with four minutes of load in the charts of an hour,
+/// and an expanded service.
 fn pictures(site: &Site, browser: &Browser, place: &std::path::Path) -> Result<()> {
     for round in 0..48_u64 {
         load(site, 40 + 25 * (round % 7))?;

@@ -1,5 +1,6 @@
-//! Each attack for a second: the dataplane continues to run, its memory is bounded, refused packets
-//! are counted, and answers to valid clients are right. `lvs-testbed attack` measures their speed.
+//! Runs each attack for a second: the dataplane continues to run, its memory is bounded, refused
+//! packets are counted, and answers to valid clients are right. `lvs-testbed attack` measures their
+//! speed.
 
 use anyhow::Result;
 use lvs_testbed::attack;

@@ -19,8 +19,8 @@ fn ids(site: &Site, from: &Host, times: usize) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Every server connects to its own service, and receives answers of each server, itself included.
-/// The servers are on one network with each other, and with the director or not.
+/// Every server connects to its own service, and receives answers of each server, including itself.
+/// The servers share one network, with or without the director.
 #[test]
 fn servers_are_clients_of_their_own_service() -> Result<()> {
     for (forward, topology, arguments) in [
@@ -68,8 +68,8 @@ fn servers_are_clients_of_their_own_service() -> Result<()> {
     Ok(())
 }
 
-/// By default, the director translates as the kernel does, and such a client's answer bypasses the
-/// director.
+/// By default, the director translates as the kernel does, and the answers to a client that is a
+/// server of the service bypass the director.
 #[test]
 fn hairpin_is_off_by_default() -> Result<()> {
     let mut options = SiteOptions::new("no-hairpin", Forward::Nat);
@@ -111,8 +111,8 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
     Ok(())
 }
 
-/// The transparent reception of the LVS papers: the VIP is in no network, packets for it are merely
-/// routed here.
+/// The transparent reception of the LVS papers: the VIP is in no network, a route sends packets for
+/// it to the director.
 #[test]
 fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun, Forward::FullNat] {
@@ -235,7 +235,8 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
     Ok(())
 }
 
-/// Full NAT by a file, with a dataplane that lvsd starts; then other local addresses by a reload.
+/// Full NAT is configured by a file, with a dataplane that lvsd starts; a reload then sets other
+/// local addresses.
 #[test]
 fn full_nat_is_configured_from_a_file() -> Result<()> {
     let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);

@@ -305,7 +305,7 @@ fn https_without_ca_accepts_every_certificate() -> Result<()> {
     for (name, command) in &kinds {
         host.sh(&format!("cd {dir} && {{ {command}; }}"))?;
         for version in ["-tls1_2", "-tls1_3"] {
-            // The TLS library knows no such key with TLS 1.2.
+            // The TLS library does not support such a key with TLS 1.2.
             if (*name, version) == ("rsapss", "-tls1_2") {
                 continue;
             }
@@ -350,8 +350,8 @@ fn https_without_ca_accepts_every_certificate() -> Result<()> {
     Ok(())
 }
 
-/// A check uses the path of clients' packets, to exactly the checked server; it finds faults that a
-/// check of the server's own address does not.
+/// A through-VIP check uses the path of clients' packets to exactly the checked server. It finds
+/// faults that a check of the server's own address does not find.
 fn on_a_clients_way(forward: Forward) -> Result<()> {
     let mut options = SiteOptions::new("via", forward);
     options.servers = 2;

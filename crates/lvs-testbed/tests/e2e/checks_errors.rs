@@ -146,7 +146,7 @@ impl Checked {
         services.into_iter().map(state).collect()
     }
 
-    /// Waits until all servers whose kind and family `are` accepts are in this state, and all
+    /// Waits until all servers for which `are` returns true are in the state `state`, and all
     /// others are up.
     fn wait(&self, state: &str, are: impl Fn(&str, &str) -> bool) -> Result<()> {
         let wanted = |name: &str| {
@@ -161,8 +161,8 @@ impl Checked {
     }
 }
 
-/// Any ICMP error of the server's firewall or of the director's routes takes the server out; the
-/// server returns after the error ends.
+/// Any ICMP error of the server's firewall or of the director's routes sets the server down; the
+/// server is up again after the error ends.
 #[test]
 #[ignore = "long"]
 fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
@@ -269,7 +269,7 @@ fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
     Ok(())
 }
 
-/// The reason of a server that stays down is that of now, in the status and in the log.
+/// If a server stays down, the status and the log show the reason of its latest failed check.
 #[test]
 fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
     let mut options = SiteOptions::new("reason", Forward::Nat);

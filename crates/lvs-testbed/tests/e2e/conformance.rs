@@ -1,4 +1,5 @@
-//! The recordings of the real kernel, replayed as frames. The numbers only ever grow.
+//! Replays the recordings of the real kernel as frames. The minimum numbers of passed cases must
+//! never be reduced.
 
 use std::path::{Path, PathBuf};
 
@@ -86,9 +87,10 @@ fn sync_messages_equal_recordings() {
     check("sync", 1910);
 }
 
-/// Random operations and frames, recorded from Linux 6.12 to differ from the other recordings:
-/// changes of servers and sysctls, reuse, `drop_packet`, bundled SCTP chunks, fragments, ICMP
-/// errors about packets and tunnels, counters after them, messages of a master and of a backup.
+/// Random operations and frames, recorded from Linux 6.12, which cover cases that the other
+/// recordings lack: changes of servers and sysctls, reuse, `drop_packet`, bundled SCTP chunks,
+/// fragments, ICMP errors about packets and tunnels, counters after them, messages of a master and
+/// of a backup.
 #[test]
 fn random_operations_equal_recordings() {
     let wanted = [
@@ -102,9 +104,9 @@ fn random_operations_equal_recordings() {
     check_kinds("differential", &wanted);
 }
 
-/// The same recordings with the programs of the kernel fast path in front of the packet path: as
-/// the kernel did it, and frame by frame as without them. At least `forwarded` frames are forwarded
-/// by the programs.
+/// Replays the recordings with the programs of the kernel fast path in front of the packet path.
+/// The results must equal the kernel's and, frame by frame, those without the programs. The
+/// programs must forward at least `forwarded` frames.
 fn check_fast_path(files: &[PathBuf], forwarded: u64) {
     let report = match conformance(files, None, 3, Through::FastPath) {
         Ok(report) => report,
@@ -172,7 +174,7 @@ fn fast_path_random_operations_equal_recordings() {
     check_fast_path(&recordings("differential"), 300);
 }
 
-/// A recording with changed expectations fails, by name, and so does the program.
+/// A recording with changed expectations fails, the report names it, and the program fails.
 #[test]
 fn conformance_difference_is_reported() {
     let case = serde_json::json!({

@@ -63,7 +63,7 @@ fn convert_check_names_differences() -> Result<()> {
     let (code, out, err) = check(&file)?;
     ensure!(code == Some(1), "{code:?}: {out}{err}");
     let expected =
-        "192.0.2.1:80 tcp: server 192.0.2.1: not there in the result, there in keepalived";
+        "192.0.2.1:80 tcp: server 192.0.2.1: missing in the result, present in keepalived";
     ensure!(out.contains(expected), "{out}");
     Ok(())
 }

@@ -6,7 +6,8 @@ use crate::common;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, SiteOptions, wait_until};
 
-/// Such packets stay on the loopback interface, where the dataplane cannot receive them.
+/// Packets of the director to its own addresses stay on the loopback interface, where the dataplane
+/// cannot receive them.
 #[test]
 fn client_on_director_reaches_own_port_of_host_at_vip() -> Result<()> {
     let mut options = SiteOptions::new("own-client", Forward::Nat);

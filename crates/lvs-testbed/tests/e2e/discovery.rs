@@ -1,4 +1,4 @@
-//! Servers that DNS names, by real name servers.
+//! Discovery of servers by DNS, with real name servers.
 
 use std::fs;
 use std::time::Duration;
@@ -185,7 +185,7 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
 
 #[test]
 #[ignore = "needs Unbound"]
-fn srv_records_by_tcp_name_hosts_ports_and_weights() -> Result<()> {
+fn srv_records_over_tcp_set_hosts_ports_and_weights() -> Result<()> {
     let site = site("srv")?;
     let mut server = unbound(&site, &site.servers[0], &[0, 1])?;
     // The file has precedence for a server that it names.

@@ -1,5 +1,5 @@
-//! Names of hosts without a working domain name system: no program waits for it for long, and `-n`
-//! sends no requests.
+//! Host names without a working name server: no program waits long for an answer, and `-n` sends no
+//! requests.
 
 use crate::common;
 

@@ -107,8 +107,8 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     .with_context(|| format!("{:?}", findings(&site)))
 }
 
-/// Filters of the host: those that run after the dataplane has received its copy, and those that
-/// its packets pass.
+/// Filters of the host: those that run after the dataplane receives a copy of each packet, and those
+/// that the packets of the dataplane pass.
 #[test]
 fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;
@@ -116,7 +116,7 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
         (
             "ingress",
             "eth0",
-            "may drop packets, but none of services",
+            "may drop packets, but no packets of services",
             "lvsadm filter add",
         ),
         (
@@ -300,7 +300,7 @@ fn doctor_vip_without_owner_is_a_finding() -> Result<()> {
 /// A host with IPv6 sends multicast listener reports on each device, also on that of the dataplane;
 /// a router sends more of them. `doctor` reports none of them.
 #[test]
-fn doctor_multicast_of_ipv6_router_is_no_finding() -> Result<()> {
+fn doctor_ignores_multicast_of_ipv6_router() -> Result<()> {
     let site = site("doctmld", Forward::Nat)?;
     site.director
         .sh("sysctl -qw net.ipv6.conf.all.forwarding=1")?;

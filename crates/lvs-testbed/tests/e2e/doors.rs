@@ -1,5 +1,5 @@
-//! Doors that stay closed: to users without rights, to readers that do not read, and to dataplanes
-//! that hang.
+//! Control sockets with hostile or faulty partners: users without rights, clients that do not read,
+//! and dataplanes that hang.
 
 use crate::common;
 
@@ -45,7 +45,7 @@ fn refused_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String>
     }
 }
 
-/// A process that binds a name of the programs, as any user can: a dataplane in memory.
+/// Starts a dataplane in memory that binds a socket name of the programs, as any user can.
 fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     let program = programs::own()?.display().to_string();
     let mut words = launcher.to_vec();
@@ -256,7 +256,8 @@ fn hung_dataplane_is_replaced() -> Result<()> {
         requests(&site, 20).is_ok()
     })?;
 
-    // The daemon has crashed: the next one knows the dataplane for one of lvsd's, and ends it, too.
+    // The daemon has crashed: the next daemon detects that lvsd started the dataplane, and also
+    // ends it.
     let second = dataplane(&lvsd)?;
     lvsd.kill();
     site.director.sh(&format!("kill -STOP {second}"))?;

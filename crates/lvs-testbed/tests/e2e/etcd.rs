@@ -22,7 +22,7 @@ fn path(site: &Site, name: &str) -> String {
     site.testbed.dir().join(name).display().to_string()
 }
 
-/// Starts `lvsd`, which calls itself `name` and has a file of that name.
+/// Starts `lvsd` with the director name `name` and the configuration file of that name.
 fn start(site: &Site, host: &Host, name: &str) -> Result<Proc> {
     host.spawn(
         programs::find("lvsd")?,
@@ -750,7 +750,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
         ctl(&site, 0, &format!("compact --physical {revision}"))?;
         Ok(revision)
     };
-    // The revision up to which the daemon knows everything.
+    // The revision up to which the daemon has loaded all changes.
     let known = |status: &str| -> Option<u64> {
         let rest = status.split_once("etcd /lvs/: ")?.1;
         let rest = rest.split_once("revision ")?.1;

@@ -1,6 +1,6 @@
-//! A published evaluation of LVS, as printed: `ipvsadm` by its own name and place, 2 to 8 private
-//! servers behind a masquerading director, clients that loop over `wget`, listings appended to
-//! files while they do.
+//! Repeats a published evaluation of LVS as printed: `ipvsadm` by its usual name and path, 2 to 8
+//! private servers behind a masquerading director, clients that run `wget` in a loop, and listings
+//! that are appended to files meanwhile.
 
 use crate::common;
 

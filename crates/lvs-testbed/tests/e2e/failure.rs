@@ -1,4 +1,4 @@
-//! Processes, interfaces and connections that end and return; and damaged input.
+//! Processes, interfaces and connections that end and start again; and damaged input.
 
 use crate::common;
 
@@ -72,8 +72,8 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     let rules = site.testbed.dir().join("rules");
     fs::write(&rules, site.lvsadm("-S -n")?)?;
 
-    // A client that asks over one connection when it is told to: killing and starting take place
-    // between two of its requests.
+    // A client that sends a request over one connection on command: the dataplane is killed and
+    // started between two of its requests.
     let vip = site.vip.to_string();
     let mut old = site.client.spawn("perl", &["-e", ASKED, &vip])?;
     let says = |old: &Proc, lines: &str| {
@@ -244,7 +244,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
     let mut load = site.load();
     load.requests = 0;
     let steady = site.client.steady_load(&load)?;
-    // The client knows the link-layer address then.
+    // The client has then resolved the link-layer address.
     steady.wait_for_more(1)?;
     let script = format!(
         r#"
@@ -290,7 +290,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
     Ok(())
 }
 
-/// Another host announces a virtual address: the owner sends a new announcement to the receivers.
+/// Another host announces a virtual address: the director that owns it announces it again.
 #[test]
 fn foreign_claim_to_vip_is_answered() -> Result<()> {
     let mut options = SiteOptions::new("claim", Forward::Dr);
@@ -348,8 +348,8 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
     Ok(())
 }
 
-/// If another host answers for an address, the dataplane does not take the address over without a
-/// message.
+/// If another host answers for an address, the dataplane logs a message when it takes over the
+/// address.
 #[test]
 fn vip_of_another_host_is_reported() -> Result<()> {
     let mut options = SiteOptions::new("conflict", Forward::Dr);

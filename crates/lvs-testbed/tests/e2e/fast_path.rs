@@ -19,7 +19,8 @@ use nix::sys::signal::Signal;
 const ON: [&str; 2] = ["--fast-path", "on"];
 const TWO: [&str; 4] = ["--fast-path", "on", "--workers", "2"];
 
-/// Whether the kernel fast path is permitted here. Root of the first user namespace has no excuse.
+/// Whether the kernel fast path is permitted here. For root of the initial user namespace, a
+/// missing permission is an error.
 pub(super) fn is_permitted() -> Result<bool> {
     let permitted = Mode::detect()? != Mode::Rootless;
     ensure!(
@@ -202,7 +203,7 @@ fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64,
     Ok(before)
 }
 
-/// A download through a service on the kernel fast path.
+/// Starts a download through a service on the kernel fast path.
 fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;
@@ -311,7 +312,7 @@ fn fast_path_removes_priority_tags() -> Result<()> {
 /// device to complete. The outer datagram has no checksum, or one that becomes right when the inner
 /// checksum is completed.
 #[test]
-fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
+fn datagrams_around_partial_checksums_arrive_through_nat() -> Result<()> {
     let site = site("ink-inside", Forward::Nat, 1)?;
     site.add_service_weighted("-u", 4789, "rr", &[1])?;
     // The director's link finishes the packet inside.
@@ -520,7 +521,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     output("yes")
 }
 
-/// An orderly end removes all programs that forward; the successor starts empty.
+/// An orderly stop removes all programs that forward; the successor starts without connections.
 #[test]
 fn stopped_dataplane_removes_its_programs() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;
@@ -560,7 +561,7 @@ fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
         let mut load = LoadOptions::new(virt);
         load.requests = 300;
         site.client.load(&load)?.all_ok(300)?;
-        // Short connections may end before they are in the kernel: one that lives.
+        // Short connections may end before they are offloaded, so this one is long.
         site.serve("much", 64 << 20)?;
         let url = format!("http://{virt}/much");
         let arguments = ["-sS", "-f", "-g", "-m", "240", "-o", "/dev/null", &url];
@@ -605,8 +606,8 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
     wait_until("all downloads to run", Duration::from_secs(20), all)?;
     if forward == Forward::FullNat {
-        // Connections are told when they open, once there is a map to tell them by: the first
-        // that has packets in the kernel shows that there is, and no other has to have any.
+        // A connection is offloaded when it opens, once the map of local ports exists. The first
+        // offloaded packets show that it exists.
         let output = || shares(&site).is_ok_and(|(_, replies)| replies > 0);
         wait_until(
             "the kernel fast path to have the local ports",
@@ -722,7 +723,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
             site.add_service(80, "rr")?;
             continue;
         }
-        // One with another table cannot go on, and says so.
+        // A dataplane with another table size cannot continue the connections, and reports this.
         site.start_dataplane(&["--fast-path", "on", "--max-connections", "5000"])?;
         common::says(&site, "it had another --max-connections")?;
         ensure!(

@@ -9,8 +9,8 @@ use nix::sys::signal::Signal;
 use super::common;
 use super::fast_path::{require_permission, shares};
 
-/// The dataplane's filter in the output of tc, if the dataplane has created its queueing
-/// discipline; and if not.
+/// Parts of the output of tc: the dataplane's filter, with a queueing discipline that the dataplane
+/// has created; and with an existing one.
 const OWN: &str = "lvs_ingress+clsact";
 const SHARED: &str = "lvs_ingress direct-action";
 
@@ -51,7 +51,7 @@ fn end(site: &mut Site, signal: Signal) -> Result<()> {
     dataplane.wait(Duration::from_secs(10)).map(drop)
 }
 
-/// A download that is in the kernel.
+/// Starts a download, and waits until it is offloaded.
 fn download(site: &Site) -> Result<common::Download> {
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(requests, replies)| requests > 50 && replies > 50);
@@ -63,7 +63,8 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// All bytes arrive, all listings are right, and each output with the attachment shows clsact.
+/// All bytes arrive, all listings are right, and each output that shows the attachment method shows
+/// clsact.
 #[test]
 fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Result<()> {
     let mut site = site("inkc-http", 4)?;
@@ -96,7 +97,7 @@ fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Resul
     Ok(())
 }
 
-/// Filters of other programs stay, and run behind the dataplane's filter.
+/// Filters of other programs stay, and run after the dataplane's filter.
 #[test]
 fn clsact_filters_of_other_programs_stay() -> Result<()> {
     let mut site = site("inkc-other", 2)?;

@@ -24,7 +24,7 @@ fn start(site: &mut Site, words: &[&str]) -> Result<()> {
     site.start_dataplane_without_environment(words)
 }
 
-/// Some connections with a sufficient duration.
+/// Makes some connections that last long enough to be offloaded.
 fn download(site: &Site) -> Result<()> {
     let mut load = LoadOptions::new(format!("{}:80", site.vip).parse()?);
     load.requests = 4;

@@ -1,6 +1,6 @@
-//! The kernel fast path against the packet path: the same frames, valid and hostile, pass through a
-//! dataplane with the BPF programs and one without. Both send the same frames, and have the same
-//! connections, states, deadlines and counters.
+//! Compares the kernel fast path with the packet path: the same frames, valid and hostile, pass
+//! through a dataplane with the BPF programs and one without. Both send the same frames, and have
+//! the same connections, states, deadlines and counters.
 
 use lvs_dataplane::fast_path::FastPathError;
 use lvs_sys::is_root_of_all;
@@ -8,12 +8,13 @@ use lvs_sys::testing::not_run;
 use lvs_testbed::hostile::{Forwarded, Method, twins};
 use lvs_testbed::suite::size;
 
-/// Frames for each of the ten methods and families: of `make test`, and of `make test-rest`.
+/// Number of frames for each of the ten combinations of method and family, in `make test` and in
+/// `make test-rest`.
 const QUICK_FRAMES: u64 = 15_000;
 const FULL_FRAMES: u64 = 150_000;
 
-/// Reports a test as not run, because without BPF there is nothing to compare; root of the first
-/// user namespace must be able to run it.
+/// Reports a test as not run, because without BPF there is nothing to compare; for root of the
+/// initial user namespace, this is an error.
 fn not_tested(error: &FastPathError) -> ! {
     let excused = matches!(error, FastPathError::Permission(_)) && !is_root_of_all();
     assert!(excused, "{error:?}");

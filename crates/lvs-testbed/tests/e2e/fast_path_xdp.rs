@@ -28,7 +28,7 @@ fn site_as_it_is(label: &str, forward: Forward, offloads: bool) -> Result<Site> 
     Ok(site)
 }
 
-/// The dataplane's words for XDP at the director's interfaces.
+/// The dataplane's arguments for XDP at the director's interfaces.
 fn xdp(site: &Site) -> Result<Vec<String>> {
     let mut words = vec!["--fast-path".to_owned(), "on".to_owned()];
     for name in site.director.sh("ls /sys/class/net")?.split_whitespace() {
@@ -45,14 +45,14 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_dataplane(&words)
 }
 
-/// Packets forwarded by the kernel fast path: by XDP, and by the program behind it.
+/// Packets forwarded by the kernel fast path: by XDP, and by the program that runs after XDP.
 fn shares(site: &Site) -> Result<(u64, u64)> {
     let reasons = ["kernel_xdp", "kernel_requests", "kernel_replies"];
     let [xdp, requests, replies] = common::drops(site, reasons)?;
     Ok((xdp, requests + replies))
 }
 
-/// Programs and links named so, in the director's namespace.
+/// The dataplane's XDP programs and their links, in the director's namespace.
 fn programs_of(site: &Site) -> Result<String> {
     site.director
         .sh("ip -d link | grep -o 'prog/xdp.*' || true")
@@ -74,7 +74,7 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
     let (xdp, behind) = shares(&site)?;
     ensure!(
         xdp > 1000 && xdp > 9 * behind,
-        "{xdp} by XDP, {behind} behind it"
+        "{xdp} frames by XDP, {behind} with a socket buffer"
     );
     ensure!(programs_of(&site)?.contains("lvs_xdp"));
     let lvsadm = programs::find("lvsadm")?.display().to_string();
@@ -111,10 +111,10 @@ fn xdp_forwards_every_byte_direct_routing() -> Result<()> {
     forwards("xdp-dr", Forward::Dr)
 }
 
-/// Frames with unfinished checksums are forwarded with a socket buffer.
+/// Frames with partial checksums are forwarded with a socket buffer.
 #[test]
 #[ignore = "long"]
-fn xdp_packets_with_unfinished_checksums_arrive_complete() -> Result<()> {
+fn xdp_packets_with_partial_checksums_arrive_complete() -> Result<()> {
     let mut site = site_as_it_is("xdp-veth", Forward::Nat, true)?;
     start(&mut site)?;
     common::requests_and_listings(&site)?;
@@ -122,7 +122,10 @@ fn xdp_packets_with_unfinished_checksums_arrive_complete() -> Result<()> {
     site.add_service(80, "rr")?;
     bulk(&site)?;
     let (_, behind) = shares(&site)?;
-    ensure!(behind > 1000, "{behind} behind XDP");
+    ensure!(
+        behind > 1000,
+        "only {behind} frames were forwarded with a socket buffer"
+    );
     common::iperf_and_dns(&site)
 }
 

@@ -14,7 +14,7 @@ use lvs_testbed::{Forward, Host, Site, SiteOptions, wait_until};
 const PORT: u16 = 9999;
 /// Longest time of any step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
-/// Pause before another datagram is sent.
+/// Pause between two datagrams.
 const IN_TIME: Duration = Duration::from_millis(500);
 
 fn site(label: &str) -> Result<Site> {
@@ -39,8 +39,8 @@ fn send(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     site.client.run("bash", &["-c", &script]).map(drop)
 }
 
-/// Waits until the host's UDP gets a datagram of `bytes` bytes. Fragments may arrive before the
-/// dataplane has all the state that it needs.
+/// Waits until the host's UDP stack receives a datagram of `bytes` bytes. Fragments may arrive
+/// before the dataplane has all the state that it needs.
 fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let before = seen(&site.director)?;
     let came = || seen(&site.director).is_ok_and(|now| now > before);
@@ -188,7 +188,7 @@ for my $id (grep { $_ } unpack('L64', $links)) {
 print $ended;
 "#;
 
-/// The log line of the dataplane when this happens.
+/// The dataplane's log line when its reinjection program is removed.
 const GONE: &str = "lvs_back is not attached to the egress of eth0 any more";
 
 /// Frames that the dataplane has handled.
@@ -435,7 +435,7 @@ fn served(site: &Site) -> Result<bool> {
     Ok(site.client.sh(&fetch)?.trim() == "yes")
 }
 
-/// A client is served, though perhaps not at once on a busy machine.
+/// Waits until a client is served, which may take longer on a busy machine.
 fn serves(site: &Site, what: &str) -> Result<()> {
     wait_until(&format!("a request to be answered: {what}"), SOON, || {
         served(site).unwrap_or(false)
@@ -524,7 +524,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
                 .is_ok_and(|message| message.contains("yes"))
         };
         if side == "ingress" {
-            serves(&site, "the dataplane has received its copy")?;
+            serves(&site, "the dataplane receives a copy of each packet")?;
             ensure!(!reached(), "{side}");
         } else {
             ensure!(!served(&site)?, "filters of tc at egress are passed by");

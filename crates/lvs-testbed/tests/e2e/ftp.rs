@@ -85,7 +85,7 @@ impl Ftp {
         Ok(())
     }
 
-    /// Adds a persistent service for the mark that its ports have.
+    /// Adds a persistent service for a mark, and rules that set the mark for the FTP ports.
     fn serve_mark(&self) -> Result<()> {
         let site = &self.site;
         site.lvsadm(&format!(
@@ -194,7 +194,7 @@ impl Ftp {
         Ok(ports)
     }
 
-    /// curl, in each mode of data connections.
+    /// Transfers files with curl, in each mode of data connections.
     fn every_mode(&self) -> Result<()> {
         let vip = IpAddr::V4(self.site.vip);
         self.curl("EPSV", vip, "")?;
@@ -203,7 +203,7 @@ impl Ftp {
         self.curl("PORT", vip, "-P - --disable-eprt")
     }
 
-    /// lftp and tnftp, in each mode of data connections that they have.
+    /// Transfers files with lftp and tnftp, in each mode of data connections that they support.
     fn other_clients(&self) -> Result<()> {
         let vip = IpAddr::V4(self.site.vip);
         self.lftp("PASV", vip, "set ftp:passive-mode on")?;
@@ -331,7 +331,7 @@ fn ftp_nat_with_dataplane_vip_without_offloads_transfers_files() -> Result<()> {
     ftp.every_mode()
 }
 
-/// The host routes the packets to the dataplane, those of data connections from port 20 as well.
+/// The host routes all packets to the dataplane, including those of data connections from port 20.
 #[test]
 fn ftp_transfers_work_through_tun_device() -> Result<()> {
     let mut options = options("ftp-hop", Forward::Nat);

@@ -74,8 +74,8 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     common::wait_for_host_state(&site, &before)
 }
 
-/// The local address and the VIP belong only to the dataplane; IPv4 and IPv6; then other addresses
-/// replace them under traffic.
+/// Only the dataplane has the local address and the VIP, for IPv4 and IPv6. Then other addresses
+/// replace them during traffic.
 #[test]
 fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     let mut options = options("fullnat-own");

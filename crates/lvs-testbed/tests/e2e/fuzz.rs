@@ -1,5 +1,5 @@
-//! Runs the bodies of the fuzz targets with random bytes: for the first seconds this finds as much
-//! as a fuzzer does.
+//! Runs the functions of the fuzz targets with random bytes: in the first seconds, this finds as
+//! many faults as a fuzzer.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use lvs_testbed::fuzz::{TARGETS, Target};
 use lvs_testbed::hostile::Entropy;
 use lvs_testbed::suite::size;
 
-/// Inputs for each target: of `make test`, and of `make test-all`.
+/// Number of inputs for each target, in `make test` and in `make test-all`.
 const QUICK_INPUTS: u64 = 400;
 const FULL_INPUTS: u64 = 4000;
 

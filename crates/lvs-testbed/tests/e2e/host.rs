@@ -23,7 +23,7 @@ fn site(label: &str, vip: Vip) -> Result<Site> {
     Ok(site)
 }
 
-/// Runs the five situations, all during steady traffic through the service.
+/// Runs the five situations of this file during steady traffic through the service.
 fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let mut site = site(label, vip)?;
     site.start_dataplane(&[])?;
@@ -96,8 +96,8 @@ fn dataplane_vip_works_in_five_network_setups() -> Result<()> {
     five_situations(Vip::Dataplane, "own-vip")
 }
 
-/// Only where the VIP is the dataplane's own: the host talks to its own address over `lo`, which no
-/// packet socket forwards.
+/// The dataplane owns the VIP: if the host had it, its packets to the VIP would use `lo`, where the
+/// dataplane receives none.
 #[test]
 fn client_on_director_reaches_service() -> Result<()> {
     let mut site = site("local", Vip::Dataplane)?;
@@ -147,9 +147,9 @@ fn transfers_work_without_offloads_and_with_a_small_mtu() -> Result<()> {
     Ok(())
 }
 
-/// A server sends ICMP errors to the client through the director, about a packet that concerns no
-/// service; the first of them ends before the ports. Returns the errors that the client receives,
-/// which differ in their last word.
+/// A server sends ICMP errors to the client through the director, about a packet of no service; the
+/// first error does not contain the ports. Returns the errors that the client receives, which
+/// differ in their last word.
 fn errors_in_transit(site: &Site) -> Result<String> {
     let listen = r#"
         use Socket;

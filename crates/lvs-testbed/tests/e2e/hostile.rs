@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use lvs_testbed::hostile::{Method, Summary, storm};
 use lvs_testbed::suite::size;
 
-/// Frames for each method: of `make test`, and of `make test-all`.
+/// Number of frames for each method, in `make test` and in `make test-all`.
 const QUICK_FRAMES: u64 = 40_000;
 const FULL_FRAMES: u64 = 1_000_000;
 

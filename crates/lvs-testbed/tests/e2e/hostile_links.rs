@@ -1,6 +1,6 @@
-//! A sample of the hostile frames through real backends: packet sockets on veth links, the device
-//! that leads to the host, and the TUN backend. The dataplane survives, continues to balance, and
-//! counts the fate of every frame.
+//! A sample of the hostile frames through real backends: packet sockets on veth links, the TUN
+//! device of reinjected packets, and the TUN backend. The dataplane survives, continues to balance,
+//! and counts the fate of every frame.
 
 use crate::common;
 
@@ -10,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Site, SiteOptions, Vip, programs};
 use nix::sys::signal::Signal;
 
-/// Number of frames from each place.
+/// Number of frames from each host.
 const FRAMES: usize = 20_000;
 
-/// Sends frames from `host`; returns how many its interface accepted.
+/// Sends frames from `host`; returns the number of frames that its interface accepted.
 fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) -> Result<usize> {
     let servers: Vec<String> = (0..site.servers.len())
         .map(|index| site.real_address(index).to_string())
@@ -50,7 +50,8 @@ fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) ->
     Ok(taken.parse()?)
 }
 
-/// Services of every kind that the frames are for; the one of TCP port 80 has real servers.
+/// Adds services of every kind that the frames are for; the service of TCP port 80 has real
+/// servers.
 fn services(site: &Site) -> Result<()> {
     site.add_service(80, "rr")?;
     for (flag, port, rest) in [
@@ -85,7 +86,8 @@ fn balances(site: &Site) -> Result<()> {
     })
 }
 
-/// Frames that the dataplane's sockets and devices have had no room for.
+/// Number of frames that the dataplane's sockets and devices have dropped because their buffers
+/// were full.
 fn missed(site: &Site) -> Result<u64> {
     let workers: Vec<serde_json::Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
     let sockets = workers

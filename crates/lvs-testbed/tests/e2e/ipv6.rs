@@ -23,7 +23,7 @@ fn add(site: &Site, virt: SocketAddr, servers6: bool, options: &str) -> Result<(
     Ok(())
 }
 
-/// Makes requests whose answers fill segments of all sizes, shared evenly; then an upload, whose
+/// Makes requests with answers of all sizes, which are balanced evenly; then an upload, whose
 /// segments the director forwards.
 fn traffic(site: &Site, virt: SocketAddr, what: &str) -> Result<()> {
     let mut load = LoadOptions::new(virt);

@@ -24,17 +24,17 @@ const DEAD: Duration = Duration::from_secs(5);
 /// Time between two kills of a dataplane.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// The state keeper of connections when a dataplane is killed.
+/// The process or programs that keep connections while no dataplane runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// The kernel fast path.
     Kernel,
-    /// A separate process holds the connection table.
+    /// A separate process that keeps the connection table.
     StateKeeper,
-    /// A process that holds a table for each of several packet workers.
+    /// A process that keeps a table for each of several packet workers.
     Workers,
-    /// A process that holds the connection table and the device that the host routes packets
-    /// through.
+    /// A process that keeps the connection table and the device through which the host routes
+    /// packets.
     Device,
 }
 
@@ -232,7 +232,7 @@ fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
     Ok(())
 }
 
-/// Connections move into a different number of tables of another size, and back.
+/// Connections move into tables of another number and size, and back.
 #[test]
 #[ignore = "long"]
 fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {

@@ -585,8 +585,8 @@ impl Bed {
         answer.is_ok_and(|answer| answer["status"]["allowed"] == true)
     }
 
-    /// Checks that `rbac.yaml` permits exactly the requests of directors to the API server. A
-    /// starting API server refuses all requests for a moment.
+    /// Checks that `rbac.yaml` permits exactly the requests of directors to the API server. An API
+    /// server that has just started refuses all requests for a moment.
     fn rights_are_those_that_are_used(&self) -> Result<()> {
         let mut used = BTreeSet::new();
         let log = fs::read_to_string(self.path("audit.log"))?;
@@ -736,7 +736,7 @@ impl Bed {
         self.under_load_of(self.site.service(80), what, act)
     }
 
-    /// Does the same, with requests to that address.
+    /// Does the same as [`under_load`](Self::under_load), with requests to `address`.
     fn under_load_of(
         &mut self,
         target: SocketAddr,
@@ -852,7 +852,7 @@ impl Endpoint {
         }
     }
 
-    /// Starts a pod, whose node gets another address.
+    /// Starts a pod as an additional address of its node.
     fn start(bed: &Bed, number: usize) -> Result<Self> {
         let pod = Self {
             address: format!("10.0.0.{}", 100 + number),
@@ -887,7 +887,7 @@ impl Endpoint {
     }
 }
 
-/// The servers that endpoints are.
+/// The servers that correspond to endpoints.
 fn pods(endpoints: &[Endpoint]) -> Servers {
     let pods = endpoints.iter();
     pods.map(|pod| (format!("{}:80", pod.address), u64::from(pod.ready)))
@@ -1222,8 +1222,8 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
 /// A director misses changes, and the API server no longer has their history at the next request.
 /// Returns the pods.
 ///
-/// Only a director whose watches end cleanly needs the history. If its connection is reset, it
-/// lists all objects, and the test is repeated.
+/// Only a director whose watches end regularly needs the history. If its connection is reset
+/// instead, it lists all objects, and the test repeats this step.
 fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
     const ROUNDS: usize = 10;
     let refused = |bed: &Bed| {

@@ -1,7 +1,7 @@
-//! Clients of ipvsadm, unmodified: Debian's ldirectord, and rules that are saved at the stop and
-//! restored at the start.
+//! Unmodified programs that call ipvsadm: Debian's ldirectord, and the init script that saves rules
+//! at the stop and restores them at the start.
 //!
-//! On the director `/sbin/ipvsadm` is `lvsadm`, without the knowledge of its callers.
+//! On the director, `/sbin/ipvsadm` is `lvsadm`; the programs are not configured for it.
 
 use std::fs;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
         Forward::Nat => "masq",
         Forward::Dr => "gate",
         Forward::Tun => "ipip",
-        // It knows no other method.
+        // ldirectord has no other method.
         Forward::FullNat => unreachable!(),
     };
     let port = 80;
@@ -109,7 +109,7 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
     ensure!(listing.contains(" wrr"), "{listing}");
     ensure!(answering(&site)? == ["rs1", "rs2"]);
 
-    // One dies: quiescent it stays with weight 0, else it is taken out.
+    // One server fails: with quiescent=yes its weight becomes 0, otherwise it is removed.
     site.programs.remove(0).kill();
     let dead = |server| if quiescent { vec![(server, 0)] } else { vec![] };
     wait_listed(&site, &program, &[dead(0), vec![(1, 1)]].concat())?;
@@ -198,7 +198,7 @@ fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
     ensure!(run(&site, "rate")?.contains(" CPS "));
     run(&site, "stop")?;
     ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
-    // The machine starts again: a new dataplane knows nothing.
+    // The host restarts: a new dataplane has no services.
     site.start_dataplane(&[])?;
     ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
     run(&site, "start")?;

@@ -9,7 +9,7 @@ use lvs_testbed::listing::connections;
 use lvs_testbed::{Forward, SiteOptions, wait_until};
 use serde_json::Value;
 
-/// More than ten pieces of the table.
+/// Number of connections: more than ten pieces of the table.
 const CONNECTIONS: usize = 6000;
 
 #[test]
@@ -33,7 +33,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
             last = 20_000 + CONNECTIONS,
         ))
     };
-    // What is lost on the way comes again, and what has come makes no other connection.
+    // A lost packet is sent again, and an arrived one opens no further connection.
     wait_until("the director to list all connections", common::SOON, || {
         let sent = send().is_ok();
         let listed = site.lvsadm("-L -n -c").unwrap_or_default();

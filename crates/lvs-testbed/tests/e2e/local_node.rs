@@ -14,7 +14,7 @@ fn web_server(site: &Site, port: u16) -> Result<Proc> {
     nginx(&site.director, &options)
 }
 
-/// Number of the requests that each of them has served.
+/// Number of requests that the director and each server have served.
 fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<()> {
     let report = common::ok(site.client.load(load)?, load.requests)?;
     let expected = expected
@@ -76,8 +76,8 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
             .sh(&format!("curl -sS -f -m 60 http://{own_address}:8080/id"))?;
         ensure!(direct == "director\n");
 
-        // A killed dataplane leaves a rule into an empty table, which disturbs nobody, and the next
-        // dataplane takes it away.
+        // A killed dataplane leaves a rule that refers to an empty table, without effect; the next
+        // dataplane removes it.
         has_rule(&site, "sport 8080", true)?;
         if let Some(dataplane) = &mut site.dataplane {
             dataplane.kill();
@@ -102,7 +102,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
     Ok(())
 }
 
-/// Direct routing and a tunnel to the director: the packets are its own as they are.
+/// Direct routing and a tunnel to the director: the host accepts the packets unchanged.
 #[test]
 fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     for (forward, flag) in [(Forward::Dr, "-g"), (Forward::Tun, "-i")] {
@@ -121,8 +121,8 @@ fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     Ok(())
 }
 
-/// With full NAT the director needs no local address for its own clients: it is the host that they
-/// would be translated to.
+/// With full NAT the director needs no local address for its own clients: the translation would not
+/// change the source host.
 #[test]
 fn full_nat_server_on_director_serves_clients() -> Result<()> {
     let mut options = SiteOptions::new("local-fullnat", Forward::FullNat);

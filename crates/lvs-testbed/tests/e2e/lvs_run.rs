@@ -166,7 +166,7 @@ fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
 }
 
 /// The tests of the library of kube-proxy and dockerd, in a static Go program. The library accepts
-/// only answers that come from the kernel's port.
+/// only answers from the kernel's netlink port.
 #[test]
 #[ignore = "by hand: needs the tests of moby/ipvs (make test-kubernetes)"]
 fn moby_ipvs_passes_its_own_tests() -> Result<()> {
@@ -306,7 +306,7 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     Ok(())
 }
 
-/// ipvsadm and keepalived add their services once, and do not add them again.
+/// ipvsadm and keepalived add their services only once: `lvs-run` adds them to the new dataplane.
 #[test]
 fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
     let mut site = site("lvsrunagain")?;
@@ -337,7 +337,8 @@ fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
     Ok(())
 }
 
-/// If lvsd changed keepalived's services, or the reverse, the changes would never end.
+/// If lvsd and keepalived changed the same services, each would revert the changes of the other
+/// without end.
 #[test]
 fn change_is_refused_while_lvsd_manages_the_services() -> Result<()> {
     let site = site("lvsrunlock")?;

@@ -160,7 +160,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
 
-    // The dataplane dies: the daemon starts another and fills it.
+    // The dataplane is killed: the daemon starts another one and configures it.
     let dataplane = site
         .director
         .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
@@ -182,7 +182,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 30)?, &[10, 10, 10])
 }
 
-/// Tunnels in the file: those of both servers, and their lines in a listing.
+/// Tunnels of two servers: their settings in the file, and their lines in a listing.
 const TUNNELS: [[(&str, &str); 2]; 4] = [
     [("", "ipip"), ("", "ipip")],
     [
@@ -205,7 +205,8 @@ const TUNNELS: [[(&str, &str); 2]; 4] = [
     ],
 ];
 
-/// Each kind of tunnel carries requests, and a reload changes it under connections that are open.
+/// Requests work through each kind of tunnel, and a reload changes the tunnel while connections are
+/// open.
 #[test]
 fn tunnels_are_edited_in_place() -> Result<()> {
     let mut options = SiteOptions::new("lvsd-tun", Forward::Tun);
@@ -375,8 +376,8 @@ fn replacing_reload_loses_no_request() -> Result<()> {
     Ok(())
 }
 
-/// All three programs with a standard error that is full, that no process reads, and whose reader
-/// has exited, under 500 downloads.
+/// The standard error of all three programs is a full pipe, first with a reader that does not read,
+/// then after that reader has exited. 500 downloads run meanwhile.
 #[test]
 #[ignore = "long"]
 fn unread_output_does_not_block_lvsd() -> Result<()> {
@@ -417,7 +418,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
             lvsd.signal(Signal::SIGHUP)?;
             let lvsadm = programs::find("lvsadm")?.display().to_string();
             let words = ["-c", script, "sh", &lvsadm, "-L", "-n", "--nonsense"];
-            // It fails, and says so by its exit code where it cannot say more.
+            // lvsadm fails; without a terminal, only the exit code shows it.
             ensure!(site.director.run("sh", &words).is_err());
             wait_until("the file to be loaded", common::SOON, || {
                 usable(&site) == servers
@@ -748,8 +749,8 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// As many services and servers as in the largest known installations. Run with `--nocapture` for
-/// the times.
+/// Loads as many services and servers as the largest known installations have. Run with
+/// `--nocapture` for the times.
 #[test]
 #[ignore = "long"]
 fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {

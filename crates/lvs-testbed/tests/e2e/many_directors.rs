@@ -1,6 +1,6 @@
 //! Directors that are all active behind a router with BIRD: the scenarios of `lvs-testbed cluster`
-//! with small numbers, and the fate of routes. Their files are the printed examples, except for
-//! each director's own addresses.
+//! with small numbers, and the routes. Their files are the printed examples, except for each
+//! director's own addresses.
 
 use std::time::Duration;
 
@@ -199,7 +199,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         "{}",
         routes(&site)?
     );
-    // As it was, where nothing else is said.
+    // A later announcement keeps the settings that it does not mention.
     announce(&site, &format!(r#"{{"address":"{VIP}"}}"#), 600)?;
     ensure!(
         has_route(&site, "203.0.113.10 proto 78"),

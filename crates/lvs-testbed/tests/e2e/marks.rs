@@ -60,7 +60,7 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
     ends_with(&site, 81, "0")?;
     assert_eq!(site.lvsadm("mark list")?.lines().count(), 3);
 
-    // The host has nothing there and says so; what is dropped is not answered at all.
+    // No program listens on port 82, so the host refuses; a dropped request gets no answer.
     ends_with(&site, 82, REFUSED)?;
     assert_eq!(curl(83)?, "28", "curl's status for a timeout");
     Ok(())

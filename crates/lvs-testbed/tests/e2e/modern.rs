@@ -129,8 +129,7 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
     !client.is_running() && client.log().contains("reset by peer")
 }
 
-/// Two servers, of which one is removed from the file while connections of all kinds to both are
-/// open.
+/// Removes one of two servers from the file while connections of all kinds to both are open.
 fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     let mut options = SiteOptions::new("down", forward);
     options.servers = 2;
@@ -187,7 +186,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         "the downloads from the other server continue: {logs:?}"
     );
     ensure!(established(&site.servers[0]) == 3);
-    // It is said when they have been sent, which both ends may know before.
+    // lvsd logs the resets after it has sent them; both ends may receive them before.
     wait_until("the log to contain the message", SOON, || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
         lvsd.contains("6 TCP resets sent")
@@ -305,8 +304,8 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     Ok(())
 }
 
-/// A server that falls silent: all of its clients are reset when that is known. Run with
-/// `--nocapture` for the times.
+/// A server stops answering: all of its clients receive resets when a check has found this. Run
+/// with `--nocapture` for the times.
 #[test]
 fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     const CLIENTS: usize = 200;
@@ -343,7 +342,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
             "--json",
         ],
     )?;
-    // It listens when it tells of something: that a file was loaded which is as before.
+    // The stream is open when it reports an event: an unchanged file was loaded.
     wait_until("the event stream to report a loaded file", SOON, || {
         let loads = || daemon.running()?.signal(Signal::SIGHUP);
         let asked = loads().is_ok();

@@ -145,8 +145,8 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     ))?;
     director.sh("ip link set lan1 mtu 1500; ip link set lan1 name eth1 || { ip link set lan1 down; ip link set lan1 name eth1; ip link set eth1 up; }")?;
 
-    // Another device of the same name: connections live on, as neither address nor route of anybody
-    // has changed for long.
+    // Another device of the same name: connections continue, because addresses and routes are soon
+    // as before.
     let download = Download::start(&site)?;
     director.sh("ip link delete eth1")?;
     site.testbed.plug("back", director, "eth1")?;
@@ -189,7 +189,8 @@ fn changed_route_to_clients_is_used() -> Result<()> {
         .context("the route to be missing for a while")
 }
 
-/// Routes that packet sockets cannot follow: the reason names the device, and the fix is possible.
+/// Routes that packet sockets cannot follow: the reason names the device, and the fix is
+/// applicable.
 #[test]
 fn route_without_link_layer_is_reported() -> Result<()> {
     let mut site = site("nolink", Forward::Nat, |_| {})?;
@@ -249,7 +250,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     let site = site("mac", Forward::Nat, |_| {})?;
     site.add_service(80, "rr")?;
     let server = &site.servers[0];
-    // It says so itself, or has to be asked.
+    // The server announces its new address, or the director must query it.
     for (notify, mac) in [(1, "02:00:00:00:77:01"), (0, "02:00:00:00:77:02")] {
         server.sysctl("ipv4/conf/eth0/arp_notify", &notify.to_string())?;
         let download = Download::start(&site)?;
@@ -350,7 +351,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     site.client.sh("ip -6 neigh flush dev eth0")?;
     site.testbed.snoop("front")?;
     site.client.load(&load)?.all_ok(20)?;
-    // Said good-bye to.
+    // The dataplane leaves the groups.
     site.lvsadm("-C")?;
     wait_until("the switch to have forgotten", PATIENCE, || {
         site.testbed
@@ -454,7 +455,7 @@ impl TrunkSite {
         count_of(&self.lvsadm("--json drops --all")?, reason)
     }
 
-    /// Services in VLAN 100, with servers in VLAN 200.
+    /// Downloads from and uploads to services in VLAN 100 with servers in VLAN 200.
     fn downloads_and_uploads(&self) -> Result<()> {
         for (virt, servers) in [
             ("192.0.2.10:80", ["10.0.0.11:80", "10.0.0.12:80"]),

@@ -45,8 +45,8 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     );
     ensure!(late.ends_with("status 1\n"), "{late}");
 
-    // Interrupted, it leaves the server drained. Whoever runs these tests in the background of a
-    // script has them ignore the interrupt, and all that they start.
+    // An interrupted drain leaves the server drained. Tests in the background of a script ignore
+    // the interrupt, and so do the processes that they start.
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let service_text = service.to_string();
     let arguments = [
@@ -263,7 +263,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     Ok(())
 }
 
-/// Waits until a screen shows that.
+/// Waits until a screen shows `what`.
 fn shows(screen: &Proc, what: &str) -> Result<()> {
     wait_until(what, SOON, || screen.log().contains(what))
         .with_context(|| format!("{:?}", screen.log()))

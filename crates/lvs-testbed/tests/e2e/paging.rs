@@ -1,8 +1,8 @@
-//! Faults that page an operator: `lvsd status` names the faulty host or service with a code, and no other one, until
-//! the fault is repaired.
+//! Faults that page an operator: until the fault is repaired, `lvsd status` names the faulty host
+//! or service with a code, and no other host or service.
 //!
 //! Tests of such faults elsewhere: `checks.rs` (a server with another gateway, or without the VIP),
-//! `unanswered.rs` (the same without checks that notice), `checks_errors.rs` (this host's own
+//! `unanswered.rs` (the same faults, which no check detects), `checks_errors.rs` (this host's own
 //! filter), `doctor.rs` (the MTU of tunnels, filters of the host), `failure.rs` (a VIP of another
 //! host), `discovery.rs` (a name server that is dead).
 
@@ -145,8 +145,8 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Returns the faults of a status in order: the code, and the accused server or host. Each fault
-/// here may be the third failure of a server in this test.
+/// Returns the faults of a status in order: the code, and the faulty server or host. Also removes
+/// `flapping`: a fault may be the third failure of a server in this test.
 fn named(status: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut all = Vec::new();

@@ -79,7 +79,8 @@ fn number(site: &Site, director: &Host, name: &str) -> u64 {
     state.and_then(|state| state[name].as_u64()).unwrap_or(0)
 }
 
-/// Moves the virtual addresses, and the addresses that servers send to.
+/// Moves the virtual addresses, and the addresses to which servers send, from one director to
+/// another.
 fn hand_over(site: &Site, from: &Host, to: &Host) -> Result<()> {
     let (vip, vip6) = (site.vip, site.vip6);
     let addresses = |verb: &str| {
@@ -544,7 +545,7 @@ my $s = IO::Socket::INET->new(Proto => 'udp', LocalPort => $from, PeerAddr => $v
 for (1 .. $count) { $s->send('x' x $length); select undef, undef, undef, 0.02; }
 "#;
 
-/// A client that no longer has the port of an answer: the ICMP error quotes the answer's header.
+/// Sends an ICMP error like a client whose port is closed: it quotes the header of an answer.
 const UNREACHABLE: &str = r#"
 use Socket;
 my ($vip, $client, $port) = @ARGV;

@@ -92,8 +92,8 @@ fn both_ways(site: &Site, virt: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// These narrow hops for services of these kinds: IPv6 or not for the client, for the server, and
-/// how it is forwarded to.
+/// Tests these narrow hops with services of these kinds: whether the client and the server use
+/// IPv6, and the forwarding method.
 fn every_hop(site: &mut Site, hops: &[Narrow], kinds: &[(bool, bool, &str)]) -> Result<()> {
     for &which in hops {
         for &(six, server6, options) in kinds {
@@ -129,7 +129,7 @@ fn pmtu_is_discovered_nat() -> Result<()> {
     )
 }
 
-/// The server behind its own router, which sends ICMP errors to clients through the director.
+/// The server is behind a separate router, which sends ICMP errors to clients through the director.
 #[test]
 fn nat_client_receives_icmp_error_of_hop_behind_director() -> Result<()> {
     let mut options = SiteOptions::new("pmtu-hop", Forward::Nat);
@@ -251,8 +251,8 @@ fn pmtu_discovery_disabled_causes_fragments() -> Result<()> {
     Ok(())
 }
 
-/// Frames of 9,000 bytes between client and director, 1,500 to the servers: refused with an error,
-/// cut or lowered, and never lost.
+/// The MTU is 9,000 bytes between client and director, and 1,500 to the servers. Longer packets
+/// cause an ICMP error or are cut, or the MSS is reduced; none is lost.
 #[test]
 fn pmtu_is_discovered_with_jumbo_frames_on_one_side() -> Result<()> {
     for clamp in [&[][..], &["--clamp-mss", "auto"]] {

@@ -1,5 +1,5 @@
-//! Tests with dataplanes that do not answer: `lvsadm` prints one line with the fix, and exits with
-//! ipvsadm's status.
+//! Dataplanes that do not answer: `lvsadm` prints one line with the fix, and exits with ipvsadm's
+//! status.
 
 use crate::common;
 

@@ -44,7 +44,7 @@ fn call(site: &Site, label: &str, options: &str) -> Result<()> {
         .map(drop)
 }
 
-/// The calls that each server has had to do with.
+/// The calls of which each server has received messages.
 fn calls(site: &Site) -> Result<Vec<BTreeSet<String>>> {
     (1..=site.servers.len())
         .map(|number| {
@@ -104,7 +104,7 @@ fn connections(site: &Site) -> Result<usize> {
         .count())
 }
 
-/// A connection for each port: those of one call are sent to the same server.
+/// Each port of the client has a connection; all connections of a call are sent to the same server.
 #[test]
 #[ignore = "needs SIPp"]
 fn sip_connections_of_a_call_share_a_server() -> Result<()> {

@@ -74,7 +74,7 @@ fn finish(downloads: SteadyLoad, clients: u64) -> Result<()> {
     report.all_ok(report.ok)
 }
 
-/// 200 clients download; the director dies amid that.
+/// The director dies while 200 clients download.
 fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str]) -> Result<()> {
     const CLIENTS: u64 = 200;
     let (mut site, _standby) = directors(forward, RATE)?;
@@ -176,8 +176,8 @@ fn offloaded_connections_reach_backup() -> Result<()> {
     finish(running, CLIENTS)
 }
 
-/// The same with `lvsd` on both directors and one file for both: each has the daemons of both
-/// roles, and reports their counters.
+/// Downloads continue at the other director if both run `lvsd` with the same file: each has the
+/// daemons of both roles, and reports their counters.
 #[test]
 fn downloads_continue_between_two_lvsd() -> Result<()> {
     const CLIENTS: u64 = 100;
@@ -381,13 +381,13 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     wait_until("the backup to use its created interface", PATIENCE, || {
         joined().unwrap_or(false)
     })?;
-    // The end of the dataplane is theirs.
+    // The synchronisation daemons end with the dataplane.
     let mut dataplane = site.dataplane.take().context("started above")?;
     dataplane.stop(nix::sys::signal::Signal::SIGTERM)?;
     has_sockets(0).with_context(|| dataplane.log())
 }
 
-/// A datagram to the usual group, from the client.
+/// Sends a datagram to the usual multicast group, from the client.
 fn send(site: &Site, bytes: &[u8]) -> Result<()> {
     let escaped: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
     let script = format!("printf '{escaped}' | dd bs=65536 status=none > /dev/udp/224.0.0.81/8848");
@@ -411,7 +411,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     let mut nonsense = header(5, 44, 1).to_vec();
     nonsense.extend([0, 99, 0, 36]);
     nonsense.resize(44, 0);
-    // Two are told, one is there: as many as can be read are taken.
+    // The message announces two entries and has one: the backup accepts the readable entries.
     let mut damaged = header(5, 44, 2).to_vec();
     damaged.extend([0, 6, 0, 36, 0, 0, 0, 0, 0, 1, 0x9c, 0x40, 0, 80, 0, 80]);
     damaged.extend([

@@ -1,13 +1,13 @@
 //! Connections between the kernel's IPVS and this director, in both directions, while downloads
-//! continue. It needs a kernel with IPVS as User Mode Linux:
+//! continue. The tests need a kernel with IPVS as User Mode Linux:
 //!
 //! ```text
 //! LVS_UML=COMMAND cargo test --release -p lvs-testbed --test e2e sync_with_kernel -- --ignored
 //! ```
 //!
-//! `COMMAND -o DIRECTORY -k ARGUMENTS SCRIPT` boots it with these arguments of the kernel's and
-//! runs the script in it as root; it sees this machine's files, may write into the directory, whose
-//! name is `$OUT` there, and has ipvsadm.
+//! `COMMAND -o DIRECTORY -k ARGUMENTS SCRIPT` boots it with these kernel arguments, and runs the
+//! script in it as root. The script sees this machine's files, may write to the directory, whose
+//! name is `$OUT` there, and can use ipvsadm.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The testbed itself, without a dataplane: hosts, links, servers, decapsulator, clearing up.
+//! The testbed itself, without a dataplane: hosts, links, servers, decapsulator, removal.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -89,8 +89,8 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     Ok(())
 }
 
-/// The test sends one packet as a director would: IPIP with an echo request inside, from the client
-/// to the VIP.
+/// The test sends one packet like a director: IPIP with an echo request inside, from the client to
+/// the VIP.
 #[test]
 fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
     let mut options = SiteOptions::new("ipip", Forward::Tun);
@@ -158,11 +158,13 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
     );
     // One that leaves its process group and its parent.
     two.sh("setsid -f sleep 1000 </dev/null >/dev/null 2>&1")?;
-    let namespaces = [&one, &two]
-        .map(|host| fs::read_link(format!("/proc/{}/ns/net", host.pid())).expect("it lives"));
+    let namespaces = [&one, &two].map(|host| {
+        fs::read_link(format!("/proc/{}/ns/net", host.pid())).expect("the host's process runs")
+    });
     // The kernel gives the inode of a namespace that has ended to the next one: open files keep these until the comparison.
-    let _open = [&one, &two]
-        .map(|host| fs::File::open(format!("/proc/{}/ns/net", host.pid())).expect("it lives"));
+    let _open = [&one, &two].map(|host| {
+        fs::File::open(format!("/proc/{}/ns/net", host.pid())).expect("the host's process runs")
+    });
     let dir = testbed.dir().to_owned();
     ensure!(dir.is_dir());
     drop(testbed);

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{common, fast_path, killed};
 
-/// Simultaneous downloads of a row, their bytes a second, and their seconds.
+/// Simultaneous downloads of a row, their bytes a second, and their duration in seconds.
 const DOWNLOADS: u64 = 20;
 const RATE: u64 = 60_000;
 const SECONDS: u64 = 20;
@@ -148,7 +148,7 @@ impl Director {
         Ok(common::drops(&self.site, reasons)?.iter().sum())
     }
 
-    /// Waits until the downloads are where the features let them be: in the kernel, at the peer, in
+    /// Waits until the features apply to the downloads: they are offloaded, at the peer, or in
     /// messages of the master.
     fn wait_for_features(&self) -> Result<()> {
         let Features {

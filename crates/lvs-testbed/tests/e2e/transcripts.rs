@@ -1,4 +1,4 @@
-//! Every recorded session of ipvsadm, played with the real programs.
+//! Plays every recorded session of ipvsadm with the real programs.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ fn recorded_ipvsadm_sessions_are_reproduced() {
     play_all(Program::Lvsadm);
 }
 
-/// Debian's own ipvsadm, which drives the dataplane over netlink.
+/// Plays the sessions with Debian's ipvsadm, which configures the dataplane over netlink.
 #[test]
 #[ignore = "long"]
 fn recorded_sessions_of_ipvsadm_under_lvs_run_are_reproduced() {

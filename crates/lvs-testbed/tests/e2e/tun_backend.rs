@@ -123,7 +123,7 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     Ok(())
 }
 
-/// The VIP in no network, merely routed to the director: no host has to answer ARP for it.
+/// The VIP is in no network; a route leads to the director. No host has to answer ARP for it.
 #[test]
 fn tun_backend_serves_routed_address() -> Result<()> {
     let mut site = prepared("hop-routed", Forward::Tun, 2, Vip::Routed)?;
@@ -427,7 +427,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
         requests: 1,
         ..site.load()
     };
-    // Of a connection that was refused before it is waited for, the error is not to be had.
+    // The error of a connection that is refused before the client waits for it is not available.
     wait_until("a request to fail with the reason", common::SOON, || {
         let report = site.director.load(&own);
         report.is_ok_and(|report| {

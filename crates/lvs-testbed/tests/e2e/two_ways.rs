@@ -1,11 +1,11 @@
-//! The userspace fast path against the slow path: the same frames, valid and hostile, pass through
-//! a dataplane with the userspace fast path and one without. Both send the same frames, and have
-//! the same connections, states, deadlines and counters.
+//! Compares the userspace fast path with the slow path: the same frames, valid and hostile, pass
+//! through a dataplane with the userspace fast path and one without. Both send the same frames, and
+//! have the same connections, states, deadlines and counters.
 
 use lvs_testbed::hostile::{Method, two_ways};
 use lvs_testbed::suite::size;
 
-/// Frames for each method: of `make test`, and of `make test-all`.
+/// Number of frames for each method, in `make test` and in `make test-all`.
 const QUICK_FRAMES: u64 = 15_000;
 const FULL_FRAMES: u64 = 1_000_000;
 

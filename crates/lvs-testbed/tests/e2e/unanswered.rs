@@ -18,7 +18,7 @@ fn doctor(site: &Site) -> Result<String> {
     Ok(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// Breaks the second of three servers, waits for the finding, mends it, and waits for the end of
+/// Breaks the second of three servers, waits for the finding, repairs it, and waits for the end of
 /// the finding.
 fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()> {
     let mut options = SiteOptions::new("unansw", forward);

@@ -64,7 +64,7 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     Ok(())
 }
 
-/// More services and servers than the 8 MiB that used to be there for them.
+/// The services and servers need more than 8 MiB of state.
 #[test]
 #[ignore = "long"]
 fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
@@ -172,7 +172,8 @@ fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Res
     Ok(())
 }
 
-/// State of a namespace that is gone is another tenant's.
+/// The state of a removed namespace may belong to another tenant, so the next dataplane must not
+/// use it.
 #[test]
 fn files_of_removed_namespaces_are_deleted_at_start() -> Result<()> {
     // Others cannot see all processes.

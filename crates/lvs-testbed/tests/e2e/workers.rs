@@ -135,7 +135,8 @@ fn workers_forward_every_byte_ipv6() -> Result<()> {
     shared(&site, 20)
 }
 
-/// Active and passive, with the helper: data connections are where their control connections are.
+/// Active and passive FTP with the helper: a data connection belongs to the worker of its control
+/// connection.
 #[test]
 fn workers_transfer_ftp_files() -> Result<()> {
     let mut site = Site::new(options("ftp", Forward::Nat))?;

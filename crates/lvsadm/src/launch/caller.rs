@@ -499,17 +499,19 @@ mod tests {
         let own = || u32::try_from(rustix::thread::gettid().as_raw_pid()).expect("positive");
         let ended = std::thread::spawn(move || Caller::of(own(), None).expect("readable"));
         let ended = ended.join().expect("it has stopped");
-        // Another thread has got the number of the last one.
+        // Another thread has the number of the last thread now.
         let last = Caller {
             thread: own(),
             ..ended
         };
-        let now = Caller::of(own(), Some(last)).expect("it lives");
+        let now = Caller::of(own(), Some(last)).expect("the caller's process runs");
         assert_eq!(now.process(), Some(std::process::id()));
-        let kept = Caller::of(own(), Some(now)).expect("it lives");
+        let kept = Caller::of(own(), Some(now)).expect("the caller's process runs");
         assert_eq!(
             kept.network(),
-            Caller::of(own(), None).expect("it lives").network()
+            Caller::of(own(), None)
+                .expect("the caller's process runs")
+                .network()
         );
     }
 }

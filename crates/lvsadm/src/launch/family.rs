@@ -113,7 +113,7 @@ pub(super) fn answer(
     }
 }
 
-/// A request, and the socket that its answers go to.
+/// A request, and the socket to which its answers are sent.
 struct Ask<'a> {
     request: &'a Message<'a>,
     port: u32,

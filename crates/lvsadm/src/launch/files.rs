@@ -47,13 +47,13 @@ const FILES: [&str; 6] = [
 
 /// Maximum number of open files.
 const OPEN_MAX: usize = 256;
-/// Bytes of all open files at most.
+/// Maximum number of bytes of all open files.
 const BYTES_MAX: usize = 256 << 20;
 /// Number of bytes by which a file's buffer grows at a time.
 const BYTES_STEP: usize = 1 << 20;
-/// Threads at most that wait for a dataplane.
+/// Maximum number of threads that wait for a dataplane.
 const THREADS_MAX: usize = 16;
-/// Names of other files at most that are remembered.
+/// Maximum number of stored names of other files.
 const LINKS_MAX: usize = 4096;
 
 /// Numbers of the first file, sysctl and link. Smaller numbers belong to directories.
@@ -102,7 +102,7 @@ impl Node {
         }
     }
 
-    /// The target of a link, from its own directory.
+    /// The target of a link, relative to the directory that contains the link.
     fn target(&self) -> Option<String> {
         match self {
             Self::Link => Some(format!("sys/net/{INSIDE}/{NET}")),

@@ -1,5 +1,5 @@
-//! The configuration by a program, for a dataplane that has restarted without it: programs such as
-//! keepalived send only differences, and never add their services again.
+//! The configuration that a program has made, for a dataplane that restarts without it. Programs
+//! such as keepalived send only differences, and never add their services again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -41,7 +41,8 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Records a change that was made. `false` if there are too many changes to record from now on.
+    /// Records a change that was made. Returns `false` if there are too many changes, so that no
+    /// more are recorded.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();

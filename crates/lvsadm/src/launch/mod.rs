@@ -1,8 +1,8 @@
-//! `lvs-run`: runs a program that speaks IPVS's own interfaces, and has a dataplane answer it.
+//! `lvs-run`: runs a program that speaks IPVS's own interfaces, and lets a dataplane answer it.
 //!
 //! The program gets real sockets of generic netlink, at high descriptor numbers. A seccomp filter
-//! notices what it sends there. The supervisor, a second process, answers requests of the family
-//! `IPVS` from a socket of its own. The kernel handles all other calls.
+//! reports the requests that it sends there. The supervisor, a second process, answers requests of
+//! the family `IPVS` from a socket of its own. The kernel handles all other calls.
 
 mod caller;
 mod family;
@@ -279,7 +279,8 @@ fn hand_over(
 /// First word of the supervisor when it answers calls.
 const READY: &str = "ready";
 
-/// Read by the supervisor from the memory of the program, to see whether it may.
+/// The supervisor reads these bytes from the memory of the program, to check whether it is
+/// permitted to.
 static PROBE: [u8; 8] = *b"lvs-run\0";
 
 /// The supervisor: receives the listener, and answers calls until the last process has ended.
@@ -330,12 +331,12 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
     }
 }
 
-/// Written to the watcher by a supervisor that ends because all programs have ended.
+/// Written to the watcher by a supervisor that exits because all programs have ended.
 const ENDED: &[u8] = b"ended";
 
-/// Starts the watcher, a process that ends the program if the supervisor is killed: a program
-/// without a supervisor would go on, and its changes would fail. The watcher sees that the socket
-/// is closed.
+/// Starts the watcher, a process that ends the program if the supervisor is killed: without a
+/// supervisor, the program would continue, but its changes would fail. The watcher sees that the
+/// socket is closed.
 fn watched(program: Pid) -> io::Result<UnixStream> {
     let (own, mut supervisor) = UnixStream::pair()?;
     if notify::detach(&supervisor)? == Side::Caller {

@@ -50,7 +50,7 @@ const SERVER_ENTRY: usize = 96;
 /// Bytes before the entries of `struct ip_vs_get_services` and of `struct ip_vs_get_dests`.
 const SERVICES_HEAD: usize = 8;
 const SERVERS_HEAD: usize = 24;
-/// Names of schedulers and of interfaces.
+/// Length of the names of schedulers and of interfaces.
 const NAME: usize = 16;
 
 /// Bytes that an option reads: the value of a `setsockopt`, or the request of a `getsockopt`. An
@@ -246,7 +246,7 @@ fn address(from: &[u8], ip: usize, port: usize) -> Result<SocketAddrV4, Errno> {
     Ok(SocketAddrV4::new(Ipv4Addr::from(ip), port))
 }
 
-/// Protocol, address, port and mark are 0.
+/// Whether protocol, address, port and mark are 0.
 fn names_no_service(from: &[u8]) -> Result<bool, Errno> {
     let protocol = u16_at(from, 0).ok_or(Errno::EINVAL)?;
     let address = address(from, 4, 8)?;
@@ -320,7 +320,7 @@ impl Entry {
         self.put(port, &at.port().to_be_bytes());
     }
 
-    /// Writes a text with a NUL behind it.
+    /// Writes a text and a NUL.
     fn text(&mut self, at: usize, text: &str) {
         self.put(at, &text.as_bytes()[..text.len().min(NAME - 1)]);
     }

@@ -59,7 +59,7 @@ struct Link {
     failure: String,
     listing: Option<Listing>,
     kept: Kept,
-    /// The process of the dataplane, and when it was connected to.
+    /// The process of the dataplane, and the time of the connection to it.
     known: Option<(u32, Instant)>,
 }
 
@@ -347,7 +347,7 @@ impl Connection<'_> {
         }
     }
 
-    /// A new connection, to a dataplane that has what was configured.
+    /// Applies the stored configuration to the dataplane of a new connection.
     fn joined(&mut self, mut client: Client) -> Result<Client, Error> {
         if self.link.known.is_some() && !self.link.kept.is_empty() {
             // The directory with the lock may be a new one, too.
@@ -367,7 +367,8 @@ impl Connection<'_> {
         self.ask(|client| client.collect(call))
     }
 
-    /// Makes sure that no lvsd manages the same services. Several programs may, as with the kernel.
+    /// Makes sure that no lvsd manages the same services. Several other programs may manage them,
+    /// as with the kernel.
     fn steer(&mut self) -> Result<(), Errno> {
         if self.link.steering.is_some() {
             return Ok(());

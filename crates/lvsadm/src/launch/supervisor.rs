@@ -45,7 +45,7 @@ const MARK: u32 = 0x6c76_7372;
 /// Maximum of programs for which the supervisor stores whether they use a library.
 const PROGRAMS_MAX: usize = 256;
 
-/// Length of the type of a socket, without its flags.
+/// The bits of a socket type that are not flags.
 const SOCKET_TYPE: i32 = 0xf;
 
 #[derive(Debug)]
@@ -197,8 +197,8 @@ impl Supervisor {
         }
     }
 
-    /// Leaves namespaces that are not used. In that of the launcher, services stay managed by the
-    /// program, and no lvsd may start. Looks for a dataplane that has restarted.
+    /// Leaves namespaces that are not used. In the launcher's namespace, the program continues to
+    /// manage the services, and lvsd cannot start. Looks for a dataplane that has restarted.
     fn sweep(self: &Arc<Self>) {
         let mut spaces = lock(&self.spaces);
         spaces.retain(|id, space| {
@@ -523,7 +523,7 @@ impl Supervisor {
         }
     }
 
-    /// Receives for a program whose library accepts answers from the kernel only.
+    /// Receives answers for a program whose library accepts only answers from the kernel.
     fn receive(&self, call: &Call, caller: &Caller) -> Option<Answered> {
         let socket = Self::generic(caller, call.arguments[0])?;
         // The program has sent something, or the kernel answers.

@@ -1,6 +1,6 @@
 //! Bytes of netlink: messages and attributes, read from a program and written to it.
 //!
-//! Reading never fails and never allocates: bytes behind a malformed length are ignored, as the
+//! Reading never fails and never allocates: bytes after a malformed length are ignored, as the
 //! kernel ignores them.
 
 pub(super) const ERROR: u16 = 2;
@@ -88,7 +88,8 @@ pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Message<'_>>
     })
 }
 
-/// Attributes; nested ones as bytes. If two have the same number, the last one applies.
+/// A list of attributes; nested attributes are bytes. If two have the same number, the last one
+/// applies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
 
@@ -158,7 +159,7 @@ impl Writer {
         Self(all)
     }
 
-    /// A socket of generic netlink, as of [`new`](Self::new).
+    /// A generic netlink message, like [`new`](Self::new).
     pub(super) fn generic(
         kind: u16,
         flags: u16,

@@ -1,4 +1,4 @@
-//! `lvsadm diff`: in which services and servers two directors differ.
+//! `lvsadm diff`: the differences between the services and servers of two directors.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

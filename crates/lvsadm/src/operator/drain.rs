@@ -21,7 +21,7 @@ use crate::invocation::Invocation;
 const POLL: Duration = Duration::from_millis(500);
 /// Longest time that lvsd may take to apply a request to the dataplane.
 const GRACE: Duration = Duration::from_secs(30);
-/// A line of progress at least this often.
+/// Longest interval between two lines of progress.
 const LINE: Duration = Duration::from_secs(10);
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {

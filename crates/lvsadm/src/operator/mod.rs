@@ -56,7 +56,7 @@ const fn flag(name: &'static str, argument: &'static str, help: &'static str) ->
     }
 }
 
-/// A command.
+/// A command of `lvsadm` for operators.
 pub(crate) struct Operator {
     pub(crate) name: &'static str,
     /// The command's arguments, as a synopsis.
@@ -393,13 +393,13 @@ mod tests {
             let words: Vec<Vec<u8>> = line.split(' ').map(|w| w.as_bytes().to_vec()).collect();
             Words::new(drain, &words)
         };
-        let taken = words("a:1 --deadline 10m b:2 --delete").expect("in order");
+        let taken = words("a:1 --deadline 10m b:2 --delete").expect("the words are in order");
         assert_eq!(taken.free, ["a:1", "b:2"]);
         assert_eq!(taken.value("--deadline"), Some("10m"));
         assert!(taken.has("--delete") && !taken.has("--undo"));
         assert_eq!(
             words("--deadline=1h")
-                .expect("in order")
+                .expect("the words are in order")
                 .value("--deadline"),
             Some("1h")
         );

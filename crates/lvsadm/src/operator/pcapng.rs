@@ -2,9 +2,9 @@
 
 use std::io::{self, Write};
 
-/// Ethernet frames.
+/// Link type of Ethernet frames.
 pub(super) const ETHERNET: u16 = 1;
-/// Bare IP packets.
+/// Link type of IP packets without a link-layer header.
 pub(super) const RAW: u16 = 101;
 
 /// Writes a capture.

@@ -236,7 +236,10 @@ mod tests {
             ..peer.clone()
         };
         assert!(line(&silent).ends_with("\n    silent for 5 s\n"));
-        assert!(!line(&peer).contains("silent for"), "the reason says more");
+        assert!(
+            !line(&peer).contains("silent for"),
+            "the reason contains details"
+        );
         let compared = PeerInfo {
             heard_ms: Some(3_999),
             ..silent

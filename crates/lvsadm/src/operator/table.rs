@@ -6,7 +6,7 @@ use super::{
 };
 use crate::invocation::Invocation;
 
-/// Dispatch, help, completions and manual page go by it.
+/// Dispatch, help, completions and the manual page use it.
 pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "watch",
@@ -155,7 +155,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "drops",
         arguments: "",
         summary: "show packets that were dropped or passed to the host, by reason",
-        text: "Each reason comes with its count and its fix.",
+        text: "Each reason is listed with its count and its fix.",
         flags: &[flag("--all", "", "include reasons that have not occurred")],
         examples: &["--all"],
         run: simple::drops,
@@ -306,7 +306,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "doctor",
         arguments: "",
         summary: "check this host and the real servers for common problems",
-        text: "Each finding comes with its fix. Dropped and lost packets are findings for five minutes. The exit status \
+        text: "Each finding is listed with its fix. Dropped and lost packets are findings for five minutes. The exit status \
                is 1 if there are findings.",
         flags: &[flag(
             "--since",

@@ -91,11 +91,13 @@ impl Bed {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .expect("it runs");
+            .expect("lvsadm starts");
         let mut input = child.stdin.take().expect("a pipe");
-        input.write_all(rules.as_bytes()).expect("it reads");
+        input
+            .write_all(rules.as_bytes())
+            .expect("lvsadm reads the rules");
         drop(input);
-        let output = child.wait_with_output().expect("it ends");
+        let output = child.wait_with_output().expect("lvsadm ends");
         let errors = String::from_utf8_lossy(&output.stderr);
         // The name that it was called by comes first.
         let errors = errors.replace(concat!(env!("CARGO_BIN_EXE_lvsadm"), ": "), "");

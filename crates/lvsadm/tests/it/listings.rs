@@ -1,4 +1,4 @@
-//! Listings that ipvsadm printed while connections were there: each line is read back and written
+//! Listings that ipvsadm printed while connections existed: each line is parsed and formatted
 //! again.
 
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! The binary itself: names, sockets that do not answer, readers that go away.
+//! Tests of the binary: its names, sockets that do not answer, and readers that exit.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -129,7 +129,7 @@ fn run(command: &mut Command) -> (String, String, Option<i32>) {
         stdout,
         stderr,
         status,
-    } = command.output().expect("it runs");
+    } = command.output().expect("the program starts");
     (text(&stdout), text(&stderr), status.code())
 }
 
@@ -305,7 +305,7 @@ fn closed_output_pipe_is_no_error() {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("it runs");
+        .expect("ipvsadm starts");
     let mut first = [0; 24];
     child
         .stdout
@@ -314,7 +314,7 @@ fn closed_output_pipe_is_no_error() {
         .read_exact(&mut first)
         .expect("a line");
     assert_eq!(&first, b"IPVS connection entries\n");
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.wait_with_output().expect("ipvsadm ends");
     assert_eq!(text(&output.stderr), "");
     assert_eq!(output.status.code(), Some(141));
 }
@@ -329,14 +329,14 @@ fn restore_reads_all_lines() {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("it runs");
+        .expect("ipvsadm starts");
     child
         .stdin
         .take()
         .expect("a pipe")
         .write_all(b"-A -t 192.0.2.1:80\n-A -q\n-C\n")
-        .expect("it reads");
-    let output = child.wait_with_output().expect("it ends");
+        .expect("ipvsadm reads the rules");
+    let output = child.wait_with_output().expect("ipvsadm ends");
     assert_eq!(
         text(&output.stderr),
         "this dataplane only lists connections\n-q: unknown option\nthis dataplane only lists connections\n"
@@ -346,8 +346,8 @@ fn restore_reads_all_lines() {
 
 #[test]
 fn filter_restore_of_empty_input_is_refused() {
-    // As in `ssh other lvsadm filter save | lvsadm filter restore`, when ssh fails. It is told
-    // before a dataplane is asked.
+    // As in `ssh other lvsadm filter save | lvsadm filter restore`, when ssh fails. The error is
+    // reported before the program connects to a dataplane.
     let nobody = address("no-filters");
     let (_, err, code) = run(program("lvsadm", &nobody)
         .args(["filter", "restore"])

@@ -34,7 +34,7 @@ struct State {
     next: Option<Vec<StoredOverride>>,
     /// The callers that wait for that write.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
-    /// A thread writes.
+    /// Whether a thread is writing the file.
     writing: bool,
     /// The file was not read completely. It is renamed before the next write.
     unread: bool,
@@ -168,7 +168,7 @@ fn write(path: &Path, all: &[StoredOverride]) -> io::Result<()> {
     replace_for_good(path, &serde_json::to_vec(all)?, 0o600)
 }
 
-/// Renames a file to a free name next to it; returns the name. A missing file is no error.
+/// Renames a file to a free name next to it; returns the name. A missing file is not an error.
 pub(super) fn put_aside(path: &Path) -> io::Result<PathBuf> {
     let names = (0..ASIDE_MAX).map(|n| match n {
         0 => path.with_extension("json.broken"),

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::verdict;
 
-/// Causes that are listed.
+/// Maximum number of causes in the list.
 const CAUSES_MAX: usize = 50;
-/// Services or servers that a cause names.
+/// Maximum number of services or servers that a cause names.
 const NAMED_MAX: usize = 3;
 
 /// Servers with the same fault: those of one host in several services, or those of one service.
@@ -22,7 +22,7 @@ pub struct Cause {
     pub health: String,
     /// The kind of the fault, for programs.
     pub code: String,
-    /// The reason, without the address of a server in front.
+    /// The reason, without a server's address at the start.
     pub reason: String,
     /// The fix for suspicious servers.
     #[serde(skip_serializing_if = "String::is_empty")]

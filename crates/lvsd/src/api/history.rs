@@ -234,7 +234,7 @@ mod tests {
         );
         assert_eq!((curves.usable[0], curves.servers[0]), (1, 2));
 
-        // Another takes its place; it has no past.
+        // Another service replaces it, without a history.
         assert!(!history.take(&Snapshot::default(), 8000));
         assert!(history.take(&snapshot("mail"), 9000));
         assert_eq!(history.curves(Some("web"), NOW), None);

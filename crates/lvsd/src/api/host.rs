@@ -20,7 +20,7 @@ pub(super) fn own_name() -> String {
 /// Whether a request is for a name or address that this `lvsd` answers to.
 ///
 /// # Errors
-/// The name in it that is not.
+/// The name in the request that this `lvsd` does not answer to.
 pub(super) fn check(head: &Parts, allowed: &[String]) -> Result<(), String> {
     let own = own_name();
     let known = |name: &str| {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_name_is_not_answered() {
+    fn request_with_unknown_host_name_is_refused() {
         for host in [
             "evil.example",
             "evil.example:9560",

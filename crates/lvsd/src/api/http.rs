@@ -20,13 +20,13 @@ use super::peer::{Deadline, FULL, Peer};
 use super::places::Holder;
 use super::{Api, routes};
 
-/// Bytes of a request's line and headers.
+/// Maximum bytes of a request's line and headers.
 const HEAD_MAX: usize = 16 << 10;
-/// Headers of a request.
+/// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 64;
 /// Longest time that the request line and the headers may take.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
-/// Listens; a daemon that is started again may, too.
+/// Listens on an address. A daemon that starts soon after this one can listen on it, too.
 pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     use tokio::net::TcpSocket;
     let socket = match address {

@@ -136,7 +136,7 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.stats.live)
     }
 
-    /// Likewise.
+    /// Number of refused connections; `None` until the dataplane has reported.
     fn refused(&self) -> Option<u64> {
         self.dataplane.map(|info| info.refused)
     }
@@ -237,7 +237,7 @@ impl Out<'_> {
     }
 }
 
-/// Sum in seconds, number and classes of times.
+/// The sum of the times in seconds, their number, and the histogram's classes.
 fn classes(times: &Times) -> (f64, u64, Vec<(f64, u64)>) {
     let bounds = BOUNDS.iter().copied().chain([f64::INFINITY]);
     let classes = bounds.zip(times.classes.iter().copied()).collect();
@@ -688,7 +688,7 @@ impl View {
         };
         out.gauges(
             "lvs_server_weight",
-            "Weight of a server in the dataplane; absent if the dataplane does not have it",
+            "Weight of a server in the dataplane; absent if the dataplane does not have the server",
             known().filter_map(|(labels, status)| Some((labels, status.weight?))),
         )?;
         out.gauges(

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The answers show the daemon's own state. The daemon compares the dataplane with it every two
-//! seconds; no request makes it do so more often. TCP has a thread of its own, so that strangers
-//! delay neither checks nor the dataplane.
+//! seconds; no request makes it do so more often. A separate thread serves TCP, so that foreign
+//! clients delay neither checks nor the dataplane.
 
 mod causes;
 pub mod history;
@@ -268,7 +268,7 @@ async fn run(
     mut stopped: oneshot::Receiver<()>,
 ) {
     let mut settings = api.settings.subscribe();
-    // The daemon may have said them before this thread ran.
+    // The daemon may have sent the settings before this thread ran.
     settings.mark_changed();
     let mut listening: Vec<(SocketAddr, tokio::task::AbortHandle)> = Vec::new();
     let (end, ended) = watch::channel(false);
@@ -277,7 +277,7 @@ async fn run(
     tokio::spawn(sample(Arc::clone(&api)));
     loop {
         tokio::select! {
-            // The sender is gone, whatever it says.
+            // The sender has ended, whatever the result is.
             _ = &mut stopped => break,
             changed = settings.changed() => {
                 if changed.is_err() {
@@ -319,7 +319,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                 logged = true;
                 let fix = match error.kind() {
                     std::io::ErrorKind::AddrInUse => {
-                        "something else listens there: `ss -Hltnp` says what; name another in [api]"
+                        "another process listens there: `ss -Hltnp` shows it; set another address in [api]"
                     }
                     std::io::ErrorKind::AddrNotAvailable => {
                         "this host does not have the address (a VIP that the dataplane owns is not the host's)"

@@ -18,7 +18,7 @@ use crate::config::label;
 use crate::snapshot::Snapshot;
 use crate::verdict::{self, ServiceState};
 
-/// Servers that are listed as broken.
+/// Maximum number of servers in the list of broken ones.
 const BROKEN_MAX: usize = 200;
 /// Greatest number of lines for each of drift, refusals and overrides.
 const LINES_MAX: usize = 100;
@@ -107,7 +107,7 @@ pub struct Broken {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
-    /// Seconds since it broke.
+    /// Seconds since the server became broken.
     pub since: Option<u64>,
     /// The server's administrative state.
     pub admin: AdminState,

@@ -20,8 +20,8 @@ pub(super) const OWN_MAX: usize = 32 << 20;
 #[derive(Clone, Debug, Default)]
 pub struct Own(Arc<AtomicUsize>);
 
-/// An answer for a single client. It counts until its last byte is sent or its client has
-/// disconnected.
+/// An answer for a single client. It counts towards the limit until its last byte is sent or its
+/// client has disconnected.
 struct Held {
     bytes: Vec<u8>,
     all: Own,
@@ -163,7 +163,7 @@ mod tests {
         for n in 2..10 {
             readers.push(page.of(&Arc::new(Snapshot::default()), text(n)).await);
         }
-        let last = readers.last().expect("entries exist")[0];
+        let last = readers.last().expect("there are readers")[0];
         assert_eq!(usize::from(last), HELD_MAX + 1);
         drop(readers);
         let now = page.of(&Arc::new(Snapshot::default()), text(77)).await;

@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use lvs_core::Prefix;
 use lvs_sys::lock;
 
-/// Connections over TCP.
+/// Maximum number of connections over TCP.
 const TCP_MAX: usize = 128;
 /// Maximum of TCP connections of one source: an IPv4 address, or an IPv6 /64.
 pub(super) const SOURCE_MAX: usize = 32;
 /// Maximum of event streams among these connections.
 pub(super) const STREAMS_MAX: usize = 8;
-/// Connections over the Unix socket.
+/// Maximum number of connections over the Unix socket.
 const LOCAL_MAX: usize = 64;
-/// Connections over the Unix socket of users with read access.
+/// Maximum number of connections of users with read access over the Unix socket.
 const READERS_MAX: usize = 32;
 /// Maximum of connections over the Unix socket for a user with read access.
 const READER_MAX: usize = 8;
@@ -26,7 +26,8 @@ const READER_MAX: usize = 8;
 pub(crate) enum Holder {
     /// A source over TCP.
     Tcp(IpAddr),
-    /// A source with a stream of events over TCP. The stream counts in addition to its connection.
+    /// An event stream of a source over TCP. It needs this slot in addition to the slot of its
+    /// connection.
     Stream(IpAddr),
     /// Users of the Unix socket with write access, together.
     Operators,
@@ -107,7 +108,7 @@ mod tests {
         // The same in other words.
         let mapped = "::ffff:192.0.2.1".parse().expect("an address");
         assert!(places.take(Holder::Tcp(mapped)).is_none());
-        // Of IPv6 a host has as many addresses as it likes.
+        // An IPv6 host can use any number of addresses of its network.
         let own = |n: u16| Holder::Tcp(IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, n]));
         for n in 0..SOURCE_MAX {
             let n = u16::try_from(n).expect("a few");

@@ -19,11 +19,11 @@ use super::Api;
 use crate::config;
 use crate::snapshot::Snapshot;
 
-/// Period of writing.
+/// Interval at which the files are written.
 const EVERY: Duration = Duration::from_secs(2);
-/// One part in this many of the time may be used to write connections.
+/// The share of the time for writing connections is one in this number.
 const SHARE: u32 = 20;
-/// Longest silence of a dataplane.
+/// Longest time to wait for a dataplane's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest time of listing connections.
 const LISTING: Duration = Duration::from_secs(10);
@@ -74,7 +74,7 @@ pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::
             with_connections: due <= Instant::now(),
             stopped: stopped.clone(),
         };
-        // Whoever waits here lets others be served.
+        // Other tasks run while this one waits.
         let begun = Instant::now();
         let with_connections = round.with_connections;
         let all = tokio::task::spawn_blocking(move || round.write()).await;
@@ -85,7 +85,7 @@ pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::
         for why in all.iter().filter(|why| !reported.contains(why)) {
             tracing::warn!("{why}");
         }
-        // Of connections, a round without them says nothing.
+        // A round without connections does not report problems with them.
         match with_connections {
             true => reported = all,
             false => reported.extend(
@@ -241,12 +241,13 @@ impl Tree {
         self.directory(directory)?;
         let new = directory.join(format!(".{}.new", base.display()));
         let mut options = fs::OpenOptions::new();
-        // What another has put there is not opened: it may be a pipe.
+        // A file of another user at this path is not opened: it may be a pipe.
         let _ = fs::remove_file(&new);
         options.write(true).create_new(true).mode(0o444);
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let mut made = options.open(&new)?;
-        // Others are to read it, whatever the service manager's mask is; nobody sets anything here.
+        // All users may read the file, whatever the umask of the service manager is; nothing is set
+        // by writing to it.
         made.set_permissions(fs::Permissions::from_mode(0o444))?;
         made.write_all(text.as_bytes())?;
         fs::rename(&new, &file)
@@ -254,7 +255,7 @@ impl Tree {
 
     /// Creates a directory of the tree, and its parents.
     fn directory(&self, directory: &Path) -> io::Result<()> {
-        // What is there keeps its mode.
+        // An existing directory keeps its mode.
         if directory.exists() {
             return Ok(());
         }
@@ -301,7 +302,7 @@ mod tests {
         tree.put("sys/net/ipv4/vs/drop_entry", "0\n")
             .expect("written");
         let mode = |name: &str| {
-            let meta = fs::metadata(path.join(name)).expect("the file exists");
+            let meta = fs::metadata(path.join(name)).expect("the tree has the file");
             meta.permissions().mode() & 0o777
         };
         assert_eq!(

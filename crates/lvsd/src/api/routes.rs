@@ -182,7 +182,7 @@ fn json(value: &impl Serialize) -> Reply {
     bytes(JSON, json_bytes(value))
 }
 
-/// An answer that no other reader shares.
+/// An answer for a single client.
 fn own(api: &Api, content: Vec<u8>) -> Result<Reply, Refusal> {
     let content = api.own.hold(content).ok_or_else(|| {
         Refusal::unavailable(
@@ -305,7 +305,9 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let curves = api.history().curves(service.as_deref(), Now::read());
             let curves = curves.ok_or_else(|| match service {
                 Some(name) => no_service(&name),
-                None => Refusal::unavailable("nothing is known yet; ask again later".to_owned()),
+                None => Refusal::unavailable(
+                    "the daemon has no state yet; repeat the request later".to_owned(),
+                ),
             })?;
             own(api, json_bytes(&curves))?
         }
@@ -405,7 +407,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
         return Ok(format!("API {address}"));
     }
     api.log_wrong_token(address);
-    // Whoever guesses does it slowly, and holds one of a few places meanwhile.
+    // A client that guesses tokens is slowed down, and uses one of few slots meanwhile.
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(
         StatusCode::UNAUTHORIZED,

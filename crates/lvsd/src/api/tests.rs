@@ -1,4 +1,4 @@
-//! Requests of strangers over a connection in memory, and their description.
+//! Requests of clients over connections in memory, and the OpenAPI description.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -225,7 +225,7 @@ fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String>
     wrong
 }
 
-/// Reads an example as the type that it is an example of, and writes it again.
+/// Parses an example as its type, and serialises it again.
 fn again<T: serde::Serialize + serde::de::DeserializeOwned>(value: &Value) -> Value {
     let read: T = serde_json::from_value(value.clone()).unwrap_or_else(|e| panic!("{e}: {value}"));
     serde_json::to_value(read).expect("JSON")
@@ -307,7 +307,7 @@ async fn every_api_answer_matches_openapi() {
             assert!(wrong.is_empty(), "{method} {path}: {wrong:#?}");
         }
     }
-    let (ask, who) = deeds.recv().await.expect("the wish");
+    let (ask, who) = deeds.recv().await.expect("the request arrives");
     assert!(matches!(ask, ChangeRequest::Admin(_)) && who == "API 198.51.100.7");
     // One source for all: the API and the command report the same.
     let (_, body) = get(&api, "/v1/status").await;
@@ -359,7 +359,7 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
     assert!(code == 403 && body.contains("only root may"), "{body}");
     let (code, ..) = send(&api, local(None), &request).await;
     assert_eq!(code, 200);
-    assert_eq!(deeds.recv().await.expect("the wish").1, "uid 0");
+    assert_eq!(deeds.recv().await.expect("the request arrives").1, "uid 0");
 }
 
 #[tokio::test(start_paused = true)]
@@ -420,7 +420,7 @@ async fn silent_or_unreading_client_is_disconnected() {
         client
             .write_all(request_text.as_bytes())
             .await
-            .expect("it fits");
+            .expect("the request is written");
         let over = tokio::time::timeout(Duration::from_secs(31), task).await;
         assert!(over.is_ok(), "{request_text:?}");
     }
@@ -482,10 +482,10 @@ async fn status_queries_reach_the_loop_twice_a_second_at_most() {
     tokio::time::sleep(FRESH).await;
     assert_eq!(api.status().await.expect("a status"), first);
     drop(api);
-    assert_eq!(asked.await.expect("it ends"), 2);
+    assert_eq!(asked.await.expect("the task ends without a panic"), 2);
 }
 
-/// A log of wrong tokens is not for strangers to fill.
+/// Clients with wrong tokens cannot fill the log.
 #[tokio::test(start_paused = true)]
 async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     let log = crate::daemon::tests::Log::default();
@@ -553,7 +553,10 @@ async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
     let mut text = String::new();
     while !text.contains(wanted) {
         let mut bytes = [0; 1024];
-        let len = client.read(&mut bytes).await.expect("it continues");
+        let len = client
+            .read(&mut bytes)
+            .await
+            .expect("the stream is readable");
         assert!(len > 0, "the stream has ended: {text}");
         text.push_str(std::str::from_utf8(&bytes[..len]).expect("text"));
     }
@@ -564,7 +567,10 @@ async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
 async fn event_stream_has_new_events_and_heartbeats() {
     let (api, _deeds) = api("web");
     let (mut client, task) = connect(&api, stranger());
-    client.write_all(STREAM.as_bytes()).await.expect("it fits");
+    client
+        .write_all(STREAM.as_bytes())
+        .await
+        .expect("the request is written");
     let head = read_to(&mut client, "\r\n\r\n").await;
     assert!(head.contains("content-type: text/event-stream"), "{head}");
     let reported = serde_json::to_string(&*event("two\nlines")).expect("JSON");
@@ -594,7 +600,10 @@ async fn event_stream_without_reader_is_closed() {
         },
     ] {
         let (mut client, mut task) = connect(&api, peer);
-        client.write_all(STREAM.as_bytes()).await.expect("it fits");
+        client
+            .write_all(STREAM.as_bytes())
+            .await
+            .expect("the request is written");
         read_to(&mut client, "\r\n\r\n").await;
         let long = "x".repeat(4096);
         let sending = async {
@@ -618,7 +627,10 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
     let mut held = Vec::new();
     for _ in 0..places::STREAMS_MAX {
         let (mut client, task) = connect(&api, stranger());
-        client.write_all(STREAM.as_bytes()).await.expect("it fits");
+        client
+            .write_all(STREAM.as_bytes())
+            .await
+            .expect("the request is written");
         let head = read_to(&mut client, "\r\n\r\n").await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
         held.push((client, task));
@@ -631,13 +643,16 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
     assert_eq!(get(&api, "/v1/events").await.0, 200);
     for (client, task) in held {
         drop(client);
-        task.await.expect("it ends");
+        task.await.expect("the task ends without a panic");
     }
     while api.events.receiver_count() > 0 {
         tokio::task::yield_now().await;
     }
     let (mut client, _task) = connect(&api, stranger());
-    client.write_all(STREAM.as_bytes()).await.expect("it fits");
+    client
+        .write_all(STREAM.as_bytes())
+        .await
+        .expect("the request is written");
     let head = read_to(&mut client, "\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
 }
@@ -646,7 +661,7 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
 async fn connections_above_the_limit_are_refused_and_counted() {
     let (api, _deeds) = api("web");
     let listener = http::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
-    let address = listener.local_addr().expect("it has exactly one");
+    let address = listener.local_addr().expect("the listener has an address");
     let accepting = {
         let api = Arc::clone(&api);
         tokio::spawn(async move { http::accept(listener, &api).await })

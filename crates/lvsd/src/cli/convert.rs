@@ -1,4 +1,4 @@
-//! `lvsd convert`: another program's file as lvsd's.
+//! `lvsd convert`: converts another program's file to a file of lvsd.
 
 use std::io::Write;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::convert::{
 };
 use crate::words::counted;
 
-/// Some statements have no counterpart: they are in the result as comments.
+/// Exit code if some statements have no counterpart, and are comments in the result.
 const EXIT_LOSSY: u8 = 4;
 /// keepalived could not run.
 const EXIT_NOT_COMPARED: u8 = 5;

@@ -34,7 +34,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 pub(super) struct Selection {
     /// Only services with this name or address.
     pub(super) name: Option<String>,
-    /// Only services that are not well.
+    /// Only broken services, and services with servers that are down or suspicious.
     pub(super) broken: bool,
 }
 
@@ -75,7 +75,7 @@ struct Look {
     colour: bool,
     /// Maximum width of a line; `None`: each server has one line of any length.
     width: Option<usize>,
-    /// The durations of checks, the falls and the clients of all servers.
+    /// Whether the text shows the durations of checks, the failures and the clients of all servers.
     details: bool,
 }
 

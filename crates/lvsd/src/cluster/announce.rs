@@ -1,10 +1,10 @@
-//! Virtual addresses that are announced by routes. A separate thread sends the announced addresses
-//! and their preference to the dataplane again and again; the dataplane sets routes, and a routing
-//! daemon announces them.
+//! Virtual addresses that are announced by routes. A separate thread repeatedly sends the announced
+//! addresses and their preference to the dataplane; the dataplane sets routes, and a routing daemon
+//! announces them.
 //!
 //! The thread asks ten times a second whether the dataplane is ready. It stops sending when the
-//! daemon's loop has stopped: the dataplane then withdraws the addresses after a time, so that they
-//! are not announced for ever without supervision.
+//! daemon's loop has stopped: the dataplane then withdraws the addresses after some time, so that
+//! it does not announce them indefinitely without supervision.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -221,7 +221,7 @@ async fn next(source: Option<&mut Source>, sender: &watch::Sender<Messages>) -> 
     false
 }
 
-/// The FIFO that has the name.
+/// The FIFO at the configured path.
 #[derive(Debug)]
 struct Fifo {
     source: Source,
@@ -261,7 +261,7 @@ fn open(path: &Path) -> Result<Fifo, String> {
     let own = rustix::process::geteuid().as_raw();
     if !is.file_type().is_fifo() {
         return Err(format!(
-            "{shown} is no FIFO; remove it, or name another one (`fifo` in [vrrp])"
+            "{shown} is not a FIFO; remove it, or set another path (`fifo` in [vrrp])"
         ));
     }
     if is.mode() & 0o022 != 0 || (is.uid() != own && is.uid() != 0) {
@@ -335,7 +335,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run/fifo");
-        open(&path).expect("it was created");
+        open(&path).expect("the FIFO is created");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
         assert!(open(&path).unwrap_err().contains("other than root"));
         std::fs::remove_file(&path).unwrap();

@@ -63,7 +63,7 @@ pub fn text(config: &Config, services: &[Service]) -> Result<String, String> {
     block("track_file", &[INSTANCE.to_owned()]);
     let peers: Vec<String> = vrrp.peers.iter().map(IpAddr::to_string).collect();
     block("unicast_peer", &peers);
-    // The messages are of one family, and name addresses of theirs only.
+    // VRRP messages are of one family, and contain only addresses of this family.
     let v6 = match (vrrp.peers.first(), addresses.first()) {
         (Some(peer), _) => peer.is_ipv6(),
         (None, Some(first)) => first.ip.is_ipv6(),
@@ -107,7 +107,7 @@ mod tests {
             "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{vrrp}\n[[service]]\naddress = \"192.0.2.10:80\"\nvip = \"{vip}\"\n\
              forward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
         );
-        let (config, _) = Config::from_toml("x.toml", &text).expect("valid");
+        let (config, _) = Config::from_toml("x.toml", &text).expect("the file is valid");
         super::text(&config, &config.services).expect("the file has [vrrp]")
     }
 

@@ -204,7 +204,7 @@ impl Cluster {
         news
     }
 
-    /// Waits for news. Never returns without `[vrrp]` and addresses that are announced.
+    /// Waits for a change. Never returns if there is neither `[vrrp]` nor an announced address.
     pub(crate) async fn changed(&mut self) {
         let announced = async {
             match &mut self.announcer {
@@ -473,7 +473,7 @@ impl Running {
         self.meddled = meddled;
     }
 
-    /// Writes a number into the track file; why not, if it cannot.
+    /// Writes a number into the track file; returns the error as text.
     fn put(&self, value: i16) -> Option<String> {
         let path = &self.settings.track_file;
         make_directory_of(path);
@@ -583,7 +583,7 @@ mod tests {
             "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\ntrack_file = \"{0}/track\"\nfifo = \"{0}/fifo\"\n",
             directory.path().display()
         );
-        let (config, _) = crate::config::Config::from_toml("x", &text).expect("valid");
+        let (config, _) = crate::config::Config::from_toml("x", &text).expect("the file is valid");
         let mut cluster = Cluster::recall(Some(places));
         cluster.set(config.vrrp.as_ref());
         let path = directory.path().join("track");

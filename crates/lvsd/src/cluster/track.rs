@@ -10,7 +10,8 @@ use crate::config::Vrrp;
 const MAINTENANCE: i16 = Vrrp::MAINTENANCE;
 const BELOW_QUORUM: i16 = Vrrp::BELOW_QUORUM;
 
-/// Not active: keepalived treats a number of -254 or less as a fault.
+/// The value that prevents a director from being active: keepalived treats a number of -254 or less
+/// as a fault.
 pub(super) const UNFIT: i16 = -254;
 
 /// The fitness of a director to be active.

@@ -14,7 +14,8 @@ use super::{Service, VipMode};
 pub(crate) struct Taken<P> {
     ids: HashMap<ServiceId, P>,
     owners: HashMap<IpAddr, (VipMode, P)>,
-    /// By protocol and address, within which they may overlap.
+    /// Services with several ports, by protocol and address: services with the same key may
+    /// overlap.
     many: HashMap<(Protocol, IpAddr), Vec<(ManyPorts, P)>>,
     /// Services with several ports, by their mark.
     marks: HashMap<u32, (ManyPorts, P)>,

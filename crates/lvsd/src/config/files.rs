@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_parts_are_an_error() {
+    fn unreadable_conf_d_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let (main, parts) = (
             directory.path().join("lvsd.toml"),

@@ -104,7 +104,7 @@ pub struct Discovery {
 /// `[lvsd]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Daemon {
-    /// Services without an owner are the daemon's too.
+    /// Whether the daemon also manages services without an owner.
     pub adopt: bool,
     /// Filter of the log.
     pub log: Option<String>,
@@ -136,7 +136,7 @@ pub struct Api {
     pub procfs: Option<PathBuf>,
     /// Maximum of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].
     pub procfs_connections: Option<usize>,
-    /// With the dashboard.
+    /// Whether the API serves the dashboard.
     pub dashboard: bool,
 }
 
@@ -148,7 +148,7 @@ impl Api {
 /// The reaction to manual changes of services of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDrift {
-    /// Reported and reverted.
+    /// Manual changes are reported and reverted.
     #[default]
     Repair,
     /// Manual changes are reported, and kept until the file is loaded again.
@@ -160,7 +160,7 @@ impl Daemon {
     pub const MAX_REMOVE: u8 = 50;
     /// The default time limit of the notification program.
     pub const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
-    /// Number of servers that a change may always remove.
+    /// Number of servers that a reload may always remove.
     const FEW: usize = 10;
 
     /// Whether a reload may reduce the number of servers from `before` to `after`.
@@ -375,8 +375,8 @@ pub struct Service {
     /// Whether the list of servers is incomplete: the dataplane may have further servers of the
     /// service. Always false for the file alone.
     pub incomplete: bool,
-    /// The source of its servers has not answered yet. Never set for a service whose servers are in
-    /// the file.
+    /// Whether the source of its servers has not answered yet. Never set for a service whose
+    /// servers are in the file.
     pub unheard: bool,
     /// Real servers: first those of the file in its order, then those of DNS and etcd.
     pub servers: Vec<Server>,
@@ -482,17 +482,17 @@ impl Config {
             .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
-    /// The services of a key of etcd, or of a Service in Kubernetes, that has `text`, checked by
-    /// themselves. `[defaults]` holds for them.
+    /// The services in the `text` of an etcd key or of a Service in Kubernetes, checked separately.
+    /// `[defaults]` applies to them.
     ///
     /// # Errors
-    /// The first error in it, in words.
+    /// The first error, as text.
     pub(crate) fn remote_services(&self, text: &str) -> Result<Vec<Service>, String> {
         check::remote(self, text)
     }
 
     /// Whether the files at `path` may name the dataplane's socket. It searches the text without
-    /// parsing TOML; false is certain.
+    /// parsing TOML; `false` means that they certainly do not.
     pub fn may_name_socket(path: &Path) -> bool {
         // A key can be written with escapes.
         let names = |text: &str| text.contains("socket") || text.contains('\\');

@@ -42,7 +42,7 @@ impl ManyPorts {
         Self::parse(raw.address.as_ref()?.get_ref(), protocol)
     }
 
-    /// Reads an address with several ports; `None` if the text has one port or none.
+    /// Reads an address with several ports; `None` if the text has one port or no port.
     ///
     /// # Errors
     /// The reason why the ports are invalid.
@@ -194,7 +194,9 @@ mod tests {
 
     fn many(text: &str) -> ManyPorts {
         let parsed = ManyPorts::parse(text, Protocol::TCP);
-        parsed.expect("many ports").expect("in order")
+        parsed
+            .expect("the ports are in order")
+            .expect("the ports are in order")
     }
 
     #[test]

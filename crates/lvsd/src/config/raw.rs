@@ -124,15 +124,15 @@ pub(super) struct RawDataplane {
     /// Application helpers: `ftp`, or `ftp=PORT,...`. Default: none.
     pub(super) helper: Option<Spanned<OneOrMore>>,
     /// Echo requests to addresses that the dataplane owns: `answer` (1000 in a second), `drop`, or
-    /// how many are answered in a second. Default: `answer`.
+    /// the number of answers per second. Default: `answer`.
     pub(super) echo: Option<Spanned<Scalar>>,
     /// Reverse-path check of requests to services: `off`, `loose` or `strict`. Default: `off`.
     pub(super) reverse_path: Option<Spanned<String>>,
     /// Whether the kernel fast path forwards established connections: `off`, `auto` or `on`.
     /// Default: `auto`, without a warning if the host does not support it.
     pub(super) fast_path: Option<Spanned<String>>,
-    /// Whether a process holds connections, should the dataplane be killed: `off`, `auto` or `on`.
-    /// Default: `off`.
+    /// Whether a small process stores connections until the next dataplane starts, if the dataplane
+    /// is killed: `off`, `auto` or `on`. Default: `off`.
     pub(super) warm_restart: Option<Spanned<String>>,
     /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer.
     /// Default: none.
@@ -212,8 +212,8 @@ pub(super) struct RawVrrp {
     /// 1 to 254. Use the same on all directors, so that addresses are not moved without need.
     /// Default: 200.
     pub(super) priority: Option<Spanned<Whole>>,
-    /// Time between two advertisements; three that are missed mean a director is gone. Default:
-    /// 300ms.
+    /// Time between two advertisements; a director from which three are missing counts as failed.
+    /// Default: 300ms.
     pub(super) advert: Option<Spanned<RawDuration>>,
     /// Addresses of the other directors, for networks without multicast. Default: none.
     pub(super) peers: Option<Spanned<OneOrMore>>,
@@ -391,7 +391,7 @@ pub(super) struct RawService {
     /// Time for which the connections of a server that was removed from the file continue. Default:
     /// 30s.
     pub(super) drain: Option<Spanned<RawDuration>>,
-    /// Servers that it needs: a number, or a table. Default: 1.
+    /// Usable servers that the service needs: a number, or a table. Default: 1.
     pub(super) quorum: Option<Spanned<RawQuorum>>,
     /// Action on the VIP while the service is below its quorum: `keep`, or `give-up`, which
     /// releases it. Default: `keep`.
@@ -514,7 +514,7 @@ pub(super) enum RawPassive {
 pub(super) enum RawQuorum {
     /// The same number for `up` and `down`.
     Number(Whole),
-    /// A number for each of them.
+    /// Numbers for `up` and `down`.
     Table(RawQuorumTable),
 }
 
@@ -574,7 +574,7 @@ pub(super) struct RawServer {
     pub(super) address: Option<Spanned<String>>,
     /// 0 to 2147483647; a server with 0 gets no new connections. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,
-    /// Overrides the service's.
+    /// Overrides the forwarding method of the service.
     pub(super) forward: Option<Spanned<String>>,
     /// Replaces the service's tunnel settings as a whole.
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
@@ -677,9 +677,9 @@ pub(super) struct RawMark {
     pub(super) ports: Option<Spanned<Scalar>>,
     /// Mark of the matching packets, 1 to 4294967295; this, `drop` or `host` is required.
     pub(super) mark: Option<Spanned<Whole>>,
-    /// The packets are discarded.
+    /// Whether matching packets are dropped.
     pub(super) drop: Option<Spanned<bool>>,
-    /// The packets are passed to the host.
+    /// Whether matching packets are passed to the host.
     pub(super) host: Option<Spanned<bool>>,
 }
 

@@ -1,5 +1,5 @@
-//! The tree of a TOML file as [`RawConfig`]: every misspelt key and every value of a wrong type is
-//! removed and reported.
+//! Converts the tree of a TOML file to [`RawConfig`]: removes and reports every misspelt key and
+//! every value of a wrong type.
 //!
 //! serde stops at the first error, so the faulty part is removed and the rest is read again. That
 //! happens for each service, server and rule separately, and for all unknown keys of a table at
@@ -21,7 +21,7 @@ use crate::text::{Diagnostic, Findings, unknown_key};
 /// The position of a value from another text.
 pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 
-/// Maximum of services of a file. Each uses some kilobytes, with any length in the file.
+/// Maximum of services of a file. Each needs some kilobytes of memory, even if its text is short.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
 /// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of `[defaults]`;
@@ -202,7 +202,7 @@ impl<'a> Reader<'a> {
         Some(service)
     }
 
-    /// Reports keys of `[defaults]` that are no keys of all services.
+    /// Reports keys of `[defaults]` that are not keys of all services.
     fn foreign_defaults(&mut self, file: &mut DeTable<'a>) {
         let Some(DeValue::Table(defaults)) = file.get_mut(&key("defaults")).map(Spanned::get_mut)
         else {
@@ -258,7 +258,7 @@ impl<'a> Reader<'a> {
         all
     }
 
-    /// A service with several addresses, once for each.
+    /// Repeats a service with several addresses for each address.
     fn each_address(
         &mut self,
         mut service: Spanned<RawService>,
@@ -394,7 +394,7 @@ impl<'a> Reader<'a> {
                 .iter_mut()
                 .any(|item| self.cut(item.get_mut(), span, message));
         };
-        // What is of the same type is wrong as well.
+        // All values of the same type are wrong as well.
         let kind = discriminant(wrong.get_ref());
         let mut kept = DeArray::new();
         for item in std::mem::replace(items, DeArray::new()) {
@@ -491,7 +491,7 @@ fn take_array<'a>(table: &mut DeTable<'a>, name: &'a str) -> Vec<Spanned<DeValue
     }
 }
 
-/// Moves the entries of a table in the same way out of the table that contains it.
+/// Moves the entries of a table out of the table that contains it, like [`take_array`].
 fn take_table<'a>(
     table: &mut DeTable<'a>,
     name: &'a str,
@@ -515,7 +515,7 @@ fn known_keys(message: &str) -> Option<Vec<&str>> {
     Some(list.split('`').skip(1).step_by(2).collect())
 }
 
-/// serde's message in our words, with a suggestion for a misspelt key.
+/// serde's message in the words of this project, with a suggestion for a misspelt key.
 fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
     let written = text.get(span.clone()).unwrap_or_default();
     if let Some(rest) = message.strip_prefix("invalid type: ")

@@ -1,4 +1,4 @@
-//! Syntax errors in TOML, with texts that lead to the cause.
+//! Syntax errors in TOML, with messages that name the cause.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::text::{Diagnostic, Findings, KEPT_MAX};
 /// them.
 const REACH: usize = 64 << 10;
 
-/// Number of characters of a line in which the check looks for an unusual character.
+/// Maximum number of characters of a line in which the check looks for an unusual character.
 const LINE_MAX: usize = 4096;
 
 /// The tree of a text.
@@ -129,6 +129,6 @@ fn server_before_service(error: &Error, span: &Range<usize>, text: &str) -> Opti
             "`[[service.server]]` without a service above it",
         )
         .context(span.clone(), "the first service")
-        .help("put it behind the [[service]] that it belongs to"),
+        .help("move it after the [[service]] to which it belongs"),
     )
 }

@@ -1,4 +1,4 @@
-//! Runs keepalived on a file, without any effect on the host, for its dump of the configuration.
+//! Runs keepalived on a file, without any effect on the host, to get a dump of its configuration.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use rustix::process::{Pid, Signal, kill_process};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Interval of the checks whether keepalived has exited.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum of that it may print, in bytes.
+/// Maximum size of keepalived's output in bytes.
 const PRINTED_MAX: u64 = 64 << 20;
 
-/// A program in `PATH` or where the system's programs are.
+/// Finds a program in `PATH` or in the directories of system programs.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
@@ -86,8 +86,8 @@ pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String
 }
 
 /// Restricts this thread and the processes that it starts: they can execute only these programs,
-/// and write only to this directory. So keepalived runs no script of the file and opens no FIFO of
-/// it.
+/// and write only to this directory. So keepalived runs no script and opens no FIFO that the file
+/// names.
 fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     let writes = AccessFs::from_write(ABI::V1);
     // Programs need the loader as well.
@@ -128,7 +128,7 @@ fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs keepalived until it has printed its configuration, or exits without.
+/// Runs keepalived until it has printed its configuration, or has exited.
 fn run(command: &mut Command, output: &Path) -> Result<String, String> {
     let mut child = command
         .spawn()

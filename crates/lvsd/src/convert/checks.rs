@@ -1,4 +1,4 @@
-//! keepalived's health checks as lvsd's.
+//! Converts keepalived's health checks to those of lvsd.
 //!
 //! `lvsd`'s own parser reads each check. Keys that it refuses are omitted, with the reason.
 
@@ -10,7 +10,7 @@ use crate::config::Config;
 /// A check's keys and their values, in TOML.
 pub(super) type Check = Keys;
 
-/// A check of keepalived: its name there, its name here, and the converted keywords besides
+/// A kind of check: keepalived's name, `lvsd`'s name, and the converted keywords besides
 /// [`RHYTHM`].
 type Known = (&'static str, &'static str, &'static [&'static str]);
 
@@ -76,7 +76,7 @@ const FALL_MAX: f64 = 1000.0;
 pub(super) const WARMUP: &str =
     "first checks are not delayed; a server is not used before its first check";
 
-/// The surroundings of a check.
+/// The enclosing blocks and the settings that apply to a check.
 pub(super) struct Context<'a> {
     /// The blocks whose settings are the defaults of this block, the innermost one first.
     pub(super) around: [&'a Item; 2],
@@ -91,7 +91,7 @@ pub(super) fn is_known(name: &str) -> bool {
     KNOWN.iter().any(|(known, ..)| *known == name)
 }
 
-/// `lvsd`'s name of a kind of keepalived's.
+/// `lvsd`'s name of one of keepalived's kinds of checks.
 pub(super) fn kind(name: &str) -> Option<&'static str> {
     let known = KNOWN.iter().find(|(known, ..)| *known == name);
     known.map(|(_, kind, _)| *kind)
@@ -107,7 +107,7 @@ pub(super) fn depth(check: &Check) -> u8 {
     }
 }
 
-/// The absence of a check.
+/// The value for "no check".
 pub(super) fn none() -> Check {
     Check::from([("none", String::new())])
 }
@@ -143,8 +143,8 @@ pub(super) fn repaired(
     Ok(out)
 }
 
-/// A number of keepalived's for a timing of this name, if keepalived accepts it. A check may have
-/// no retries; other blocks may not.
+/// The number in a timing statement, if keepalived accepts the number. A check may have no retries;
+/// other blocks may not.
 fn timing(item: &Item, of_check: bool) -> Option<f64> {
     let word = item.word(1);
     let plain = word
@@ -188,7 +188,7 @@ fn setting<'a>(item: &'a Item, around: &[&'a Item], name: &str) -> Option<&'a It
         .or_else(|| around.iter().find_map(|block| block.find(name)))
 }
 
-/// A check of keepalived's.
+/// Converts a check of keepalived.
 pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<String>) -> Check {
     let name = item.name();
     let Some((_, kind, words)) = KNOWN.iter().find(|(known, ..)| *known == name) else {
@@ -304,7 +304,7 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
     none()
 }
 
-/// Interval and timeout of checks.
+/// Converts the interval and the timeout of checks.
 fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     // The last number that keepalived takes, of the innermost block that has one.
     let last = |block: &Item, name: &str, of_check: bool| {
@@ -353,8 +353,8 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     }
 }
 
-/// The keyword next to `regex` that changes the check and that lvsd has no counterpart for; `None`
-/// if there is no such keyword.
+/// The keyword next to `regex` that changes the check and has no counterpart in lvsd; `None` if
+/// there is no such keyword.
 fn changes_meaning(url: &Item) -> Option<String> {
     for word in ["regex_no_match", "regex_min_offset", "regex_max_offset"] {
         if url.find(word).is_some() {
@@ -367,7 +367,7 @@ fn changes_meaning(url: &Item) -> Option<String> {
     Some(format!("regex_options {other}"))
 }
 
-/// Pages of a web server.
+/// Converts the check of a web server's pages.
 fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String>) {
     let name = item.name();
     let outer = setting(item, around, "virtualhost").map(|item| item.word(1).to_owned());
@@ -461,7 +461,7 @@ fn repaired_page(page: &mut Check) -> Vec<String> {
     }
 }
 
-/// The path of a page for HTTP, and the host if the address is complete.
+/// The path of a page for HTTP, and the host if the URL is complete.
 fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<String>) {
     let argument = item.word(1);
     let whole = argument
@@ -516,13 +516,13 @@ fn statuses(item: &Item, name: &str, lost: &mut Vec<String>) -> Option<String> {
         };
         match range {
             Some(range) => ranges.push(range),
-            None => lost.push(item.lost_of(name, &format!("`{word}` is no status"))),
+            None => lost.push(item.lost_of(name, &format!("`{word}` is not a status"))),
         }
     }
     (!ranges.is_empty()).then(|| ranges.join(","))
 }
 
-/// A mail server.
+/// Converts a check of a mail server.
 fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     let name = item.name();
     if let Some(item) = item.find("helo_name")
@@ -550,7 +550,7 @@ fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     }
 }
 
-/// A datagram.
+/// Converts a check by a datagram.
 fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     if let Some(payload) = item.find("payload") {
         match hex(&payload.rest(1)) {
@@ -611,7 +611,7 @@ fn hex(text: &str) -> Option<Vec<String>> {
     Some(bytes)
 }
 
-/// A program.
+/// Converts a check by a program.
 fn program(
     item: &Item,
     context: &Context<'_>,

@@ -166,7 +166,7 @@ fn of_service(
             theirs.ip == Some(server.address.ip()) && same_port
         });
         let Some(found) = found else {
-            differ(&format!("server {key}"), "there", "not there");
+            differ(&format!("server {key}"), "present", "missing");
             continue;
         };
         if !whole {
@@ -223,7 +223,7 @@ fn of_service(
         if let Some(ip) = found.ip
             && !there
         {
-            differ(&format!("server {ip}"), "not there", "there");
+            differ(&format!("server {ip}"), "missing", "present");
         }
     }
     if !whole {
@@ -319,7 +319,7 @@ weight = 7
         let compared = compare(&toml, &other).unwrap();
         assert_eq!(
             compared.differences,
-            ["mark 7: server 10.0.0.2: not there in the result, there in keepalived"]
+            ["mark 7: server 10.0.0.2: missing in the result, present in keepalived"]
         );
     }
 
@@ -349,12 +349,12 @@ weight = 7
             (
                 "10.0.0.2, R",
                 "10.0.0.3, R",
-                "server 10.0.0.2: there in the result, not there",
+                "server 10.0.0.2: present in the result, missing",
             ),
             (
                 "10.0.0.2, R",
                 "10.0.0.3, R",
-                "server 10.0.0.3: not there in the result, there",
+                "server 10.0.0.3: missing in the result, present",
             ),
             (
                 "TCP_CHECK",

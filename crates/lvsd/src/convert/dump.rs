@@ -342,8 +342,7 @@ fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) 
     }
 }
 
-/// Adds a server that is named in a message, `[10.0.0.1]:tcp:80` of `[192.0.2.1]:tcp:80` or `FWM
-/// 7`.
+/// Adds a server that a message names, `[10.0.0.1]:tcp:80` of `[192.0.2.1]:tcp:80` or `FWM 7`.
 fn add_named(services: &mut Services, service: &str, server: &str) {
     let parts = |text: &str| -> Option<(IpAddr, String, u16)> {
         let (ip, rest) = text.strip_prefix('[')?.split_once("]:")?;

@@ -57,7 +57,8 @@ impl Item {
         words.join(" ")
     }
 
-    /// The words behind the name of a script or a regular expression.
+    /// The words after the name of the statement, with the quotes and escapes of scripts and
+    /// regular expressions.
     pub(super) fn escaped(&self) -> Vec<String> {
         let raw: Vec<&str> = self
             .words
@@ -88,7 +89,7 @@ impl Item {
         format!("{}: {}: {why}", self.at, self.text())
     }
 
-    /// The message of a loss within a block of this name.
+    /// The message that a statement in a block of this name is not converted.
     pub(super) fn lost_of(&self, name: &str, why: &str) -> String {
         format!("{}: {name}: {}: {why}", self.at, self.text())
     }

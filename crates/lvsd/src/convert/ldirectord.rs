@@ -30,7 +30,7 @@ struct Settings {
     interval: Option<f64>,
     /// For connections, pings and programs.
     check_timeout: Option<f64>,
-    /// For negotiations.
+    /// The timeout of negotiate checks.
     negotiate_timeout: Option<f64>,
     failures: Option<u32>,
     /// Attempts of a ping.
@@ -242,7 +242,7 @@ struct Building {
     check_port: Option<u16>,
     protocol: Option<String>,
     negotiation: Negotiation,
-    /// Request and answer that single servers have, in the order of the servers.
+    /// The separate request and answer of each server, in the order of the servers.
     of_servers: Vec<Option<(String, String)>>,
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,
@@ -497,7 +497,7 @@ impl Building {
         Some(self.service)
     }
 
-    /// Writes the flags that the scheduler has.
+    /// Writes the flags that apply to the scheduler.
     fn scheduler_flags(&mut self) {
         let scheduler = self
             .service
@@ -534,7 +534,7 @@ impl Building {
                     let valid = is_mask(mask, self.six);
                     if !valid {
                         self.service.lose(
-                            directive.lost("it is no netmask: each address counts on its own"),
+                            directive.lost("it is not a netmask: each address counts on its own"),
                         );
                     }
                     valid
@@ -802,7 +802,7 @@ impl Building {
     }
 }
 
-/// Request and answer of a server that has its own.
+/// The separate request and answer of a server, if any.
 type Own = Option<(String, String)>;
 
 /// The flags after a server's method, `5 "request", "receive" l:10 u:20`; returns the unread rest
@@ -841,8 +841,8 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
     (asked, left.join(" "))
 }
 
-/// `"request", "receive"` and the text after them. Each ends at the last quote with which the text
-/// is still a pair.
+/// `"request", "receive"` and the text after them. Each part ends at the last quote that still
+/// results in a pair.
 fn pair(text: &str) -> Option<((String, String), &str)> {
     let inner = text.strip_prefix('"')?;
     let ends = inner.rmatch_indices('"').map(|(end, _)| end);

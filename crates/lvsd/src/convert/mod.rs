@@ -1,5 +1,5 @@
-//! Other programs' files as lvsd's: keepalived's virtual servers, ldirectord's, and those of the
-//! configure script of the LVS HOWTO.
+//! Converts other programs' files to files of lvsd: keepalived's virtual servers, ldirectord's, and
+//! those of the configure script of the LVS HOWTO.
 //!
 //! Each statement without a counterpart becomes a comment with its line and the reason, and is
 //! listed.
@@ -38,7 +38,7 @@ pub struct Converted {
     pub lost: Vec<String>,
     /// The lines of keepalived's file that are not about virtual servers.
     pub rest: String,
-    /// keepalived's file names a network namespace for its services.
+    /// Whether keepalived's file has its services in another network namespace.
     pub elsewhere: bool,
 }
 
@@ -80,7 +80,7 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
 
 /// Maximum length of a file; a longer file is refused.
 pub const LENGTH_MAX: u64 = 16 << 20;
-/// Files that may be included, and how deep.
+/// Maximum number of included files, and their maximum depth.
 const INCLUDES_MAX: usize = 256;
 /// Greatest number of addresses in ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;
@@ -91,7 +91,7 @@ pub type Include<'a> = &'a dyn Fn(&Path, &str) -> Result<Vec<(String, String)>, 
 
 /// Settings of the conversion.
 pub struct Options<'a> {
-    /// Reads included files of keepalived.
+    /// Reads the files that a file of keepalived includes.
     pub include: Include<'a>,
     /// The host whose lines (`@ID`) are read: the argument of `keepalived --config-id`.
     pub config_id: Option<&'a str>,
@@ -183,7 +183,7 @@ pub fn convert(
 
 /// Cuts a message that is too long for a terminal.
 fn shorten(message: &mut String) {
-    /// Bytes.
+    /// Maximum length of the text, in bytes.
     const MOST: usize = 600;
     if message.len() > MOST {
         let end = (0..=MOST).rev().find(|end| message.is_char_boundary(*end));
@@ -219,7 +219,7 @@ fn begin(name: &str, local_addresses: &[IpAddr]) -> String {
 
 /// The reason why the conversion of a file has no result, and the parts that were not converted.
 fn nothing(name: &str, lost: &[String]) -> String {
-    /// Statements that are listed.
+    /// Maximum number of listed statements.
     const TOLD: usize = 3;
     let none = format!("there is no virtual server in {name}");
     let reported: Vec<String> = lost.iter().take(TOLD).map(|what| printable(what)).collect();
@@ -334,7 +334,7 @@ fn without_loops(services: &mut [Service]) {
 /// all previous services again.
 const TRIED_MAX: usize = 256;
 
-/// Last resort: omits services that `lvsd` refuses for any other reason.
+/// Finally omits services that `lvsd` refuses for any other reason.
 fn without_refused(begin: &str, services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut all = begin.to_owned();
     for service in services.iter() {

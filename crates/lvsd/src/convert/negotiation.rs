@@ -1,4 +1,4 @@
-//! ldirectord's negotiations as lvsd's health checks.
+//! Converts ldirectord's negotiations to lvsd's health checks.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -6,7 +6,7 @@ use super::checks::{Check, list, refused, repaired};
 use super::pcre;
 use super::service::quote;
 
-/// Redirects that ldirectord's HTTP client follows.
+/// Maximum number of redirects that ldirectord's HTTP client follows.
 const REDIRECTS: &str = "7";
 
 /// Settings of a service's checks.

@@ -39,7 +39,7 @@ struct Reader<'a> {
     out: String,
     /// Whether a part of the pattern counts bytes, while the crate counts characters.
     by_bytes: bool,
-    /// `$` matches at the end of each line.
+    /// Whether `$` matches at the end of each line.
     lines: bool,
 }
 
@@ -113,7 +113,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The numbers of `{2}`, `{2,}` or `{2,3}`, behind the brace; `None` if the brace is a literal.
+    /// The numbers of `{2}`, `{2,}` or `{2,3}`, after the brace; `None` if the brace is a literal.
     fn counts(&mut self) -> Option<String> {
         let mut ahead = self.rest.clone();
         let mut counts = String::new();
@@ -329,8 +329,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The next member of a class. The bytes of a character beyond ASCII are added at once, as each
-    /// of them is a member.
+    /// The next member of a class. If the character is not ASCII, all of its bytes are added,
+    /// because each byte is a member.
     fn members(&mut self, class: &mut String) -> Result<Option<Member>, Why> {
         let c = self.rest.next().ok_or("a character class is not closed")?;
         Ok(Some(match c {
@@ -392,11 +392,11 @@ impl Reader<'_> {
     }
 }
 
-/// Characters with a special meaning in a class of the crate, besides those that have one
-/// everywhere.
+/// Characters with a special meaning in a class of the crate, in addition to those with a special
+/// meaning everywhere.
 const IN_CLASS: &str = "#&-~";
 
-/// Adds a literal byte; `more` signs have a meaning there.
+/// Adds a literal byte; the signs in `more` also have a special meaning at this place.
 fn push_byte(out: &mut String, byte: u8, more: &str) {
     match byte {
         b'\n' => out.push_str("\\n"),

@@ -14,7 +14,7 @@ pub(super) type Keys = BTreeMap<&'static str, String>;
 /// A service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Service {
-    /// File and line in which it begins.
+    /// File and line in which the block begins.
     pub(super) at: String,
     pub(super) addresses: Vec<String>,
     pub(super) fwmark: Option<(u32, bool)>,
@@ -74,7 +74,7 @@ pub(super) fn is_mask(text: &str, six: bool) -> bool {
     }
 }
 
-/// The reason why a loopback address is no server.
+/// The reason why a loopback address cannot be a server.
 const LOOPBACK: &str = "a loopback address: the dataplane cannot translate to it; use another address of this host, or direct routing";
 
 impl Service {
@@ -345,7 +345,7 @@ impl Server {
     }
 }
 
-/// Servers that have a quorum by weight.
+/// The number of servers that corresponds to a quorum by weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Needed {
     pub(super) up: usize,

@@ -447,7 +447,7 @@ fn services_with_one_address_are_joined_and_loops_left_out() {
     );
 }
 
-/// `keepalived -t` of keepalived 2.2.7 agrees on each.
+/// `keepalived -t` of keepalived 2.2.7 gives the same result for each default.
 #[test]
 fn keepalived_defaults_are_converted() {
     let servers = |config: &Config| -> Vec<String> {
@@ -640,7 +640,8 @@ fn ldirectord_defaults_are_converted() {
     );
 }
 
-/// A server of a mark has no port, so that it is any program that listens at its address.
+/// A server of a service with a mark has no port, so any program that listens on its address can be
+/// meant.
 #[test]
 fn loops_through_a_mark_are_left_out() {
     let (done, config) = converted(
@@ -794,7 +795,7 @@ proptest! {
     }
 }
 
-/// A regular expression without its modifier would be the opposite check.
+/// Without its modifier, the regular expression would check the opposite.
 #[test]
 fn keepalived_regex_with_a_modifier_is_omitted_and_reported() {
     for modifier in [

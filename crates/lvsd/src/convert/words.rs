@@ -1,4 +1,4 @@
-//! Words, braces, comments and quotes of a line of keepalived's.
+//! Words, braces, comments and quotes of a line of keepalived's file.
 
 /// Placeholders for `#` and `!` from `${_HASH}` and `${_BANG}`: these do not begin a comment.
 pub(super) const HASH: char = '\u{F8F3}';
@@ -103,7 +103,7 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// The words of a setting in which `'` quotes as well and a backslash escapes: scripts and regular
+/// The words of a setting in which `'` is also a quote and a backslash escapes: scripts and regular
 /// expressions.
 pub(super) fn escaped(text: &str) -> Vec<String> {
     let mut words = Vec::new();

@@ -54,7 +54,7 @@ pub(super) struct Inputs<P> {
     pub(super) suspects: HashMap<Key, Suspicion>,
 }
 
-/// Too many clients of a server got no answer in the last minute.
+/// A server whose clients got too few answers in the last minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Suspicion {
     /// Time of the first observation.
@@ -108,7 +108,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed != self.dataplane.found.unnamed && found.unnamed > 0 {
             tracing::warn!(
                 event = "unnamed",
-                "{} of the dataplane not in the file: unchanged until the services of etcd and Kubernetes are known",
+                "{} of the dataplane not in the file: unchanged until etcd and Kubernetes have answered",
                 counted(found.unnamed, "service")
             );
         }
@@ -149,8 +149,8 @@ impl<P: Prober> Inputs<P> {
         services.find(|service| service.id == *id)
     }
 
-    /// Whether the state of a service is certain enough to announce its address: a server is up, or
-    /// all servers have been checked, or their first checks have timed out.
+    /// Whether the state of a service is sufficiently known to announce its address: a server is
+    /// up, or all servers have been checked, or their first checks have timed out.
     pub(super) fn is_settled(&self, service: &Service) -> bool {
         !self.serves_unheard(service)
             && (service.servers.iter().any(|one| self.is_up(service, one))
@@ -182,8 +182,8 @@ impl<P: Prober> Inputs<P> {
             })
     }
 
-    /// Whether the VIP of a service that is not settled must not be announced yet. It may be if all
-    /// unchecked servers have through-VIP checks of that VIP.
+    /// Whether the announcement of the VIP of an unsettled service must wait. It need not wait if
+    /// all unchecked servers have through-VIP checks of this VIP.
     pub(super) fn is_veiled(&self, service: &Service) -> bool {
         let unseen = service.unheard && !self.dataplane.compared;
         unseen || !self.waits_for_its_vip(service)
@@ -272,7 +272,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed > 0 {
             let left = counted(found.unnamed, "service");
             line.push_str(&format!(
-                ", {left} unchanged until etcd and Kubernetes are known"
+                ", {left} unchanged until etcd and Kubernetes have answered"
             ));
         }
         if refused > 0 {

@@ -67,7 +67,7 @@ const OMEGA_LIMIT: Duration = Duration::from_secs(10);
 pub enum Signal {
     /// Reload the file (SIGHUP).
     Reload,
-    /// Reload the file, however many servers that removes (SIGUSR1).
+    /// Reload the file, even if that removes many servers (SIGUSR1).
     ForcedReload,
     /// Exit, and let the dataplane keep its configuration (SIGTERM).
     Stop,
@@ -158,12 +158,12 @@ struct Daemon<P> {
 enum Event {
     /// The daemon must exit.
     Stop {
-        /// The dataplane, too.
+        /// The dataplane must exit as well.
         all: bool,
     },
     /// The file must be read again.
     Reload {
-        /// However many servers that removes.
+        /// Whether the reload may remove any number of servers.
         forced: bool,
     },
     /// The file or the sources have been read.
@@ -330,7 +330,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Handles the news of keepalived and of the dataplane's readiness and announcements.
+    /// Handles changes that keepalived reports, and changes of the dataplane's readiness and
+    /// announcements.
     fn take_cluster(&mut self) {
         let before = self.goal.desired.vips.is_empty();
         for news in self.inputs.cluster.take() {
@@ -493,7 +494,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Reports that the daemon ends. Logs the consequences for the dataplane and for proxied
+    /// Reports that the daemon exits. Logs the consequences for the dataplane and for proxied
     /// connections.
     fn farewell(&self, all: bool, proxied: usize) {
         self.reporter.stopping();
@@ -512,8 +513,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Removes the services that are configured with `remove_on_exit`, and reports that. With `all`
-    /// the dataplane exits, too, and so removes all services.
+    /// Removes the services that are configured with `remove_on_exit`, and reports the removal.
+    /// With `all`, the dataplane exits, too, so that all services end.
     ///
     /// # Errors
     /// As [`step`](Self::step).

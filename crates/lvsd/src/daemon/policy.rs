@@ -44,7 +44,7 @@ impl Policy {
         self.settled = false;
     }
 
-    /// Updates which services are settled. True if that changes the desired state; `changed`:
+    /// Updates the set of settled services. True if that changes the desired state; `changed`:
     /// inputs have changed since the last call.
     pub(super) fn settle<P: Prober>(&mut self, inputs: &Inputs<P>, changed: bool) -> bool {
         if self.settled && self.unknown == 0 && !changed {

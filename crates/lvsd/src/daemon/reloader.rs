@@ -1,4 +1,4 @@
-//! Reloads: the file and the answers of DNS and etcd are read and checked away from the loop, one
+//! Reloads: the file and the answers of DNS and etcd are read and checked outside of the loop, one
 //! at a time, and then loaded or refused.
 
 use std::collections::HashMap;
@@ -162,7 +162,7 @@ impl Reloader {
         }
     }
 
-    /// The reason why a configuration is refused that removes too many servers.
+    /// The reason for the refusal of a configuration that removes too many servers.
     fn refusal(&self, config: &Config, expanded: &Expanded, what: &str) -> Option<String> {
         let followed = config.kubernetes.is_some();
         let before = self.standing.iter();

@@ -37,9 +37,9 @@ pub(super) struct Reporter {
     pub(super) started: Instant,
     /// `READY=1` was sent once.
     pub(super) ready: bool,
-    /// `RELOADING=1` was sent, and `READY=1` is pending.
+    /// Whether `RELOADING=1` was sent, and `READY=1` is pending.
     reloading: bool,
-    /// The last `STATUS=`.
+    /// The last text that was sent as `STATUS=`.
     status: String,
     /// The process of the last dataplane that answered.
     dataplane: Option<u32>,

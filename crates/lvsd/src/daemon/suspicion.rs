@@ -61,8 +61,9 @@ impl<P: Prober> Inputs<P> {
         named && self.health(&(*id, *server)) != Health::Down
     }
 
-    /// Takes suspicious servers out whose checks have `passive = true`. Any sender of packets can
-    /// make servers suspicious, so at least half of the servers of a service that are up stay.
+    /// Sets suspicious servers down if their checks have `passive = true`. Any sender of packets
+    /// can make servers suspicious, so at least half of a service's servers that are up remain in
+    /// use.
     fn take_out_suspects(&mut self) {
         let mut out = Vec::new();
         for (key, suspicion) in &self.suspects {

@@ -37,10 +37,10 @@ impl Signals {
         }
     }
 
-    /// Returns when lvsd receives a signal to stop while `dataplane` handles a request: at once if
-    /// the dataplane continues to run; otherwise, with a message, when it does not answer within
-    /// the time limit of a stop. The wait is logged at once, and the signal is stored. `lets_go`:
-    /// some services end with lvsd.
+    /// Returns after lvsd has received a signal to stop while `dataplane` handles a request. If the
+    /// dataplane continues to run, it returns at once. Otherwise it logs the wait, and returns with
+    /// a message if the dataplane does not answer within the time limit of a stop. The signal is
+    /// stored. `lets_go` means that some services end with lvsd.
     pub(super) async fn hurries(&mut self, dataplane: &str, lets_go: bool) -> Result<(), String> {
         loop {
             match self.early {

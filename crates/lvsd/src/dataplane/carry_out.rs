@@ -30,7 +30,7 @@ pub(super) struct CarryOut<'a> {
     names: &'a Names<'a>,
     /// Services that the dataplane refuses: the changes of their servers are not sent.
     broken: HashSet<ServiceId>,
-    /// The numbers of changes that have no line of their own in the log.
+    /// The numbers of changes without a separate log line.
     unlogged: Numbers,
     /// The refusals of the dataplane, as text.
     pub(super) refusals: Vec<String>,
@@ -62,11 +62,11 @@ impl<'a> CarryOut<'a> {
         }
     }
 
-    /// Makes the changes in their order. If `news` is set, it stops early and returns false,
+    /// Applies the changes in their order. If `news` is set, it stops early and returns false,
     /// because the new input must be processed before the remaining changes.
     ///
     /// # Errors
-    /// The dataplane is lost.
+    /// The connection to the dataplane is lost.
     pub(super) fn run(&mut self, changes: &[Call], news: &AtomicBool) -> Result<bool, Loss> {
         let done = self.run_pieces(changes, news);
         let numbers = std::mem::take(&mut self.unlogged).words();
@@ -96,7 +96,7 @@ impl<'a> CarryOut<'a> {
         Ok(true)
     }
 
-    /// Makes a list without the changes that are refused.
+    /// Applies a list of changes, and omits those that the dataplane refuses.
     fn without_refused(&mut self, mut rest: &[Call]) -> Result<(), Loss> {
         let mut limit = rest.len();
         while let Some(first) = rest.first() {
@@ -125,7 +125,8 @@ impl<'a> CarryOut<'a> {
         Ok(())
     }
 
-    /// Makes all of these changes or none. Returns the refusal, if the dataplane refuses a change.
+    /// Applies all of these changes or none. Returns the refusal, if the dataplane refuses a
+    /// change.
     fn attempt(&mut self, changes: &[Call]) -> Result<Option<Failure>, Loss> {
         if changes.is_empty() {
             return Ok(None);

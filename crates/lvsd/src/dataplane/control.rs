@@ -36,7 +36,7 @@ impl LastAnswer {
         *lock(&self.0)
     }
 
-    /// Records an answer, if this is one: refusals are answers, too.
+    /// Records the time if the result is an answer; a refusal is an answer, too.
     pub(super) fn note<T>(&self, result: &Result<T, ControlError>) {
         if let Ok(_) | Err(ControlError::Refused(_)) = result {
             *lock(&self.0) = Some(Instant::now());
@@ -44,12 +44,12 @@ impl LastAnswer {
     }
 }
 
-/// A connection to a dataplane. Calls block; the daemon makes them away from its event loop.
+/// A connection to a dataplane. Calls block, so the daemon makes them outside of its event loop.
 pub trait DataplaneControl: Send {
     /// State of the dataplane.
     ///
     /// # Errors
-    /// See [`ControlError`]; so for all of these.
+    /// See [`ControlError`].
     fn info(&mut self) -> Result<Info, ControlError>;
 
     /// All services of all owners, with their servers.
@@ -82,13 +82,13 @@ pub trait DataplaneControl: Send {
     /// See [`ControlError`].
     fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError>;
 
-    /// The addresses that stand for clients with full NAT.
+    /// The addresses that replace clients' addresses with full NAT.
     ///
     /// # Errors
     /// See [`ControlError`].
     fn local(&mut self) -> Result<LocalPool, ControlError>;
 
-    /// Counted reasons of drops and of packets left to the host.
+    /// Counted reasons of drops and of packets passed to the host.
     ///
     /// # Errors
     /// See [`ControlError`].

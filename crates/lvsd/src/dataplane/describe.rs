@@ -16,13 +16,13 @@ use crate::words::counted;
 /// The grammatical form in which a change is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tense {
-    /// `add server ...`, with its line in the file.
+    /// A change to make: `add server ...`, with the line of the server in the file.
     Wish,
-    /// `added server ...`
+    /// A completed change: `added server ...`.
     Done,
 }
 
-/// The names and places of the services of the file.
+/// The names of the file's services, and their positions in the file.
 pub(super) struct Names<'a> {
     file: &'a Files,
     services: HashMap<ServiceId, &'a DesiredService>,
@@ -40,7 +40,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// These, and the names of services that are no longer in the file.
+    /// Adds the names of services that are no longer in the file.
     pub(super) const fn with_names(mut self, gone: &'a HashMap<ServiceId, String>) -> Self {
         self.gone = Some(gone);
         self
@@ -171,7 +171,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Its position in the file: ` at lvsd.toml:14`.
+    /// The position of a service or server in the file: ` at lvsd.toml:14`.
     fn place(&self, id: &ServiceId, server: Option<SocketAddr>) -> String {
         let Some(service) = self.services.get(id) else {
             return String::new();
@@ -192,8 +192,8 @@ const fn role(role: SyncRole) -> &'static str {
     }
 }
 
-/// The effect on packets while no dataplane runs. `how`: how its process ended, if known; `seen`:
-/// the last observed state of the dataplane.
+/// The effect on packets while no dataplane runs. `how`: the way in which its process ended, if
+/// known; `seen`: the last observed state of the dataplane.
 pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'static str {
     // A dataplane that stops takes its programs out of the kernel.
     let stopped = how.is_some_and(|how| how.ends_with("exit status: 0"));

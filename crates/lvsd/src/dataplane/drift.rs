@@ -1,5 +1,5 @@
 //! Manual changes of lvsd's services and settings in the dataplane. They are reported, and reverted
-//! or left according to the file.
+//! or kept according to the file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -51,7 +51,7 @@ impl Base {
         }
     }
 
-    /// Records a change that we have made.
+    /// Records a change that lvsd has made.
     pub(super) fn note(&mut self, change: &Call) {
         match change {
             Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => {
@@ -118,7 +118,7 @@ pub(super) struct Drift {
 }
 
 impl Drift {
-    /// Forgets all manual changes, because the dataplane was replaced.
+    /// Discards all manual changes, because the dataplane was replaced.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
@@ -150,7 +150,7 @@ impl Drift {
         if desired.on_drift == OnDrift::Repair {
             return words
                 .into_iter()
-                .map(|words| format!("{words} by hand; it is put right"))
+                .map(|words| format!("{words} by hand; lvsd reverts this"))
                 .collect();
         }
         drop(names);
@@ -292,7 +292,7 @@ fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
     }
 }
 
-/// Adds one such change to the desired state of a service.
+/// Adds a manual change that lvsd does not revert to the desired state of a service.
 fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChange) {
     match (place, deed) {
         (ChangedItem::Service(_), ManualChange::Service(config)) => service.config = config.clone(),
@@ -321,8 +321,8 @@ fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChan
     }
 }
 
-/// The manual changes beside services: of VIPs that lvsd owns, and of sysctls and marks of the
-/// file.
+/// The manual changes of settings other than services: of VIPs that lvsd owns, and of sysctls and
+/// marks of the file.
 fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, ManualChange)> {
     let mut deeds = Vec::new();
     for ip in left.vips.difference(&actual.vips) {
@@ -337,7 +337,7 @@ fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, 
             ));
         }
     }
-    // Of a file without rules, those of others are theirs.
+    // If the file has no rules, lvsd leaves manual rules unchanged.
     let ours = |rules: &[String]| -> Vec<String> {
         let rules = rules.iter();
         let ours = rules.filter(|rule| desired.marks.is_some() || is_generated(rule));

@@ -147,7 +147,7 @@ struct State {
     starts: u32,
     foreign: bool,
     refuses: bool,
-    /// Whether it accepts requests without answering.
+    /// Whether the dataplane accepts requests without answering.
     hangs: bool,
     /// Whether a request waits without an answer.
     hung: bool,
@@ -155,7 +155,7 @@ struct State {
     silent: bool,
     /// Number of connection attempts without an answer, because the dataplane is still starting.
     slow: u32,
-    /// Whether it answers that it stops, and continues to run.
+    /// Whether the dataplane answers that it stops, but continues to run.
     stays: bool,
     /// Process ids of dataplanes that were ended.
     ended: Vec<u32>,
@@ -256,7 +256,7 @@ impl World {
         self.state().dataplane = None;
     }
 
-    /// A client connects to a server, and stays.
+    /// Connects a client to a server; the connection stays open.
     pub(crate) fn connect(&self, service: ServiceId, server: SocketAddr) {
         self.state().busy.push((service, server));
     }

@@ -22,7 +22,7 @@ pub struct Given {
     sysctls: BTreeMap<String, String>,
     /// Rules for marks were set.
     marks: bool,
-    /// A filter for all services was set.
+    /// Whether a filter for all services was set.
     filter: bool,
     /// Synchronisation daemons were started.
     daemons: bool,
@@ -164,7 +164,7 @@ pub(super) type DrainChange = ((ServiceId, SocketAddr), bool);
 /// The weights that a dataplane has.
 pub(super) type Weights = HashMap<(ServiceId, SocketAddr), i32>;
 
-/// The weights in a listing, of our own services.
+/// The weights in a listing, only of services that lvsd manages.
 pub(super) fn weights(actual: &Actual) -> Weights {
     let services = actual.services.iter();
     let services = services.filter(|service| service.owner.as_deref() == Some(OWNER));

@@ -62,7 +62,7 @@ impl Proxied {
 pub struct Links {
     dataplane: Link,
     proxy: Option<(Proxy, Link)>,
-    /// The last goal requires a dataplane.
+    /// Whether the last goal requires a dataplane.
     needed: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The connection to a dataplane: attach to a running dataplane or start one, apply the goal, and
-//! replace a dataplane that is lost.
+//! The connection to a dataplane: attaches to a running dataplane or starts one, applies the goal,
+//! and replaces a lost dataplane.
 //!
 //! ```text
 //! no dataplane ── connect ──▶ attached ── sync ──▶ in sync ──▶ sync again: a change, or every few seconds
@@ -59,7 +59,7 @@ const START_POLL: Duration = Duration::from_millis(20);
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// The interval of checks whether the dataplane's process still exists, which cost little.
 const POLL: Duration = Duration::from_millis(200);
-/// Shortest and longest pause between starts of a dataplane that exits again and again.
+/// Shortest and longest pause between starts of a dataplane that exits repeatedly.
 const BACKOFF: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(200)..=Duration::from_secs(30);
 /// Delay before lvsd starts a dataplane in place of one that another program had started.
@@ -100,10 +100,10 @@ pub trait Host: Send + 'static {
     /// See [`ConnectError`].
     fn connect(&mut self, patience: Duration) -> Result<Box<dyn DataplaneControl>, ConnectError>;
 
-    /// Starts a dataplane that outlives this process.
+    /// Starts a dataplane that continues to run after this process exits.
     ///
     /// # Errors
-    /// In words, with a fix.
+    /// The reason as text, with a fix.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
     /// The exit status, as text, of the dataplane that [`start`](Self::start) started; `None` while
@@ -260,13 +260,13 @@ pub enum Stopped {
     Not(String),
 }
 
-/// The connection to a dataplane, and the memory of it.
+/// The connection to a dataplane, and the stored state of the dataplane.
 pub struct Link {
     host: Box<dyn Host>,
     control: Option<Box<dyn DataplaneControl>>,
     /// The process id of the dataplane, if known.
     pid: Option<u32>,
-    /// An lvsd has started the dataplane.
+    /// Whether an lvsd has started the dataplane.
     ours: bool,
     /// The VIPs that lvsd last set in this dataplane.
     stated: Option<BTreeSet<IpAddr>>,
@@ -278,7 +278,8 @@ pub struct Link {
     found: Arc<Found>,
     memory: Memory,
     starts: Starts,
-    /// A caller sets it when it has input for the next step. The present step then ends early.
+    /// A caller sets this flag when it has input for the next step. The current step then ends
+    /// early.
     news: Arc<AtomicBool>,
     /// Logged errors that still apply.
     complaints: HashSet<String>,
@@ -301,7 +302,7 @@ struct Memory {
 struct Starts {
     /// Whether lvsd never starts a dataplane.
     attach: bool,
-    /// A dataplane has answered once; from then on no error stops lvsd.
+    /// Whether a dataplane has ever answered: after that, no error stops lvsd.
     ever: bool,
     /// The time of the last connection.
     connected: Instant,
@@ -790,7 +791,7 @@ impl Link {
         } else {
             let owned: BTreeSet<IpAddr> = info.own_vips.iter().copied().collect();
             actual.vips = match &self.stated {
-                // Others may own VIPs too; only ours count.
+                // Other programs may own VIPs too; only those that lvsd set count.
                 Some(stated) => stated.intersection(&owned).copied().collect(),
                 None => owned,
             };
@@ -850,8 +851,8 @@ impl Link {
         count
     }
 
-    /// Ends the dataplane if an lvsd has started it. Any other dataplane loses lvsd's services and
-    /// VIPs. Without a connection, connects first.
+    /// Stops the dataplane if an lvsd has started it. From any other dataplane, lvsd removes only
+    /// its own services and VIPs. Without a connection, connects first.
     pub fn stop(&mut self, now: Instant) -> Stopped {
         if self.control.is_none() {
             if self.starts.starting.is_some() {
@@ -931,8 +932,8 @@ impl Link {
         (left || self.absent()).then(|| "its process has exited".to_owned())
     }
 
-    /// Whether no process listens on the socket. A dataplane that listens and does not answer is
-    /// not absent.
+    /// Whether no process listens on the socket. If a dataplane listens but does not answer, the
+    /// result is false.
     fn absent(&mut self) -> bool {
         matches!(
             self.host.connect(STOP_PATIENCE),
@@ -996,7 +997,8 @@ impl From<&str> for Loss {
     }
 }
 
-/// Separates a refusal, which is added to the list, from a loss, which ends the step.
+/// Adds a refusal to the list, and returns the loss of the dataplane as the error, which ends the
+/// step.
 fn lost_only<T>(
     result: Result<T, ControlError>,
     answered: &LastAnswer,

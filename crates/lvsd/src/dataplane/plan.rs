@@ -11,7 +11,7 @@ use super::describe::{Names, Tense};
 use crate::reconcile::{Actual, Desired, Plan, diff};
 use crate::words::counted;
 
-/// The changes that a reload would make, in words.
+/// The changes that a reload would make, as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Planned {
     /// The changes, in their order.
@@ -26,7 +26,7 @@ pub struct Planned {
 }
 
 impl fmt::Display for Planned {
-    /// A line for each change, and a line with their numbers.
+    /// Writes a line for each change, and a line with their numbers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines = self.changes.iter().chain(&self.left);
         for line in lines.chain([&self.summary]).chain(&self.not_compared) {

@@ -1,5 +1,4 @@
-//! The real host: the dataplane's socket, its process, and the lock that keeps a second daemon
-//! away.
+//! The real host: the dataplane's socket, its process, and the lock that excludes a second daemon.
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
@@ -29,7 +28,7 @@ const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 /// The suffix of the file with the settings of a dataplane, after the name of its socket.
 pub const GIVEN: &str = ".lvsd.json";
 
-/// Longest time until a killed process has ended.
+/// Longest time until a killed process has exited.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// This machine, with the dataplane at a socket.
@@ -69,7 +68,7 @@ pub fn lock(address: &Address) -> Result<Steering, String> {
         LockError::Held(pid) => {
             let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
             format!(
-                "another lvsd{pid} steers the dataplane at {address} in this network namespace; \
+                "another lvsd{pid} manages the dataplane at {address} in this network namespace; \
                  send that one a SIGHUP to reload, or stop it first"
             )
         }
@@ -214,7 +213,7 @@ impl Machine {
     }
 }
 
-/// The dataplane with the options of the file.
+/// The command that runs the dataplane with the options of the file.
 fn command(address: &Address, options: &Dataplane) -> Command {
     let program = match &options.program {
         Some(path) => PathBuf::from(path),
@@ -252,7 +251,7 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
 }
 
 /// Replaces this process by the dataplane with the options of the file, so that a separate systemd
-/// unit can run it. Returns only with the reason of a failure.
+/// unit can run it. It returns only after a failure, with the reason.
 pub fn become_dataplane(address: &Address, options: &Dataplane) -> String {
     let mut command = command(address, options);
     let error = command.exec();
@@ -262,7 +261,7 @@ pub fn become_dataplane(address: &Address, options: &Dataplane) -> String {
 /// Sends a signal to process `pid`.
 ///
 /// # Errors
-/// In words.
+/// The reason, as text.
 pub fn send(pid: u32, signal: Signal) -> Result<(), String> {
     signalled(pid, signal).map(drop)
 }

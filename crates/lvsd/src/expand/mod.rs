@@ -28,7 +28,7 @@ use crate::sources::etcd::{Etcd, Text};
 use crate::sources::{Gathered, Made, Record, Source};
 use lvs_proxy as proxy;
 
-/// The services that there should be.
+/// The services of the file and of all sources.
 #[derive(Clone, Debug, Default)]
 pub struct Expanded {
     /// All services: those of the file in its order, then those of etcd, and then those of
@@ -42,7 +42,7 @@ pub struct Expanded {
     pub left_out: Vec<String>,
     /// The keys of etcd whose services are used: their names and texts.
     pub in_force: Vec<(String, String)>,
-    /// The revision of etcd from which the services are.
+    /// The revision of etcd from which the services were read.
     pub revision: Revision,
     /// The services of Kubernetes that are used, and the refused ones.
     pub kubernetes: Made,
@@ -180,7 +180,7 @@ impl Expanded {
             let mut there: HashSet<SocketAddr> = servers.collect();
             for record in records.unwrap_or_default() {
                 let address = SocketAddr::new(record.ip, record.port.unwrap_or(discovery.port));
-                // Of two families, each service takes its own.
+                // Each service uses the addresses of its own family.
                 let family = Family::of(&record.ip) == ServiceKey::from(service.id).family();
                 let fits = family || discovery.config.forwarding == Forwarding::Tunnel;
                 if !fits || !there.insert(address) {
@@ -343,7 +343,7 @@ fn own_servers(service: &Service) -> impl Iterator<Item = SocketAddr> {
     servers.map(|server| server.address)
 }
 
-/// The name in DNS that servers of a service come from.
+/// The name in DNS from which the servers of a service are read.
 fn dns_name(service: &Service) -> Option<&String> {
     match &service.discovery.as_ref()?.source {
         Source::Dns(name) => Some(name),
@@ -401,7 +401,7 @@ impl Present {
         theirs.or_else(|| Some(reported(self.server_of(service)?, service)))
     }
 
-    /// The service that packets to a server of the service `of` would be packets of.
+    /// The service whose packets those to a server of the service `of` would be.
     fn service_at(&self, of: &ServiceId, server: SocketAddr) -> Option<&Service> {
         let at = |ip: IpAddr| self.services.get(&ip).into_iter().flatten();
         let mut beside = at(server.ip()).filter(|other| other.id != *of);

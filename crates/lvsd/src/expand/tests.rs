@@ -1,4 +1,4 @@
-//! The additions of DNS and etcd to a file.
+//! The services and servers that DNS and etcd add to a file.
 
 use super::*;
 use crate::sources::kubernetes::Kubernetes;
@@ -130,7 +130,7 @@ fn etcd(services: &[(&str, &str, Option<&str>)], servers: &[Record]) -> Gathered
     }
 }
 
-/// The services of [`MAIN`] with that.
+/// The services of [`MAIN`] with the answers in `gathered`.
 fn merged(gathered: &Gathered) -> Expanded {
     expand(&read(MAIN), gathered)
 }

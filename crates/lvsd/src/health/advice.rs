@@ -1,11 +1,11 @@
-//! Advice of a server in the answer to a successful check: its own weight.
+//! Advice in the answer of a server to a successful check: the weight that the server requests.
 
 /// A weight that a server requests for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weight {
     /// A weight in percent of the configured weight.
     Percent(u16),
-    /// This weight.
+    /// The server advises this weight.
     Exactly(i32),
 }
 
@@ -49,7 +49,7 @@ impl Advice {
         }
         match self.weight {
             None => configured,
-            // Who is to have none by the file has none, whatever it says.
+            // Weight 0 in the file applies whatever the server advises.
             Some(_) if configured == 0 => 0,
             Some(Weight::Exactly(weight)) => weight,
             Some(Weight::Percent(percent)) => {

@@ -10,7 +10,7 @@ use super::probe::{Misfit, Probe, Via};
 pub struct Check {
     /// The probe.
     pub probe: Probe,
-    /// The server.
+    /// The checked server.
     pub server: SocketAddr,
     /// The path through a service; `None` for the host's own routes.
     pub via: Option<Via>,
@@ -40,7 +40,7 @@ pub enum Passive {
 }
 
 impl Check {
-    /// The placeholder for the server in a check of no server yet.
+    /// The placeholder for the server in a check that has no server yet.
     pub(crate) const NO_SERVER: SocketAddr =
         SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
 

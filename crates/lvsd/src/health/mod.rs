@@ -1,10 +1,10 @@
-//! Health checks: one task for each question, however many services ask it; one channel for what
-//! they find.
+//! Health checks: one task for each distinct check, which any number of services can share, and one
+//! channel for the results.
 //!
 //! ```text
-//! services ──▶ question (kind, server, rhythm) ──▶ task ── probe, count (state.rs) ──┐
-//!          ──▶ question ─────────────────────────▶ task ── probe, count ─────────────┼── Report, when something changes ──▶ the daemon's loop
-//!                                                     ▲                              ┘
+//! services ──▶ check (kind, server, interval) ──▶ task ── probe, count (state.rs) ──┐
+//!          ──▶ check ───────────────────────────▶ task ── probe, count ─────────────┼── Report, when something changes ──▶ the daemon's loop
+//!                                                     ▲                             ┘
 //!          attempts of clients, from the dataplane ───┘
 //! ```
 
@@ -55,7 +55,7 @@ pub type Key = (ServiceId, SocketAddr);
 /// The state of the dataplane that checks depend on.
 #[derive(Clone, Debug, Default)]
 pub struct Serving {
-    /// Servers that the dataplane sends connections to.
+    /// Servers to which the dataplane sends connections.
     pub servers: HashSet<SocketAddr>,
     /// Virtual addresses for which the dataplane answers; `None` for all.
     pub vips: Option<BTreeSet<IpAddr>>,
@@ -84,7 +84,7 @@ pub struct Report {
 /// A check that this host cannot perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotMade {
-    /// Time of the first check of a row that could not be made.
+    /// Time of the first of the consecutive checks that could not be made.
     pub since: Instant,
     /// The reason why the last check could not be made.
     pub reason: String,
@@ -141,7 +141,7 @@ pub struct Checks<P> {
     runtime: Handle,
 }
 
-/// A demand upon a task because of clients without an answer.
+/// A request to the task of a check, because clients got no answer.
 #[derive(Debug)]
 enum Prompt {
     /// Starts a check at once, because this number of connection attempts was not answered.
@@ -167,7 +167,7 @@ struct Task {
     since: Instant,
     not_made: Option<NotMade>,
     record: Arc<Mutex<Record>>,
-    /// The dataplane's counters when the server was last good, for each service.
+    /// The dataplane's counters when the last check of the server succeeded, for each service.
     unanswered: HashMap<Key, u32>,
     /// The effect of clients without an answer.
     prompts: mpsc::Sender<Prompt>,
@@ -238,7 +238,7 @@ impl<P: Prober> Checks<P> {
         for task in old.values_mut() {
             task.keys.clear();
         }
-        // What is known of a server holds for whichever service asks the same.
+        // The state of a server applies to every service with the same check.
         type Identity = (Probe, SocketAddr, Option<Via>);
         let known: HashMap<Identity, Before> = old
             .iter()
@@ -365,8 +365,8 @@ impl<P: Prober> Checks<P> {
         news
     }
 
-    /// Sets the state of the dataplane. One failed check does not set down a server that receives
-    /// connections and has no earlier result. No check uses a virtual address that the dataplane
+    /// Sets the state of the dataplane. If a server receives connections and has no earlier result,
+    /// one failed check does not set it down. No check uses a virtual address that the dataplane
     /// does not answer for.
     pub fn take_serving(&self, serving: Serving) {
         self.serving.send_replace(Some(Arc::new(serving)));
@@ -387,13 +387,13 @@ impl<P: Prober> Checks<P> {
                 continue;
             };
             let since = task.unanswered.entry(key).or_default();
-            // An answer has come in between; or what clients try while it is down says nothing
-            // about it when it is back.
+            // An answer has arrived meanwhile; or the server is down, and attempts during that time
+            // do not count after its return.
             if count < *since || task.up != Some(true) {
                 *since = if task.up == Some(true) { 0 } else { count };
             }
             if count - *since >= limit {
-                // One that waits is enough; and a task that has ended asks nothing any more.
+                // One waiting demand is sufficient; a task that has ended makes no more checks.
                 let _ = task.prompts.try_send(Prompt::Ask(count - *since));
                 *since = count;
             }
@@ -412,12 +412,12 @@ impl<P: Prober> Checks<P> {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
         {
-            // One demand that waits is enough.
+            // One waiting demand is sufficient.
             let _ = task.prompts.try_send(Prompt::TakeOut(cause));
         }
     }
 
-    /// Descriptors that all checks need at a time, at most.
+    /// Maximum number of descriptors that all checks need at a time.
     pub fn descriptors(&self) -> usize {
         let each = self.tasks.keys().map(|check| check.descriptors());
         let all = each.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
@@ -463,7 +463,7 @@ impl<P: Prober> Checks<P> {
         self.questions.keys().filter_map(times).collect()
     }
 
-    /// Number of probes that this host has not been able to make for long.
+    /// Number of checks that this host has been unable to make several times in a row.
     pub fn not_made(&self) -> usize {
         let tasks = self.tasks.values();
         tasks.filter(|task| task.not_made.is_some()).count()
@@ -489,7 +489,7 @@ impl<P: Prober> Checks<P> {
         self.timing.lag.take_longest()
     }
 
-    /// The lag, without a new start of its measurement.
+    /// The greatest delay since the last call of [`lag`](Self::lag); the measurement continues.
     pub fn peek_lag(&self) -> Duration {
         self.timing.lag.longest()
     }
@@ -515,11 +515,11 @@ struct Runner<P> {
     unmade: Unmade,
 }
 
-/// Checks in a row that could not be made.
+/// Consecutive checks that could not be made.
 #[derive(Debug, Default)]
 struct Unmade {
     count: u32,
-    /// The row of failed attempts, with the reason of the last one.
+    /// The time of the first of these attempts, and the reason of the last one.
     row: Option<NotMade>,
 }
 
@@ -531,7 +531,7 @@ impl Unmade {
         self.row = Some(NotMade { since, reason });
     }
 
-    /// The row of failed attempts, once it is long enough to be reported.
+    /// The failed attempts, if there are enough of them to be reported.
     fn long(&self) -> Option<NotMade> {
         self.row.clone().filter(|_| self.count >= NOT_MADE_MIN)
     }
@@ -566,7 +566,7 @@ impl<P: Prober> Runner<P> {
                 _ => self.pause(),
             };
             first = false;
-            // What took longer than the pause is no delay of the next one.
+            // A check that takes longer than the pause does not count as a delay of the next check.
             due = (due + Duration::from_secs_f64(pause)).max(Instant::now());
             loop {
                 tokio::select! {
@@ -602,7 +602,7 @@ impl<P: Prober> Runner<P> {
         self.out_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Checks because clients got no answer; false if the receiver is gone.
+    /// Checks because clients got no answer; false if the receiver was dropped.
     async fn prompted(&mut self, attempts: u32, due: Instant) -> bool {
         self.timing.counters.prompted();
         let result = self.probe(due).await;
@@ -648,7 +648,7 @@ impl<P: Prober> Runner<P> {
         result
     }
 
-    /// Reports a result; false if the receiver is gone.
+    /// Reports a result; false if the receiver was dropped.
     async fn take(&mut self, result: Result<Advice, ProbeError>) -> bool {
         let server = self.check.server;
         if result.is_err() && !self.has_way() {
@@ -686,7 +686,7 @@ impl<P: Prober> Runner<P> {
         !(news || unmade.long().is_some()) || self.report(reason, !good)
     }
 
-    /// Records that the check could not be made; false if the receiver is gone.
+    /// Records that the check could not be made; false if the receiver was dropped.
     fn take_unmade(&mut self, reason: String) -> bool {
         let before = self.unmade.long();
         if self.unmade.count == 0 {
@@ -697,7 +697,7 @@ impl<P: Prober> Runner<P> {
         self.unmade.long() == before || self.report(self.reason.clone(), false)
     }
 
-    /// Reports how the server is; false if the daemon is ending.
+    /// Reports the state of the server; false if the daemon is exiting.
     fn report(&mut self, reason: Reason, failed: bool) -> bool {
         self.reason.clone_from(&reason);
         let report = Report {
@@ -751,8 +751,8 @@ impl<P: Prober> Runner<P> {
 /// are counted.
 const OUT: Duration = Duration::from_secs(60);
 
-/// Checks in a row that could not be made, before that is reported: some time without a check is
-/// nothing, and a server that has failed meanwhile would have been noticed by then.
+/// Number of consecutive checks that cannot be made until lvsd reports it. A short time without
+/// checks is harmless: it is not longer than the time in which a check detects a failed server.
 const NOT_MADE_MIN: u32 = 3;
 
 /// Maximum of different reasons that are logged for a server that is down: a program may print a

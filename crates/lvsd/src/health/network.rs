@@ -13,8 +13,8 @@ use super::{Advice, Check, Code, Pins, ProbeError, Reason, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
-    /// Performs one check within its timeout. To find the reason of a failure may take as long
-    /// again.
+    /// Performs one check within its timeout. The search for the reason of a failure may take as
+    /// long again.
     fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
@@ -33,9 +33,9 @@ enum OwnAddress {
     Good,
     /// The check failed for this reason.
     Failed(Reason),
-    /// The address did not answer either.
+    /// The server's own address did not answer, either.
     Silent,
-    /// This host could not make it, for this reason.
+    /// This host could not make the check, for this reason.
     NotMade(String),
 }
 
@@ -55,7 +55,8 @@ impl OwnAddress {
         matches!(self, Self::Good | Self::Failed(_))
     }
 
-    /// The reason of a check whose connection the server at `ip` accepts without a complete answer.
+    /// The reason for the failure of a check whose connection the server at `ip` accepts without a
+    /// complete answer.
     fn stalled(&self, ip: IpAddr, text: &str) -> Reason {
         let long =
             format!("do long packets arrive (ping -M do -s 1472 between {ip} and this director)");
@@ -73,8 +74,8 @@ impl OwnAddress {
         }
     }
 
-    /// The reason of a check through a service without an answer. `fix` is that of the path of
-    /// clients, `filter` that of a silent host.
+    /// The reason for the failure of a check through a service that got no answer. `fix` applies if
+    /// only the path of clients fails, and `filter` if the host does not answer at all.
     fn unanswered(self, silent: &str, fix: String, filter: String) -> Reason {
         match self {
             Self::Good => Reason {
@@ -125,7 +126,7 @@ impl Prober for Network {
             .filter(|via| !via.method.translates() && via.virt.is_ipv4());
         let dropped = direct.map(|_| reverse_path::dropped());
         let mut own = OwnAddress::Silent;
-        // One deadline for all that a probe does.
+        // All steps of a probe share one deadline.
         let limited = tokio::time::timeout(check.timeout, async {
             let run = check.probe.run(&asked);
             let Some(_) = check.via else {
@@ -214,8 +215,8 @@ async fn check_own_address(check: &Check, own: &mut OwnAddress) {
 }
 
 impl Network {
-    /// The host that forwarded a reply to a check through a service which got no answer since it
-    /// `began`.
+    /// The host that forwarded a reply to a check through a service that started at `began` and got
+    /// no answer.
     async fn forwarder(&self, check: &Check, began: Instant) -> Option<Forwarder> {
         let (Some(pins), Some(_)) = (&self.pins, check.via) else {
             return None;

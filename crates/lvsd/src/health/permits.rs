@@ -1,4 +1,4 @@
-//! Limits of concurrent probes: in all, to one target, and to targets that may not answer.
+//! Limits of concurrent probes: in total, for one target, and for targets that may not answer.
 //!
 //! A probe of an unreachable host keeps its permit for the whole timeout. So targets whose last
 //! check did not succeed get at most half of all permits, and never delay the probes of good
@@ -18,7 +18,8 @@ const PER_TARGET: usize = 64;
 /// Maximum of descriptors of all probes, even if the limit of this process is higher.
 const MOST: usize = 16_384;
 const LEAST: usize = 64;
-/// Number of descriptors for all other purposes, and one in this many of all descriptors for them.
+/// Number of descriptors that are reserved for other purposes; also the divisor for an additional
+/// share of all descriptors.
 const RESERVED: usize = 128;
 const OTHERS_PART: usize = 4;
 
@@ -113,7 +114,8 @@ impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let mut targets = self.permits.targets();
         drop(self.one.take());
-        // Nobody holds or waits for one of this target: whoever does has the semaphore, too.
+        // No check holds or awaits a permit of this target: such a check would also own the
+        // semaphore.
         let last = targets
             .get(&self.target)
             .is_some_and(|one| Arc::strong_count(one) == 1);
@@ -204,7 +206,7 @@ mod tests {
         assert_eq!(
             permits.targets().len(),
             1,
-            "targets without probes are forgotten"
+            "targets without probes are removed"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Requests of checks through a service to the dataplane: to lead a connection to exactly one
+//! Requests of checks through a service to the dataplane: to send a connection to exactly one
 //! server (`server.pin`), and for the host that forwarded a reply (`server.return_path`).
 
 use std::io;
@@ -11,9 +11,9 @@ use lvs_core::api::{Call, Forwarder, ReturnPath, ServiceId};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
-/// Longest silence of the dataplane.
+/// Longest time to wait for an answer of the dataplane.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Checks that wait for the dataplane.
+/// Maximum number of checks that wait for the dataplane.
 const WAITING: usize = 1024;
 
 /// Sends requests of checks to the dataplane.
@@ -30,7 +30,7 @@ impl Pins {
     /// A thread that sends requests to the dataplane at `address`, until its owner is dropped.
     ///
     /// # Errors
-    /// There can be no thread.
+    /// No thread can be started.
     pub fn start(address: Address) -> io::Result<Self> {
         let (sender, receiver) = mpsc::channel(WAITING);
         thread::Builder::new()
@@ -39,10 +39,10 @@ impl Pins {
         Ok(Self(sender))
     }
 
-    /// Has the next connection from `client` to `service` go to `server`.
+    /// Makes the dataplane send the next connection from `client` to `service` to `server`.
     ///
     /// # Errors
-    /// In words.
+    /// The reason, as text.
     pub async fn pin(
         &self,
         service: ServiceId,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Greatest bytes of an observation: servers and programs can influence some.
+/// Maximum length of an observation in bytes: servers and programs can influence its text.
 const LEN_MAX: usize = 256;
 
 /// The kind of a fault of a server, for programs.
@@ -87,7 +87,7 @@ pub struct Reason {
     pub code: Code,
     /// The observation.
     pub text: String,
-    /// The fix; empty if the observation names none.
+    /// The fix; empty if the observation already contains it, or none is known.
     pub fix: String,
 }
 
@@ -124,7 +124,7 @@ impl<T: Into<String>> From<T> for Reason {
     }
 }
 
-/// The observation, then the fix: for a line of the log.
+/// Formats the observation and then the fix, for a log line.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)?;

@@ -28,7 +28,7 @@ const DAY: u64 = 24;
 pub(super) struct Record {
     begun: Instant,
     last: Duration,
-    /// Number of checks at the last one that took [`SLOW`] or longer.
+    /// Number of consecutive slow checks at the last check that took [`SLOW`] or longer.
     slow: u64,
     all: Times,
     /// The last minutes. The index of each is its number modulo 5.
@@ -38,7 +38,7 @@ pub(super) struct Record {
     /// The second until which downtime has been counted.
     counted: u64,
     is_down: bool,
-    /// The second of the last fall.
+    /// The second in which the server last went down.
     last_fall: Option<u64>,
     falls: u64,
     down: u64,
@@ -51,7 +51,7 @@ struct Minute {
     classes: [u16; CLASSES],
 }
 
-/// Falls and seconds of downtime in an hour.
+/// Number of times that the server went down in an hour, and its downtime in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hour {
     number: u64,
@@ -157,7 +157,7 @@ impl Record {
         hour
     }
 
-    /// Assigns the time until now to the hours.
+    /// Adds the downtime until `now` to the hours in which it occurred.
     fn count_downtime(&mut self, now: Instant) {
         let now = self.second(now);
         if !self.is_down {
@@ -185,7 +185,7 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The class of a duration.
+/// The index of the histogram class of a duration.
 fn class(time: Duration) -> usize {
     let us = micros(time).max(1 << SHORTEST);
     let octave = us.ilog2();
@@ -266,11 +266,15 @@ mod tests {
             record.transition(true, false, at(114 + 1000 * fall));
         }
         record.transition(false, true, at(HOUR - 10));
-        let status = record.status(at(HOUR + 20)).expect("checked");
+        let status = record
+            .status(at(HOUR + 20))
+            .expect("the server was checked");
         assert_eq!((status.falls_in_day, status.down_seconds_in_day), (4, 72));
         assert_eq!(status.since_fall, Some(30));
         // The first hour is over.
-        let status = record.status(at(24 * HOUR + 20)).expect("checked");
+        let status = record
+            .status(at(24 * HOUR + 20))
+            .expect("the server was checked");
         assert_eq!(status.falls_in_day, 0);
         assert_eq!(status.down_seconds_in_day, 23 * HOUR + 20);
         assert_eq!(
@@ -278,7 +282,9 @@ mod tests {
             (4, 42 + 23 * HOUR + 30)
         );
         // The status was not requested for two years.
-        let status = record.status(at(20_000 * HOUR)).expect("checked");
+        let status = record
+            .status(at(20_000 * HOUR))
+            .expect("the server was checked");
         assert_eq!(status.down_seconds_in_day, 23 * HOUR);
     }
 }

@@ -1,4 +1,4 @@
-//! Counting good and failed checks: pure, reports only a change.
+//! Counts successful and failed checks, and reports only changes of state (pure: no I/O).
 
 /// The health of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub enum Health {
     Up,
     /// The server gets no new connections.
     Down,
-    /// Not checked yet: the dataplane's present state is unchanged.
+    /// The server has not been checked yet: its state in the dataplane stays unchanged.
     Unknown,
 }
 
@@ -18,13 +18,13 @@ pub struct State {
     fall: u32,
     /// Whether the server is up; `None` before the first decision.
     up: Option<bool>,
-    /// Number of consecutive results that contradict `up`; before the first decision, of failed
-    /// ones.
+    /// Number of consecutive results that contradict `up`; before the first decision, the number of
+    /// consecutive failed checks.
     against: u32,
 }
 
 impl State {
-    /// An unknown state, or `up` as remembered.
+    /// Creates a state: unknown, or `up` from an earlier check.
     pub fn new(rise: u32, fall: u32, up: Option<bool>) -> Self {
         Self {
             rise,
@@ -39,17 +39,18 @@ impl State {
         self.up
     }
 
-    /// The last results contradict the state, or there is no state yet: the next check is due soon.
+    /// Whether the last results contradict the state, or there is no state yet: the next check is
+    /// due soon.
     pub const fn is_uncertain(&self) -> bool {
         self.up.is_none() || self.against > 0
     }
 
     /// Processes a result; returns the new state if it has changed.
     ///
-    /// The first result decides at once: a daemon that has just started must not send connections
-    /// to a dead server for `fall` intervals, nor delay a good one for `rise` of them. If the
-    /// dataplane already sends connections to the server (`serves`), `fall` failed checks are
-    /// needed.
+    /// The first result takes effect at once: a daemon that has just started must not send
+    /// connections to a dead server for `fall` intervals, and must not delay a good server for
+    /// `rise` intervals. If the dataplane already sends connections to the server (`serves`),
+    /// `fall` failed checks are needed.
     pub fn observe(&mut self, good: bool, serves: bool) -> Option<bool> {
         let Some(up) = self.up else {
             self.against += 1;

@@ -99,11 +99,11 @@ async fn contradicting_result_is_checked_again_soon() {
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
     let check = "type = \"tcp\", interval = \"10s\", fast_interval = \"1s\", jitter = 0, fall = 3, rise = 2";
     checks.set(checks_of(&config(&[(1, check)]).services));
-    let _ = reports.recv().await.expect("up");
+    let _ = reports.recv().await.expect("the server is reported up");
     tokio::time::sleep(Duration::from_secs(60)).await;
     *well.down.lock().unwrap() = true;
     well.asked.lock().unwrap().clear();
-    let report = reports.recv().await.expect("down");
+    let report = reports.recv().await.expect("the server is reported down");
     assert_eq!(report.up, Some(false));
     let asked = well.asked.lock().unwrap().clone();
     let between: Vec<u64> = asked.windows(2).map(|w| (w[1] - w[0]).as_secs()).collect();
@@ -170,7 +170,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     )]);
     checks.set(checks_of(&config.services));
     let key = keys(&config)[0];
-    let up = reports.recv().await.expect("up");
+    let up = reports.recv().await.expect("the server is reported up");
     assert_eq!(checks.take(up).changes.len(), 1);
     let take = |checks: &mut Checks<Well>, count| {
         checks.take_unanswered([(key, count)].into_iter());
@@ -201,7 +201,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     *well.down.lock().unwrap() = true;
     take(&mut checks, 303);
     let since = Instant::now();
-    let down = reports.recv().await.expect("down");
+    let down = reports.recv().await.expect("the server is reported down");
     assert!(since.elapsed() <= Duration::from_secs(1));
     let change = checks.take(down).changes.pop().expect("a change");
     assert!(
@@ -210,12 +210,12 @@ async fn unanswered_clients_trigger_a_check_at_once() {
             && change.reason.text.contains("3 connection attempts"),
         "{change:?}"
     );
-    // Clients that are still there and try again keep nobody down.
+    // Repeated attempts of waiting clients do not keep a server down.
     *well.down.lock().unwrap() = false;
     take(&mut checks, 330);
     let good = reports.recv().await.expect("a good check");
     assert!(checks.take(good).changes.is_empty());
-    let known = checks.known(&key).expect("known");
+    let known = checks.known(&key).expect("the server is checked");
     assert!(known.reason.text.contains("succeeded"), "{known:?}");
     let up = reports.recv().await.expect("up again");
     assert!(checks.take(up).changes.pop().expect("a change").up);
@@ -237,7 +237,7 @@ async fn long_reasons_are_truncated() {
     let (mut checks, mut reports) = Checks::new(Wordy, None);
     let config = config(&[(1, "type = \"tcp\"")]);
     checks.set(checks_of(&config.services));
-    let report = reports.recv().await.expect("down");
+    let report = reports.recv().await.expect("the server is reported down");
     let change = checks.take(report).changes.pop().expect("a change");
     assert!(
         (250..=256).contains(&change.reason.text.len()),
@@ -245,7 +245,9 @@ async fn long_reasons_are_truncated() {
         change.reason
     );
     assert!(change.reason.text.ends_with("ä..."));
-    let known = checks.known(&keys(&config)[0]).expect("known");
+    let known = checks
+        .known(&keys(&config)[0])
+        .expect("the server is checked");
     assert!(known.reason.text.capacity() <= 256);
 }
 
@@ -286,14 +288,21 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     let config = config(&[(1, "type = \"tcp\", interval = \"1s\", rise = 3")]);
     checks.set(checks_of(&config.services));
     let key = keys(&config)[0];
-    let down = checks.take(reports.recv().await.expect("down"));
+    let down = checks.take(reports.recv().await.expect("the server is reported down"));
     assert_eq!(down.changes.len(), 1);
     let mut logged = Vec::new();
     for reason in ["status 503", "refused", "status 503", "status 500"] {
         stated.set(Err(ProbeError::server(reason)));
         let news = checks.take(reports.recv().await.expect("another reason"));
         assert!(news.changes.is_empty() && !news.advice, "no event");
-        assert_eq!(checks.known(&key).expect("known").reason.text, reason);
+        assert_eq!(
+            checks
+                .known(&key)
+                .expect("the server is checked")
+                .reason
+                .text,
+            reason
+        );
         logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
     assert_eq!(logged, ["status 503", "status 500"], "each once");
@@ -306,7 +315,14 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
         let news = checks.take(reports.recv().await.expect("another reason"));
         logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
-    assert_eq!(checks.known(&key).expect("known").reason.text, "at 99");
+    assert_eq!(
+        checks
+            .known(&key)
+            .expect("the server is checked")
+            .reason
+            .text,
+        "at 99"
+    );
     assert_eq!(
         logged.len(),
         REASONS_MAX - 1,
@@ -316,14 +332,25 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     stated.set(Ok(Advice::NONE));
     let news = checks.take(reports.recv().await.expect("a good check"));
     assert!(news.changes.is_empty() && news.reasons.is_empty());
-    let reason = checks.known(&key).expect("known").reason.text;
+    let reason = checks
+        .known(&key)
+        .expect("the server is checked")
+        .reason
+        .text;
     assert!(
         reason.contains("succeeded") && reason.contains('3'),
         "{reason}"
     );
-    let up = checks.take(reports.recv().await.expect("up"));
+    let up = checks.take(reports.recv().await.expect("the server is reported up"));
     assert!(up.changes[0].up);
-    assert_eq!(checks.known(&key).expect("known").reason.text, "");
+    assert_eq!(
+        checks
+            .known(&key)
+            .expect("the server is checked")
+            .reason
+            .text,
+        ""
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -334,17 +361,22 @@ async fn check_that_cannot_run_is_reported_until_it_runs() {
     let config = config(&[(1, "type = \"tcp\", interval = \"1s\", jitter = 0")]);
     checks.set(checks_of(&config.services));
     let key = keys(&config)[0];
-    assert!(checks.take(reports.recv().await.expect("up")).changes[0].up);
+    assert!(
+        checks
+            .take(reports.recv().await.expect("the server is reported up"))
+            .changes[0]
+            .up
+    );
     // The second check comes at a random time.
     tokio::time::sleep(Duration::from_secs(5)).await;
     stated.set(Err(ProbeError::Local("no descriptors".into())));
     tokio::time::sleep(Duration::from_millis(1_900)).await;
     assert!(reports.try_recv().is_err(), "not after two");
-    let news = checks.take(reports.recv().await.expect("the third"));
+    let news = checks.take(reports.recv().await.expect("the third report arrives"));
     assert!(news.changes.is_empty() && news.reasons.is_empty() && !news.advice);
     assert_eq!(checks.not_made(), 1);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let known = checks.known(&key).expect("known");
+    let known = checks.known(&key).expect("the server is checked");
     assert_eq!(known.up, Some(true), "whose state is unchanged");
     let not_made = known.not_made.expect("reported");
     assert_eq!(not_made.reason, "no descriptors");
@@ -353,12 +385,15 @@ async fn check_that_cannot_run_is_reported_until_it_runs() {
     // Another cause is shown; a check that is made ends it.
     stated.set(Err(ProbeError::Local("no memory".into())));
     checks.take(reports.recv().await.expect("another cause"));
-    let known = checks.known(&key).expect("known").not_made;
+    let known = checks.known(&key).expect("the server is checked").not_made;
     assert_eq!(known.expect("reported").reason, "no memory");
     stated.set(Ok(Advice::NONE));
     let news = checks.take(reports.recv().await.expect("healed"));
     assert!(news.changes.is_empty());
-    assert_eq!(checks.known(&key).expect("known").not_made, None);
+    assert_eq!(
+        checks.known(&key).expect("the server is checked").not_made,
+        None
+    );
     assert_eq!(checks.not_made(), 0);
 }
 
@@ -369,8 +404,10 @@ async fn check_that_has_never_run_is_reported() {
     let (mut checks, mut reports) = Checks::new(stated, None);
     let config = config(&[(1, "type = \"tcp\", interval = \"1s\"")]);
     checks.set(checks_of(&config.services));
-    checks.take(reports.recv().await.expect("the third"));
-    let known = checks.known(&keys(&config)[0]).expect("known");
+    checks.take(reports.recv().await.expect("the third report arrives"));
+    let known = checks
+        .known(&keys(&config)[0])
+        .expect("the server is checked");
     assert_eq!(known.up, None);
     assert!(known.not_made.is_some());
 }

@@ -60,8 +60,8 @@ impl Quantiles {
         Duration::from_micros(self.longest_us.swap(0, Relaxed))
     }
 
-    /// The duration that a fraction `share` (0 to 1) of all durations did not exceed, at most an
-    /// eighth too long; zero if none was counted.
+    /// The duration that a fraction `share` (0 to 1) of all durations did not exceed, rounded up by
+    /// at most an eighth; zero if no duration was counted.
     pub fn quantile(&self, share: f64) -> Duration {
         let all = self.len();
         #[expect(

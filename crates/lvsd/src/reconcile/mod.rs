@@ -9,7 +9,7 @@
 //!   one is up, or all new ones have failed.
 //! * A removed server is drained first: it gets no new connections, and is deleted after its last
 //!   connection has ended or the drain has timed out.
-//! * Changes of health come before all other changes.
+//! * Changes of health precede all other changes.
 //! * The dataplane takes over a VIP after its services are added, and releases it before they are
 //!   deleted: otherwise it would refuse clients that another director could serve.
 //! * A service of another owner is never changed.
@@ -66,12 +66,12 @@ pub struct Desired {
     pub generation: u64,
 }
 
-/// Services of lvsd in the dataplane that neither file nor sources name, while etcd or Kubernetes
-/// is unknown.
+/// Services of lvsd in the dataplane that neither the file nor the sources contain, while etcd or
+/// Kubernetes has not answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unnamed {
-    /// The VIPs of those that are named: of all others, those stay that the dataplane owns. `None`:
-    /// it may own none.
+    /// The VIPs of services that are in the file or the sources. Of all other VIPs, the dataplane
+    /// keeps those that it owns. `None`: it may own no VIPs.
     pub beside: Option<BTreeSet<IpAddr>>,
 }
 
@@ -120,7 +120,8 @@ pub struct DesiredServer {
     /// Whether a server without new connections stays with weight 0 instead of being removed,
     /// because its checks are through-VIP checks.
     pub stays: bool,
-    /// The server is in maintenance: it is removed like a server that is no longer configured.
+    /// Whether the server is in maintenance: it is removed like a server that is no longer
+    /// configured.
     pub leaves: bool,
 }
 
@@ -328,7 +329,7 @@ fn marks(desired: &Desired, actual: &Actual, stay: &[ServiceId]) -> Vec<String> 
     marks
 }
 
-/// Whether we may change a service of the dataplane.
+/// Whether lvsd may change a service of the dataplane.
 fn ours(desired: &Desired, service: &ServiceInfo) -> bool {
     match &service.owner {
         Some(owner) => owner == OWNER,

@@ -16,11 +16,12 @@ pub(super) struct OneService<'a> {
     desired: &'a DesiredService,
     overdue: &'a HashSet<(ServiceId, SocketAddr)>,
     plan: &'a mut Plan,
-    /// Changes of health, which go first.
+    /// Changes of health, which precede all others.
     urgent: &'a mut Vec<Call>,
     /// The changes that remove failed servers; the service's other changes precede them.
     failed: Vec<Call>,
-    /// Working servers that get no new connections, after the servers that are added.
+    /// Changes that stop new connections to working servers; they follow the changes that add
+    /// servers.
     emptied: Vec<Call>,
 }
 
@@ -97,9 +98,9 @@ impl<'a> OneService<'a> {
         self.arrange(servers, before);
     }
 
-    /// Restores the order of the file among the servers, if the scheduler uses it: a new server is
-    /// last, and each director adds servers when its own checks succeed. `before`: number of
-    /// changes that concern others.
+    /// Sorts the servers in the order of the file, if the scheduler uses the order. A new server
+    /// would otherwise be last, and each director adds servers when its own checks succeed.
+    /// `before` is the number of changes that concern other services.
     fn arrange(&mut self, there: &[ServerInfo], before: (usize, usize)) {
         let about = About::of(&self.desired.config.scheduler);
         if !about.is_some_and(|about| about.goes_by_order) {

@@ -1,4 +1,4 @@
-//! Random dataplanes and configurations, and properties of each list of changes; then case by case.
+//! Random dataplanes and configurations, and properties of each list of changes; then single cases.
 
 use lvs_core::Forwarding;
 use lvs_core::api::{ServerSpec, ServiceSpec};
@@ -17,7 +17,7 @@ fn address(n: u8) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, n], 80))
 }
 
-/// A service with that scheduler and no servers.
+/// A service with `scheduler` and no servers.
 fn service(scheduler: &str) -> DesiredService {
     DesiredService {
         incomplete: false,
@@ -266,7 +266,7 @@ proptest! {
                     }
                 }
             }
-            // Those of the file in its order, what was added last in front; others behind them.
+            // Servers of the file are in its order, the last one added first; other servers follow.
             if service.config.scheduler == "mh" {
                 let place = |at: &lvs_core::api::ServerInfo| {
                     let found = service.servers.iter().rev().position(|s| s.address == at.server);
@@ -281,7 +281,8 @@ proptest! {
         }
     }
 
-    /// Between two changes a service never has fewer usable servers than before and after both.
+    /// Between two changes, a service never has fewer usable servers than both before and after the
+    /// whole list.
     #[test]
     fn changes_leave_no_service_without_servers(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
@@ -315,8 +316,7 @@ proptest! {
         }
     }
 
-    /// A server that is there before and after is never deleted, and no service is deleted and
-    /// added again.
+    /// A server in both states is never deleted, and no service is deleted and added again.
     #[test]
     fn reconciliation_leaves_unchanged_servers_alone(desired in desired(), history in history()) {
         let plan = diff(&desired, &actual(&dataplane(&history)));

@@ -22,7 +22,7 @@ pub(super) fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes that `text` has in base64.
+/// The bytes that `text` encodes in base64.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let digits = text.trim_end_matches('=');
     let filled = text.len() - digits.len();

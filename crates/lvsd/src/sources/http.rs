@@ -1,5 +1,5 @@
-//! HTTP towards etcd and API servers of Kubernetes: connections with and without TLS, and answers
-//! of bounded length.
+//! HTTP clients for etcd and API servers of Kubernetes: connections with and without TLS, and
+//! answers of bounded length.
 
 use std::fmt;
 use std::pin::pin;
@@ -15,10 +15,10 @@ use tokio::task::JoinHandle;
 
 use crate::health::probe::Tls;
 
-/// Bytes of an answer, and of a line of a watch. An object of etcd has 1.5 MiB at most, which is 2
-/// MiB in base64.
+/// Maximum number of bytes of an answer, and of a line of a watch. An object of etcd has 1.5 MiB at
+/// most, which is 2 MiB in base64.
 pub(super) const ANSWER_MAX: usize = 8 << 20;
-/// Bytes of an answer's head.
+/// Maximum number of bytes of an answer's head.
 const HEAD_MAX: usize = 16 << 10;
 /// Maximum length, in characters, of the reason in an error response.
 const REFUSAL_MAX: usize = 300;
@@ -78,7 +78,7 @@ pub(crate) enum Error {
     /// No answer, or an invalid one; the text is the reason.
     #[error("{0}")]
     Failed(String),
-    /// The answer is longer than is read.
+    /// The answer exceeds the maximum length.
     #[error("answers with more than {} MiB", ANSWER_MAX >> 20)]
     TooLong,
 }
@@ -132,8 +132,9 @@ pub(super) struct Reopened(Option<Connection>);
 impl Reopened {
     /// Sends a request, and reads the head of its answer.
     ///
-    /// A request that the closed connection has not sent is sent over a new one. With `reads`, this
-    /// applies to each request without an answer: the server has changed nothing.
+    /// If the connection was closed before the request was sent, the request is sent over a new
+    /// connection. With `reads`, a request without an answer is repeated as well, because it
+    /// changes nothing at the server.
     pub(super) async fn send(
         &mut self,
         endpoint: &Endpoint,
@@ -164,7 +165,7 @@ impl Reopened {
     }
 }
 
-/// The lines of a body that does not end.
+/// The lines of an endless body.
 pub(super) struct Lines {
     body: Incoming,
     text: Vec<u8>,

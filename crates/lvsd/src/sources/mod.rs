@@ -136,9 +136,9 @@ impl SourceState {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// The daemon must read the new state.
+    /// Notification that the daemon must read the new state.
     news: Notify,
-    /// Notification that the answer is to be stored.
+    /// Notification that the answers must be stored.
     keep: Notify,
     /// Notified when the daemon has news for other directors.
     announce: Notify,
@@ -153,7 +153,7 @@ struct State {
     announced: Option<Director>,
     kubernetes: SourceState,
     kubernetes_view: kubernetes::View,
-    /// The Services in Kubernetes that the daemon refuses, and why.
+    /// The Services in Kubernetes that the daemon refuses, with the reasons.
     refused_by_daemon: BTreeMap<String, String>,
 }
 
@@ -167,7 +167,7 @@ impl State {
     }
 }
 
-/// Whether a key of services is of that Service.
+/// Whether a service's key belongs to a Service in Kubernetes.
 fn is_of(key: &str, service: &str) -> bool {
     let rest = key.strip_prefix(service);
     rest.is_some_and(|rest| rest.starts_with('/'))
@@ -195,7 +195,7 @@ impl Shared {
         }
     }
 
-    /// The state of etcd under that prefix.
+    /// The state of etcd under `prefix`.
     fn etcd(&self, prefix: &str) -> Etcd {
         let state = self.lock();
         let known = state.gathered.etcd.clone();
@@ -264,7 +264,7 @@ impl Shared {
         let before = state.gathered.kubernetes.take().unwrap_or_default();
         for (key, text) in &before.services {
             if let Some(known) = now.services.get_mut(key) {
-                // Only the daemon knows what is right.
+                // Only the daemon sets the last good text.
                 known.good.clone_from(&text.good);
                 continue;
             }
@@ -297,7 +297,7 @@ impl Shared {
         state.kubernetes.take(&what, known, &result);
     }
 
-    /// The Services in Kubernetes that the daemon refuses, and why.
+    /// The Services in Kubernetes that the daemon refuses, with the reasons.
     fn refused_by_daemon(&self) -> BTreeMap<String, String> {
         self.lock().refused_by_daemon.clone()
     }
@@ -346,7 +346,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) names: &'a BTreeSet<&'a String>,
 }
 
-/// The daemon's judgement of the services of a source.
+/// The services of a source that the daemon uses, and those that it refuses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Made {
     /// The valid services: their keys and texts.
@@ -385,8 +385,8 @@ impl Sources {
         }
     }
 
-    /// Sets the DNS names, the etcd and the Kubernetes that are followed. `in_force` are the valid
-    /// texts of etcd's services.
+    /// Sets the DNS names, the etcd cluster and the Kubernetes cluster to follow. `in_force` are
+    /// the valid texts of etcd's services.
     pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
         let &Wanted {
             lookups,
@@ -430,7 +430,7 @@ impl Sources {
         }
     }
 
-    /// Watches an etcd, and records the valid texts of its services.
+    /// Watches an etcd cluster, and records the valid texts of its services.
     fn set_etcd(&mut self, cluster: Option<&Cluster>, in_force: &[(String, String)]) {
         let stays = match (&self.etcd, cluster) {
             (Some((now, _)), Some(cluster)) => now == cluster,
@@ -469,7 +469,7 @@ impl Sources {
         }
     }
 
-    /// Watches a Kubernetes, and records the daemon's use of its services.
+    /// Watches a Kubernetes cluster, and records the daemon's use of its services.
     fn set_kubernetes(&mut self, settings: Option<&kubernetes::Settings>, made: &Made) {
         let stays = self.kubernetes.as_ref().map(|(now, _)| now) == settings;
         if !stays && let Some((_, task)) = self.kubernetes.take() {
@@ -505,7 +505,7 @@ impl Sources {
         }
     }
 
-    /// Publishes the state of this director in etcd.
+    /// Writes the state of this director to etcd.
     pub(crate) fn announce(&self, announced: Director) {
         if self.etcd.is_none() {
             return;

@@ -1,4 +1,5 @@
-//! Findings in a file, in the style of the Rust compiler: the place, the key, the reason and a fix.
+//! Findings in a file, in the style of the Rust compiler: the position, the key, the reason and a
+//! fix.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,7 +19,7 @@ const SHOWN_MAX: usize = 20;
 /// Maximum of errors that are stored, and maximum of warnings; further ones are only counted.
 pub(crate) const KEPT_MAX: usize = 1000;
 
-/// A file with as many errors is read no further.
+/// Number of errors after which the rest of a file is not read.
 const COUNTED_MAX: usize = 100_000;
 
 /// The first [`KEPT_MAX`] lines, and the number of the others.
@@ -48,7 +49,7 @@ pub struct Diagnostic {
     pub title: String,
     /// The position, in bytes of the text, and the message there.
     pub primary: (Range<usize>, String),
-    /// Other relevant places.
+    /// Other positions that concern the finding, each with a note.
     pub context: Vec<(Range<usize>, String)>,
     /// The fix.
     pub help: Option<String>,
@@ -211,7 +212,7 @@ pub(crate) struct Findings {
     /// Hashes of position and title. A finding about all addresses of a service, or about all
     /// services, is reported once for each of them, and counted once.
     seen: HashSet<u64>,
-    /// Errors that were reported, as often as they were.
+    /// Number of reported errors, including repeated ones.
     reported: usize,
 }
 
@@ -302,8 +303,8 @@ impl Report {
         kept.count() + self.more[severity as usize]
     }
 
-    /// The findings that are worth being shown, in the order of the text: the first [`SHOWN_MAX`],
-    /// errors before warnings.
+    /// The first [`SHOWN_MAX`] findings, with errors before warnings. They are in the order of the
+    /// text.
     fn shown(&self) -> Vec<&Diagnostic> {
         let all = self.findings.iter().enumerate();
         let (errors, warnings): (Vec<_>, Vec<_>) =
@@ -330,7 +331,7 @@ impl Report {
         })
     }
 
-    /// The findings as texts, with colours where `coloured`.
+    /// The findings as texts, with colours if `coloured`.
     pub fn lines(&self, coloured: bool) -> Vec<String> {
         let renderer = renderer(coloured);
         let mut all: Vec<String> = self
@@ -347,7 +348,7 @@ impl Report {
         self.lines(coloured).join("\n\n")
     }
 
-    /// Prints it to standard error, in colour on a terminal.
+    /// Prints the report to standard error, in colour on a terminal.
     pub fn print(&self) {
         let renderer = renderer(std::io::stderr().is_terminal());
         for finding in self.shown() {
@@ -394,7 +395,7 @@ mod tests {
                 .help(word);
             let title = &diagnostic.title;
             assert!(title.starts_with('`') && title.ends_with("` is not an address and a port"));
-            let help = diagnostic.help.as_ref().expect("it has exactly one");
+            let help = diagnostic.help.as_ref().expect("the diagnostic has a help");
             for text in [title, help, &diagnostic.primary.1, &diagnostic.context[0].1] {
                 assert!(text.len() < TEXT_MAX, "{}", text.len());
             }

@@ -205,7 +205,7 @@ impl Keys<'_> {
         Some(Some(all))
     }
 
-    /// The bytes of the file that is named.
+    /// The bytes of the file whose path is the value of a key.
     pub(crate) fn file(&mut self, key: &str) -> Option<Option<Vec<u8>>> {
         let Some(path) = self.string(key)? else {
             return Some(None);
@@ -222,7 +222,7 @@ impl Keys<'_> {
         }
     }
 
-    /// A port that can be connected to.
+    /// A port to which a client can connect.
     pub(crate) fn port(&mut self, key: &str) -> Option<Option<u16>> {
         let number = self.number(key, 1..=i64::from(u16::MAX))?;
         Some(number.and_then(|port| u16::try_from(port).ok()))

@@ -6,7 +6,7 @@ use lvs_api::words::meant;
 
 use super::Diagnostic;
 
-/// Renamed and moved keys: each with a key that its table has now, and the new spelling.
+/// Renamed and moved keys: each with a key that the table contains today, and the new spelling.
 const RENAMED: [(&str, &str, &str); 27] = [
     ("in_kernel", "fast_path", "write `fast_path`"),
     ("outlive", "warm_restart", "write `warm_restart`"),

@@ -1,5 +1,5 @@
-//! Published files of other programs: each becomes a file that `lvsd check` accepts, with a list of
-//! the lost parts. `convert/README.md` lists the sources of their shapes.
+//! Published files of other programs: each is converted to a file that `lvsd check` accepts, with a
+//! list of the parts that were not converted. `convert/README.md` lists the sources of the files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -46,7 +46,8 @@ fn published_files_are_converted() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let all = files(&directory);
     assert_eq!(all.len(), 20);
-    let about = std::fs::read_to_string(directory.join("README.md")).expect("the file exists");
+    let about =
+        std::fs::read_to_string(directory.join("README.md")).expect("the README is readable");
     for path in &all {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         assert!(
@@ -64,7 +65,7 @@ fn published_files_are_converted() {
     }
 }
 
-/// Numbers of services and servers of some files, so that "valid" does not mean "empty".
+/// Numbers of services and servers of some files, so that an empty result is not accepted as valid.
 #[test]
 fn published_files_convert_to_expected_numbers() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
@@ -96,8 +97,8 @@ fn published_files_convert_to_expected_numbers() {
     );
 }
 
-/// The samples of Debian's packages keepalived and ldirectord, where these are installed or
-/// `SAMPLES` names a directory that has been unpacked (`dpkg -x`).
+/// The samples of Debian's packages keepalived and ldirectord, if these are installed, or if
+/// `SAMPLES` is the directory of an unpacked package (`dpkg -x`).
 #[test]
 fn samples_of_debian_packages_are_converted() {
     let root = std::env::var("SAMPLES").unwrap_or_default();
@@ -208,7 +209,7 @@ fn convert_reports_losses_by_exit_code() {
             .arg("convert")
             .arg(directory.join(name))
             .output()
-            .expect("it runs");
+            .expect("lvsd starts");
         (
             output.status.code(),
             String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -242,7 +243,7 @@ fn convert_check_reports_why_it_cannot_compare() {
             .args(["convert", "--check"])
             .arg(directory.join(name))
             .output()
-            .expect("it runs");
+            .expect("lvsd starts");
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(5), "{name}: {errors}");
         assert!(errors.contains(why), "{name}: {errors}");

@@ -1,4 +1,4 @@
-//! Tests with blocked or full outputs: the program's exit code is still right.
+//! Tests with blocked or full outputs: the program's exit code is still correct.
 
 use std::fs::{File, OpenOptions};
 use std::process::{Command, ExitStatus};

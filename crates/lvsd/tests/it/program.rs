@@ -103,7 +103,7 @@ fn init_writes_a_file_that_is_valid_without_a_warning() {
     let named = path.display().to_string();
     let output = lvsd(&["init", &named]).output().expect("lvsd");
     assert!(output.status.success(), "{}", errors(&output));
-    let text = std::fs::read_to_string(&path).expect("the file");
+    let text = std::fs::read_to_string(&path).expect("the file is readable");
     let printed = lvsd(&["init"]).output().expect("lvsd").stdout;
     assert_eq!(text.as_bytes(), printed);
     let uncommented: Vec<&str> = text
@@ -134,5 +134,5 @@ fn init_never_overwrites_a_file() {
     let output = lvsd(&["init", &named]).output().expect("lvsd");
     assert_eq!(output.status.code(), Some(1));
     assert!(errors(&output).contains("is unchanged"));
-    assert_eq!(std::fs::read(&path).expect("the file"), b"mine");
+    assert_eq!(std::fs::read(&path).expect("the file is readable"), b"mine");
 }

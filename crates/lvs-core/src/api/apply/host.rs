@@ -16,7 +16,7 @@ pub trait Host {
     /// change.
     ///
     /// # Errors
-    /// Why not, and what to do instead.
+    /// The reason of the refusal, and the fix.
     fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
         let _ = need;
         Ok(())

@@ -232,7 +232,10 @@ impl<'a> Changes<'a> {
                 continue;
             }
             let made = control.make(step, marks, &mut self.applied, now);
-            debug_assert!(made.is_ok(), "what was checked can be done: {made:?}");
+            debug_assert!(
+                made.is_ok(),
+                "changes that passed the check must succeed: {made:?}"
+            );
         }
         if !self.steps.is_empty() || control.has_leaving() {
             return None;

@@ -2,14 +2,14 @@
 //!
 //! The hash of its client's side gives an entry two buckets of eight slots. Each bucket has a word
 //! of tags, one byte a slot: seven bits of the hash if the slot is used, 0 if it is free. The words
-//! lie together, a byte a slot, so that they stay in the caches when the slots do not: a look-up
-//! reads two of them, and then hardly ever another slot than the one it wants.
+//! are stored next to each other, one byte for each slot, so that they stay in the CPU caches when
+//! the slots do not. A look-up reads two words, and then almost always only the slot of its entry.
 //!
-//! Three more bits of the hash name a slot of the first bucket, in which the entry lies if it
-//! could: its *home*. A look-up tries that first, and waits for memory once where it would do so
-//! for the tags and then for the slot. While connections come and go in a table that is a tenth
-//! full, 90 in 100 entries are at home, 70 if it is a quarter full: in fuller ones it is no use to
-//! try.
+//! Three more bits of the hash select a slot of the first bucket: the *home* of the entry, which is
+//! used if it is free. A look-up reads the home slot first. It then waits for memory once, instead
+//! of once for the tags and once for the slot. With steady turnover, 90% of the entries are at home
+//! if a tenth of the table is used, and 70% if a quarter is used. In a fuller table, look-ups skip
+//! this step.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;

@@ -11,7 +11,7 @@ use super::{ConnTable, is_same};
 use crate::conn::{Draft, flag};
 
 impl ConnTable {
-    /// Whether another entry matches the same packets as an entry made from `draft` would.
+    /// Whether another entry matches the same packets as an entry made from `draft` would match.
     pub(super) fn has_equals(&self, draft: &Draft) -> bool {
         let mut found = false;
         self.each_equal(draft, None, |_, _| found = true);
@@ -28,7 +28,7 @@ impl ConnTable {
                 .any(|side| self.newest_like(draft, side).is_some())
     }
 
-    /// The buckets of a draft's client in a region that may have entries of it.
+    /// The buckets of a draft's client in a region that may contain entries of this client.
     fn buckets_if_used(&self, draft: &Draft, narrow: bool) -> Option<Buckets> {
         let client = draft.key.client;
         let usable = if narrow {
@@ -90,9 +90,8 @@ impl ConnTable {
         })
     }
 
-    /// Makes an entry the newest of its equal entries on some sides: from now on it is found
-    /// through the overflow's index, as they are. `false`, without a change, if the index has no
-    /// room.
+    /// Makes an entry the newest of its equal entries on some sides: from now on look-ups find it
+    /// through the overflow's index. `false`, without a change, if the index has no room.
     pub(super) fn enter(&mut self, handle: u32, sides: impl IntoIterator<Item = Side>) -> bool {
         let draft = self.slots.entry(handle).draft();
         let mut equals = Vec::new();
@@ -239,8 +238,8 @@ impl ConnTable {
             self.enter(handle, Side::BOTH);
             return;
         }
-        // One that lies in its bucket is in the overflow's index on those sides where it has
-        // equals.
+        // An entry in its bucket is also in the overflow's index, for each side on which another
+        // entry has an equal key.
         let mut sides = Vec::new();
         self.each_equal(&draft, Some(handle), |_, side| sides.push(side));
         sides.extend(

@@ -341,7 +341,7 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// Stores that no entry has this client, if that is so.
+    /// If no entry has this client, stores this result.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
@@ -500,7 +500,7 @@ impl ConnTable {
         }
         let tags = self.slots.tags(narrow);
         for bucket in [buckets.first, buckets.second] {
-            // Of another one with the same tag, 1 in 16, nothing is lost but time.
+            // If another entry has the same tag (1 in 16), the prefetch only wastes time.
             if let Some(lane) = lanes(tags.word(bucket), buckets.tag).next() {
                 let slot = bucket * Layout::WAYS + lane;
                 load(&line(slot)[0]);
@@ -605,9 +605,9 @@ impl Default for Strangers {
 
 /// Result of a look-up.
 enum Found {
-    /// In a slot outside of the overflow.
+    /// The entry is in a slot outside of the overflow.
     Entry(u32),
-    /// The newest entry is not there; the overflow may have it.
+    /// The newest entry is not in its buckets; the overflow may have it.
     Perhaps,
     Nothing,
 }

@@ -1,7 +1,7 @@
-//! The memory that a connection table lies in, and the description that goes with it.
+//! The memory that contains a connection table, and the description of its layout.
 //!
 //! The creator of a table may supply the memory. The heap is the default. A memory file that
-//! outlives the process and BPF maps that a program in the kernel also reads have the same shape.
+//! outlives the process and BPF maps that the kernel fast path also reads have the same structure.
 //! It consists of five regions of 64-bit words, all zero at first:
 //!
 //! | region | words |
@@ -10,7 +10,7 @@
 //! | narrow tags | 1 a bucket |
 //! | wide slots: IPv6, and servers of another family than their clients | 16 a slot |
 //! | wide tags | 1 a bucket |
-//! | overflow: what has no place in its buckets | 16 a slot |
+//! | overflow: entries without a free slot in their buckets | 16 a slot |
 //!
 //! [`Layout`] contains their sizes and hash keys.
 
@@ -96,7 +96,7 @@ impl Layout {
     pub const HEADER_WORDS: usize = 16;
     /// "LVSCONNS".
     const MAGIC: u64 = u64::from_le_bytes(*b"LVSCONNS");
-    /// Handles are 31 bits wide.
+    /// Maximum number of slots: handles are 31 bits wide.
     const SLOTS_MAX: u64 = 1 << 31;
     /// Minimum of overflow slots, if the capacity of the table is sufficient.
     const OVERFLOW_MIN: usize = 1 << 18;
@@ -311,7 +311,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// On the heap.
+    /// Allocates the memory on the heap.
     ///
     /// # Panics
     /// If there is too little memory: see [`try_heap`](Self::try_heap).
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn region_shared_drops_its_owner_with_the_table() {
+    fn dropped_table_drops_owners_of_its_shared_regions() {
         let layout = Layout::new(1, 1);
         let sizes = [
             layout.narrow_words(),

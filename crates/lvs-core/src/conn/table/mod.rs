@@ -14,7 +14,7 @@
 //! ```
 //!
 //! The hash covers the client's side only, so that packets of both directions find the same slot:
-//! by the virtual address from the client, by the server's address on the way back. A handle is the
+//! packets of the client by the virtual address, replies by the server's address. A handle is the
 //! slot's number, and stays the same as long as the entry exists. Entries that match the same
 //! packets are stored in the [`Overflow`]. An entry in its bucket is therefore the only match of
 //! its packets, or is marked as one of several.
@@ -24,7 +24,7 @@
 //! | slot, at 85 of 100 used | 75.3 |
 //! | tag | 1.2 |
 //! | place in the wheel, record | 4.7, 4.1 |
-//! | overflow: none to 5 of 100, which come and go | 0 to 9.4 |
+//! | overflow: 0% to 5% of the entries | 0 to 9.4 |
 //!
 //! State that few connections have (controlled entries, time of the last synchronisation) is stored
 //! in [`Sparse`](sparse::Sparse) tables next to the connection table.
@@ -203,13 +203,14 @@ pub(crate) struct ConnTable {
     mixed: usize,
     /// Number of entries that each entry with [`flag::CONTROLS`] controls.
     controlled: Sparse<u32>,
-    /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count
+    /// End of the timer that was last synchronised, in ticks of 4 ms; the lower two bits count
     /// retries.
     sync_ends: Sparse<u32>,
     /// Number of client packets of an offloaded entry for which the decision whether to synchronise
     /// has been made; 0 for none.
     sync_packets: Sparse<u32>,
-    /// Slots that were published and are free, with the time until which they are not used again.
+    /// Free slots that the kernel fast path may still read, each with the time until which it is
+    /// not reused.
     quarantined: VecDeque<(Instant, u32)>,
     /// The latest time that a caller passed.
     clock: Instant,
@@ -365,7 +366,8 @@ impl ConnTable {
                 self.leave(handle);
             }
             let entry = self.slots.entry(handle);
-            // One that was withdrawn a moment ago may still be looked at.
+            // The programs may still read an entry that was evicted from the fast path a moment
+            // ago.
             let published = entry.epoch() != 0;
             entry.free();
             if !published || self.slots.memory.quarantine.is_zero() {
@@ -561,7 +563,7 @@ impl ConnTable {
         }
     }
 
-    /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count
+    /// End of the timer that was last synchronised, in ticks of 4 ms; the lower two bits count
     /// retries.
     pub(crate) fn sync_end(&self, handle: u32) -> Option<u32> {
         let end = self.sync_ends.get(handle).copied();

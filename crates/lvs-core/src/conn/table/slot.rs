@@ -1,4 +1,4 @@
-//! Layout of a slot: words that a program in the kernel can read, and some that it may write.
+//! Layout of a slot: words that the kernel fast path reads, and some that it may write.
 //!
 //! ```text
 //!            63     56 55     48 47          32 31                              0
@@ -49,7 +49,7 @@ const WIDE_CLIENT: usize = 1;
 const WIDE_VIRT: usize = 3;
 const WIDE_SERVER: usize = 5;
 const WIDE_ENDS: usize = 7;
-// Of either, in the line that packets change.
+// Words of both kinds of slots, in the line that packets change.
 const HOT_DEADLINE: usize = 3;
 const HOT_SERVER: usize = 4;
 const HOT_FLAGS: usize = 5;
@@ -62,7 +62,7 @@ pub(crate) mod kind {
         1 << (56 + n)
     }
 
-    /// A program in the kernel may forward its packets.
+    /// The kernel fast path may forward the packets of the entry.
     pub(crate) const LIVE: u64 = bit(0);
     /// A persistence template.
     pub(crate) const TEMPLATE: u64 = bit(1);
@@ -456,7 +456,7 @@ impl<'a> Entry<'a> {
         self.update_counted(|word| word & !both(0, flags));
     }
 
-    /// Changes the word that a program in the kernel counts in.
+    /// Changes the word in which the kernel fast path counts packets.
     #[inline]
     fn update_counted(self, change: impl Fn(u64) -> u64) {
         if self.is_live() {
@@ -541,7 +541,8 @@ impl<'a> Entry<'a> {
         (self.hot(HOT_STATE) >> 16 & 0xffff) as u16
     }
 
-    /// Allows BPF programs to forward the entry's packets, as long as `epoch` is the present one.
+    /// Offloads the connection: the kernel fast path may forward its packets as long as `epoch` is
+    /// the current one.
     pub(crate) fn publish(self, epoch: u16) {
         // Behind the next hop, which means nothing in another epoch.
         let word = self.hot(HOT_STATE) & !0xffff_0000 | u64::from(epoch) << 16;
@@ -599,7 +600,8 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Writes all words except the deadline and that of the wheel; the first word is written last.
+    /// Writes all words except those of the deadline and of the wheel; the first word is written
+    /// last.
     pub(super) fn write(self, draft: &Draft) {
         self.write_armed(draft, self.armed(), self.epoch());
     }

@@ -1,4 +1,4 @@
-//! A value for few of many handles.
+//! Values for a few of many handles.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

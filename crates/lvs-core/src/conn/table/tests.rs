@@ -129,7 +129,7 @@ fn lookup_finds_both_directions_and_newest_of_equal_entries() {
 }
 
 #[test]
-fn entry_with_equals_is_not_offloadable() {
+fn entry_with_an_equal_key_is_not_offloadable() {
     let mut table = ConnTable::new(8, 1);
     let old = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     table.get(old).publish(7);
@@ -162,13 +162,13 @@ fn offloaded_slot_is_quarantined_after_removal() {
     // A slot that was never offloaded is reused at once.
     table.remove(first);
     assert_eq!(table.insert(&connection, later), Some(first));
-    // One that is withdrawn may still be looked at.
+    // The programs may still read a connection that was evicted from the fast path.
     table.get(first).publish(1);
     table.get(first).withdraw();
     table.remove(first);
     let third = table.insert(&connection, later).unwrap();
     assert_ne!(third, first);
-    // So may one that was written anew meanwhile.
+    // The programs may also still read a connection that was written again meanwhile.
     table.get(third).publish(1);
     table.get(third).write(&connection);
     assert!(!table.get(third).is_live());
@@ -317,7 +317,8 @@ fn full_buckets_overflow_and_the_overflow_is_bounded() {
     }
     assert!(is_clear(&table));
 
-    // So is what has equals, or no port of its client's; it takes nobody's place in the buckets.
+    // Entries with equal keys, and entries without a client port, are removed as well; no bucket
+    // loses another entry.
     let layout = Layout {
         narrow_buckets: 64,
         ..layout
@@ -442,7 +443,8 @@ fn timer_budget_delays_timers_and_drops_none() {
     }
 }
 
-/// Connections that end together are brought near in portions, and are not late.
+/// The wheel moves the timers of connections that end together in portions, and none of them is
+/// late.
 #[test]
 fn timer_burst_is_spread_before_its_deadline() {
     let mut table = ConnTable::new(50_000, 1);

@@ -86,7 +86,7 @@ impl ConnTable {
         None
     }
 
-    /// Entries in use in a window of those.
+    /// Entries in use in a window of the populated slots.
     pub(crate) fn populated_in(&self, window: Range<usize>) -> impl Iterator<Item = u32> + '_ {
         window
             .filter_map(|n| self.populated_slot(n))

@@ -1,24 +1,23 @@
 //! A hierarchical timing wheel next to the slots.
 //!
-//! A packet only writes its slot's deadline. The slot's record stays in its bucket as long as that
-//! is not later than the deadline; when the bucket comes up, a slot that is not due yet is recorded
-//! again at its deadline. So a busy connection is moved about once per timeout, not once per
-//! packet.
+//! A packet only writes its slot's deadline. The slot's record stays in its bucket as long as the
+//! bucket is not later than the deadline. When the bucket is due, a slot whose deadline is later is
+//! recorded again at its deadline. So a busy connection is moved about once per timeout, not once
+//! per packet.
 //!
 //! | level | buckets | each | together |
 //! |---|---|---|---|
 //! | ticks | 8,192 | 2^22 ns, about 4.2 ms | two pages, 34 s |
 //! | pages | 8,192 | 4,096 ticks, 17 s | two books, 39 hours |
-//! | books | 64 | 4,096 pages, 19.5 hours | 51 days; what lies beyond is recorded at the end and moved on |
+//! | books | 64 | 4,096 pages, 19.5 hours | 51 days; later deadlines are recorded at the end, and moved later |
 //!
 //! The ticks of the present page and of the next one have a bucket each. While one page passes, the
 //! records of the next are distributed to its ticks in portions, so that a page with a million
 //! records causes no delay, and none of its timers is late. The usual timeouts cost one such move
 //! at most.
 //!
-//! A bucket is a list of chunks of records, and a record is a handle: those of a bucket lie
-//! together and are walked in order, so that the slots which they lead to can be loaded many at a
-//! time.
+//! A bucket is a list of chunks of records, and a record is a handle: the records of a bucket are
+//! adjacent and visited in order, so that many of their slots can be prefetched at a time.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -50,7 +49,7 @@ const RECORDS: usize = CHUNK - HEADER;
 
 /// Ticks between two portions of a page that is spread.
 const PORTION_TICKS: u64 = 64;
-/// Portions of a page: the last quarter of the time is in reserve.
+/// Portions of a page: they use three quarters of its time, and the last quarter is a reserve.
 const PORTIONS: u64 = PAGE / PORTION_TICKS * 3 / 4;
 
 /// The tick that `when` falls into.
@@ -67,7 +66,7 @@ pub(crate) const fn start_of(tick: u64) -> Instant {
 pub(super) trait Entries {
     fn entry(&self, handle: u32) -> Entry<'_>;
 
-    /// Reads the memory that the end of an entry will need.
+    /// Reads the memory that the removal of an entry will need, so that it is in the CPU cache.
     fn warm(&self, handle: u32) -> u64;
 }
 
@@ -79,9 +78,9 @@ pub(crate) struct Wheel {
     fills: Vec<u32>,
     /// One bit for each bucket that contains records.
     occupied: Vec<u64>,
-    /// All chunks; the first is used by none.
+    /// All chunks; the first one is never used.
     chunks: Vec<u32>,
-    /// The first of the chunks that were used and are free, and how many were used.
+    /// The first chunk of the free list, and the number of chunks that were ever used.
     free: u32,
     used: u32,
     /// Position of the record of each handle in the wheel.

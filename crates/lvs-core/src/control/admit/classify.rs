@@ -139,7 +139,7 @@ pub(in crate::control) trait State {
         now: Instant,
     ) -> Result<Self::Opened, DropReason>;
 
-    /// Opens a connection that passes by all servers (`cache_bypass`).
+    /// Opens a connection to the packet's own destination, without a server (`cache_bypass`).
     fn bypass(
         &mut self,
         ask: &Ask<'_>,

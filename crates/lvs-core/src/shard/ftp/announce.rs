@@ -10,7 +10,7 @@ use crate::Family;
 /// A client's FTP command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FtpCommand {
-    /// The client requests that the server announces its address.
+    /// The client requests that the server announce its address.
     Passive(Mode),
     /// The client listens there.
     Active(SocketAddr),
@@ -30,7 +30,7 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
             Some(&[b' ', of, b'\r', ..]) if of == digit => {
                 return Some(FtpCommand::Passive(Mode::ExtendedPassive));
             }
-            // Another family, or "ALL".
+            // An EPSV argument of another family, or "ALL".
             Some([b' ', ..]) => return None,
             _ => {}
         }
@@ -75,7 +75,7 @@ fn after_word<'a>(text: &'a [u8], word: &[u8]) -> Option<&'a [u8]> {
     start.eq_ignore_ascii_case(word).then_some(rest)
 }
 
-/// The position behind the first run of `mark`; with `or_digit`, at the first digit if that is
+/// The position after the first run of `mark`; with `or_digit`, at the first digit if that is
 /// earlier.
 fn past(text: &[u8], mark: u8, or_digit: bool) -> Option<usize> {
     let found = |&byte: &u8| byte == mark || (or_digit && byte.is_ascii_digit());

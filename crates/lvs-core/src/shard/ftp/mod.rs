@@ -7,8 +7,8 @@
 //! address by the virtual one. So the text changes, sometimes its length, and then every later
 //! sequence number of the stream: see [`Shift`].
 //!
-//! The kernel leaves that to its connection tracking, which changes no segment that it does not
-//! know. [`track`] replicates it.
+//! In the kernel, connection tracking adjusts the sequence numbers, and only in segments that
+//! belong to a tracked connection. [`track`] imitates this.
 
 mod announce;
 mod track;
@@ -32,7 +32,7 @@ pub const FTP_PORTS_MAX: usize = 8;
 /// Default port of control connections.
 const FTP_PORT: u16 = 21;
 
-/// Reads the name of a helper as it stands in options: `ftp`, or `ftp=PORT,...`. Returns the ports.
+/// Parses the name of a helper as in options: `ftp`, or `ftp=PORT,...`. Returns the ports.
 ///
 /// # Errors
 /// [`Error::UnknownHelper`], [`Error::HelperPorts`].
@@ -172,8 +172,8 @@ impl<'a> Tcp<'a> {
             .wrapping_add(u32::try_from(len).unwrap_or(u32::MAX))
     }
 
-    /// The highest number that its selective acknowledgements (RFC 2018 section 3) name, if that
-    /// comes after `acknowledged`.
+    /// The highest number that its selective acknowledgements (RFC 2018 section 3) contain, if it
+    /// is after `acknowledged`.
     fn highest_sack(&self, acknowledged: u32) -> u32 {
         const SACK: u8 = 5;
         const BLOCK: usize = 8;
@@ -208,7 +208,7 @@ impl Shard {
     /// acknowledgements.
     ///
     /// # Errors
-    /// Why the segment is dropped.
+    /// The reason why the segment is dropped.
     pub(crate) fn help_request(
         &mut self,
         index: u32,
@@ -260,11 +260,11 @@ impl Shard {
         }
     }
 
-    /// Looks at a segment from the server of control connection `index`, before that changes its
-    /// state (`ip_vs_ftp_out`).
+    /// Inspects a segment from the server of control connection `index`, before the segment changes
+    /// the connection's state (`ip_vs_ftp_out`).
     ///
     /// # Errors
-    /// Why the segment is dropped.
+    /// The reason why the segment is dropped.
     pub(crate) fn help_reply(
         &mut self,
         index: u32,
@@ -402,7 +402,7 @@ impl Shard {
     }
 }
 
-/// The address with the port before its own.
+/// The address with the next lower port.
 const fn before(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip(), addr.port().wrapping_sub(1))
 }

@@ -1,8 +1,8 @@
-//! The tracked TCP state of an FTP control connection, as netfilter's connection tracking keeps it
-//! for `ip_vs_ftp`.
+//! The tracked TCP state of an FTP control connection, like netfilter's connection tracking for
+//! `ip_vs_ftp`.
 //!
-//! It decides which segments belong to the connection. The kernel changes sequence numbers of those
-//! only, and a client's other acknowledgements do not reach the server.
+//! The state determines which segments belong to the connection. The kernel changes the sequence
+//! numbers only in these segments, and drops a client's other acknowledgements.
 
 use super::super::tcp;
 use super::Tcp;
@@ -87,7 +87,7 @@ enum State {
 /// The effect of a segment on the state.
 enum Step {
     To(State),
-    /// The segment passes and is not followed.
+    /// The segment passes, and the state is unchanged.
     Ignore,
     /// Connection tracking rejects the segment.
     Invalid,
@@ -163,7 +163,7 @@ impl Offer {
 /// The sequence numbers of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stream {
-    /// Past the last byte that was sent.
+    /// The sequence number after the last byte that was sent.
     end: u32,
     /// End of the receiver's window.
     limit: u32,
@@ -177,8 +177,8 @@ struct Stream {
     offer: Offer,
     /// Whether the side has begun to close the connection.
     closes: bool,
-    /// The start of the connection is unknown, so that numbers outside of the window are valid as
-    /// well.
+    /// Whether the start of the connection is unknown, so that numbers outside of the window are
+    /// valid as well.
     liberal: bool,
 }
 
@@ -197,7 +197,7 @@ impl Stream {
     }
 }
 
-/// The last segment. Not every segment sets all of it.
+/// Properties of the last segment; not every segment sets all fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Last {
     from: From,
@@ -208,7 +208,7 @@ struct Last {
     window: u16,
     /// The offers of an ignored SYN.
     offer: Offer,
-    /// An ignored SYN may cause a challenge (RFC 5961).
+    /// Whether an ignored SYN may cause a challenge (RFC 5961).
     challenge: bool,
     /// Whether both sides have sent a SYN.
     both: bool,
@@ -238,7 +238,7 @@ pub(super) struct Track {
     last: Last,
     /// Whether the other side has answered.
     replied: bool,
-    /// The connection had segments in both directions.
+    /// Whether the connection had segments in both directions.
     assured: bool,
 }
 
@@ -447,7 +447,7 @@ impl Track {
         };
     }
 
-    /// Remembers a segment that passes and is not followed.
+    /// Stores the properties of a segment that passes without a change of the state.
     fn ignore(&mut self, from: From, kind: Kind, tcp: &Tcp<'_>) {
         let last = &mut self.last;
         (last.from, last.kind) = (from, Some(kind));
@@ -503,8 +503,8 @@ impl Track {
         }
     }
 
-    /// Compares the numbers of a segment with the windows, and moves the windows. `state`: before
-    /// the segment; `None` for the first one.
+    /// Compares the numbers of a segment with the windows, and moves the windows. `state` is the
+    /// state before the segment; `None` for the first segment.
     fn fit(
         &mut self,
         from: From,
@@ -619,7 +619,7 @@ impl Track {
 enum Reset {
     /// The segment is older than the acknowledged data.
     Foreign,
-    /// The connection ends, whatever the sequence number.
+    /// The connection ends, with any sequence number.
     Ends,
     /// The connection ends if the sequence numbers are possible.
     IfItFits,

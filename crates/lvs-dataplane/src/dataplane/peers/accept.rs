@@ -195,23 +195,23 @@ pub(super) fn read_until(
 
 /// Sends all connections to a peer, and closes an older connection of this peer.
 fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &Handshake) {
-    let Ok(tells) = stream.try_clone() else {
+    let Ok(sending) = stream.try_clone() else {
         return;
     };
     let (before, mine) = {
         let mut state = peer.state();
-        state.telling += 1;
-        (state.tells.replace(tells), state.telling)
+        state.sending_streams += 1;
+        (state.sending.replace(sending), state.sending_streams)
     };
     if let Some(before) = before {
         let _ = before.shutdown(Shutdown::Both);
     }
-    info!("{} listens", peer.address);
+    info!("sending the connections to peer {}", peer.address);
     sender::run(peers, peer, stream, handshake);
     {
         let mut state = peer.state();
-        if state.telling == mine {
-            state.tells = None;
+        if state.sending_streams == mine {
+            state.sending = None;
         }
     }
 }

@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_long_and_secret() {
+    fn short_or_exposed_key_is_refused() {
         let dir = std::env::temp_dir().join(format!("lvs-key-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a directory");
         let path = dir.join("key");

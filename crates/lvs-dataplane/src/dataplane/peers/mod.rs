@@ -55,7 +55,7 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A peer is silent if no digest arrived from it for this time; a peer sends one every 2 seconds.
 const SILENT: Duration = Duration::from_secs(4);
-/// The time that peers have to receive the last messages of a director that ends.
+/// The time that peers have to receive the last messages of a director that stops.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The time within which a thread notices that its connection was closed.
 const SHORT: Duration = Duration::from_millis(100);
@@ -149,9 +149,9 @@ struct State {
     in_step: Option<Instant>,
     /// The warning that the peer is not in step was logged.
     warned: bool,
-    /// The stream to the peer, and the number of streams so far.
-    tells: Option<TcpStream>,
-    telling: u64,
+    /// The stream on which the sender sends, and the number of such streams so far.
+    sending: Option<TcpStream>,
+    sending_streams: u64,
     /// The time of the last log line about a client at the peer's address without the right key.
     complained: Option<Instant>,
     greeting: usize,
@@ -278,10 +278,10 @@ impl Peers {
         Ok(())
     }
 
-    /// Ends all sessions and waits for the threads. A receiving peer gets the queued messages, as
-    /// far as it reads them at once, and then the end of the stream. Threads that wait for an
-    /// unreachable peer, or for the proof of a client, are not awaited: they notice the end of the
-    /// dataplane themselves.
+    /// Ends all sessions and waits for the threads. A receiving peer gets the queued messages that
+    /// it reads without delay, and then the end of the stream. This function does not wait for
+    /// threads that wait for an unreachable peer, or for the proof of a client: they notice the end
+    /// of the dataplane themselves.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify();
@@ -325,7 +325,7 @@ impl Peers {
         context.map_or(lvs_core::Instant::ZERO, |context| context.now())
     }
 
-    /// Number of packet workers; 0 after they have ended.
+    /// Number of packet workers; 0 after they have exited.
     fn workers(&self) -> usize {
         let threads = self.workers.upgrade();
         threads.map_or(0, |threads| threads.workers().len())
@@ -584,8 +584,8 @@ impl Peers {
             bulk_connections: state.bulk.map(|(count, ..)| count),
             bulk_ms: state.bulk.map(|(_, took, _)| millis(took)),
             bulk_ago: state.bulk.map(|(_, _, at)| at.elapsed().as_secs()),
-            listens: state.tells.is_some(),
-            lag_ms: state.lag.filter(|_| state.tells.is_some()).map(millis),
+            listens: state.sending.is_some(),
+            lag_ms: state.lag.filter(|_| state.sending.is_some()).map(millis),
             tables: peer.tables().differences(Instant::now()),
         }
     }
@@ -735,14 +735,14 @@ impl Peer {
     /// Whether a connection to or from the peer exists.
     fn talks(&self) -> bool {
         let state = self.state();
-        state.stream.is_some() || state.tells.is_some()
+        state.stream.is_some() || state.sending.is_some()
     }
 
-    /// Closes the receiving connection, and with `tells` also the sending connection.
-    fn hang_up(&self, tells: bool) {
+    /// Closes the receiving connection, and with `both` also the sending connection.
+    fn hang_up(&self, both: bool) {
         let state = self.state();
-        let tells = state.tells.as_ref().filter(|_| tells);
-        for stream in state.stream.iter().chain(tells) {
+        let sending = state.sending.as_ref().filter(|_| both);
+        for stream in state.stream.iter().chain(sending) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

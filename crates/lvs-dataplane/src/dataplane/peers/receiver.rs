@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 const AGAIN_REFUSED: Duration = Duration::from_secs(5);
 /// Connections that a packet worker takes over at once: less than 100 microseconds.
 const PORTION: usize = 64;
-/// Portions that wait for a packet worker.
+/// Maximum number of portions that wait for one packet worker.
 const PORTIONS_MAX: usize = 2;
 /// Slots that the packet worker examines at once.
 const PIECE: usize = 8192;
@@ -59,8 +59,8 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
         // Log each reason once.
         if last_text != text {
             match trouble {
-                Trouble::Away => info!("{} tells nothing: {text}", peer.address),
-                Trouble::Refused => warn!("{} tells nothing: {text}", peer.address),
+                Trouble::Away => info!("no connections from peer {}: {text}", peer.address),
+                Trouble::Refused => warn!("no connections from peer {}: {text}", peer.address),
             }
         }
         last_text = if borrowed { String::new() } else { text };
@@ -172,8 +172,8 @@ impl<'a> Portions<'a> {
         }
     }
 
-    /// Passes each item to the packet worker that the packets of the connection go to; each portion
-    /// waits for a free place. `false` if a worker has ended.
+    /// Passes each item to the packet worker that receives the packets of the connection; each
+    /// portion waits for a free slot. `false` if a worker has exited.
     fn deliver(&mut self, items: Vec<Item>) -> bool {
         let Some(context) = self.peers.context.upgrade() else {
             return false;
@@ -384,8 +384,8 @@ mod tests {
         }
     }
 
-    /// After any number of items from a peer, at most two portions wait for a busy worker. Each
-    /// connection comes to the worker that its packets go to.
+    /// After any number of items from a peer, at most two portions wait for a busy worker. The
+    /// worker that receives the packets of a connection gets its items.
     #[test]
     fn items_of_peer_wait_for_packet_worker_in_two_portions() {
         for workers in 1..=2 {

@@ -276,8 +276,8 @@ impl Session<'_> {
     }
 }
 
-/// The walk of a full sync after messages were lost. It is the walk that goes on, if that has not
-/// begun: while an incomplete digest holds a full queue, messages are lost again and again.
+/// The walk of a full sync after messages were lost. If the current walk has not begun, it
+/// continues: while an incomplete digest occupies a full queue, messages are lost repeatedly.
 fn full_sync(peers: &Peers, going: Option<Walk>) -> Walk {
     let unbegun =
         |walk: &Walk| matches!(walk.pass, Pass::All) && walk.next == Some(Place::default());

@@ -205,11 +205,13 @@ mod tests {
         let mut control = Control::new(Options::default());
         let key = ServiceKey::tcp(([198, 51, 100, 1], 80).into());
         let config = ServiceConfig::new(Family::V4, "mh");
-        control.add_service(key, config, None).expect("a good one");
+        control
+            .add_service(key, config, None)
+            .expect("the service is new");
         let server = ServerConfig::new(weight, Forwarding::Nat);
         let (address, now) = (([10, 0, 0, 1], 80).into(), lvs_core::Instant::ZERO);
         let added = control.add_server(&key, address, &server, now);
-        added.expect("a good one");
+        added.expect("the server is new");
         let mut all = Vec::new();
         control.digests_piece(DigestWalk::default(), PIECE, &mut all);
         ServiceDigests::new(all).0

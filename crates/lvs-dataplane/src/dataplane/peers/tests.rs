@@ -93,7 +93,7 @@ pub(super) fn workers_of((context, threads): &Parts) -> Vec<Worker> {
     let count = NonZeroUsize::new(threads.workers().len()).expect("at least one worker");
     let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
     let worker = |number| {
-        let shard = context.control().shard(number).expect("the slot exists");
+        let shard = context.control().shard(number).expect("the shard is free");
         let (requests, _) = Requests::new();
         let equipment = Equipment::new(common.clone());
         let (context, threads) = (context.clone(), threads.clone());
@@ -119,7 +119,7 @@ fn counted(peers: &Peers) -> (u64, u64) {
 
 fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-    let address = listener.local_addr().expect("it has exactly one");
+    let address = listener.local_addr().expect("the listener has an address");
     (listener, address)
 }
 
@@ -132,7 +132,7 @@ struct Listens {
     sender: JoinHandle<()>,
 }
 
-/// A receiving peer of an older version, connected to a dataplane whose packet worker has ended.
+/// A receiving peer of an older version, connected to a dataplane whose packet worker has exited.
 fn listens() -> Listens {
     listens_to(None, introduction(2))
 }
@@ -185,7 +185,7 @@ fn receiver_that_does_not_read_gets_one_full_sync() {
     let report = it.peers.report();
     assert_eq!(report.full_syncs, 1);
     drop(it.stream);
-    it.sender.join().expect("it ends");
+    it.sender.join().expect("the sender ends without a panic");
     assert_eq!(counted(&it.peers), (0, 0));
 }
 
@@ -243,7 +243,7 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
     for (make, expected) in cases {
         let mut it = listens();
         let bytes = make(&mut it.asked);
-        it.stream.write_all(&bytes).expect("it fits");
+        it.stream.write_all(&bytes).expect("the bytes are sent");
         if expected == (0, 0) {
             // The session continues until this side ends it.
             it.stream
@@ -252,14 +252,14 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
         }
         let mut rest = Vec::new();
         let _ = it.stream.read_to_end(&mut rest);
-        it.sender.join().expect("it ends");
+        it.sender.join().expect("the sender ends without a panic");
         assert_eq!(counted(&it.peers), expected);
     }
 }
 
 /// The header of a frame that is one byte longer than the maximum.
 fn too_long() -> Vec<u8> {
-    let len = u32::try_from(PAYLOAD_MAX + 1).expect("it fits");
+    let len = u32::try_from(PAYLOAD_MAX + 1).expect("the length fits in 32 bits");
     let mut bytes = len.to_be_bytes().to_vec();
     bytes.push(Kind::Keys as u8);
     bytes
@@ -350,12 +350,12 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         let handshake = Handshake::new(&Key::of(KEY), theirs, ours);
         let mut bytes = ours.to_bytes().to_vec();
         bytes.extend(handshake.sender_proof());
-        stream.write_all(&bytes).expect("it fits");
+        stream.write_all(&bytes).expect("the bytes are sent");
         let mut proof = [0; PROOF_LEN];
         stream.read_exact(&mut proof).expect("a proof");
         assert!(handshake.is_receiver(&proof));
         let bytes = make(&mut handshake.replicated());
-        stream.write_all(&bytes).expect("it fits");
+        stream.write_all(&bytes).expect("the bytes are sent");
         if expected == (0, 0) {
             // The session continues until this side ends it.
             stream
@@ -367,7 +367,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         let _ = stream.read_to_end(&mut rest);
         drop(socket);
         peers.end();
-        receiving.join().expect("it ends");
+        receiving.join().expect("the receiver ends without a panic");
         assert_eq!(counted(&peers), expected);
     }
 }
@@ -396,23 +396,23 @@ fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction)
         run_jobs(parts, workers);
         thread::yield_now();
     }
-    it.sender.join().expect("it ends");
+    it.sender.join().expect("the sender ends without a panic");
     assert_eq!(it.peers.counts.malformed.load(Ordering::Relaxed), 0);
     digest
 }
 
-/// One service more than are compared. A peer that has not announced the feature gets no digests of
-/// services: an older version would end the session. If all services differ, messages name only a
-/// few.
+/// The director has one service more than the maximum that is compared. A peer that has not
+/// announced the feature gets no digests of services: an older version would end the session. If
+/// all services differ, messages name only a few.
 #[test]
 fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     let mut control = Control::new(Options::default());
     let family = Family::V4;
-    let count = u32::try_from(SERVICES_MAX).expect("it fits") + 1;
+    let count = u32::try_from(SERVICES_MAX).expect("the count fits in 32 bits") + 1;
     for mark in 1..=count {
         let config = ServiceConfig::new(family, "rr");
         let added = control.add_service(ServiceKey::Mark { family, mark }, config, None);
-        added.expect("a good one");
+        added.expect("the server is new");
     }
     let parts = parts(control, 1);
     let mut own = tables::Own::default();
@@ -515,7 +515,8 @@ struct Director {
 }
 
 impl Director {
-    /// With as many workers, and a service; the only peer is at `peer`.
+    /// Creates a director with a service and as many workers as `listener` requires; its only peer
+    /// is at `peer`.
     fn new(identity: u8, workers: usize, listener: TcpListener, peer: SocketAddr) -> Self {
         let mut control = Control::new(Options {
             shards: workers,
@@ -523,11 +524,13 @@ impl Director {
         });
         let key = ServiceKey::tcp(tuple(0).dst);
         let config = ServiceConfig::new(Family::V4, "rr");
-        control.add_service(key, config, None).expect("a good one");
+        control
+            .add_service(key, config, None)
+            .expect("the service is new");
         let server = ([10, 0, 0, 1], 80).into();
         let config = ServerConfig::new(1, Forwarding::Nat);
         let added = control.add_server(&key, server, &config, lvs_core::Instant::ZERO);
-        added.expect("a good one");
+        added.expect("the server is new");
         let parts = parts(control, workers);
         let mut workers = workers_of(&parts);
         let mut peers = peers_of(Some(&parts), peer);
@@ -620,7 +623,7 @@ fn run_until(
 }
 
 /// Directors with any numbers of packet workers replicate to each other: a full sync, updates, a
-/// take-over of one connection, and of all when a director ends.
+/// take-over of one connection, and of all connections when a director stops.
 #[test]
 fn connections_are_replicated_between_any_numbers_of_workers() {
     for counts in [[1, 1], [1, 2], [2, 1], [3, 2]] {

@@ -80,8 +80,8 @@ impl Worker {
                         .is_offload_due(conn, self.decider.offload_after, epoch)
                         && self.publish(conn, epoch, &kernel, now).is_none()
                     {
-                        // One that was published before the last change is not to be asked about
-                        // with every packet.
+                        // A connection that was offloaded before the last change must not be
+                        // checked at every packet.
                         self.decider.shard.withdraw(conn);
                     }
                 }

@@ -58,7 +58,7 @@ const DOWN_PERIOD: Duration = Duration::from_millis(1);
 /// Changes are sent to peers at this interval, or earlier if many bytes are queued.
 const QUEUE_PERIOD: Duration = Duration::from_millis(1);
 const QUEUE_BYTES: usize = 16 << 10;
-/// How long SYNs may wait to be looked at in a flood of them.
+/// Maximum time that SYNs wait for their processing during a SYN flood.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
 /// Interval at which all messages are sent, full or not.
@@ -113,7 +113,7 @@ impl Equipment {
     }
 }
 
-/// The state of a worker for the other workers.
+/// The state that a worker needs for the exchange with other workers.
 #[derive(Default)]
 struct Others {
     /// The processor of this worker, if each worker runs on a separate one.
@@ -687,7 +687,7 @@ impl Worker {
         self.ports.attach(port, io);
     }
 
-    /// Closing a packet socket waits for the kernel: that is for the keeper.
+    /// Removes a port, and passes it to the keeper: closing a packet socket waits for the kernel.
     pub(super) fn detach(&mut self, port: PortId) {
         if let Some(io) = self.ports.detach(port) {
             self.threads.post_keeper(move |_| drop(io));

@@ -54,15 +54,17 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
     });
     let key = ServiceKey::tcp(VIRT.into());
     let config = ServiceConfig::new(Family::V4, "rr");
-    control.add_service(key, config, None).expect("new");
+    control
+        .add_service(key, config, None)
+        .expect("the service is new");
     let server = ServerConfig::new(1, Forwarding::Nat);
     control
         .add_server(&key, SERVER.into(), &server, Instant::ZERO)
-        .expect("new");
+        .expect("the server is new");
     let shards: Vec<Shard> = (0..WORKERS).map_while(|n| control.shard(n)).collect();
     let context = Context::without_kernel(control);
     let threads = Arc::new(Threads::new(WORKERS).expect("descriptors"));
-    let workers = NonZeroUsize::new(WORKERS).expect("two");
+    let workers = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
     let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(workers));
     let mut queues = Vec::new();
     let workers: Vec<Worker> = (0..)
@@ -192,7 +194,7 @@ fn two_workers_process_packets_of_one_director() {
     let templates = templates.filter(|of| of.reason == "evicted_template");
     assert_eq!(templates.map(|of| of.count).collect::<Vec<_>>(), [3]);
     let control = context.control();
-    let server = control.service(&key).expect("the entry exists").servers()[0].clone();
+    let server = control.service(&key).expect("the service exists").servers()[0].clone();
     assert_eq!(server.inactive() + server.active(), 4, "counted together");
     drop(control);
     for worker in &mut workers {
@@ -203,7 +205,7 @@ fn two_workers_process_packets_of_one_director() {
 /// A packet that arrives at any worker is handled by its own worker, in order, and once.
 #[test]
 fn packet_at_wrong_worker_is_passed_to_its_owner() {
-    let count = NonZeroUsize::new(WORKERS).expect("two");
+    let count = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
     let steering = Arc::new(Steering::new(count, 7, false));
     let Bed {
         context,
@@ -220,7 +222,11 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
     workers[0].attach(PORT, Port::Memory(io));
     workers[1].attach(PORT, Port::Memory(MemoryIo::new()));
     workers[0].receive(PORT);
-    assert_eq!(arena.lent(), 0, "a passed frame is a copy");
+    assert_eq!(
+        arena.lent(),
+        0,
+        "the frame that is passed to the other worker is a copy"
+    );
     let homes = |home: usize| {
         let client = IpAddr::from([192, 0, 2, 7]);
         let ports = ports.clone();
@@ -250,7 +256,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
         assert_eq!(came, counters.accounted(), "{counters:?}");
     }
     let control = context.control();
-    let server = control.service(&key).expect("the entry exists").servers()[0].clone();
+    let server = control.service(&key).expect("the service exists").servers()[0].clone();
     assert_eq!(server.inactive() + server.active(), 40);
 }
 
@@ -360,7 +366,7 @@ fn long_round_is_demoted_between_any_two_pieces() {
 
     let Bed { mut workers, .. } = bed(None);
     let [worker, ..] = &mut *workers else {
-        panic!("two entries exist")
+        panic!("there are two workers")
     };
     let mut io = MemoryIo::new();
     let arena = Arena::new(3 * BATCH, 2048).expect("a mapping");
@@ -380,14 +386,20 @@ fn long_round_is_demoted_between_any_two_pieces() {
 
     let thread = busy(worker);
     worker.receive(PORT);
-    assert!(!thread.is_real_time(), "batches of a port");
+    assert!(
+        !thread.is_real_time(),
+        "demoted while it receives batches of a port"
+    );
 
     let thread = busy(worker);
     let frame = Frame::from_bytes(syn(&arena, 0, 4000).bytes());
     let mut parcels = vec![Parcel::Frame(PORT, frame)];
     worker.link().inbox.put(1, &mut parcels);
     worker.take_parcels();
-    assert!(!thread.is_real_time(), "passed frames");
+    assert!(
+        !thread.is_real_time(),
+        "demoted while it processes frames of other workers"
+    );
 
     let thread = busy(worker);
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -403,7 +415,7 @@ fn long_round_is_demoted_between_any_two_pieces() {
 
     let thread = busy(worker);
     worker.do_for_others(false);
-    assert!(!thread.is_real_time(), "timers");
+    assert!(!thread.is_real_time(), "demoted while it runs timers");
     assert_eq!(worker.report().workers[0].demoted, 1);
 }
 
@@ -411,7 +423,7 @@ fn long_round_is_demoted_between_any_two_pieces() {
 /// delays any worker.
 #[test]
 fn stuck_worker_loses_only_its_own_packets() {
-    let count = NonZeroUsize::new(WORKERS).expect("two");
+    let count = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
     let steering = Arc::new(Steering::new(count, 7, false));
     let Bed { mut workers, .. } = bed(Some(steering.clone()));
     let client = IpAddr::from([192, 0, 2, 7]);

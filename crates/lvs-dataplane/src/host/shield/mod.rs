@@ -3,10 +3,10 @@
 //!
 //! A packet socket receives a *copy* of each frame; the host would answer the original with a RST,
 //! or forward it a second time. The shield is an nf_tables table of the family `netdev`, whose
-//! chains drop such frames at the ingress of the interfaces, behind the packet sockets and before
-//! everything else. The table is *owned* by our netlink socket: the kernel removes it with the
-//! process, even after a kill, and no other process can change it (`nft flush ruleset` leaves
-//! it in place).
+//! chains drop such frames at the ingress of the interfaces, after the packet sockets and before
+//! all other hooks. The table is *owned* by the dataplane's netlink socket: the kernel removes it
+//! with the process, even after a kill, and no other process can change it (`nft flush ruleset`
+//! leaves it in place).
 //!
 //! ```text
 //! table netdev lvs-1234 { flags owner;
@@ -189,8 +189,8 @@ impl Shield {
     /// interface was removed and has appeared again with the same name.
     ///
     /// # Errors
-    /// If the interface does not exist. (Since Linux 6.16 this is no error: the kernel waits for an
-    /// interface of this name.)
+    /// If the interface does not exist. (Since Linux 6.16 this is not an error: the kernel waits
+    /// for an interface of this name.)
     pub fn add_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {
@@ -261,8 +261,8 @@ impl Shield {
         Ok(())
     }
 
-    /// Stops hiding frames on an interface. A missing interface, or one that was never added, is no
-    /// error.
+    /// Stops hiding frames on an interface. A missing interface, or one that was never added, is
+    /// not an error.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -83,7 +83,7 @@ impl<'a> Batch<'a> {
         self.commands == 0
     }
 
-    /// The finished batch, the sequence number of its last message and the one whose
+    /// The finished batch, the sequence number of its last message, and the sequence number whose
     /// acknowledgement confirms the batch.
     pub(super) fn finish(mut self) -> (Vec<u8>, u32, u32) {
         // The kernel always reports errors; only the last command requests an acknowledgement.
@@ -223,7 +223,7 @@ impl RuleBody<'_> {
         self
     }
 
-    /// Loads bytes of the frame; the rule does not match if they are not there.
+    /// Loads bytes of the frame; the rule does not match if the frame is shorter.
     pub(super) fn load(&mut self, base: Base, offset: u32, len: u32, register: u32) -> &mut Self {
         self.expression("payload", |b| {
             b.attr_be32(1, register);
@@ -238,7 +238,7 @@ impl RuleBody<'_> {
         self.meta(16, register)
     }
 
-    /// Loads how the frame is addressed on the link (`PACKET_HOST` and so on).
+    /// Loads the type of the frame's link-layer destination (`PACKET_HOST` and others).
     pub(super) fn load_packet_type(&mut self, register: u32) -> &mut Self {
         self.meta(19, register)
     }
@@ -358,7 +358,7 @@ impl RuleBody<'_> {
         self.verdict(NF_ACCEPT, None);
     }
 
-    /// Returns from this chain to the chain that jumped here.
+    /// Returns from this chain to the chain that jumped to it.
     pub(super) fn go_back(&mut self) {
         const NFT_RETURN: i32 = -5;
         self.verdict(NFT_RETURN.cast_unsigned(), None);

@@ -158,7 +158,7 @@ impl IpVersion {
     /// kernel's longest super-packets have no length there.
     fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
         const LAST: u16 = 4;
-        // Of IPv4 the length counts the header, here one without options.
+        // The IPv4 length includes the header, which has no options here.
         let (length_at, ip_header) = match self.suffix {
             '4' => (2, 20),
             _ => (4, 0),

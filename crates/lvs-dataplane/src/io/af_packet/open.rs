@@ -11,7 +11,7 @@ use crate::io::tun::HostDevice;
 use lvs_packet::steer::Plan;
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, TurnBack, TurnedBack};
 
-/// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small
+/// Receive and send buffer of a socket: room for some hundred super-packets, or ten thousand small
 /// frames.
 const BUFFER: i32 = 16 << 20;
 
@@ -19,10 +19,10 @@ const BUFFER: i32 = 16 << 20;
 /// number of cache lines, so that the beginnings of all slots are spread over the cache.
 pub const SLOT: usize = 27 * 64;
 
-/// Slots of the ring, at least: 14 MiB of memory for each interface.
+/// Minimum number of slots of the ring: 14 MiB of memory for each interface.
 const SLOTS: usize = 8192;
 
-/// Bytes of a slot for a SYN, which has no data as a rule.
+/// Bytes of a slot for a SYN, which usually has no data.
 const FIRST_SLOT: usize = 5 * 64;
 
 /// The fewest slots for SYNs: enough for 400,000 SYNs a second while the worker does not run for 40
@@ -262,7 +262,7 @@ struct Opening<'a> {
     xdp: bool,
     /// Number of workers that share the interface.
     workers: usize,
-    /// The socket must not receive yet.
+    /// Whether the socket must not receive yet.
     waits: bool,
 }
 
@@ -285,7 +285,7 @@ impl<'a> Opening<'a> {
         (slots / self.workers).max(slots / SHARE_LEAST)
     }
 
-    /// Makes an error of a failed step.
+    /// Creates the error of a failed step.
     fn fail(&self, step: &'static str) -> impl FnOnce(io::Error) -> OpenError {
         let (ifindex, interface) = (self.ifindex, self.name.to_owned());
         move |source| match source.raw_os_error() {

@@ -27,7 +27,7 @@ const QUEUE: u32 = 2;
 const SUM: u32 = 3;
 const PORT: u32 = 4;
 
-/// Instructions that a program may have (`BPF_MAXINSNS`).
+/// Maximum number of instructions of a program (`BPF_MAXINSNS`).
 #[cfg(test)]
 const MAX: usize = 4096;
 
@@ -36,7 +36,7 @@ const MAX: usize = 4096;
 enum Label {
     Four,
     Six,
-    /// By the destination, of IPv4 and IPv6.
+    /// The search for the destination; true for IPv6.
     Look(bool),
     Virtual(bool),
     Other(bool),
@@ -89,7 +89,7 @@ impl Assembler {
             self.add(LOAD_8, network(protocol_at));
             self.test(IF_EQUAL, 6, 0, 5);
             self.add(load.1, at.wrapping_add(13));
-            // Of SYN, RST and ACK, SYN alone.
+            // SYN is set, RST and ACK are not.
             self.add(AND, 0x16);
             self.test(IF_EQUAL, 2, 0, 2);
             self.add(LOAD_K, plan.workers);
@@ -161,7 +161,7 @@ impl Assembler {
         self.add(XOR_X, 0);
     }
 
-    /// Returns the number of the worker, or of its queue for SYNs.
+    /// Adds the instructions that return the number of the worker, or of its socket for SYNs.
     fn give(&mut self, plan: &Plan) {
         self.add(MODULO, plan.workers);
         self.add(LOAD_X_MEMORY, QUEUE);
@@ -170,8 +170,8 @@ impl Assembler {
     }
 }
 
-/// The program. With `firsts`, each worker has another socket for SYNs; these have the numbers
-/// after the main sockets.
+/// Builds the program. With `firsts`, each worker has another socket for SYNs; the numbers of these
+/// sockets follow those of the main sockets.
 pub(super) fn program(plan: &Plan, firsts: bool) -> Vec<Op> {
     let mut asm = Assembler::default();
     asm.add(LOAD_K, 0);

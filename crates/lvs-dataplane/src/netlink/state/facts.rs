@@ -26,7 +26,7 @@ pub struct Link {
     pub running: bool,
     /// Whether the link does not resolve neighbours (`IFF_NOARP`).
     pub no_arp: bool,
-    /// The bridge or bond that it is a port of.
+    /// The bridge or bond of which the link is a port.
     pub master: Option<u32>,
     /// The device below a VLAN or macvlan; the other end of a veth in the same namespace.
     pub parent: Option<u32>,
@@ -48,7 +48,8 @@ pub struct Address {
     pub ip: IpAddr,
     /// Length of the prefix of the address's network.
     pub prefix_len: u8,
-    /// How far it is valid (`RT_SCOPE_*`): 0 everywhere, 253 on the link, 254 on this host.
+    /// The scope in which the address is valid (`RT_SCOPE_*`): 0 everywhere, 253 on the link, 254
+    /// on this host.
     pub scope: u8,
     /// `IFA_F_*`.
     pub flags: u32,
@@ -156,15 +157,15 @@ impl Neighbour {
 /// The changes that a series of events has caused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Links.
+    /// Whether links have changed.
     pub links: bool,
     /// Interfaces on which this host's addresses have to be announced again. They are new, have
     /// come up, have another link-layer address or another master, or the kernel requests it
     /// (`NETDEV_NOTIFY_PEERS`: a virtual machine has moved, a bond has failed over).
     pub appeared: Vec<u32>,
-    /// Addresses.
+    /// Whether addresses have changed.
     pub addresses: bool,
-    /// Routes.
+    /// Whether routes have changed.
     pub routes: bool,
     /// The changed neighbours (interface and address).
     pub neighbours: Vec<(u32, IpAddr)>,

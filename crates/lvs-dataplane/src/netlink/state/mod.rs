@@ -97,7 +97,7 @@ impl NetState {
         hits.filter_map(|hit| Some((hit.oif, hit.gateway?)))
     }
 
-    /// The interfaces that routes lead over, each once.
+    /// The interfaces that routes use, each once.
     pub(crate) fn routed_links(&self) -> impl Iterator<Item = u32> {
         let tables = [&self.v4, &self.v6].into_iter();
         let tables = tables.flat_map(|family| [&family.main, &family.default]);
@@ -112,7 +112,7 @@ impl NetState {
         self.neighbours.get(&(ifindex, ip)).copied()
     }
 
-    /// The least address of the neighbour with this MAC address that is not excluded.
+    /// The lowest address of the neighbour with this MAC address that is not excluded.
     pub fn address_of(
         &self,
         ifindex: u32,
@@ -514,7 +514,7 @@ impl fmt::Debug for NetState {
     }
 }
 
-/// `linux/rtnetlink.h`.
+/// Constants of `linux/rtnetlink.h`.
 const RTA_VIA: u16 = 18;
 const RTAX_MTU: u16 = 2;
 const RTNH_F_DEAD: u32 = 1;

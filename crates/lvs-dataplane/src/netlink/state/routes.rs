@@ -1,4 +1,4 @@
-//! Routing tables: which route leads to an address.
+//! Routing tables, and the look-up of the route to an address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

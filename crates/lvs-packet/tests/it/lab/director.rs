@@ -126,7 +126,7 @@ impl DirectorLab {
 /// The only packet that was sent, on the expected port.
 pub fn only(sent: Vec<(PortId, Frame)>, port: PortId) -> Frame {
     assert_eq!(sent.len(), 1, "{sent:?}");
-    let (to, frame) = sent.into_iter().next().expect("one");
+    let (to, frame) = sent.into_iter().next().expect("a frame was sent");
     assert_eq!(to, port);
     frame
 }

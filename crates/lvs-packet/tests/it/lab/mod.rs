@@ -1,5 +1,5 @@
-//! A director between a client link and a server link, in a table: addresses as in a small lab, no
-//! I/O.
+//! A director between a client link and a server link. Tables replace the network: addresses like
+//! in a small lab, and no I/O.
 #![allow(
     dead_code,
     missing_docs,
@@ -90,7 +90,7 @@ pub fn set_mtu(net: &mut Table, mtu: [u32; 2]) {
     }
 }
 
-/// Sets whether all ports accept unfinished checksums and super-packets.
+/// Sets whether all ports accept partial checksums and super-packets.
 pub fn set_offload(net: &mut Table, offload: bool) {
     for port in &mut net.ports {
         port.offload = offload;

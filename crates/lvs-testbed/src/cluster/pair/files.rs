@@ -14,7 +14,10 @@ impl Lab {
     pub(super) fn lose_files(&mut self) -> Result<()> {
         self.wait_state(1, "backup")?;
         let calm = self.doctor(1)?;
-        ensure!(calm.is_empty(), "one that stands by: {calm:?}");
+        ensure!(
+            calm.is_empty(),
+            "doctor has findings on the standby director: {calm:?}"
+        );
         self.show_progress("director 2: its track file is removed, and keepalived restarted");
         let mut keepalived = self.directors[1].keepalived.take().context("it runs")?;
         keepalived.stop(Signal::SIGTERM)?;

@@ -187,7 +187,7 @@ impl Dialogue {
         options
     }
 
-    /// Sends a segment, in most cases with right numbers, and advances the numbers.
+    /// Sends a segment, in most cases with correct numbers, and advances the numbers.
     fn say(&mut self, from: Side, flags: u8, payload: &[u8]) {
         let mut segment = self.right(from, flags, payload);
         let wrong = self.entropy.one_in(9);

@@ -415,7 +415,7 @@ impl Traffic {
         }
     }
 
-    /// From a host that is no server, to a client.
+    /// A packet from a host that is not a server to a client.
     fn transit(&mut self) -> Vec<u8> {
         let client = self.client();
         let source = SocketAddr::new(self.scene.bystander, self.scene.vip.port());
@@ -581,7 +581,7 @@ impl Traffic {
         packet::with_options(ip, options);
     }
 
-    /// Adds an IPv6 extension header; with `whole`, none that makes the packet a fragment.
+    /// Adds an IPv6 extension header; with `whole`, not a fragment header.
     fn extension(&mut self, ip: &mut Vec<u8>, whole: bool) {
         let (kind, body): (u8, &[u8]) = match self.entropy.below(10) {
             0 => (0, &[1, 4, 0, 0, 0, 0]),

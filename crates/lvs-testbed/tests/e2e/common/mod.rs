@@ -46,8 +46,8 @@ pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
         .with_context(|| format!("before:\n{before}\nnow:\n{}", now()))
 }
 
-/// Waits until the director's listing with counters is right: the listed counters are those of a
-/// snapshot, which is up to two seconds old.
+/// Waits until the director's listing with counters is right: the listing shows a snapshot that is
+/// up to two seconds old.
 pub(crate) fn wait_for_counters(
     site: &Site,
     what: &str,
@@ -68,8 +68,8 @@ pub(crate) fn wait_for_counters(
 /// for a processor loses packets; a dataplane with a fault loses them in each measurement.
 const MEASUREMENTS: usize = 8;
 
-/// Measures until the result is good; `once` returns the fault of a result. An error ends the
-/// measurements.
+/// Repeats a measurement until its result is good. `once` measures once, and returns the fault of a
+/// bad result. An error ends the measurements.
 pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Result<()> {
     let mut all = Vec::new();
     for _ in 0..MEASUREMENTS {
@@ -82,7 +82,8 @@ pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Resu
     bail!("{all:#?}")
 }
 
-/// A download of some 6 MB/s that lasts longer than any test, and that no test has to wait for.
+/// A download of some 6 MB/s that lasts longer than any test, unless the test lets the server send
+/// the rest at once.
 pub(crate) struct Download {
     client: Proc,
     /// The server sends the remaining bytes when this file exists.
@@ -222,7 +223,8 @@ pub(crate) fn requests_of_listings() -> u64 {
     suite::size(400, 2000)
 }
 
-/// Requests of 1 byte to 10 MiB; listings right after and counters at the next snapshot.
+/// Requests of 1 byte to 10 MiB; checks the listings immediately afterwards, and the counters at
+/// the next snapshot.
 pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     site.add_service(80, "rr")?;
     let total = requests_of_listings();
@@ -456,7 +458,7 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// A server more, a weight of 0, a server less and back.
+/// Adds a server, sets a weight to 0, and removes a server and adds it again.
 pub(crate) fn administration(site: &Site) -> Result<()> {
     let service = site.service(80);
     let server = |index: usize| SocketAddr::from((site.real_address(index), 80));
@@ -516,8 +518,8 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
 }
 
 /// The other schedulers with real connections: servers receive connections by their weights, and
-/// least-connection evens out the connections of servers, one after the other. (How even it is
-/// among servers that are busy at once depends on their speed, which no test can assert.)
+/// least-connection evens out the connections of servers, one after the other. (The balance among
+/// servers that are busy at the same time depends on their speed, which no test can assert.)
 pub(crate) fn schedulers(site: &Site) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
@@ -557,7 +559,7 @@ pub(crate) fn mixed_load(site: &Site) -> LoadOptions {
     load
 }
 
-/// The same requests, sent to the first real server directly.
+/// The load of [`mixed_load`], sent to the first real server directly.
 pub(crate) fn direct(site: &Site, load: &LoadOptions) -> LoadOptions {
     LoadOptions {
         target: (site.real_address(0), 80).into(),
@@ -565,7 +567,7 @@ pub(crate) fn direct(site: &Site, load: &LoadOptions) -> LoadOptions {
     }
 }
 
-/// A client is refused at this port of the virtual address.
+/// Checks that connections to this port of the virtual address are refused.
 pub(crate) fn refused(site: &Site, load: &LoadOptions, port: u16) -> Result<()> {
     let nobody = LoadOptions {
         target: site.service(port),
@@ -580,7 +582,7 @@ pub(crate) fn refused(site: &Site, load: &LoadOptions, port: u16) -> Result<()> 
     Ok(())
 }
 
-/// 5 MB from the client to the service.
+/// Uploads 5 MB from the client to the service.
 pub(crate) fn upload(site: &Site) -> Result<()> {
     let upload = site.serve("upload", 5_000_000)?;
     site.client

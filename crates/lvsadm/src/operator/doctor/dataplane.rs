@@ -393,7 +393,7 @@ mod tests {
             found.find(|finding| finding.what.contains("kernel fast path"))
         };
         assert!(found(true).is_none());
-        let finding = found(false).expect("one");
+        let finding = found(false).expect("there is a finding");
         assert!(finding.what.ends_with(": another is first"), "{finding:?}");
         assert_eq!(finding.fix, "remove the program");
     }
@@ -413,7 +413,7 @@ mod tests {
         // It comes back from a restart.
         assert!(found("in step", 0).is_none() && found("away", 9).is_none());
         for state in ["away", "refused", "silent", "behind"] {
-            let finding = found(state, 10).expect("one");
+            let finding = found(state, 10).expect("there is a finding");
             let words = format!("not replicated to this one, for 10 s ({state}: no route)");
             assert!(finding.what.contains(&words), "{finding:?}");
         }
@@ -433,7 +433,7 @@ mod tests {
         };
         // It differs for a moment after each change.
         assert!(found("differ").is_none() && found("alike").is_none());
-        let finding = found("alarm").expect("one");
+        let finding = found("alarm").expect("there is a finding");
         assert!(finding.what.contains("2 differ, for 40 s"), "{finding:?}");
         assert!(finding.fix.starts_with("lvsadm sync"), "{finding:?}");
     }

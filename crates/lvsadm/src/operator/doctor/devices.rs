@@ -1,5 +1,5 @@
 //! The devices that packets of services pass between the network and the dataplane's packet
-//! sockets: those that the dataplane uses, and what lies below them.
+//! sockets: the devices that the dataplane uses, and the devices below them.
 //!
 //! ```text
 //!  network ─▶ XDP ─▶ eth0 ─▶ packet socket ─▶ tc, netdev chains ─▶ the host
@@ -12,8 +12,8 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,
-    /// The device above it with the packet socket, if incoming packets pass this device first as a
-    /// whole.
+    /// The device above this one that has the packet socket, if incoming packets pass this device
+    /// first.
     pub(super) above: Option<String>,
     /// XDP programs, by name if the kernel reports the name.
     pub(super) xdp: Vec<String>,

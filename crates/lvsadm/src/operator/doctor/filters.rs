@@ -1,5 +1,5 @@
-//! Filters of the host: those that match packets of services but do not receive them, and those
-//! that receive them.
+//! Filters of the host: filters that are meant for packets of services but do not receive them, and
+//! filters that receive them.
 
 use lvs_core::api::{Info, ServiceInfo};
 use lvs_sys::attached::{self, Place};
@@ -59,7 +59,7 @@ pub(super) fn ruleset() -> String {
 const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with `lvsadm mark add --destination VIP --drop`; or filter on the servers, before the director, or in an XDP program (see docs/security.md)";
 
 /// Fix for a finding that may be intended.
-const MEANT: &str = "this is right if services must be filtered; if not, make it accept them";
+const MEANT: &str = "unless this filter is meant for packets of services, change it to accept them; to see the filter";
 
 /// Prefix of the names of the dataplane's own tables.
 const OWN_TABLE: &str = "lvs-";
@@ -182,7 +182,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                             chain.name,
                             service_text(service.service)
                         ),
-                        format!("the dataplane has received its copy before that chain; {FILTER}"),
+                        format!("the dataplane receives a copy of each packet before this chain; {FILTER}"),
                     );
                 } else if drops_by_source(line) {
                     by_source.push((chain, line));
@@ -199,7 +199,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                             chain.name,
                             service_text(service.service)
                         ),
-                        format!("the dataplane receives them before the host's firewall; {FILTER}"),
+                        format!("the dataplane receives packets of services before the host's firewall; {FILTER}"),
                     );
                 } else if drops_by_source(line) {
                     by_source.push((chain, line));
@@ -219,7 +219,9 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                  {line}{others}",
                 chain.table, chain.name
             ),
-            format!("the dataplane receives them before the host's firewall; {FILTER}"),
+            format!(
+                "the dataplane receives packets of services before the host's firewall; {FILTER}"
+            ),
         );
     }
 }
@@ -235,7 +237,7 @@ fn at_egress(
     let Chain { table, name, .. } = chain;
     let place = format!("table {table}, chain {name} at the egress of {devices}");
     let fix = format!(
-        "this is right if it must filter services; if not, exempt them in it (ip saddr VIP for replies, ip daddr SERVER for requests): nft -a list chain {table} {name}"
+        "unless this rule is meant for packets of services, exempt them (ip saddr VIP for replies, ip daddr SERVER for requests): nft -a list chain {table} {name}"
     );
     if line.contains(" hook ") {
         if line.contains("policy drop") {
@@ -324,7 +326,7 @@ fn is_own(line: &str) -> bool {
 }
 
 /// Rules that may drop packets at the ingress of a device: before the dataplane, if the packet
-/// socket is on a device above; behind it, if the packet socket is on this device.
+/// socket is on a device above; after it, if the packet socket is on this device.
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
@@ -334,8 +336,10 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
         ),
         None => findings.add(
             "filter_bypassed",
-            format!("{what} may drop packets, but none of services"),
-            format!("the dataplane has received its copy before {kind}: {shown}; {FILTER}"),
+            format!("{what} may drop packets, but no packets of services"),
+            format!(
+                "the dataplane receives a copy of each packet before {kind}: {shown}; {FILTER}"
+            ),
         ),
     }
 }
@@ -587,7 +591,7 @@ mod tests {
         let message = answer(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
         assert_eq!(
             message,
-            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but none of services"
+            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but no packets of services"
         );
         let message = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
         assert!(

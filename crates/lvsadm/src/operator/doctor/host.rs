@@ -99,7 +99,7 @@ fn settings(name: &str, findings: &mut Findings) {
     }
 }
 
-/// Frames for which a network card had no room, from the output of `ip -j -s -s link`.
+/// Number of frames for which a network card had no buffer, from the output of `ip -j -s -s link`.
 fn ring_drops(text: &str) -> u64 {
     let links: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
     let rx = &links[0]["stats64"]["rx"];

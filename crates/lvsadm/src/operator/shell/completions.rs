@@ -7,7 +7,7 @@ use lvs_core::ipvsadm::table::{Argument, OPTIONS, OWN_OPTIONS, OptionSpec};
 use crate::operator::Operator;
 use crate::own;
 
-/// Long options, short options, without repetition.
+/// All long and short options, without duplicates.
 fn options() -> Vec<String> {
     let mut words: Vec<String> = own::OPTIONS
         .iter()
@@ -85,7 +85,7 @@ pub(super) fn bash(operators: &[Operator]) -> String {
     text
 }
 
-/// For single quotes.
+/// Escapes single quotes, for a shell text in single quotes.
 fn quoted(text: &str) -> String {
     text.replace('\'', "'\\''")
 }

@@ -1,4 +1,5 @@
-//! `lvsadm completions` and `lvsadm man`, built from the tables that parser and commands go by.
+//! `lvsadm completions` and `lvsadm man`, generated from the tables that the parser and the
+//! commands use.
 
 mod completions;
 mod page;

@@ -8,7 +8,7 @@ use lvs_core::sched::BUILT_IN;
 use crate::operator::{Operator, capital};
 use crate::own::{self, Place};
 
-/// For roff: no escape, no request by accident.
+/// Escapes a text for roff, so that it contains no escapes or requests.
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) {

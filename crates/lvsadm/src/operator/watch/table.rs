@@ -181,7 +181,7 @@ fn line(row: &Row, width: usize, colors: bool) -> String {
     }
 }
 
-/// Names are ASCII.
+/// Truncates a text to `width` characters.
 fn cut(text: &mut String, width: usize) {
     if let Some((at, _)) = text.char_indices().nth(width) {
         text.truncate(at);

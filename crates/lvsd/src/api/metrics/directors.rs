@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_and_directors_have_their_age_and_failures() {
+    fn metrics_report_age_and_failures_of_sources_and_directors() {
         let mut snapshot = snapshot("web");
         let source = |kind: &str, answered| SourceStatus {
             kind: kind.to_owned(),

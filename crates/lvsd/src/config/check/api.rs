@@ -49,7 +49,7 @@ impl Checker<'_> {
         for word in &words.get_ref().0 {
             match word.parse::<SocketAddr>() {
                 Ok(address) if address.port() == 0 => self.report(
-                    Diagnostic::error(words.span(), "port 0 is no port to listen on")
+                    Diagnostic::error(words.span(), "lvsd cannot listen on port 0")
                         .help("name one, as in \"127.0.0.1:9560\""),
                 ),
                 Ok(address) if address.ip().is_multicast() => self.report(

@@ -225,17 +225,17 @@ impl Checker<'_> {
         let value = raw.echo.as_ref()?;
         let text = value.get_ref().0.as_str();
         if !matches!(text, "answer" | "drop") && text.parse::<u32>().is_err() {
-            let title = format!("`{text}` is no treatment of echo requests");
+            let title = format!("`{text}` is not a valid value of `echo`");
             self.report(
                 Diagnostic::error(value.span(), title)
-                    .help("write \"answer\", \"drop\", or how many are answered in a second"),
+                    .help("write \"answer\", \"drop\", or the number of answers per second"),
             );
         }
         Some(text.to_owned())
     }
 
     fn clamp_mss(&mut self, raw: &RawDataplane) -> Option<String> {
-        // What every IPv4 host takes.
+        // Every IPv4 host accepts this size.
         const LEAST: u16 = 536;
         let size = raw.clamp_mss.as_ref()?;
         let text = size.get_ref().0.as_str();
@@ -463,7 +463,7 @@ fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
 fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
     let alone = |key: &[String]| -> Vec<String> {
         let mut rule = key.to_vec();
-        // What every rule has, in the same family.
+        // Every rule has a destination, which must be of the same family.
         let six = key.last().is_some_and(|value| value.contains(':'));
         if key[0] != "--destination" {
             let other = if six { "2001:db8::1" } else { "192.0.2.1" };

@@ -16,15 +16,15 @@ use crate::text::{Diagnostic, Findings, Keys, unknown_key};
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
-/// After a changed result the next check starts after this part of the interval, but not sooner
+/// Divisor of the interval for the next check after a changed result; the result is not shorter
 /// than the minimum.
 const FAST_PART: u32 = 5;
 const FAST_MIN: Duration = Duration::from_millis(100);
 const DEFAULT_JITTER: u8 = 5;
 
-/// The shortest interval: shorter ones would make the checks a load.
+/// The shortest interval: with shorter intervals, checks would cause considerable load.
 const TIME_MIN: Duration = Duration::from_millis(10);
-/// A server that is looked at less than once a day is not checked.
+/// The longest interval: one check a day.
 const INTERVAL_MAX: Duration = Duration::from_secs(86_400);
 const TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
@@ -242,7 +242,7 @@ impl Checker<'_> {
         span: Range<usize>,
         service: Option<&ServiceId>,
     ) -> Option<Probe> {
-        // Of a check of no known type only such keys can be wrong that no type has.
+        // In a check of an unknown type, only keys that no type has are wrong.
         let kinds = kind.map_or(Probe::KINDS, std::slice::from_ref);
         let mut known: Vec<&str> = RawCheckTable::KEYS.to_vec();
         known.extend(kinds.iter().flat_map(|kind| kind.keys));

@@ -15,11 +15,11 @@ use crate::text::Diagnostic;
 
 /// The default port of an API server.
 const HTTPS: u16 = 443;
-/// Pools.
+/// Maximum number of address pools.
 const POOLS_MAX: usize = 64;
-/// Ranges of a pool.
+/// Maximum number of ranges of a pool.
 const RANGES_MAX: usize = 256;
-/// Bytes of a class, as Kubernetes permits.
+/// Maximum number of bytes of a class, as in Kubernetes.
 const CLASS_MAX: usize = 316;
 
 /// The API server, the certificates of both sides, and the token.
@@ -51,8 +51,8 @@ impl Checker<'_> {
         })
     }
 
-    /// Where the API server is, and the credentials: by a kubeconfig file, by the keys of the
-    /// table, or as each pod has them.
+    /// Reads the address of the API server and the credentials: from a kubeconfig file, from the
+    /// keys of the table, or from the files of a pod.
     fn api_access(&mut self, spanned: &Spanned<RawKubernetes>) -> Option<Reached> {
         let (span, raw) = (spanned.span(), spanned.get_ref());
         let keys = [
@@ -182,7 +182,7 @@ impl Checker<'_> {
         Some((server?, tls.flatten(), token))
     }
 
-    /// Reports a secret that cannot be read, or that others can read.
+    /// Reports a secret that cannot be read, or that other users can read.
     fn readable_by_others(&mut self, file: &Spanned<String>, what: &str) {
         let finding = match std::fs::metadata(file.get_ref()) {
             Err(error) => {

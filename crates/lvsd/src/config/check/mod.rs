@@ -39,7 +39,7 @@ use crate::text::{Diagnostic, Findings, Severity};
 /// The longest slow start: a day.
 const SLOW_START_MAX: u64 = 86_400;
 
-/// The kernel's bound of a weight, and ipvsadm's.
+/// The maximum weight in the kernel and in ipvsadm.
 const WEIGHT_MAX: i64 = i32::MAX as i64;
 
 /// Checks the whole configuration. `complete` is false if parts of the file could not be read;
@@ -157,7 +157,7 @@ struct Checker<'a> {
     once: HashSet<(usize, String)>,
     /// The position of the setting by which the host routes packets to the dataplane (TUN backend).
     routed: Option<Range<usize>>,
-    /// Addresses for full NAT, where the file names them.
+    /// Addresses for full NAT, if the file contains any.
     local: Option<Vec<IpAddr>>,
 }
 
@@ -192,7 +192,7 @@ impl Checker<'_> {
         1 + self.line_ends.partition_point(|end| *end < span.start)
     }
 
-    /// The first line of a table, which is where something missing is shown.
+    /// The first line of a table, at which missing keys are reported.
     fn first_line(&self, span: &Range<usize>) -> Range<usize> {
         let length = self
             .text

@@ -12,7 +12,7 @@ use crate::text::Diagnostic;
 use lvs_proxy::Options;
 use lvs_proxy::header::Version;
 
-/// The shortest and the longest time that a proxy waits for something.
+/// The shortest and the longest time that a proxy waits for a connection or for data.
 const TIMES: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(31 * 86_400);
 

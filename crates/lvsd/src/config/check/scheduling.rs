@@ -139,7 +139,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Port 0 of a service with an address needs persistence.
+    /// Checks that a service with an address and port 0 has persistence.
     fn port_zero(
         &mut self,
         raw: &RawService,
@@ -292,7 +292,7 @@ impl Checker<'_> {
     }
 }
 
-/// The fix for a scheduler that refuses clients: `key`, or the flag of the scheduler.
+/// The fix for a scheduler that refuses clients: the flag of the scheduler, or the setting `key`.
 fn fix(fallback: Option<&str>, key: &str) -> String {
     match fallback {
         Some(flag) => format!("set {key}; or set scheduler_flags = [\"{flag}\"]"),

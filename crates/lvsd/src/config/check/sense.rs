@@ -1,5 +1,5 @@
 //! Checks across tables: a server that is another service, weights without an effect, a mark that
-//! no packet gets.
+//! no rule sets.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -38,7 +38,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A server that is a service sends packets round in the director.
+    /// Reports servers that are services themselves: their packets would loop in the director.
     pub(super) fn servers_that_are_services(&mut self, services: &[Service]) {
         let mut vips: HashMap<IpAddr, Vec<&Service>> = HashMap::new();
         for service in services {

@@ -352,7 +352,7 @@ mod tests {
             );
             Config::read("lvsd.toml", &text, Files::from("lvsd.toml"), facts).map(|_| ())
         };
-        check("10.0.0.0", Some(&facts)).expect("the kernel takes it");
+        check("10.0.0.0", Some(&facts)).expect("the kernel accepts it");
         check("10.0.0.255", None).expect("on another host it may be right");
         let message = check("10.0.0.255", Some(&facts))
             .expect_err("the dataplane refuses it")

@@ -29,7 +29,7 @@ const ALARM: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(86_400);
 
 impl Checker<'_> {
-    /// The daemons that speak IPVS's protocol.
+    /// Reads the settings of the daemons that use IPVS's protocol.
     pub(super) fn sync(&mut self, spanned: &Spanned<RawSyncIpvs>) -> Vec<SyncDaemon> {
         let raw = spanned.get_ref();
         let role = self.one_of(raw.role.as_ref(), &["master", "backup", "both"]);
@@ -256,8 +256,8 @@ mod tests {
             here(&format!("addresses = {peer:?}\n{key}")).expect(peer);
         }
         for (peers, listen, words) in [
-            ("\"0.0.0.0\"", "", "0.0.0.0 is nobody's"),
-            ("\"::\"", "", ":: is nobody's"),
+            ("\"0.0.0.0\"", "", "0.0.0.0 is not the address of a host"),
+            ("\"::\"", "", ":: is not the address of a host"),
             ("\"224.0.0.1\"", "", "a unicast address"),
             ("\"ff02::1\"", "", "a unicast address"),
             ("\"255.255.255.255\"", "", "a unicast address"),
@@ -298,7 +298,7 @@ mod tests {
         let write = |name: &str, text: &str, mode: u32| {
             let path = directory.path().join(name);
             std::fs::write(&path, text).expect("a key");
-            std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("its mode");
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("the mode is set");
         };
         let long = "0123456789abcdef0123456789abcdef\n";
         write("good", long, 0o600);
@@ -306,7 +306,7 @@ mod tests {
         write("short", "secret\n", 0o600);
         let empty = directory.path().join("directory");
         std::fs::create_dir(&empty).expect("a directory");
-        std::fs::set_permissions(&empty, Permissions::from_mode(0o700)).expect("its mode");
+        std::fs::set_permissions(&empty, Permissions::from_mode(0o700)).expect("the mode is set");
         write("zeros", &"\0".repeat(64), 0o600);
         with("good").expect("a key");
         for (name, words) in [

@@ -17,12 +17,12 @@ use crate::text::Diagnostic;
 /// Limits of the interval: VRRP counts centiseconds, in twelve bits.
 const ADVERT: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_millis(40_950);
-/// Addresses in a message of VRRP.
+/// Maximum number of addresses in a VRRP message.
 const ADDRESSES_MAX: usize = 20;
-/// The other directors.
+/// Maximum number of other directors.
 const PEERS_MAX: usize = 8;
 
-/// `10.0.0.254/24 dev eth1`, without prefix length or device if need be.
+/// `10.0.0.254/24 dev eth1`, optionally without prefix length or device.
 fn host_address(text: &str) -> Option<HostAddress> {
     let mut words = text.split_ascii_whitespace();
     let address = words.next()?;
@@ -111,11 +111,8 @@ impl Checker<'_> {
             && time.get_ref().0.subsec_millis() % 10 != 0
         {
             self.report(
-                Diagnostic::error(
-                    time.span(),
-                    "`advert` is no number of hundredths of a second",
-                )
-                .help("write \"300ms\" or \"310ms\": VRRP counts hundredths"),
+                Diagnostic::error(time.span(), "`advert` is not a multiple of 10 ms")
+                    .help("write \"300ms\" or \"310ms\": VRRP counts in hundredths of a second"),
             );
         }
         if all.dataplane.own_vips == Some(true) {
@@ -316,8 +313,8 @@ mod tests {
         let text = format!(
             "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"10.0.0.254/24 dev eth1\"\n{SERVICE}"
         );
-        let (config, report) = Config::from_toml("x", &text).expect("valid");
-        let vrrp = config.vrrp.expect("the entry exists");
+        let (config, report) = Config::from_toml("x", &text).expect("the file is valid");
+        let vrrp = config.vrrp.expect("the file has [vrrp]");
         assert_eq!(vrrp.track_file.to_str(), Some(Vrrp::TRACK_FILE));
         assert_eq!((vrrp.priority, vrrp.advert), (200, Vrrp::ADVERT));
         assert_eq!(vrrp.addresses[0].device.as_deref(), Some("eth1"));
@@ -331,7 +328,7 @@ mod tests {
             let text = format!(
                 "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"192.0.2.10\"\n{service}"
             );
-            let (_, report) = Config::from_toml("x", &text).expect("valid");
+            let (_, report) = Config::from_toml("x", &text).expect("the file is valid");
             let is_reported = report
                 .to_string()
                 .contains("which the dataplane answers for");
@@ -343,7 +340,7 @@ mod tests {
     fn misleading_vrrp_settings_are_reported() {
         let is_reported = |keys: &str, service: &str, words: &str| {
             let text = format!("[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{keys}\n{service}");
-            let (_, report) = Config::from_toml("x", &text).expect("valid");
+            let (_, report) = Config::from_toml("x", &text).expect("the file is valid");
             report.to_string().contains(words)
         };
         let room = "too low for the numbers that are subtracted";

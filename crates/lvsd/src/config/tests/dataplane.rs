@@ -15,7 +15,7 @@ fn dataplane_icmp_options_become_arguments() {
         "--interface eth0.100 --interface eth1 --echo 10 --clamp-mss 1360 --icmp-limit 0"
     );
     for (line, wanted) in [
-        ("echo = \"host\"", "`host` is no treatment of echo requests"),
+        ("echo = \"host\"", "`host` is not a valid value of `echo`"),
         (
             "hang_limit = \"1s\"",
             "this time is too short or too long to detect a hang",
@@ -23,7 +23,7 @@ fn dataplane_icmp_options_become_arguments() {
         ("clamp_mss = 535", "`535` is not a segment size"),
         ("clamp_mss = \"Auto\"", "`Auto` is not a segment size"),
         ("icmp_limit = -1", "is out of range"),
-        ("echo = -1", "`-1` is no treatment of echo requests"),
+        ("echo = -1", "`-1` is not a valid value of `echo`"),
         (
             "interface = \"eth0.100=10.0.0.1/24\"",
             "the dataplane does not create `eth0.100`",

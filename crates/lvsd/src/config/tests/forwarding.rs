@@ -1,4 +1,4 @@
-//! How packets reach servers: ranges of ports, full NAT, tunnels, the proxy.
+//! Forwarding of packets to servers: ranges of ports, full NAT, tunnels, the proxy.
 
 use super::*;
 

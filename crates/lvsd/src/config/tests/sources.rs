@@ -199,12 +199,12 @@ fn invalid_cluster_is_refused() {
     for (mode, warned) in [(0o644, true), (0o601, true), (0o640, false), (0o400, false)] {
         let mode = std::fs::Permissions::from_mode(mode);
         std::fs::set_permissions(&file, mode.clone()).unwrap();
-        let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect("valid");
+        let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect("the file is valid");
         let words = "all users of this host may read the password";
         let message = report.to_string();
         assert_eq!(message.contains(words), warned, "{mode:?}: {message}");
     }
-    let cluster = config.cluster.expect("there");
+    let cluster = config.cluster.expect("the file has [cluster]");
     let members: Vec<String> = cluster
         .access
         .endpoints
@@ -338,7 +338,7 @@ fn kubernetes_valid_keys_are_parsed() {
         !report.to_string().contains("nothing is balanced"),
         "{report}"
     );
-    let settings = config.kubernetes.expect("there");
+    let settings = config.kubernetes.expect("the file has [kubernetes]");
     assert_eq!(settings.name(), "http://api.example.org:443 shop");
     assert_eq!(
         (settings.class.as_str(), settings.default_class),
@@ -372,7 +372,7 @@ fn kubernetes_kubeconfig_contains_server_and_token() {
     ] {
         assert!(report.to_string().contains(words), "{report}");
     }
-    let settings = config.kubernetes.expect("there");
+    let settings = config.kubernetes.expect("the file has [kubernetes]");
     assert_eq!(settings.name(), "http://10.0.0.5:6443");
     assert!(settings.token.is_some() && !format!("{settings:?}").contains("s3cret"));
     for (server, more, words) in [

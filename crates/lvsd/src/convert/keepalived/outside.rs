@@ -1,5 +1,5 @@
-//! Statements outside virtual servers that concern them: global settings, certificates, addresses
-//! of full NAT.
+//! Statements outside of virtual servers that apply to virtual servers: global settings,
+//! certificates, addresses of full NAT.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -67,7 +67,7 @@ pub(super) fn is_taken(item: &Item, depth: usize) -> bool {
 /// Settings for all virtual servers.
 #[derive(Debug, Default)]
 pub(super) struct Outside {
-    /// The user that check scripts run as.
+    /// The user that runs check scripts.
     pub(super) script_user: Option<String>,
     /// Addresses of full NAT, by the name of their group.
     local: HashMap<String, Vec<IpAddr>>,

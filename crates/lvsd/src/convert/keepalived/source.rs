@@ -15,7 +15,8 @@ pub(super) const DEPTH_MAX: usize = 32;
 const LINE_MAX: usize = 65_536;
 /// Greatest depth of macros in macros.
 const MACROS_DEPTH_MAX: usize = 64;
-/// Added to the length of each line that is made, so that empty lines have a bound, too.
+/// Cost of a generated line in addition to its length, so that the number of empty lines is
+/// limited, too.
 const LINE_COST: u64 = 16;
 
 /// A line of a file.
@@ -23,7 +24,7 @@ const LINE_COST: u64 = 16;
 pub(super) struct Physical {
     pub(super) text: String,
     pub(super) at: SourcePlace,
-    /// Depth of includes at which it is.
+    /// Depth of includes of the line.
     pub(super) depth: usize,
     /// Whether the line is an `include`. The included lines follow it.
     pub(super) include: bool,
@@ -70,7 +71,7 @@ pub(super) struct Source {
     pub(super) lost: Vec<String>,
 }
 
-/// A line to be read, or a macro to be set before the next line.
+/// A line to read, or a macro to set before the next line.
 enum Work {
     Line(String, usize),
     Set(String, String),
@@ -83,7 +84,7 @@ pub(super) struct Reader<'a> {
     open: Vec<String>,
     included: usize,
     macros: HashMap<String, String>,
-    /// Macros that are defined by lines for some hosts, and where.
+    /// Macros that are defined by lines for some hosts, and their positions.
     conditional: HashMap<String, SourcePlace>,
     /// Bytes of files and of expanded macros.
     written: u64,
@@ -219,7 +220,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads a line: a definition has more after the first `\n`.
+    /// Reads a line: a definition can have further lines after the first `\n`.
     fn line(&mut self, line: String, index: usize, at: &SourcePlace) -> Result<(), String> {
         let mut work = vec![Work::Line(line, 0)];
         while let Some(next) = work.pop() {

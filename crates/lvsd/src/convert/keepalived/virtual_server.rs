@@ -158,7 +158,7 @@ fn target(item: &Item, groups: &HashMap<&str, &Item>, room: &mut usize) -> Resul
     }
 }
 
-/// The scheduler that a flag is for.
+/// The scheduler to which a flag applies.
 fn scheduler_of(flag: &str) -> &'static str {
     match flag.starts_with("mh-") {
         true => "mh",
@@ -169,7 +169,7 @@ fn scheduler_of(flag: &str) -> &'static str {
 /// A forwarding method with its tunnel.
 struct Method {
     forward: &'static str,
-    /// `None`: the tunnel of the enclosing block.
+    /// The tunnel; `None` if the tunnel of the enclosing block applies.
     tunnel: Option<String>,
 }
 
@@ -277,7 +277,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// The family of a mark without its own.
+    /// The address family of a mark without a family; true for IPv6.
     fn guessed(&self, service: &Service) -> bool {
         let tunnelled = |keys: &Keys| {
             let own = keys.get("forward").or(service.keys.get("forward"));
@@ -557,7 +557,7 @@ fn on_check_failure(service: &mut Service, inhibit: bool) {
     );
 }
 
-/// The number that the digits at the beginning of a word make, 0 without any.
+/// The number at the beginning of a word; 0 if the word does not begin with digits.
 fn leading(word: &str) -> Option<i32> {
     let word = word.trim_start();
     let end = word

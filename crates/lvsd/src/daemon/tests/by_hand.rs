@@ -54,7 +54,7 @@ async fn manually_drained_server_stays_drained() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     daemon.weights(&weights(0)).await;
     assert_eq!(daemon.world.starts(), 2);
-    // Whoever gives it a weight has ended the drain; which weight is the file's business.
+    // A manual weight ends the drain; lvsd then sets the weight of the file.
     by_hand(&daemon.world, 1);
     daemon.weights(&weights(3)).await;
     daemon.stop().await;
@@ -84,7 +84,7 @@ async fn override_survives_reload_restart_and_dataplane() {
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&drained).await;
-    // A reload that is asked for says what came of it.
+    // A requested reload returns its result.
     let path = daemon.file.path().to_owned();
     std::fs::write(&path, "[[service]]\nnane = 1\n").unwrap();
     let refused = daemon
@@ -169,7 +169,7 @@ async fn manual_drain_is_shown_and_ended() {
     daemon.stop().await;
 }
 
-/// Sets a weight of 10.0.0.1 as ipvsadm does.
+/// Sets the weight of 10.0.0.1, as ipvsadm does.
 fn by_hand(world: &World, weight: i32) {
     let held = world.dataplane();
     let servers = &held.service(web()).unwrap().servers;

@@ -13,7 +13,7 @@ async fn daemon_starts_configures_and_stops_dataplane() {
     let ops = daemon.world.changes();
     assert!(
         matches!(ops.last(), Some(Call::VipsOwn { .. })),
-        "the VIP comes last: {ops:#?}"
+        "the VIP must be the last operation: {ops:#?}"
     );
     let world = daemon.stop().await;
     assert!(!world.running());
@@ -170,7 +170,7 @@ async fn hung_dataplane_of_another_program_keeps_running() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn foreign_dataplane_stays_without_our_services() {
+async fn lvsd_leaves_foreign_dataplane_running_without_its_services() {
     let world = World::default();
     world.start_foreign();
     let spec = lvs_core::api::ServiceSpec {
@@ -229,7 +229,7 @@ async fn dataplane_that_never_starts_is_fatal() {
     assert!(error.contains("did not start"), "{error}");
 }
 
-/// The dataplane has closed the connection, and still runs: the daemon connects again.
+/// If the dataplane has closed the connection but still runs, the daemon connects again.
 #[tokio::test(start_paused = true)]
 async fn dataplane_without_contact_is_asked_to_stop() {
     let world = World::default();

@@ -27,7 +27,7 @@ mod sorry;
 mod suspicion;
 mod unheard;
 
-/// Servers that are dead.
+/// Servers that are down.
 #[derive(Clone, Default)]
 struct Dead(Arc<Mutex<HashSet<SocketAddr>>>);
 
@@ -236,9 +236,9 @@ impl std::io::Write for Log {
 
 impl Log {
     pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
-        // With one subscriber in the whole process, `tracing` asks the thread that first comes by a
-        // line whether anybody wants it, and goes by that for ever: a test that listens to nothing
-        // would answer for those that do.
+        // With one subscriber in the process, `tracing` caches whether a line is enabled according
+        // to the first thread that reaches it. A test without a subscriber would then disable the
+        // line for tests that read the log.
         static SECOND: std::sync::OnceLock<tracing::Dispatch> = std::sync::OnceLock::new();
         SECOND.get_or_init(|| {
             let nobody = tracing_subscriber::fmt().with_writer(std::io::sink);

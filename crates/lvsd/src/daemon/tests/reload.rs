@@ -148,7 +148,7 @@ async fn service_removed_from_file_is_removed_by_reload_and_restart() {
             daemon.world.dataplane().sysctl("conn_reuse_mode"),
             Some("0")
         );
-        // What others set afterwards is theirs.
+        // lvsd does not revert a sysctl that an operator sets afterwards.
         let mut control = daemon.world.control();
         let theirs = Call::SysctlSet(lvs_core::api::Sysctl {
             name: "sync_version".into(),

@@ -120,8 +120,8 @@ async fn sorry_server_stays_over_a_restart_until_all_servers_are_checked() {
     again.stop().await;
 }
 
-/// After a restart, the first server whose check is done does not make the unchecked servers count
-/// as failed.
+/// After a restart, the result of the first check does not make the unchecked servers count as
+/// failed.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_waits_for_the_first_checks_of_all() {
     let first = Running::start(World::default(), Dead::default(), &file(""));
@@ -196,8 +196,8 @@ async fn sorry_server_that_drains_is_reported_as_the_sorry_server() {
     daemon.stop().await;
 }
 
-/// A sorry server that drained would keep its persistent clients although the other servers are
-/// usable again.
+/// If the sorry server were only drained, its persistent clients would stay there although the
+/// other servers are usable again.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_with_persistent_clients_is_removed_when_the_quorum_returns() {
     let more = "persistence = { timeout = \"5m\" }";

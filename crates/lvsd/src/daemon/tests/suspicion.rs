@@ -3,7 +3,7 @@
 use super::*;
 
 impl Running {
-    /// Waits until the health of the first server is so.
+    /// Waits until the health of the first server is `wanted`.
     async fn health(&self, wanted: &str) -> ServerStatus {
         for _ in 0..2000 {
             let server = self.first_server().await;

@@ -57,7 +57,7 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_is_known() {
     );
     assert!(!text.contains("its last answer is still used"), "{text}");
 
-    // What is done by hand to what stays is nobody's wish and nobody's loss.
+    // Manual changes of unmanaged services are allowed, and are neither reverted nor reported.
     let by_hand = Call::ServiceDelete { service: second() };
     daemon.world.control().apply(&[by_hand]).unwrap();
     let reported = status(&daemon).await;

@@ -20,7 +20,7 @@ pub struct Agent {
 impl ProbeKind for Agent {
     const NAME: &'static str = "agent";
     const KEYS: &'static [&'static str] = &["port", "send"];
-    // It knows.
+    // One answer is sufficient: the agent reports the state of its server.
     const RISE: u32 = 1;
     const FALL: u32 = 1;
 
@@ -91,7 +91,7 @@ mod tests {
             (&[b'a'; 4000], "more than 1 KiB"),
         ] {
             let server = answering(words).await;
-            let parsed = probe(check, server).await.expect_err("down");
+            let parsed = probe(check, server).await.expect_err("the check fails");
             assert!(format!("{parsed:?}").contains(wanted), "{parsed:?}");
         }
     }
@@ -100,7 +100,7 @@ mod tests {
     async fn agent_answer_without_reading_counts() {
         let server = serving(|mut stream| async move {
             let _ = stream.write_all(b"up 50%").await;
-            // What was sent, unread, makes the end a reset.
+            // The client has sent data; unread data would turn the close into a reset.
             let _ = stream.readable().await;
         })
         .await;

@@ -8,9 +8,9 @@ use lvs_core::Protocol;
 use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// The longest answer that is read; the question announces it.
+/// The maximum length of an answer; the query contains this length.
 const ANSWER_MAX: usize = 1232;
-/// Answers of others, or to other questions, that are passed over.
+/// Maximum number of ignored datagrams: from other senders, or answers to other queries.
 const STRANGE_MAX: usize = 16;
 
 /// Kinds of records of a query.
@@ -31,7 +31,7 @@ const CODES: &[&str] = &[
     "NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED",
 ];
 
-/// A question.
+/// A check that sends a question to a name server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Dns {
     port: Port,
@@ -39,7 +39,7 @@ pub struct Dns {
     record: u16,
     /// Accepted response codes.
     codes: Vec<u8>,
-    /// Records that the answer has at least.
+    /// Minimum number of records in the answer.
     answers: u16,
     /// An address that the answer must contain.
     address: Option<IpAddr>,
@@ -118,7 +118,7 @@ impl ProbeKind for Dns {
                     Ok(()) => return Ok(Advice::NONE),
                     Err(why) => why,
                 },
-                // An older question's, or nobody's.
+                // The answer to an older question, or to none.
                 Ok(None) => continue,
                 Err(why) => why.to_owned(),
             };
@@ -149,8 +149,8 @@ impl Dns {
     }
 }
 
-/// A query identifier. It need not be unpredictable: the socket accepts only datagrams of the
-/// server, and the kernel chooses the local port.
+/// A query identifier. It can be predictable: the socket accepts only datagrams of the server, and
+/// the kernel chooses the local port.
 fn fresh_id() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let step = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -201,7 +201,7 @@ pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'st
     let code = head[3] & 15;
     let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
     if word(4) == 0 && code != 0 {
-        // Who could not read the question does not repeat it.
+        // A server that cannot parse the question omits it from the answer.
         return Ok(Some(Answer {
             code,
             ..Answer::default()

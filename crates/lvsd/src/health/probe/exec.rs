@@ -15,14 +15,14 @@ use crate::text::{Diagnostic, Keys};
 /// The longest output of a program that is reported as the reason.
 const OUTPUT_MAX: usize = 1024;
 
-/// A program.
+/// A check that runs a program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Exec {
     /// The command and its arguments.
     command: Vec<String>,
     /// Exit codes from 2 on are weights.
     dynamic: bool,
-    /// The user and the group that it runs as.
+    /// The user and the group that run the program.
     user: Option<(u32, u32)>,
 }
 
@@ -143,7 +143,7 @@ async fn finished(
             },
         }
     };
-    // What is in the pipe already, and no more: a read of it never waits.
+    // Only output that is already in the pipe: such a read does not block.
     while message.len() < OUTPUT_MAX
         && let Ok(read @ 1..) = rustix::io::read(&output, &mut piece)
     {
@@ -152,7 +152,7 @@ async fn finished(
     Ok((status, message))
 }
 
-/// Appends the bytes that were read to `said`, up to [`OUTPUT_MAX`].
+/// Appends the bytes that were read to `message`, up to [`OUTPUT_MAX`].
 fn keep(message: &mut Vec<u8>, read: &[u8]) {
     let room = OUTPUT_MAX - message.len();
     message.extend_from_slice(&read[..read.len().min(room)]);
@@ -255,7 +255,7 @@ mod tests {
             let pid = rustix::process::Pid::from_raw(pid.trim().parse().expect("a number"));
             let pid = pid.expect("a process");
             rustix::process::kill_process(pid, rustix::process::Signal::KILL)
-                .expect("it continues");
+                .expect("the process is killed");
         }
     }
 

@@ -67,7 +67,7 @@ impl ProbeKind for File {
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
         static READS: LazyLock<Reads> = LazyLock::new(Reads::default);
-        // Well before the check's own time is up: a disk that does not answer says nothing about
+        // Shorter than the timeout of the check: a disk that does not answer is not a failure of
         // the server.
         let limit = asked.timeout.mul_f32(0.9);
         let read = READS.read(Path::new(&self.path), limit, first_line).await;
@@ -241,7 +241,7 @@ mod tests {
         let good = |_: &Path| Ok(b"up".to_vec());
         let elsewhere = READS.read(Path::new("/run/x"), Duration::from_secs(30), good);
         assert_eq!(elsewhere.await.unwrap(), b"up");
-        // Of all directories together, 64.
+        // All directories together may have 64 reads.
         let others: Vec<Reading> = (0..200)
             .filter_map(|n| READS.begin(Path::new(&format!("/nfs{}/{n}", n / DIRECTORY_MAX))))
             .collect();

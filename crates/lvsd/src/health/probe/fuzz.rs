@@ -15,7 +15,7 @@ pub fn reply(bytes: &[u8]) {
     let Ok(runtime) = runtime else {
         return;
     };
-    // What is written to it is lost.
+    // Data written to the stream is discarded.
     let stream = || tokio::io::join(bytes, tokio::io::sink());
     let server: SocketAddr = ([192, 0, 2, 1], 443).into();
     match which % 8 {

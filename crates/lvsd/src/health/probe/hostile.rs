@@ -29,7 +29,7 @@ pub(crate) fn check(text: &str, server: SocketAddr) -> Check {
 /// Time limit for an answer on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs one probe. The time limit is long, unless the check has its own.
+/// Runs one probe. The time limit is long, unless the check sets another one.
 pub(crate) async fn probe(text: &str, server: SocketAddr) -> Result<Advice, ProbeError> {
     let mut check = check(text, server);
     if !text.contains("timeout = ") {
@@ -121,8 +121,8 @@ pub(crate) async fn stalling(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// A probe of a misbehaving server ends, at the latest with its timeout, and reports that the
-/// server is down.
+/// Checks that a probe of a misbehaving server ends before its timeout has passed, and reports that
+/// the server is down.
 pub(crate) async fn survives(check: &str, words: &'static [u8]) {
     let quick = check.replace(" }", ", timeout = \"250ms\", interval = \"1s\" }");
     let random: &'static [u8] = &[

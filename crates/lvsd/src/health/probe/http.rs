@@ -1,4 +1,4 @@
-//! `type = "http"`: pages are served, with the status and the text that they should have.
+//! `type = "http"`: the server returns pages with the expected status and text.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,17 +18,17 @@ use super::eager::Eager;
 use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
-/// Bytes of a page that are looked at.
+/// Maximum number of bytes of a page that are examined.
 pub(super) const BODY_MAX: usize = 256 * 1024;
 /// Maximum length of a response header in bytes.
 const HEAD_MAX: usize = 16 * 1024;
-/// Header lines.
+/// Maximum number of header lines in a response.
 const HEADERS_MAX: usize = 128;
 /// Maximum of pages that one check requests, each with redirects.
 const URLS_MAX: usize = 16;
 const REDIRECTS_MAX: i64 = 10;
 
-/// Keys of a page, valid for all pages or for each.
+/// Keys of a page, which may be set for all pages or for one.
 const PAGE: &[&str] = &["path", "method", "status", "body", "regex", "redirects"];
 
 /// Pages of a server.
@@ -313,7 +313,7 @@ pub(super) enum Came {
     Redirect(String),
 }
 
-/// A server's address as `Host` has it.
+/// A server's address in the form of the `Host` header.
 fn authority(server: SocketAddr, scheme: &str) -> String {
     let usual = if scheme == "https" { 443 } else { 80 };
     match (server.port() == usual, server.ip()) {
@@ -323,7 +323,7 @@ fn authority(server: SocketAddr, scheme: &str) -> String {
     }
 }
 
-/// The path of a redirect: always on the same server, whatever host the redirect names.
+/// The path of a redirect: always on the same server, even if the redirect contains another host.
 pub(super) fn follow(
     location: &str,
     scheme: &str,
@@ -346,7 +346,7 @@ pub(super) fn follow(
         if first.contains(':') {
             return Err(wrong());
         }
-        // Beside the page that said it.
+        // Relative to the page that redirects.
         let at = path.split('?').next().unwrap_or_default();
         let base = at.rfind('/').map_or("/", |end| &at[..=end]);
         let beside = format!("{base}{location}");
@@ -405,7 +405,7 @@ where
         let sent = sender.send_request(request).await;
         judge(page, sent.map_err(|error| in_words(&error))?).await
     };
-    // What ends the connection, the request is told as well.
+    // The request itself returns the error that ends the connection.
     let driven = pin!(async {
         let _ = connection.await;
         std::future::pending::<()>().await;
@@ -633,7 +633,7 @@ mod tests {
                 "{then:?}: {result:?}"
             );
         }
-        // What is looked at of a page has an end, and the page need not.
+        // The check reads a limited part of a page, and the page may be endless.
         let server = endless_reply(b"HTTP/1.1 200 OK\r\n\r\nall is well", b"and on").await;
         assert!(
             probe("{ type = \"http\", body = \"well\" }", server)
@@ -654,7 +654,7 @@ mod tests {
 
     #[tokio::test]
     async fn http_answer_before_request_is_an_answer() {
-        // As xinetd, a shell loop around nc, and a program that knows its answer do it.
+        // As xinetd, a shell loop around nc, and a program with a fixed answer close a connection.
         let reset = |stream: tokio::net::TcpStream| {
             let _ = stream.set_zero_linger();
         };

@@ -9,7 +9,7 @@ use super::tls::Tls;
 use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::Keys;
 
-/// Pages of a server that talks TLS.
+/// A check of a server's pages over TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Https {
     http: Http,

@@ -24,7 +24,7 @@ const UNREACHABLE6: u8 = 1;
 
 impl IcmpError {
     /// Makes the kernel queue the ICMP errors of a socket that will connect to `target`. Queued
-    /// errors do not end an established connection; without the queue they would.
+    /// errors do not end an established connection; without the queue, they end it.
     pub(super) fn keep(socket: &impl AsFd, target: IpAddr, kept: bool) {
         // Without them a reason is less exact.
         let _ = match target {
@@ -87,7 +87,8 @@ impl IcmpError {
         )
     }
 
-    /// Whether only a rule of a filter causes it: a host without listener answers TCP with a reset.
+    /// Whether only a rule of a filter causes this error: a host without a listener answers TCP
+    /// with a reset.
     pub(super) fn is_of_filter(self) -> bool {
         match (self.is_ipv6, self.kind) {
             (false, UNREACHABLE) => matches!(self.code, 3 | 9 | 10 | 13),

@@ -52,7 +52,8 @@ use crate::text::Keys;
 pub enum ProbeError {
     /// The server does not serve, for this reason.
     Server(Reason),
-    /// This host could not make the check, which is no result for the server: the reason.
+    /// This host could not make the check, which says nothing about the server; the text is the
+    /// reason.
     Local(String),
 }
 
@@ -62,7 +63,7 @@ impl ProbeError {
         Self::Server(reason.into())
     }
 
-    /// The meaning of an error of a socket that was connected, or being connected, to `target`.
+    /// Converts an error of a socket that was connected, or was being connected, to `target`.
     fn of_socket(error: &io::Error, target: impl fmt::Display) -> Self {
         // The number of an error is for those who write programs.
         let words = error.to_string();
@@ -204,8 +205,8 @@ impl Asked<'_> {
         Ok(stream)
     }
 
-    /// The meaning of the error of `socket`, which could not be connected to `target`: with the
-    /// ICMP error that caused it, and the fix.
+    /// Converts the error of `socket`, which could not be connected to `target`. The result
+    /// contains the ICMP error that caused it, and the fix.
     fn unconnected(&self, error: &io::Error, socket: &impl AsFd, target: SocketAddr) -> ProbeError {
         let failed = self.failed(error, target);
         let ProbeError::Server(mut reason) = failed else {
@@ -246,7 +247,7 @@ impl Asked<'_> {
         ProbeError::Server(reason)
     }
 
-    /// A socket for datagrams to and from `target`, or by way of the service.
+    /// A socket for datagrams to and from `target`, or through the service.
     pub(crate) async fn datagrams(&self, target: SocketAddr) -> Result<UdpSocket, ProbeError> {
         let (source, target) = match self.via {
             None => (any(target), target),
@@ -263,12 +264,13 @@ impl Asked<'_> {
         Ok(socket)
     }
 
-    /// A function that makes errors, for callers with several calls that may fail.
+    /// Returns a function that converts errors of sockets to `target`, for callers with several
+    /// calls that may fail.
     fn failing(&self, target: SocketAddr) -> impl Fn(io::Error) -> ProbeError + Copy {
         move |error| self.failed(&error, target)
     }
 
-    /// The meaning of an error of a connection to `target`.
+    /// Converts an error of a connection to `target`.
     pub(crate) fn failed(&self, error: &io::Error, target: SocketAddr) -> ProbeError {
         ProbeError::of_socket(error, self.describe(&target.to_string()))
     }
@@ -283,8 +285,8 @@ impl Asked<'_> {
     }
 }
 
-/// The error of a socket that is writable and has no connection. A queued ICMP error makes it
-/// writable before the error is that of the socket.
+/// The error of a socket that is writable and has no connection. A queued ICMP error makes the
+/// socket writable before the error becomes the error of the socket.
 fn connection(stream: &TcpStream) -> io::Result<()> {
     match stream.take_error()? {
         Some(error) => Err(error),
@@ -326,7 +328,7 @@ pub(crate) struct Misfit {
     pub(crate) help: &'static str,
 }
 
-/// The port that a check connects to: its own, or the server's.
+/// The port to which a check connects: the check's own port, or the server's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Port(Option<u16>);
 
@@ -336,7 +338,7 @@ impl Port {
         keys.port("port").map(Self)
     }
 
-    /// The port for one server.
+    /// Returns the port for a check of `server`.
     pub(crate) fn bind(self, server: SocketAddr) -> Result<Self, Misfit> {
         match self.address(server).port() {
             0 => Err(Misfit {
@@ -379,7 +381,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
     const FALL: u32 = 3;
     /// The protocol of the services that a through-VIP check can use; `None`: no through-VIP check.
     const VIA: Option<Protocol> = None;
-    /// Descriptors that a probe has open at a time.
+    /// Number of descriptors that a probe has open at the same time.
     const DESCRIPTORS: u32 = 1;
 
     /// Reads the keys of this kind. `None` if some are invalid; `keys` then has the errors.
@@ -438,7 +440,7 @@ macro_rules! kinds {
                 },)+
             ];
 
-            /// The check for one server.
+            /// Returns the probe for a check of `server`.
             pub(crate) fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.bind(server).map(Self::$kind),)+

@@ -12,7 +12,7 @@ use crate::text::Keys;
 
 const PAYLOAD: &[u8; 16] = b"lvsd health ping";
 
-/// An echo.
+/// A check that sends an ICMP echo request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ping;
 
@@ -69,13 +69,13 @@ fn open(server: IpAddr) -> io::Result<(Socket, bool)> {
     Socket::new(domain, Type::RAW, Some(protocol)).map(|socket| (socket, true))
 }
 
-/// Numbers that no other ping of this process has now.
+/// Returns numbers that no other ping of this process uses now.
 fn fresh() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// An echo request.
+/// Returns the bytes of an ICMP echo request.
 pub(super) fn request(server: IpAddr, id: u16) -> Vec<u8> {
     let kind = if server.is_ipv4() { 8 } else { 128 };
     let [high, low] = id.to_be_bytes();

@@ -1,4 +1,4 @@
-//! `type = "smtp"`: a mail server greets, and answers a greeting.
+//! `type = "smtp"`: a mail server sends a greeting, and answers the check's greeting.
 
 use std::net::SocketAddr;
 
@@ -9,16 +9,16 @@ use super::line::{Line, Lines};
 use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
-/// RFC 5321 has 512 bytes; servers with long greetings exist.
+/// Maximum length of a line. RFC 5321 permits 512 bytes, but some servers send longer greetings.
 const LINE_MAX: usize = 2048;
 /// Maximum of lines in one answer.
 const LINES_MAX: usize = 100;
 
-/// A mail server.
+/// A check that opens a session with a mail server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Smtp {
     port: Port,
-    /// The name that we greet with.
+    /// The name that the check sends in its greeting.
     helo: String,
 }
 
@@ -73,7 +73,7 @@ where
     let sent = lines.stream().write_all(hello.as_bytes()).await;
     sent.map_err(|error| error.to_string())?;
     answer(&mut lines, b"250", "answers EHLO with").await?;
-    // So that it does not log a lost connection; whether it hears it matters to nobody.
+    // So that the server does not log a lost connection; an error is ignored.
     let _ = lines.stream().write_all(b"QUIT\r\n").await;
     let _ = lines.next().await;
     Ok(())

@@ -1,4 +1,4 @@
-//! TLS for checks: rustls with graviola, which needs no C compiler and some features of the
+//! TLS for checks: rustls with graviola, which needs no C compiler but some features of the
 //! processor; or with ring.
 
 use std::fmt;
@@ -27,10 +27,11 @@ use crate::text::{Diagnostic, Keys};
 /// TLS settings of a connection to a server.
 #[derive(Clone)]
 pub(crate) struct Tls {
-    /// The settings of this client: equal settings give equal behaviour.
+    /// The settings of this client: connections with equal settings have equal behaviour.
     made_of: Arc<MadeOf>,
     config: Arc<ClientConfig>,
-    /// For another attempt, at a server of TLS 1.2 that requires the curve of its certificate.
+    /// The configuration for a second attempt, with a TLS 1.2 server that requires the curve of its
+    /// certificate.
     curves: Option<Arc<ClientConfig>>,
 }
 
@@ -123,8 +124,7 @@ fn missing() -> Vec<&'static str> {
 }
 
 impl Tls {
-    /// Reads the keys `sni`, `ca`, `cert` and `key`; `host` is the name that the server has by
-    /// HTTP.
+    /// Reads the keys `sni`, `ca`, `cert` and `key`; `host` is the server's name in HTTP requests.
     pub(super) fn parse(keys: &mut Keys<'_>, host: Option<&str>) -> Option<Self> {
         let ca = keys.file("ca")?;
         let cert = keys.file("cert")?;
@@ -192,10 +192,10 @@ impl Tls {
         })
     }
 
-    /// Talks TLS with the server of that name or address.
+    /// Performs a TLS handshake with the server; `name` is its name or address.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason, as text.
     pub(crate) async fn meet_as<S>(&self, stream: S, name: &str) -> Result<TlsStream<S>, String>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -206,7 +206,7 @@ impl Tls {
         met.map_err(|error| error.to_string())
     }
 
-    /// The settings of a check without keys of its own.
+    /// The TLS settings of a check without TLS keys.
     pub(super) fn plain() -> Option<Self> {
         let made_of = MadeOf {
             ca: None,
@@ -223,14 +223,14 @@ impl Tls {
         })
     }
 
-    /// The name that `server` has to have.
+    /// The name that the certificate of `server` must contain.
     fn name(&self, server: SocketAddr) -> ServerName<'static> {
         let named = self.made_of.sni.clone();
         let named = named.and_then(|name| ServerName::try_from(name).ok());
         named.unwrap_or_else(|| ServerName::from(server.ip()))
     }
 
-    /// Talks TLS with `server` over a connection to it.
+    /// Performs a TLS handshake with `server` over a connection to it.
     pub(super) async fn meet<S>(
         &self,
         stream: S,
@@ -243,8 +243,8 @@ impl Tls {
         met.map_err(|error| failed(&error, server))
     }
 
-    /// The same over a connection that `open` makes. Without a CA, a refused handshake is tried
-    /// once more, with other parameters and over another connection.
+    /// Performs a TLS handshake over a connection that `open` opens. Without a CA, a refused
+    /// handshake is repeated once, with other parameters and over another connection.
     pub(super) async fn meet_by<S, F>(
         &self,
         open: impl Fn() -> F,
@@ -280,7 +280,7 @@ impl Tls {
     }
 }
 
-/// The meaning of a failed handshake with `server`.
+/// Converts the error of a failed handshake with `server`.
 fn failed(error: &io::Error, server: SocketAddr) -> ProbeError {
     let reason = Reason::from(format!("{server}: TLS: {error}"));
     ProbeError::Server(match of_tls(error) {
@@ -296,7 +296,7 @@ fn failed(error: &io::Error, server: SocketAddr) -> ProbeError {
     })
 }
 
-/// The error of TLS in an error of a stream.
+/// The TLS error inside the error of a stream.
 fn of_tls(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
@@ -311,7 +311,8 @@ fn is_refused(error: &io::Error) -> bool {
 /// The invalid key, the reason and the fix.
 pub(crate) type Wrong = (&'static str, String, String);
 
-/// With `curves` for TLS 1.2 alone, naming curves of certificates that no key is exchanged with.
+/// Creates the configuration of a client. With `curves`, it is for TLS 1.2 only, and also offers
+/// curves that are used only in certificates.
 fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let provider =
         provider().map_err(|why| ("type", "`https` is not available here".to_owned(), why))?;
@@ -409,8 +410,8 @@ fn lenient(provider: &CryptoProvider) -> Arc<CryptoProvider> {
     Arc::clone(lenient)
 }
 
-/// A curve that is named and not used. A server of TLS 1.2 sends a certificate only if the client
-/// names the certificate's curve, among those for the exchange of keys.
+/// A curve that the client offers but does not use. A TLS 1.2 server sends a certificate only if
+/// the certificate's curve is among the curves that the client offers for the key exchange.
 #[derive(Debug)]
 struct CurveName(NamedGroup);
 
@@ -425,7 +426,7 @@ impl SupportedKxGroup for CurveName {
     }
 }
 
-/// The same provider with more curves for certificates: P-521, secp256k1 and those of Brainpool.
+/// The provider with more curves for certificates: P-521, secp256k1 and those of Brainpool.
 fn naming_curves(provider: &CryptoProvider) -> Arc<CryptoProvider> {
     static CURVES: [CurveName; 5] = [
         CurveName(NamedGroup::secp521r1),
@@ -473,7 +474,7 @@ const SCHEMES: &[SignatureScheme] = &[
 
 /// Accepts any certificate. A check without a CA determines whether a server answers, and not which
 /// server. The signature of the handshake proves only that the server has the certificate's key.
-/// Without a known certificate that proves nothing, so the signature is not verified: the
+/// Without a known certificate, this is no evidence, so the signature is not verified: the
 /// certificate need not be parsed, and its algorithm need not be supported.
 #[derive(Debug)]
 struct AnyCertificate;

@@ -1,4 +1,5 @@
-//! Queries and answers of DNS, by simple-dns: selects the records that answer the query.
+//! Builds DNS queries, and selects from answers the records that answer the query (with
+//! simple-dns).
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -8,9 +9,9 @@ use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE
 
 use super::name_of;
 
-/// The longest answer in a datagram: every network passes it unfragmented.
+/// The maximum length of an answer in a datagram: every network transmits it without fragmentation.
 pub(super) const DATAGRAM_MAX: u16 = 1232;
-/// Records of an answer that are looked at.
+/// Maximum number of examined records of an answer.
 const RECORDS_MAX: usize = 4096;
 /// Maximum of aliases from the requested name to the name with the records.
 const CHAIN_MAX: usize = 16;
@@ -41,8 +42,8 @@ pub(super) enum Data {
         priority: u16,
         weight: u16,
         port: u16,
-        /// In lower case, without a final dot; the root name is empty: the service is not
-        /// available.
+        /// The target in lower case, without a final dot. An empty target is the root name: the
+        /// service is not available.
         target: String,
     },
 }

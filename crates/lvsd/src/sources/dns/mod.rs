@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::{Shared, retry};
 use crate::sources::Lookups;
 
-/// Names that are looked up.
+/// Maximum number of names that are looked up.
 pub(crate) const NAMES_MAX: usize = 1024;
 
 /// A name for a query, in lower case and without a dot at its end.

@@ -20,7 +20,7 @@ const NAME_SERVERS_MAX: usize = 3;
 const ROUNDS: usize = 2;
 /// Maximum of unrelated datagrams that are ignored.
 const STRANGE_MAX: usize = 64;
-/// Hosts that a name of services leads to.
+/// Maximum number of hosts in the SRV records of a name.
 const TARGETS_MAX: usize = 256;
 /// Greatest number of servers of a name.
 pub(crate) const RECORDS_MAX: usize = 1024;
@@ -28,7 +28,7 @@ pub(crate) const RECORDS_MAX: usize = 1024;
 /// Resolves a name: returns its servers in a stable order, and their TTL in seconds.
 ///
 /// # Errors
-/// If no name server answers; the text is the reason. A name without any record is an error too: a
+/// If no name server answers; the text is the reason. A name without any record is an error, too: a
 /// zone that was emptied by mistake must not empty a service.
 pub(super) async fn look_up(name: &str, lookups: &Lookups) -> Result<(Vec<Record>, u32), String> {
     let servers = match lookups.name_servers.is_empty() {
@@ -113,7 +113,7 @@ impl Asker {
         let mut ttl = u32::MAX;
         for kind in [RecordKind::A, RecordKind::Aaaa] {
             let answer = self.ask(name, kind).await?;
-            // Of a family that it has none of nothing holds.
+            // The TTL of an answer without addresses of this family is ignored.
             if !answer.records.is_empty() {
                 ttl = ttl.min(answer.ttl);
             }

@@ -71,12 +71,12 @@ impl Error {
         Self::Refused(wrong.code, plain(&wrong.message))
     }
 
-    /// The user has no permission; a repetition does not help.
+    /// Whether the user has no permission, so that a repetition is useless.
     pub(super) const fn is_forbidden(&self) -> bool {
         matches!(self, Self::Refused(PERMISSION_DENIED, _))
     }
 
-    /// The lease that is named is no more.
+    /// Whether the lease of the request no longer exists.
     pub(super) const fn is_gone(&self) -> bool {
         matches!(self, Self::Refused(NOT_FOUND, _))
     }
@@ -214,7 +214,7 @@ impl Client {
         }
     }
 
-    /// Writes a key, which is removed with its lease.
+    /// Writes a key, which etcd removes together with its lease.
     pub(crate) async fn put(&mut self, key: &str, value: &str, lease: i64) -> Result<(), Error> {
         let put = Put {
             key: Bytes(key.into()),
@@ -253,7 +253,7 @@ impl Client {
         revoked.map(|Done {}| ())
     }
 
-    /// Watches the keys that begin with `prefix`, from a revision on, over a connection of its own.
+    /// Watches the keys that begin with `prefix`, from a revision on, over a separate connection.
     pub(super) async fn watch(&self, prefix: &str, from: i64) -> Result<Watching, Error> {
         let mut own = Self::new(Arc::clone(&self.access), self.endpoint.clone());
         own.token.clone_from(&self.token);

@@ -15,21 +15,21 @@ use serde::{Deserialize, Serialize};
 use super::message::{Event, KeyValue};
 use crate::sources::Record;
 
-/// Keys under the prefix.
+/// Maximum number of keys under the prefix.
 pub(super) const KEYS_MAX: usize = 20_000;
-/// Services.
+/// Maximum number of services.
 const SERVICES_MAX: usize = 1024;
-/// Bytes of a service.
+/// Maximum number of bytes of a service.
 const SERVICE_MAX: usize = 64 << 10;
-/// Bytes of all services.
+/// Maximum number of bytes of all services.
 const SERVICES_BYTES_MAX: usize = 8 << 20;
-/// Servers of all pools.
+/// Maximum number of servers of all pools.
 const SERVERS_MAX: usize = 16_384;
-/// Directors.
+/// Maximum number of directors.
 const DIRECTORS_MAX: usize = 64;
 /// Maximum of bytes of the record of a server or a director.
 const RECORD_MAX: usize = 4 << 10;
-/// Bytes of a name.
+/// Maximum number of bytes of a name.
 const NAME_MAX: usize = 128;
 /// Maximum of characters of the reason why a key is refused.
 const WHY_MAX: usize = 200;
@@ -112,7 +112,7 @@ impl Registration {
 #[serde(default)]
 pub(crate) struct Director {
     pub(crate) version: String,
-    /// The revision of the last change that it runs with.
+    /// The revision of the last change that the director uses.
     pub(crate) revision: i64,
     pub(crate) digest: u32,
     /// Number of services and servers, including those of the director's file.
@@ -120,7 +120,7 @@ pub(crate) struct Director {
     pub(crate) servers: usize,
     pub(crate) ready: bool,
     pub(crate) maintenance: bool,
-    /// Some values of sources are not in use.
+    /// Whether the director does not use some values of sources.
     pub(crate) left_out: bool,
 }
 
@@ -129,7 +129,7 @@ pub(crate) struct Director {
 pub(in crate::sources) struct Model {
     pub(in crate::sources) etcd: Etcd,
     pub(in crate::sources) directors: BTreeMap<String, Director>,
-    /// Keys that are not understood, and why.
+    /// Invalid keys, with the reasons.
     pub(in crate::sources) refused: BTreeMap<String, String>,
     /// The last revision of each key, by a hash: names may be long.
     pub(in crate::sources) keys: HashMap<u64, i64>,
@@ -138,9 +138,9 @@ pub(in crate::sources) struct Model {
 /// The subject of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Concerns {
-    /// Services or servers.
+    /// Whether the change concerns services or servers.
     pub(super) config: bool,
-    /// Directors.
+    /// Whether the change concerns directors.
     pub(super) directors: bool,
 }
 
@@ -358,8 +358,8 @@ impl Model {
         concerns
     }
 
-    /// The state after `before`: a pool that has lost all of its servers keeps them. Also returns
-    /// the names of those pools.
+    /// The new state, in which a pool that has lost all of its servers keeps those of `before`.
+    /// Also returns the names of those pools.
     pub(in crate::sources) fn hold(&self, before: &Etcd) -> (Etcd, Vec<String>) {
         let mut etcd = self.etcd.clone();
         let mut emptied = Vec::new();

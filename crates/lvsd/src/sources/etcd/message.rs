@@ -189,7 +189,7 @@ pub(super) struct Create {
     pub(super) key: Bytes,
     pub(super) range_end: Bytes,
     pub(super) start_revision: Number,
-    /// The message is one fragment of a longer message.
+    /// Whether the message is one fragment of a longer message.
     pub(super) fragment: bool,
 }
 
@@ -211,7 +211,7 @@ pub(super) struct Event {
     pub(super) kv: KeyValue,
 }
 
-/// The reason of a refusal by etcd. Over streams it is in a nested object, with other names.
+/// The reason of a refusal by etcd. In streams, the reason is in a nested object, with other names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Wrong {

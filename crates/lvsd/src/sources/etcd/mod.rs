@@ -39,9 +39,10 @@ use super::{Shared, retry};
 const PAGE: i64 = 500;
 /// Pause between two checks that the member still has a majority.
 const PROBE: Duration = Duration::from_secs(5);
-/// Number of consecutive comparisons with a different number of keys that are an error.
+/// Number of consecutive comparisons with a different number of keys after which the difference is
+/// an error.
 const DIFFER_MAX: u32 = 3;
-/// Changes that arrive within this time go to the daemon together.
+/// Changes that arrive within this time are sent to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
 /// Length of a session that counts as a success.
 const WELL: Duration = Duration::from_secs(10);
@@ -141,7 +142,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
-/// Waits until `at`; without it, forever.
+/// Waits until `at`; if it is `None`, waits forever.
 async fn timer(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -149,12 +150,12 @@ async fn timer(at: Option<Instant>) {
     }
 }
 
-/// The changes that a watch has not reported although a probe has found them. etcd before 3.4.31
-/// and 3.5.13 may lose changes, and the fact that its history was compacted, and continues with
-/// later ones.
+/// The changes that a probe has found, but that the watch has not reported. etcd before 3.4.31 and
+/// 3.5.13 may omit changes or the notice of a compacted history from a watch, and then continue
+/// with later changes.
 #[derive(Debug)]
 struct Owed {
-    /// The watch has delivered all changes up to this revision, except deletions.
+    /// The revision up to which the watch has delivered all changes except deletions.
     announced: i64,
     /// The last change that the previous probe found.
     latest: i64,

@@ -1,5 +1,5 @@
-//! Where the API server is and how lvsd proves its identity: from a kubeconfig file, or from inside
-//! a pod.
+//! The address of the API server and the credentials of lvsd, from a kubeconfig file or from the
+//! files of a pod.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,9 +17,9 @@ pub(crate) const POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The client's token. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Token {
-    /// In a file, which is read for each request.
+    /// A token in a separate file, which is read for each request.
     File(PathBuf),
-    /// In a kubeconfig file, which is read at a reload.
+    /// A token in a kubeconfig file, which is read at a reload.
     Text(String),
 }
 
@@ -299,7 +299,7 @@ impl Cluster {
     fn is_usable(&self) -> Result<(), Wrong> {
         if self.insecure_skip_tls_verify == Some(true) {
             return wrong(
-                "the kubeconfig says `insecure-skip-tls-verify`: lvsd always checks the API server's certificate",
+                "the kubeconfig sets `insecure-skip-tls-verify`: lvsd always checks the API server's certificate",
                 "write `certificate-authority` instead",
             );
         }
@@ -476,7 +476,7 @@ users:
     }
 
     #[test]
-    fn kubeconfig_text_of_another_kind_is_refused_without_its_words() {
+    fn kubeconfig_of_another_kind_is_refused_without_quoting_it() {
         let directory = directory();
         let path = directory.path().join("config");
         for text in ["s3cret", "users: s3cret", "a: [", "users: *nowhere\n"] {

@@ -148,7 +148,7 @@ struct Taken<'a> {
 }
 
 impl<'a> Taken<'a> {
-    /// The Service that uses the address already and does not share it with this one.
+    /// The Service that already uses the address and does not share it with this Service.
     fn other(
         &self,
         ip: IpAddr,
@@ -177,7 +177,7 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// The addresses of all Services of our class.
+/// The addresses of all Services of the configured class.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Assigned {
     /// The addresses that a Service has in its status and may use.
@@ -186,8 +186,8 @@ pub(super) struct Assigned {
     pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
     /// The reasons why Services do not have the addresses that they request.
     pub(super) refused: BTreeMap<String, String>,
-    /// The Services whose present state is unchanged: their status has an address of no pool, or
-    /// they have too many ports.
+    /// The Services whose state stays unchanged, because their status contains an address outside
+    /// of the pools, or because they have too many ports.
     pub(super) held: BTreeSet<String>,
 }
 
@@ -446,7 +446,7 @@ mod tests {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
-    /// A Service of our class, with addresses in its status and further fields.
+    /// A Service of the configured class, with addresses in its status and further fields.
     fn service(name: &str, created: u32, status: &[&str], more: &str) -> String {
         let ingress: Vec<String> = status
             .iter()

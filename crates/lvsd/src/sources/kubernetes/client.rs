@@ -20,16 +20,16 @@ use crate::sources::http::{self, Lines, Reopened, collect, failed, plain};
 
 /// Number of changes that are sent concurrently.
 pub(super) const WRITERS: usize = 8;
-/// Bytes of a token.
+/// Maximum number of bytes of a token.
 const TOKEN_MAX: u64 = 64 << 10;
 
-/// Why a request has no answer.
+/// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
     /// No answer, or an invalid one.
     #[error(transparent)]
     Http(#[from] http::Error),
-    /// The request is refused: the number of HTTP, and the reason.
+    /// The request was refused: the HTTP status code, and the reason.
     #[error("{}", refusal(*.0, .1))]
     Refused(u16, String),
 }
@@ -40,7 +40,7 @@ impl Error {
         Self::Http(http::Error::Failed(why))
     }
 
-    /// The requested version is too old: read everything again.
+    /// Whether the requested version is too old, so that all objects must be read again.
     pub(super) const fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(410, _))
     }
@@ -61,7 +61,7 @@ impl Error {
         matches!(self, Self::Refused(429 | 500..=599, _))
     }
 
-    /// The request is wrong or not permitted, independent of the connection.
+    /// Whether the request is invalid or not permitted, independent of the connection.
     pub(super) const fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(..))
     }
@@ -80,7 +80,7 @@ fn refusal(code: u16, why: &str) -> String {
     }
 }
 
-/// The error of an answer that is no success.
+/// The error for an answer with an HTTP error status.
 fn refused(code: u16, body: &[u8]) -> Error {
     let status: Status = serde_json::from_slice(body).unwrap_or_default();
     let why = match status.message.is_empty() {
@@ -158,7 +158,7 @@ impl Writers {
         }
     }
 
-    /// Sends up to [`WRITERS`] changes at once. The answers are in the order of the changes.
+    /// Sends up to [`WRITERS`] changes concurrently. The answers are in the order of the changes.
     pub(super) async fn send(&mut self, changes: Vec<Change>) -> Vec<Result<Value, Error>> {
         let mut sent = JoinSet::new();
         let count = changes.len().min(self.clients.len());
@@ -283,7 +283,7 @@ impl Client {
             .await
     }
 
-    /// The lines of a watch, over a connection of its own.
+    /// The lines of a watch, over a separate connection.
     pub(super) async fn watch(&self, path: &str) -> Result<Lines, Error> {
         let mut own = Self::new(Arc::clone(&self.settings));
         let body = timeout(self.limit(), own.send(Method::GET, path, None)).await;
@@ -292,7 +292,7 @@ impl Client {
     }
 }
 
-/// A text as a value in the query of an address.
+/// Encodes a text as a value in the query of a URL.
 pub(super) fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,6 +1,6 @@
-//! From objects to services (pure): each port of a Service at each of its addresses becomes the
-//! text of one `[[service]]`, the same text as a service in etcd. The daemon checks each text
-//! separately.
+//! Translates objects to services (pure: no I/O): each port of a Service at each of its addresses
+//! becomes the text of one `[[service]]`, the same text as a service in etcd. The daemon checks
+//! each text separately.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,11 +15,11 @@ use super::objects::{Node, Service, ServicePort, Use};
 
 /// Maximum of services from all Services together.
 const TEXTS_MAX: usize = 4096;
-/// Servers of a service.
+/// Maximum number of servers of a service.
 const SERVERS_MAX: usize = 1024;
-/// Servers of all services.
+/// Maximum number of servers of all services.
 const ALL_SERVERS_MAX: usize = 65_536;
-/// Networks of `spec.loadBalancerSourceRanges`.
+/// Maximum number of networks in `spec.loadBalancerSourceRanges`.
 const RANGES_MAX: usize = 1024;
 /// The known annotations, without their prefix.
 const ANNOTATIONS: [&str; 10] = [
@@ -42,9 +42,9 @@ const LIMITS: [&str; 5] = [
     "source_bits_v4",
     "source_bits_v6",
 ];
-/// The largest weight of a node or a zone by annotation.
+/// The largest weight of a node or a zone in an annotation.
 const WEIGHT_MAX: u32 = 1000;
-/// Bytes of the path of a check.
+/// Maximum number of bytes of the path of a check.
 const PATH_MAX: usize = 1024;
 /// Kubernetes' own default for `sessionAffinity: ClientIP`, in seconds.
 const AFFINITY: u32 = 10_800;
@@ -54,11 +54,11 @@ const AFFINITY: u32 = 10_800;
 pub(super) struct Desired {
     /// The text of each service, by `NAMESPACE/NAME/PROTOCOL/PORT` and, for IPv6, `/ipv6`.
     pub(super) texts: BTreeMap<String, String>,
-    /// The Services that are not translated, and why.
+    /// The Services that are not translated, with the reasons.
     pub(super) refused: BTreeMap<String, String>,
 }
 
-/// Where connections go.
+/// The servers that receive the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Servers {
     Nodes,
@@ -74,7 +74,8 @@ struct Options<'a> {
     limits: Vec<(&'a str, u32)>,
     /// The weights of nodes; other nodes have weight 1.
     weights: BTreeMap<&'a str, u32>,
-    /// The weights of zones; others have 0. Empty: all have 1.
+    /// The weights of zones; other zones have weight 0. If the map is empty, all zones have weight
+    /// 1.
     zones: BTreeMap<&'a str, u32>,
 }
 
@@ -219,7 +220,7 @@ impl<'a> Options<'a> {
 #[derive(Clone, Copy, Default)]
 struct Server<'a> {
     weight: u16,
-    /// The node that it is, or is on.
+    /// The node that the server is, or on which it runs.
     node: Option<&'a str>,
 }
 

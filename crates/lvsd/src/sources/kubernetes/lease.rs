@@ -17,7 +17,7 @@ pub(super) const PERIOD: Duration = Duration::from_secs(4);
 /// Time for which a renewal permits this director to write. It ends before another director may
 /// take over the Lease.
 const WRITES: Duration = Duration::from_secs(10);
-/// The longest duration of a Lease that is believed, in seconds.
+/// The maximum accepted duration of a Lease, in seconds.
 const LONGEST: u32 = 300;
 
 /// The state of the Lease as far as this director has read it.
@@ -30,9 +30,9 @@ pub(super) struct Claim {
     written: Option<String>,
     /// Time until which this director may write.
     until: Option<Instant>,
-    /// The director that holds the Lease.
+    /// The director that has the Lease.
     pub(super) holder: Option<String>,
-    /// Another director has the same name as this one.
+    /// Whether another director has the same name as this one.
     pub(super) twin: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Claim {
 pub(super) enum Step {
     /// Another director holds the Lease.
     Wait,
-    /// Write the Lease, with the resource version that it has now, or create it.
+    /// Write the Lease with its current resource version, or create it.
     Write(Value),
 }
 
@@ -83,7 +83,7 @@ impl Claim {
         Step::Write(body(namespace, name, me, (&spec, own), &version, unix))
     }
 
-    /// Records that this director has written the Lease, with a request that was sent at `sent`.
+    /// Records that this director has written the Lease, by a request that it sent at `sent`.
     pub(super) fn won(&mut self, version: &str, me: &str, sent: Instant) {
         self.written = Some(version.to_owned());
         self.holder = Some(me.to_owned());
@@ -137,7 +137,7 @@ fn body(
     })
 }
 
-/// `2026-01-31T12:00:00`, of the time since 1970.
+/// `2026-01-31T12:00:00`, for the time since 1970.
 fn date_time(unix: Duration) -> String {
     let seconds = unix.as_secs();
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -224,7 +224,7 @@ mod tests {
         let body = step(&mut claim, Some(&lease("d2", "2")), at(29)).unwrap();
         assert_eq!(body["metadata"]["resourceVersion"], "2");
         assert_eq!(body["spec"]["leaseTransitions"], 1);
-        // Another one was faster.
+        // Another director was faster.
         claim.lost();
         assert_eq!(step(&mut claim, Some(&lease("d3", "3")), at(30)), None);
         assert!(!claim.may_write(at(30)));

@@ -1,6 +1,6 @@
 //! Services of type `LoadBalancer` in Kubernetes: Services, EndpointSlices and Nodes are listed
-//! once and then watched. Where that fails in any way, they are listed anew; what was known holds
-//! until then.
+//! once and then watched. After any failure, they are listed again; until then, the previous
+//! objects apply.
 //!
 //! ```text
 //! list ──▶ Model ◀── watch
@@ -49,25 +49,25 @@ use crate::health::probe::Tls;
 
 /// Maximum of objects in one page of a list.
 const PAGE: usize = 500;
-/// Objects of a list.
+/// Maximum number of objects of a list.
 const LISTED_MAX: usize = 100_000;
 /// Maximum of pages of a list.
 const PAGES_MAX: usize = 2000;
 /// Time limit for reading a complete list.
 const LIST_TIME: Duration = Duration::from_secs(300);
-/// Duration of a watch in seconds. Then the API server ends it, and it is started again.
+/// Duration of a watch in seconds. Then the API server ends the watch, and lvsd starts it again.
 const WATCH: u64 = 300;
 /// Time after which a watch that the API server should have ended counts as dead.
 const WATCH_MAX: Duration = Duration::from_secs(WATCH + 30);
-/// Changes that arrive within this time go to the daemon together.
+/// Changes that arrive within this time are sent to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
 /// Shortest interval between two watches of a kind.
 const WATCH_MIN: Duration = Duration::from_secs(1);
 /// Length of a session that counts as a success.
 const WELL: Duration = Duration::from_secs(10);
-/// Statuses and Events that are written before the watches are read again.
+/// Maximum number of statuses and Events that are written before the watches are read again.
 const WRITES: usize = 32;
-/// Characters of the message of an Event; Kubernetes permits 1,024.
+/// Maximum number of characters of the message of an Event; Kubernetes permits 1,024.
 const MESSAGE_MAX: usize = 900;
 
 /// `[kubernetes]`.
@@ -83,7 +83,7 @@ pub struct Settings {
     pub namespace: Option<String>,
     /// The class of the Services.
     pub class: String,
-    /// Services without a class count, too.
+    /// Whether Services without a class are served, too.
     pub default_class: bool,
     /// Namespace and name of the Lease.
     pub lease: (String, String),
@@ -91,7 +91,7 @@ pub struct Settings {
     pub director: String,
     /// Time limit for a request.
     pub timeout: Duration,
-    /// The pools that Services get addresses from.
+    /// The pools from which Services get addresses.
     pub pools: Vec<Pool>,
 }
 
@@ -103,7 +103,7 @@ impl Settings {
     /// The default of the time limit for a request.
     pub const TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// The cluster, in `lvsd status` and in the state directory.
+    /// The name of the cluster in `lvsd status` and in the state directory.
     pub fn name(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("{} {namespace}", self.server),
@@ -111,13 +111,13 @@ impl Settings {
         }
     }
 
-    /// Whether a Service is of our class.
+    /// Whether a Service has the configured class.
     fn has_class(&self, service: &Service) -> bool {
         let class = service.spec.load_balancer_class.as_deref();
         class.map_or(self.default_class, |class| class == self.class)
     }
 
-    /// Whether a Service is of our class, and not being deleted.
+    /// Whether a Service has the configured class, and is not being deleted.
     fn is_ours(&self, service: &Service) -> bool {
         self.has_class(service) && service.metadata.deletion_timestamp.is_none()
     }
@@ -144,7 +144,7 @@ pub(super) struct View {
     pub(super) leader: Option<String>,
 }
 
-/// The Services that the keys in `refused` are of, each with the first reason.
+/// The Services of the keys in `refused`, each with the first reason.
 pub(super) fn by_service(refused: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut services = BTreeMap::new();
     for (key, why) in refused {
@@ -178,7 +178,7 @@ pub(super) fn follow(settings: Settings, shared: Arc<Shared>) -> JoinHandle<()> 
     })
 }
 
-/// Waits until `at`; without it, forever.
+/// Waits until `at`; if it is `None`, waits forever.
 async fn timer(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -207,7 +207,7 @@ struct Watch {
 enum Brought {
     /// An object was added, changed or deleted.
     Change,
-    /// Only a version.
+    /// A bookmark: it contains only a version.
     Bookmark,
     /// The API server ended the watch, as it does periodically. This is not an error.
     End,
@@ -225,7 +225,7 @@ struct Session<'a> {
     claim: Claim,
     /// The addresses of all Services.
     assigned: Assigned,
-    /// Why Services are refused, by the texts of the Events written.
+    /// The reasons why Services are refused, as in the texts of the written Events.
     reported: BTreeMap<String, String>,
     /// The reason why this director cannot acquire the Lease.
     no_lease: Option<String>,
@@ -269,7 +269,7 @@ impl<'a> Session<'a> {
             }
             early = if began.elapsed() < WELL { early + 1 } else { 0 };
             if early > 0 {
-                // An API server that forgets everything at once is not asked without a pause.
+                // If the API server drops its history at once, lvsd pauses before it lists again.
                 sleep(retry(early, WATCH_MIN)).await;
             }
         }
@@ -559,7 +559,7 @@ impl<'a> Session<'a> {
         self.unwritten = Some(why);
     }
 
-    /// Writes statuses and Events that are due, if this director holds the Lease. Returns true if
+    /// Writes statuses and Events that are due, if this director has the Lease. Returns true if
     /// more are due.
     async fn write(&mut self) -> Result<bool, Error> {
         let mut left = WRITES;
@@ -578,8 +578,8 @@ impl<'a> Session<'a> {
         self.complain(left).await
     }
 
-    /// Writes a few statuses at once, and then Events about new addresses. Returns false if a write
-    /// failed that may succeed later.
+    /// Writes the statuses of a few Services concurrently, and then Events about new addresses.
+    /// Returns false if a write failed that may succeed later.
     async fn write_some(&mut self) -> Result<bool, Error> {
         let mut due = Vec::new();
         while due.len() < WRITERS
@@ -698,7 +698,7 @@ impl<'a> Session<'a> {
         Some((Change::post(path, body), key.to_owned()))
     }
 
-    /// Writes Events; for each, false if another attempt may succeed.
+    /// Writes Events. The result for an Event is false if another attempt may succeed.
     async fn write_events(&mut self, events: Vec<(Change, String)>) -> Result<Vec<bool>, Error> {
         let (changes, keys): (Vec<_>, Vec<_>) = events.into_iter().unzip();
         let answers = self.writers.send(changes).await;

@@ -7,25 +7,25 @@ use serde::Deserialize;
 
 use super::objects::{Endpoint, EndpointPort, EndpointSlice, Named, Node, Service};
 
-/// Services of type `LoadBalancer`.
+/// Maximum number of Services of type `LoadBalancer`.
 const SERVICES_MAX: usize = 4096;
-/// EndpointSlices.
+/// Maximum number of EndpointSlices.
 const SLICES_MAX: usize = 20_000;
-/// Endpoints in all EndpointSlices.
+/// Maximum number of endpoints in all EndpointSlices.
 const ENDPOINTS_MAX: usize = 200_000;
-/// Nodes.
+/// Maximum number of nodes.
 const NODES_MAX: usize = 5000;
 /// Maximum length of a name in bytes, as in Kubernetes.
 const NAME_MAX: usize = 253;
-/// Bytes of the annotations of a Service that are kept.
+/// Maximum number of bytes of a Service's annotations that are stored.
 pub(super) const ANNOTATIONS_MAX: usize = 16 << 10;
-/// Ports of a Service that are served.
+/// Maximum number of ports of a Service that are served.
 pub(super) const PORTS_MAX: usize = 256;
-/// Addresses in the status of a Service that are read.
+/// Maximum number of addresses that are read from the status of a Service.
 const INGRESS_MAX: usize = 64;
-/// Characters of the reason why an object cannot be read.
+/// Maximum number of characters of the reason why an object cannot be read.
 const WHY_MAX: usize = 200;
-/// Objects that cannot be read and are named.
+/// Maximum number of reported objects that cannot be read.
 const REFUSED_MAX: usize = 64;
 
 /// The prefix of all annotations that directors read.
@@ -224,7 +224,7 @@ impl Model {
                 if service.annotation_bytes > ANNOTATIONS_MAX {
                     meta.annotations.clear();
                 }
-                // One more than are served shows that there are too many.
+                // One port above the limit shows that there are too many.
                 service.spec.ports.truncate(PORTS_MAX + 1);
                 service.status.load_balancer.ingress.truncate(INGRESS_MAX);
                 if self
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(put("9", "a", 1), 1);
         assert_eq!(put("8", "a", 2), 1);
         assert_eq!(put("10", "a", 3), 3);
-        // Another one of the same name.
+        // Another object of the same name.
         assert_eq!(put("4", "b", 4), 4);
     }
 
@@ -501,7 +501,7 @@ mod tests {
         );
         assert_eq!(model.slices.endpoints, 6);
         model.delete(Kind::EndpointSlice, &slice("a", "mail", 0));
-        // One that cannot be read any more stays; the other one is not in the list.
+        // An object that has become unreadable stays; the other object is not in the list.
         let wrong = slice("b", "web", 1).replace("[{}]", "1");
         list(&mut model, Kind::EndpointSlice, &[wrong]).unwrap();
         assert_eq!(of(&model, "shop/web"), [2]);
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn model_long_service_is_shortened_and_refusals_have_no_place() {
+    fn model_long_service_is_shortened_and_refusals_name_no_position() {
         let mut model = Model::default();
         let ports = vec![json!({ "port": 1 }); 100_000];
         put(

@@ -138,7 +138,8 @@ pub(super) struct Endpoint {
     pub(super) node_name: Option<String>,
 }
 
-/// A missing `ready` counts as true, a missing `serving` as `ready`, as Kubernetes defines.
+/// The conditions of an endpoint. As Kubernetes defines, a missing `ready` counts as true, and a
+/// missing `serving` has the value of `ready`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Conditions {
@@ -150,7 +151,7 @@ pub(super) struct Conditions {
 /// The connections that an endpoint receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Use {
-    /// None: the endpoint terminates and no longer answers.
+    /// The endpoint receives no connections, because it terminates and no longer answers.
     Gone,
     /// No new connections.
     Drain,
@@ -283,8 +284,7 @@ impl Named {
     }
 }
 
-/// A page of a list. Its items are parsed one by one, so that only the items that cannot be parsed
-/// are left out.
+/// A page of a list. Its items are parsed one by one, so that only invalid items are omitted.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct List {

@@ -42,7 +42,7 @@ pub(super) fn model(services: &[String], slices: &[String], nodes: &[String]) ->
     model
 }
 
-/// A Node in that state.
+/// A Node in the state `state`.
 pub(super) fn node(name: &str, address: &str, state: &str) -> String {
     let mut node = json!({
         "metadata": { "name": name, "labels": {} }, "spec": {},
@@ -103,7 +103,7 @@ struct Fake {
 struct State {
     /// Objects by kind, and then by key.
     objects: BTreeMap<&'static str, BTreeMap<String, Value>>,
-    /// Lines of watches, by kind, each to be written once.
+    /// Lines of watches, by kind, which the server writes once.
     lines: BTreeMap<&'static str, Vec<String>>,
     lease: Option<Value>,
     events: Vec<Value>,
@@ -288,7 +288,7 @@ impl Fake {
     }
 }
 
-/// Head and body of a request.
+/// Reads the head and the body of a request.
 async fn request(stream: &mut TcpStream) -> Option<(String, String)> {
     let mut text = Vec::new();
     loop {
