@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lvs_sys::lock;
 
-/// Connections at a time.
+/// Maximum number of simultaneous connections.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 /// Maximum number of simultaneous connections of read-only clients.
 pub(super) const READERS_MAX: usize = 32;
