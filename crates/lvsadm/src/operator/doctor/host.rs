@@ -213,9 +213,8 @@ fn rule_for_invalid(rules: &str) -> Option<&str> {
     rules.lines().map(str::trim).find(|line| {
         let line = line.to_ascii_lowercase();
         let mut words = line.split([' ', ',']);
-        match words.next() {
-            Some("chain" | "-a") => is_forward = !words.next().is_some_and(is_of_others),
-            _ => {}
+        if let Some("chain" | "-a") = words.next() {
+            is_forward = !words.next().is_some_and(is_of_others);
         }
         if let Some((_, hook)) = line.split_once(" hook ") {
             is_forward = hook.starts_with("forward") || hook.starts_with("prerouting");
