@@ -263,7 +263,7 @@ mod tests {
             owner: None,
             stats: Stats::default(),
             refused: 0,
-            refusals: alloc::vec::Vec::new(),
+            refusals: vec![],
             servers: vec![ServerInfo::new(
                 "[fd00::1]:443".parse().unwrap(),
                 ServerConfig::new(1, Forwarding::Tunnel),
