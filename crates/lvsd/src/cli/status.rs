@@ -1037,7 +1037,7 @@ mod tests {
         let text = text_of(&status, Look::default());
         for line in [
             "\ndropped in five minutes: 12 no_server (3 in the last minute, first 2m10s ago, last 4s ago). To do: lvsadm drops has the meaning and the fix of each\n",
-            " servers usable\n  refused in five minutes: 8 no_server (4 in the last minute, first 2m10s ago, last 4s ago)\n",
+            " usable\n  refused in five minutes: 8 no_server (4 in the last minute, first 2m10s ago, last 4s ago)\n",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }
