@@ -70,7 +70,7 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
-//! | `api` | the types of the control protocol, with serde, atomic lists of changes, and the text of `/proc/net/ip_vs*` |
+//! | `api` | types of the control protocol (serde), atomic lists of changes, text of `/proc/net/ip_vs*` |
 //! | `ipvsadm` | the command line of ipvsadm 1.31 and its listings; needs `api` |
 //!
 //! Both are off by default. The crate is `no_std`; it needs `alloc` and atomic integers of 64 bits.
