@@ -57,7 +57,6 @@ use policy::Policy;
 use reloader::{Done, Reloader};
 pub use reloader::{loaded_at_start, refused, too_much_away};
 use reporter::{Reporter, log_reason};
-use requests::Unanswered;
 use waiting::Signals;
 
 /// Time limit for the dataplane to remove services when lvsd exits.
@@ -150,8 +149,6 @@ struct Daemon<P> {
     /// The results of health checks.
     reports: mpsc::UnboundedReceiver<health::Report>,
     requests: Option<mpsc::Receiver<Request>>,
-    /// Overrides that the dataplane may not have yet.
-    unanswered: Vec<Unanswered>,
     api: Option<watch::Sender<config::Api>>,
     turns: Pulse,
     confinement: Confinement,
@@ -299,7 +296,6 @@ impl<P: Prober> Daemon<P> {
             next: now,
             reports,
             requests: options.requests,
-            unanswered: Vec::new(),
             api: options.api,
             turns: options.turns,
             confinement: options.confinement,
@@ -398,7 +394,6 @@ impl<P: Prober> Daemon<P> {
         let mut services = self.inputs.expanded.services.iter();
         let mut hurries = pin!(signals.hurries(&dataplane, services.any(|service| service.omega)));
         self.changed = false;
-        let mut unanswered = std::mem::take(&mut self.unanswered);
         let (mut link, step) = loop {
             let (cluster, reports) = (&mut self.inputs.cluster, &mut self.reports);
             tokio::select! {
@@ -416,13 +411,6 @@ impl<P: Prober> Daemon<P> {
             }
         };
         let now = Instant::now();
-        if matches!(step, Step::Interrupted) {
-            unanswered.append(&mut self.unanswered);
-            self.unanswered = unanswered;
-        } else {
-            // The dataplane has these overrides, or does not answer.
-            unanswered.into_iter().for_each(Unanswered::answer);
-        }
         match step {
             // Inputs that have arrived in the meantime belong to the next step.
             Step::InStep { found, again } => {

@@ -8,14 +8,14 @@ use lvs_api::daemon::{
     AdminDone, AdminEntry, AdminSpec, AdminState, DirectorStatus, MaintenanceSpec,
 };
 use lvs_core::api::ServiceId;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::Daemon;
 use crate::admin::Kept;
 use crate::clock::Now;
 use crate::events::About;
 use crate::health::Prober;
-use crate::requests::{Answer, ChangeRequest, Request, answer};
+use crate::requests::{ChangeRequest, Request, answer};
 use crate::snapshot::Snapshot;
 
 /// Maximum of servers whose checks have separate histograms: each has 16 lines in the metrics.
@@ -26,31 +26,6 @@ pub(super) async fn next(requests: &mut Option<mpsc::Receiver<Request>>) -> Opti
     match requests {
         Some(requests) => requests.recv().await,
         None => std::future::pending().await,
-    }
-}
-
-/// An override whose client waits for the answer.
-pub(super) struct Unanswered {
-    done: AdminDone,
-    kept: Kept,
-    reply: oneshot::Sender<Answer>,
-}
-
-impl Unanswered {
-    /// Answers the client when the override is on disk.
-    pub(super) fn answer(self) {
-        let Self {
-            mut done,
-            kept,
-            reply,
-        } = self;
-        tokio::spawn(async move {
-            if let Some(why) = warn(kept).await {
-                done.warnings.insert(0, why);
-            }
-            // The client may have gone.
-            let _ = reply.send(answer(&done));
-        });
     }
 }
 
@@ -71,8 +46,14 @@ impl<P: Prober> Daemon<P> {
         };
         let result = match change {
             ChangeRequest::Admin(spec) => match self.set_admin(spec, who) {
-                Ok((done, kept)) => {
-                    self.unanswered.push(Unanswered { done, kept, reply });
+                Ok((mut done, kept)) => {
+                    // It is in force at once. The client is answered when it is on disk.
+                    tokio::spawn(async move {
+                        if let Some(why) = warn(kept).await {
+                            done.warnings.insert(0, why);
+                        }
+                        let _ = reply.send(answer(&done));
+                    });
                     return;
                 }
                 Err(why) => Err(why),

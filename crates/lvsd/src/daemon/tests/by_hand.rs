@@ -153,22 +153,6 @@ async fn override_survives_reload_restart_and_dataplane() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn override_is_answered_after_dataplane_has_it() {
-    let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon.weights(BOTH).await;
-    for (state, weight) in [(AdminState::Drain, 0), (AdminState::Ready, 1)] {
-        daemon.admin(state).await;
-        assert_eq!(daemon.world.weights(web())[0].1, weight, "{state:?}");
-    }
-    // Without a dataplane, too.
-    daemon.world.refuse_to_start();
-    daemon.world.crash();
-    let done = daemon.admin(AdminState::Drain).await;
-    assert_eq!(done.servers.len(), 1);
-    daemon.task.abort();
-}
-
-#[tokio::test(start_paused = true)]
 async fn manual_drain_is_shown_and_ended() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.weights(BOTH).await;
