@@ -340,7 +340,7 @@ mod tests {
         assert!(open(&path).unwrap_err().contains("other than root"));
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "").unwrap();
-        assert!(open(&path).unwrap_err().contains("no FIFO"));
+        assert!(open(&path).unwrap_err().contains("is not a FIFO"));
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(directory.path().join("x"), &path).unwrap();
         assert!(open(&path).is_err());
