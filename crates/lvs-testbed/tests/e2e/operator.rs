@@ -232,7 +232,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     let expected = [
         "chain input",
         "has no server",
-        "dropped: no_server: No real",
+        "of TCP 192.0.2.10:81): no_server: No real",
         "got no answer in the last minute",
         "is this director its default",
         "status 1",

@@ -147,7 +147,7 @@ fn invalid_cluster_is_refused() {
         ),
         (
             "etcd = \"http://e\"\nagree = 2",
-            "each director decides itself which servers are down",
+            "unknown key `agree`",
         ),
         (
             "etcd = \"http://e\"\nuser = \"u\"",
