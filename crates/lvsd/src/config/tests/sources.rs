@@ -145,10 +145,7 @@ fn invalid_cluster_is_refused() {
             "etcd = \"http://e\"\ntimeout = \"1ms\"",
             "`timeout` is out of range",
         ),
-        (
-            "etcd = \"http://e\"\nagree = 2",
-            "unknown key `agree`",
-        ),
+        ("etcd = \"http://e\"\nagree = 2", "unknown key `agree`"),
         (
             "etcd = \"http://e\"\nuser = \"u\"",
             "a user without a password",
