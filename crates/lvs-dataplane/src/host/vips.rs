@@ -61,6 +61,8 @@ const HANDOVER: Duration = Duration::from_secs(3);
 struct Claim {
     mac: Mac,
     port: PortId,
+    /// Whether it is an address of a service.
+    vip: bool,
     /// Time at which the claim becomes a conflict.
     due: Instant,
     /// The answers of the other host so far.
@@ -251,7 +253,8 @@ impl Vips {
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts
             .retain(|addr, conflict| !conflict.vip || vips.contains(addr));
-        self.claims.retain(|addr, _| vips.contains(addr));
+        self.claims
+            .retain(|addr, claim| !claim.vip || vips.contains(addr));
         for &addr in vips {
             self.add_service(addr);
         }
@@ -260,6 +263,12 @@ impl Vips {
     /// Probes for other hosts with the address of a new service.
     pub(super) fn add_service(&mut self, addr: IpAddr) {
         self.probing.entry(addr).or_insert(PROBES);
+        if let Some(conflict) = self.conflicts.get_mut(&addr) {
+            conflict.vip = true;
+        }
+        if let Some(claim) = self.claims.get_mut(&addr) {
+            claim.vip = true;
+        }
     }
 
     /// Warns once about each address of a service for which neither the host nor the dataplane
@@ -348,6 +357,9 @@ impl Vips {
             }
             if conflict.probes >= CONFLICT_PROBES {
                 info!("{} no longer answers for {addr}", conflict.mac);
+                if !conflict.vip {
+                    self.probing.remove(addr);
+                }
                 return false;
             }
             conflict.probed = now;
@@ -566,6 +578,7 @@ impl Vips {
             Claim {
                 mac,
                 port,
+                vip: is_vip(addr, tables),
                 due: now + HANDOVER,
                 answers: RecentCounter::default(),
             }
@@ -583,7 +596,7 @@ impl Vips {
             let conflict = KnownConflict {
                 mac: claim.mac,
                 port: claim.port,
-                vip: is_vip(addr, tables),
+                vip: claim.vip,
                 answers: claim.answers,
                 logged: now,
                 probed: now,
@@ -765,6 +778,29 @@ mod tests {
             }
         }
         assert_eq!(vips.conflicts(Instant::ZERO).count(), 1);
+    }
+
+    #[test]
+    fn claim_of_host_address_remains_after_change_of_services() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let addr = IpAddr::from([192, 0, 2, 2]);
+        let mut vips = Vips::open(true).expect("no socket is needed");
+        let claim = Claim {
+            mac: Mac([2, 0, 0, 0, 0, 9]),
+            port: PortId::HOST,
+            vip: false,
+            due: at(3),
+            answers: RecentCounter::default(),
+        };
+        vips.claims.insert(addr, claim);
+        vips.set_services(&HashSet::new());
+        vips.report_due(&own(addr), at(3));
+        let is_vip = |vips: &Vips| vips.conflicts.get(&addr).map(|conflict| conflict.vip);
+        assert_eq!(is_vip(&vips), Some(false));
+        vips.add_service(addr);
+        assert_eq!(is_vip(&vips), Some(true));
+        vips.set_services(&HashSet::new());
+        assert_eq!(is_vip(&vips), None);
     }
 
     #[test]

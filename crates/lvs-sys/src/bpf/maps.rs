@@ -71,7 +71,7 @@ impl SharedArray {
     /// A new array of `entries` times so many words, all zeros.
     ///
     /// # Errors
-    /// As [`Program::load`]; `OutOfMemory`.
+    /// As [`Program::load`](super::programs::Program::load); `OutOfMemory`.
     pub fn new(name: &str, words: usize, entries: u32) -> io::Result<Self> {
         let value = u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
         let fd = create_map(

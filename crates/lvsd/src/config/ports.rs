@@ -195,8 +195,8 @@ mod tests {
     fn many(text: &str) -> ManyPorts {
         let parsed = ManyPorts::parse(text, Protocol::TCP);
         parsed
-            .expect("the ports are in order")
-            .expect("the ports are in order")
+            .expect("the text is valid")
+            .expect("the text names several ports")
     }
 
     #[test]

@@ -412,7 +412,7 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     for mark in 1..=count {
         let config = ServiceConfig::new(family, "rr");
         let added = control.add_service(ServiceKey::Mark { family, mark }, config, None);
-        added.expect("the server is new");
+        added.expect("the service is new");
     }
     let parts = parts(control, 1);
     let mut own = tables::Own::default();

@@ -197,8 +197,9 @@ fn counters(
                 seen => format!("{window}{seen}"),
             };
             let of = of_services(services, &reason.reason, since);
+            // Packets of removed services belong to no service.
             let scope = match &of[..] {
-                [(service, _)] => Scope::service(service),
+                [(service, packets)] if *packets >= count => Scope::service(service),
                 _ => Scope::default(),
             };
             findings.add(
@@ -313,6 +314,12 @@ mod tests {
                 .starts_with("7 packets were dropped (3 of TCP 192.0.2.1:81): "),
             "{finding:?}"
         );
+        assert_eq!(
+            finding.kind.scope.service, None,
+            "four packets belong to no service"
+        );
+        all[1].refusals[0].packets.recent = 7;
+        let finding = found(&all[1..2]);
         assert_eq!(finding.kind.scope.service, Some(all[1].service));
         let json = serde_json::to_value(&finding).expect("JSON");
         for (name, value) in [("since", 90), ("ago", 4), ("recent", 7), ("last_minute", 2)] {

@@ -5,7 +5,6 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use lvs_api::reverse_path;
-use lvs_core::Forwarding;
 use lvs_core::api::{Info, InterfaceInfo, ReasonCount, ServiceInfo};
 
 use super::filters;
@@ -30,7 +29,7 @@ pub(super) fn look(
     if is_routed(info) {
         let rules = filters::ruleset();
         forwarding(services, &read, &rules, findings);
-        conntrack(services, &read, &rules, findings);
+        conntrack(&read, findings);
     }
 }
 
@@ -168,60 +167,26 @@ fn forwarding(
     }
 }
 
-/// Packets that this host's connection tracking drops although the dataplane would forward them.
-/// Checks do not notice it: they are ordinary connections of this host.
-fn conntrack(
-    services: &[ServiceInfo],
-    read: &dyn Fn(&str) -> String,
-    rules: &str,
-    findings: &mut Findings,
-) {
+/// The number of connections that connection tracking of this host's firewall follows, near its
+/// maximum. Above it, the kernel drops packets that the dataplane would forward.
+fn conntrack(read: &dyn Fn(&str) -> String, findings: &mut Findings) {
     let number = |name: &str| -> Option<u64> {
         let text = read(&format!("/proc/sys/net/netfilter/nf_conntrack_{name}"));
         text.trim().parse().ok()
     };
     if let (Some(count), Some(max)) = (number("count"), number("max"))
+        // 0 is no maximum.
+        && max > 0
         && count >= max - max / 20
     {
         findings.add(
             "conntrack_full",
             format!(
-                "connection tracking of this host's firewall is full: {count} of {max} entries are in use, and packets that need another one are dropped"
+                "connection tracking of this host's firewall has {count} of {max} entries in use; when it is full, packets that need another one are dropped"
             ),
             "sysctl -w net.netfilter.nf_conntrack_max=NUMBER; or do not track packets of services",
         );
     }
-    let mut servers = services.iter().flat_map(|service| &service.servers);
-    let one_sided = servers.any(|server| server.config.forwarding == Forwarding::Tunnel);
-    if let Some(rule) = rule_for_invalid(rules).filter(|_| one_sided) {
-        findings.add(
-            "invalid_dropped",
-            format!(
-                "a rule of this host's firewall drops forwarded packets that connection tracking considers invalid, and of connections through tunnels it sees only one direction: {rule}"
-            ),
-            "accept packets to and from the dataplane's device before it: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
-        );
-    }
-}
-
-/// A rule for forwarded packets that drops those with the state `invalid`, of nftables or
-/// iptables-save. A chain without a hook may be called from that of forwarded packets, unless its
-/// name says otherwise.
-fn rule_for_invalid(rules: &str) -> Option<&str> {
-    let is_of_others = |chain: &str| ["input", "output"].iter().any(|name| chain.contains(name));
-    let mut is_forward = true;
-    rules.lines().map(str::trim).find(|line| {
-        let line = line.to_ascii_lowercase();
-        let mut words = line.split([' ', ',']);
-        if let Some("chain" | "-a") = words.next() {
-            is_forward = !words.next().is_some_and(is_of_others);
-        }
-        if let Some((_, hook)) = line.split_once(" hook ") {
-            is_forward = hook.starts_with("forward") || hook.starts_with("prerouting");
-        }
-        let has = |word: &str| line.split([' ', ',']).any(|one| one == word);
-        is_forward && has("invalid") && has("drop")
-    })
 }
 
 #[cfg(test)]
@@ -259,74 +224,24 @@ mod tests {
 
     #[test]
     fn doctor_full_connection_tracking_is_a_finding() {
-        for (count, found) in [("949\n", false), ("950\n", true), ("", false)] {
+        for (count, max, found) in [
+            ("949\n", "1000\n", false),
+            ("950\n", "1000\n", true),
+            ("0\n", "0\n", false),
+            ("", "1000\n", false),
+        ] {
             let mut findings = Findings::default();
             let read = |path: &str| match path.ends_with("_max") {
-                true => "1000\n".to_owned(),
+                true => max.to_owned(),
                 false => count.to_owned(),
             };
-            conntrack(&services("nat", 1), &read, "", &mut findings);
+            conntrack(&read, &mut findings);
             let codes: Vec<_> = findings
                 .0
                 .iter()
                 .map(|one| one.kind.code.as_str())
                 .collect();
             assert_eq!(codes == ["conntrack_full"], found, "{count}: {findings:?}");
-        }
-    }
-
-    #[test]
-    fn doctor_rule_against_invalid_packets_is_a_finding_with_tunnels() {
-        let chain = |hook: &str, rule: &str| {
-            format!(
-                "table inet filter {{\n\tchain c {{\n\t\ttype filter hook {hook} priority filter; policy accept;\n\t\t{rule}\n\t}}\n}}\n"
-            )
-        };
-        let drop = "ct state invalid counter packets 5 bytes 300 drop";
-        for (rules, found) in [
-            (chain("forward", drop), true),
-            (
-                chain("prerouting", "ct state { invalid, untracked } drop"),
-                true,
-            ),
-            (chain("input", drop), false),
-            (chain("forward", "ct state invalid log prefix \"x\""), false),
-            (
-                chain("forward", "ct state established,related accept"),
-                false,
-            ),
-            // Another chain calls it.
-            (
-                format!(
-                    "{}\tchain called {{\n\t\t{drop}\n\t}}\n",
-                    chain("input", "")
-                ),
-                true,
-            ),
-            (
-                "*filter\n-A FORWARD -m conntrack --ctstate RELATED,INVALID -j DROP\n".to_owned(),
-                true,
-            ),
-            (
-                "*filter\n-A ufw-before-input -m conntrack --ctstate INVALID -j DROP\n".to_owned(),
-                false,
-            ),
-        ] {
-            let found_with = |forwarding: &str| {
-                let mut findings = Findings::default();
-                conntrack(
-                    &services(forwarding, 1),
-                    &|_| String::new(),
-                    &rules,
-                    &mut findings,
-                );
-                findings
-                    .0
-                    .iter()
-                    .any(|one| one.kind.code == "invalid_dropped")
-            };
-            assert_eq!(found_with("tunnel"), found, "{rules}");
-            assert!(!found_with("nat"), "of NAT it sees both directions");
         }
     }
 }
