@@ -44,7 +44,7 @@ fn every_scheduler_is_documented() {
             table.contains(&format!("\n| `{name}` | ")),
             "docs/lvsadm.md: no line for {name}"
         );
-        if !about.fast_path {
+        if !about.in_ipvs {
             assert!(
                 text("docs/beyond-the-kernel.md").contains(&format!("`{name}`")) || name == "none",
                 "docs/beyond-the-kernel.md does not mention {name}"
