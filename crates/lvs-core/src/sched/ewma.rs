@@ -18,7 +18,7 @@ pub(super) const ABOUT: About = About {
     name: "ewma",
     summary: "the shortest measured response time (NAT only)",
     needs_replies: true,
-    fast_path: false,
+    in_ipvs: false,
     make: || Box::<PeakEwma>::default(),
     ..About::USUAL
 };

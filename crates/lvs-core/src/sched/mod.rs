@@ -71,8 +71,8 @@ pub struct About {
     pub at_zero: AtZero,
     /// Whether it uses the response time of servers, so that it accepts only servers behind NAT.
     pub needs_replies: bool,
-    /// Whether the kernel's IPVS has this scheduler.
-    pub fast_path: bool,
+    /// Whether IPVS in the kernel has this scheduler.
+    pub in_ipvs: bool,
     /// The names of the flags of its services, in the order of their bits; [`ANY_FLAGS`] for flags
     /// without a name.
     pub flags: &'static [(&'static str, u32)],
@@ -94,7 +94,7 @@ impl About {
         weights: Weights::Share,
         at_zero: AtZero::Avoids,
         needs_replies: false,
-        fast_path: true,
+        in_ipvs: true,
         flags: &[],
         draws_lots: false,
         goes_by_order: false,

@@ -44,7 +44,7 @@ fn every_scheduler_is_documented() {
             table.contains(&format!("\n| `{name}` | ")),
             "docs/lvsadm.md: no line for {name}"
         );
-        if !about.fast_path {
+        if !about.in_ipvs {
             assert!(
                 text("docs/beyond-the-kernel.md").contains(&format!("`{name}`")) || name == "none",
                 "docs/beyond-the-kernel.md does not mention {name}"
@@ -189,10 +189,78 @@ fn files_that_architecture_names_exist() {
         }
     }
     assert!(count > 150, "files named: {count}");
+}
+
+/// A packet of a known connection passes 15 files; each has the function that the page names.
+#[test]
+fn way_of_packet_has_fifteen_files_with_their_functions() {
     let way = section("ARCHITECTURE.md", "### From socket to socket");
-    let files = way.split('`').skip(1).step_by(2);
-    let alternatives = way.matches("(or `").count();
-    assert_eq!(files.count() - alternatives, 15, "{way}");
+    let rows: Vec<Vec<&str>> = way
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.split('`').skip(1).step_by(2).collect())
+        .collect();
+    assert_eq!(rows.len(), 15, "{way}");
+    for row in rows {
+        let source = text(&format!("crates/{}", row[0]));
+        let function = format!("fn {}", row[1]);
+        let begins = |rest: &str| rest.starts_with('(') || rest.starts_with('<');
+        assert!(
+            source.split(&function).skip(1).any(begins),
+            "ARCHITECTURE.md: {} has no {function}",
+            row[0]
+        );
+    }
+}
+
+/// Whether the programs' part of a source file compares forwarding methods.
+fn depends_on_method(source: &str) -> bool {
+    let tests = ["mod tests {", "pub(crate) mod tests {"];
+    let tests = tests.map(|line| format!("#[cfg(test)]\n{line}"));
+    let end = tests.iter().filter_map(|start| source.find(start)).min();
+    let lines = source[..end.unwrap_or(source.len())].lines();
+    lines
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .any(|line| line.contains("Forwarding::") || line.contains("translates()"))
+}
+
+#[test]
+fn every_place_that_depends_on_forwarding_method_is_named() {
+    let list = section("ARCHITECTURE.md", "### A forwarding method");
+    let named: Vec<&str> = list.split('`').skip(1).step_by(2).collect();
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut count = 0;
+    for program in [
+        "lvs-api",
+        "lvs-core",
+        "lvs-packet",
+        "lvs-process",
+        "lvs-proxy",
+        "lvs-sys",
+        "lvs-dataplane",
+        "lvsadm",
+        "lvsd",
+    ] {
+        let mut sources = Vec::new();
+        sources_below(&crates.join(program).join("src"), &mut sources);
+        for path in sources {
+            let inside = path.rsplit_once("/../").expect("a path of a crate").1;
+            let is_test = inside.contains("/tests") || inside.ends_with("/testing.rs");
+            let source = fs::read_to_string(&path).expect("a source file");
+            if is_test || !depends_on_method(&source) {
+                continue;
+            }
+            count += 1;
+            let covers = |place: &&&str| {
+                inside == **place || (place.ends_with('/') && inside.starts_with(**place))
+            };
+            assert!(
+                named.iter().any(|place| covers(&place)),
+                "ARCHITECTURE.md: `A forwarding method` does not name {inside}"
+            );
+        }
+    }
+    assert!(count > 40, "files: {count}");
 }
 
 /// The names of the tests below a directory of crates, and the files that they are in.

@@ -70,7 +70,7 @@ pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
             "Ordinary for the host's own traffic. If a service should have accepted the packet: lvsadm explain tcp SRC:PORT VIP:PORT."
         }
         AcceptReason::NotNew => {
-            "The dataplane has restarted, or a connection was idle for longer than its timeout: the host resets it. If it is often the latter, use longer timeouts (lvsadm --set)."
+            "Ordinary for the host's own connections, such as health checks. The host resets connections of clients after a restart of the dataplane, and those that were idle for longer than their timeout: for these, use longer timeouts (lvsadm --set)."
         }
         AcceptReason::Protocol => {
             "TCP, UDP, SCTP, AH and ESP are balanced; the host processes other protocols."

@@ -42,7 +42,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
 
 fn text(state: &SyncState) -> String {
     if state.peers.is_empty() {
-        return "no peers: configure them with lvs-dataplane --sync-peer\n".to_owned();
+        return "no peers: configure them with [sync.peers] in lvsd.toml, or with lvs-dataplane --sync-peer; a dataplane reads them at its start\n".to_owned();
     }
     let mut text = match state.ready {
         true => "ready".to_owned(),

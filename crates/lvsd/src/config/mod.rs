@@ -267,6 +267,8 @@ pub struct HostAddress {
 /// The peers that replicate connections with this director.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
+    /// Their addresses and ports.
+    pub addresses: Vec<SocketAddr>,
     /// The options about them on the dataplane's command line.
     pub options: Vec<String>,
     /// File with the key that all peers use.

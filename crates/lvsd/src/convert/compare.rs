@@ -33,7 +33,10 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
     let (config, _) = Config::from_toml("", toml).map_err(|report| report.to_string())?;
     let dump = dump::read(printed);
     if dump.services.is_empty() && !dump.whole {
-        return Err("keepalived prints no virtual server".to_owned());
+        let last = printed.lines().next_back().unwrap_or("nothing");
+        return Err(format!(
+            "keepalived has printed no virtual server, and at the end: {last}"
+        ));
     }
     let mut compared = Compared {
         whole: dump.whole,
@@ -398,6 +401,7 @@ weight = 7
                 compared.differences
             );
         }
-        assert!(compare(TOML, "Stopped").is_err());
+        let error = compare(TOML, "Started\nexec failed: Permission denied\n").unwrap_err();
+        assert!(error.ends_with("exec failed: Permission denied"), "{error}");
     }
 }

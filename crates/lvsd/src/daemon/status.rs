@@ -8,11 +8,13 @@ use lvs_api::daemon::{
     AdminState, CheckNotMade, DataplaneStatus, ProxyStatus, ServerStatus, ServiceStatus,
     SourceStatus, Status,
 };
-use lvs_core::api::{Info, ReasonCount, Refusals, ServiceId, ServiceInfo, SilentHop, SyncCounts};
+use lvs_core::api::{
+    Info, PeerStanding, ReasonCount, Refusals, ServiceId, ServiceInfo, SilentHop, SyncCounts,
+};
 
 use super::Daemon;
 use crate::clock::Now;
-use crate::config::Service;
+use crate::config::{Peers, Service};
 use crate::dataplane::ObservedServer;
 use crate::health::{Code, Prober};
 use crate::verdict;
@@ -50,7 +52,7 @@ impl<P: Prober> Daemon<P> {
                 seen_ms: dataplane.last_answer.get().map(|at| millis(at.elapsed())),
                 vips: found.vips.iter().copied().collect(),
                 sync: self.sync_counts(),
-                peers: found.seen.info.peers.clone(),
+                peers: peers(&found.seen.info, inputs.config.dataplane.peers.as_ref()),
                 tables: found.seen.info.tables.clone(),
                 waiting: found.seen.info.waiting.clone(),
                 down: found
@@ -254,6 +256,25 @@ fn silent_hops(info: &Info, services: &[ServiceStatus]) -> Vec<SilentHop> {
     hops.filter(|hop| !is_reported(hop)).cloned().collect()
 }
 
+/// The peers of the dataplane, and those of the file that it does not have: it was started before
+/// they were in the file, and replicates nothing with them.
+fn peers(info: &Info, wanted: Option<&Peers>) -> Vec<PeerStanding> {
+    let mut all = info.peers.clone();
+    let wanted = wanted.filter(|_| info.pid != 0);
+    let wanted = wanted.map_or(&[][..], |peers| &peers.addresses);
+    let is_missing = |peer: &&SocketAddr| info.peers.iter().all(|known| known.peer != **peer);
+    all.extend(wanted.iter().filter(is_missing).map(|&peer| PeerStanding {
+        peer,
+        state: "away".to_owned(),
+        seconds: info.uptime,
+        missing: 0,
+        trouble: "the dataplane was started without this peer; to replicate, restart it, which ends all connections: \
+                  systemctl restart lvs-dataplane"
+            .to_owned(),
+    }));
+    all
+}
+
 /// The reasons why packets were dropped in the last five minutes; most packets first.
 fn recent_drops(reasons: &[ReasonCount]) -> Vec<ReasonCount> {
     let is_recent = |reason: &&ReasonCount| {
@@ -291,6 +312,37 @@ fn by_service(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn peer_that_dataplane_was_started_without_is_away() {
+        let [first, second] = [2, 3].map(|n| SocketAddr::from(([192, 0, 2, n], 8848)));
+        let wanted = Peers {
+            addresses: vec![first, second],
+            options: Vec::new(),
+            key_file: String::new(),
+        };
+        let known = PeerStanding {
+            peer: first,
+            state: "in step".to_owned(),
+            seconds: 0,
+            missing: 0,
+            trouble: String::new(),
+        };
+        let mut info = Info {
+            pid: 7,
+            uptime: 60,
+            peers: vec![known.clone()],
+            ..Info::default()
+        };
+        let all = peers(&info, Some(&wanted));
+        assert_eq!(all[0], known);
+        assert_eq!((all.len(), all[1].peer), (2, second));
+        assert!(all[1].is_alarming() && all[1].trouble.contains("restart"));
+        assert_eq!(peers(&info, None), [known]);
+        // No dataplane has answered yet.
+        info = Info::default();
+        assert_eq!(peers(&info, Some(&wanted)), []);
+    }
 
     #[test]
     fn drops_of_the_last_minutes_are_sorted_by_number() {

@@ -109,6 +109,7 @@ impl Checker<'_> {
             read.ok()
         });
         let mut seen = HashSet::new();
+        let mut addresses = Vec::new();
         for text in &peers.get_ref().0 {
             let finding = match directors::peer(text) {
                 Err(why) => {
@@ -125,7 +126,10 @@ impl Checker<'_> {
                     let title = format!("{} is this director's own address", addr.ip());
                     Diagnostic::error(peers.span(), title).help("name only the other directors")
                 }
-                Ok(_) => continue,
+                Ok(addr) => {
+                    addresses.push(addr);
+                    continue;
+                }
             };
             self.report(finding);
         }
@@ -170,6 +174,7 @@ impl Checker<'_> {
             );
         }
         let all = Peers {
+            addresses,
             options: options.0,
             key_file: key_file.get_ref().clone(),
         };
