@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn shell_and_printer_check_port_of_client() {
+    fn shell_and_printer_servers_check_source_port_of_client() {
         assert!(
             nix::unistd::geteuid().is_root(),
             "reserved ports: run this test as root"

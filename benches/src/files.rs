@@ -390,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn set_of_files_has_its_sizes() {
+    fn file_set_has_the_specified_sizes() {
         let sizes = sizes(76_000, 1_800_000);
         assert_eq!(sizes.len(), 16);
         assert_eq!((sizes[0], sizes[15]), (76_000, 1_800_000));
@@ -411,7 +411,7 @@ mod tests {
     /// Two clients of a server of 400 kB/s get no more than that together, on any machine; and the
     /// files arrive complete.
     #[test]
-    fn server_keeps_its_capacity() {
+    fn server_never_exceeds_its_capacity() {
         let asked = runtime().expect("a runtime").block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
             let target = listener.local_addr().expect("an address");

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn time_of_ended_process_counts_once() {
+    fn processor_time_of_exited_process_counts_once() {
         // 11 has used 5 seconds of which 3 were before, and was waited for; 12 came and went; 20 is
         // another's.
         let first = snapshot(&[(10, 1, 1), (11, 10, 3), (20, 1, 50)], &[(10, 7), (20, 9)]);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_program_is_included() {
+    fn usage_includes_exited_programs() {
         let first = Snapshot::take();
         let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
         let nested = format!("sh -c '{spin}'; true");

@@ -55,7 +55,7 @@ mod tests {
     use super::{Rounds, Spread};
 
     #[test]
-    fn rounds_are_printed() {
+    fn number_of_rounds_is_printed_in_singular_or_plural() {
         assert_eq!(
             [1, 2].map(|n| Rounds(n).to_string()),
             ["1 round", "2 rounds"]
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn median_of_any_order_is_the_middle() {
+    fn median_does_not_depend_on_order() {
         assert_eq!(Spread::of([]), None);
         let three = Spread::of([3.0, 1.0, 2.0]).expect("three values");
         assert_eq!(

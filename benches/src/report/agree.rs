@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn points_in_one_report_only_are_counted() {
+    fn points_missing_in_one_report_are_counted() {
         let first = report(&[[10.0, 20.0]]);
         let mut second = first.clone();
         second.runs[0].values.truncate(1);

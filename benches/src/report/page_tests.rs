@@ -256,7 +256,7 @@ fn page_names_missing_peers_and_plots() {
 
 #[test]
 #[ignore = "needs jsonschema"]
-fn report_matches_its_schema() {
+fn benchmark_report_matches_its_schema() {
     // Debian's: another one of that name need not work, or be there for this user.
     const JSONSCHEMA: &str = "/usr/bin/jsonschema";
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/report.schema.json");
@@ -321,7 +321,7 @@ fn peers_have_colours_of_the_palette() {
 
 /// Variants of one peer differ in one plot, too.
 #[test]
-fn variants_of_a_peer_look_different() {
+fn peers_of_one_experiment_look_different() {
     for experiment in EXPERIMENTS {
         let peers = peers::of(experiment);
         let looks: HashSet<String> = peers

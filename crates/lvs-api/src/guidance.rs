@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_without_command_gets_no_advice() {
+    fn fix_without_command_is_unchanged() {
         let nothing = "Nothing: this is what --fast-path is for.";
         assert_eq!(with_keys(nothing), nothing);
     }

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_process_is_ending_until_its_threads_have_exited() {
+    fn killed_process_counts_as_exiting_until_its_threads_have_exited() {
         let none = "0000000000000000";
         assert_eq!(life("S", 0x0040_0040, 9, none), Life::Running);
         assert_eq!(life("R", 0x0040_0044, 9, none), Life::Ending);

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn no_dataplane_process_is_not_waited_for() {
+    fn client_without_dataplane_process_does_not_wait() {
         assert!(!Proc::new().is_starting(true, Duration::ZERO));
         assert!(!waits_for(5, 100_000, "nginx\0", Some(7)));
         assert!(!waits_for(
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn young_dataplane_is_waited_for() {
+    fn client_waits_for_recently_started_dataplane() {
         for command_line in [
             "lvs-dataplane\0--own-vips\0",
             "/usr/sbin/lvs-dataplane\0",
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn younger_process_is_not_waited_for() {
+    fn client_does_not_wait_for_process_younger_than_itself() {
         assert!(!waits_for(1, 100_001, "lvsd\0status\0", Some(7)));
         // Started in the same tick: the process number decides.
         let proc = Proc::new();
@@ -282,13 +282,13 @@ mod tests {
     }
 
     #[test]
-    fn dataplane_older_than_the_limit_is_not_waited_for() {
+    fn client_does_not_wait_for_dataplane_older_than_the_limit() {
         assert!(waits_for(1, 99_000, "lvs-dataplane\0", Some(7)));
         assert!(!waits_for(1, 98_990, "lvs-dataplane\0", Some(7)));
     }
 
     #[test]
-    fn dataplane_of_another_namespace_is_waited_for_only_with_a_path() {
+    fn client_waits_for_dataplane_of_another_namespace_only_with_a_path() {
         let proc = Proc::new();
         proc.add(11, 1, 100_000, "lvs-dataplane\0", Some(8));
         assert!(!proc.is_starting(true, Duration::ZERO));
@@ -298,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn dataplane_behind_a_launcher_is_waited_for_before_entering_the_namespace() {
+    fn client_waits_for_launched_dataplane_before_it_enters_the_namespace() {
         let command_line = "nsenter\0--net=/run/netns/lb\0lvs-dataplane\0";
         assert!(waits_for(5, 100_000, command_line, Some(8)));
         assert!(!waits_for(5, 99_800, command_line, Some(8)), "too old");
     }
 
     #[test]
-    fn sibling_before_exec_is_waited_for_one_second() {
+    fn client_waits_one_second_for_sibling_before_exec() {
         for command_line in ["bash\0setup.sh\0", ""] {
             assert!(waits_for(5, 100_000, command_line, Some(7)));
             // It becomes `ip netns exec`.
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_process_is_not_waited_for() {
+    fn client_does_not_wait_for_exited_process() {
         let proc = Proc::new();
         proc.add(11, 5, 100_000, "", Some(7));
         let stat = proc.0.path().join("11/stat");

@@ -233,7 +233,7 @@ mod tests {
     const OWN: &str = "netns-1.sock";
 
     #[test]
-    fn sweep_namespace_gone_removes_its_files_only() {
+    fn sweep_removes_only_files_of_removed_namespace() {
         let root = tempfile::tempdir().expect("a directory");
         let mine = [
             "netns-1.sock.7.lvsd.toml",
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_same_inode_other_cookie_removes_state() {
+    fn sweep_removes_state_of_same_inode_with_another_cookie() {
         let root = tempfile::tempdir().expect("a directory");
         let of = [
             "netns-1.sock.6.lvsd.toml",
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_running_process_keeps_files() {
+    fn sweep_keeps_files_of_running_process() {
         let root = tempfile::tempdir().expect("a directory");
         files(root.path(), &["netns-3.sock.9.lvsd.json"]);
         let own = root.path().join(OWN);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_without_visible_processes_removes_old_files_only() {
+    fn sweep_without_visible_processes_removes_only_old_files() {
         let root = tempfile::tempdir().expect("a directory");
         files(root.path(), &["netns-3.sock.lock", "netns-4.sock.lock"]);
         let old = fs::File::options()

@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lent_frame_is_changed_in_place() {
+    fn borrowed_frame_is_changed_in_place() {
         let arena = Arena::new(1, 256).expect("a mapping");
         let mut slot = arena.lend(0).expect("free");
         slot[64..68].copy_from_slice(b"data");
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn frame_without_buffer_gets_one_to_receive() {
+    fn frame_without_buffer_gets_a_buffer_before_receiving() {
         let mut frame = Frame::vacant();
         assert!(frame.push_front(1).is_none() && !frame.extend(b"x"));
         assert_eq!(frame.receive_buffer().len(), MAX_FRAME);

@@ -540,7 +540,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn segments_carry_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
+        fn segmentation_keeps_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], 64)
@@ -591,7 +591,7 @@ mod tests {
 
         /// The super-packet of a sender whose device segments VXLAN (`SKB_GSO_UDP_TUNNEL`).
         #[test]
-        fn segments_inside_tunnel_have_right_headers(data in proptest::collection::vec(any::<u8>(), 1..9000), size in 71u16..1400, [six, inner_six, udp, summed, declared] in any::<[bool; 5]>()) {
+        fn segments_inside_tunnel_have_correct_headers(data in proptest::collection::vec(any::<u8>(), 1..9000), size in 71u16..1400, [six, inner_six, udp, summed, declared] in any::<[bool; 5]>()) {
             let ip = tunnelled(&data, udp, [six, inner_six], summed, declared);
             let l4 = if six { 40 } else { 20 };
             let inner = l4 + INNER;

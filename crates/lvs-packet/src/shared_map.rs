@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copy_stays_unchanged_and_shares_memory() {
+    fn copy_of_shared_map_stays_unchanged_and_shares_memory() {
         let mut map: SharedMap<u32, u32> = (0..10_000).map(|n| (n, n)).collect();
         let copy = map.clone();
         assert_eq!(map.insert(7, 8), Some(7));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_set_contains_nothing() {
+    fn empty_shared_set_contains_nothing() {
         let mut set = SharedSet::default();
         assert!(set.is_empty() && !set.contains(&1) && !set.remove(&1));
         assert!(set.insert(1) && !set.insert(1));

@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn flood_of_one_network_keeps_shares_of_other_networks() {
+    fn flood_from_one_network_leaves_shares_of_other_networks() {
         let one = |n: u32| {
             let [_, b, c, d] = n.wrapping_mul(0x9e37_79b1).to_be_bytes();
             SocketAddr::from(([203, 0, 113, b], u16::from_be_bytes([c, d])))
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn flood_of_many_networks_uses_only_the_unused_share() {
+    fn flood_from_many_networks_uses_only_the_unused_share() {
         let mut flood = Flood::new(client);
         flood.run(Duration::from_secs(2));
         let mut passed = 0;
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn syns_below_half_of_the_time_pass_and_limiter_relaxes() {
+    fn syns_below_half_of_processor_time_pass_and_limiter_relaxes() {
         let mut syn_limiter = SynLimiter::default();
         let mut now = Instant::ZERO;
         for n in 0..200_000_u32 {

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn piece_of_content_equals_the_same_part_of_the_whole() {
+    fn piece_of_generated_content_equals_the_same_part_of_the_whole() {
         let mut whole = [0; 100];
         fill(0, &mut whole);
         for start in 0..40 {

@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oracle_checksums_equal_published_ones() {
+    fn oracle_checksums_equal_published_values() {
         // The header in RFC 1071's tradition: Wikipedia's example of an IPv4 header.
         let header = [
             0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8,

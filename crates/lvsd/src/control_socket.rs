@@ -178,7 +178,7 @@ mod tests {
 
     /// A client that sends an invalid request gets an error.
     #[tokio::test]
-    async fn invalid_request_is_answered() {
+    async fn control_socket_answers_invalid_request_with_error() {
         let directory = tempfile::tempdir().expect("a directory");
         let dataplane = Address::new(directory.path().join("e.sock"));
         opened(&dataplane, &Dataplane::default(), &Events::default());

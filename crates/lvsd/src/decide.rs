@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn below_the_minimum_share_all_are_used() {
+    fn all_servers_are_used_below_the_minimum_share() {
         let lone = service("panic_below = 50");
         let panic: Vec<bool> = walk(&lone, &[4, 2, 1, 0, 2])
             .iter()

@@ -344,7 +344,7 @@ mod tests {
 
     /// All shards share the templates: their maximum does not depend on the number of shards.
     #[test]
-    fn shards_do_not_divide_the_table_of_templates() {
+    fn all_shards_share_one_template_table_limit() {
         let templates = |shards: usize| {
             let options = Options {
                 max_connections: 4096 / shards,

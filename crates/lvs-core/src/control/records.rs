@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn place_of_removed_record_is_reused() {
+    fn slot_of_removed_record_is_reused() {
         let mut records = Records::default();
         let ids: Vec<u32> = (1..=3).map(|n| enter(&mut records, n).0).collect();
         assert_eq!(ids, [0, 1, 2]);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn trash_is_visited_in_portions() {
+    fn removed_servers_are_visited_in_portions() {
         let mut records = Records::default();
         let ids: Vec<ServerId> = (1..=5).map(|n| enter(&mut records, n)).collect();
         for &id in &ids {

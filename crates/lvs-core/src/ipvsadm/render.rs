@@ -678,7 +678,7 @@ mod tests {
     }
 
     #[test]
-    fn large_numbers_are_shortened() {
+    fn listing_shortens_large_numbers() {
         assert_eq!(number(99_999_999, false), " 99999999");
         assert_eq!(number(100_000_000, false), "  100000K");
         assert_eq!(number(999_999_999, false), "  999999K");
@@ -689,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_sort_as_ipvsadm_compares_them() {
+    fn listing_sorts_addresses_like_ipvsadm() {
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         assert_eq!(
             compare_endpoints(at("192.168.0.1:80"), at("10.0.0.1:80")),
@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_servers_wrap() {
+    fn listed_server_counters_wrap_like_ipvsadm() {
         let counts = Counts {
             conns: 1 << 32,
             in_packets: (1 << 32) + 7,

@@ -141,7 +141,7 @@ mod tests {
     use crate::sched::tests::{clients, letters, pool};
 
     #[test]
-    fn sh_assigns_slots_in_runs_of_weight() {
+    fn sh_assigns_as_many_consecutive_slots_as_the_weight() {
         let pool = pool("sh", &[1, 2, 0]);
         let mut scheduler = SourceHashing::default();
         scheduler.assign(pool.servers());

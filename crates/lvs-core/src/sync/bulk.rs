@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_shows_missing_connections_and_their_range() {
+    fn digest_reveals_missing_connections_and_their_range() {
         let (mut sender, mut receiver) = (Replicas::new([1, 2]), Replicas::new([3, 4]));
         receiver.listen_to(5, [1, 2]);
         for port in 0..10_000 {

@@ -311,7 +311,7 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
 }
 
 #[test]
-fn untracked_connection_is_reset_by_its_next_packet() {
+fn connection_without_tracked_numbers_is_reset_at_its_next_packet() {
     let key = ServiceKey::tcp(addr(VIP));
     let kernel = service("rr", Extras::default());
     let mut director = director(key, kernel, Forwarding::Route, 1);
@@ -988,7 +988,7 @@ fn silent_server_is_suspicious() {
 }
 
 #[test]
-fn attempts_of_a_server_that_returns_are_not_recent() {
+fn returning_server_has_no_recent_attempts() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
     for port in 2000..2003 {

@@ -83,7 +83,7 @@ fn timers_fire_at_their_deadline() {
 /// The kernel drops a SYN that takes over a connection which netfilter tracks, and schedules its
 /// repetition.
 #[test]
-fn port_reuse_needs_no_second_syn_though_conntrack_is_on() {
+fn port_reuse_with_conntrack_needs_no_second_syn() {
     const FIN: u8 = TcpFlags::FIN | TcpFlags::ACK;
     let mut director = director();
     director.control.set_sysctl("conntrack", "1").unwrap();

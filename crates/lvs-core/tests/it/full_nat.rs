@@ -255,7 +255,7 @@ fn hairpin_translates_both_ends_only_if_replies_would_bypass_director() {
 }
 
 #[test]
-fn full_nat_to_director_itself_keeps_client_address() {
+fn full_nat_to_local_server_keeps_client_address() {
     let mut director = director(Forwarding::FullNat, &[SERVER]);
     director
         .control

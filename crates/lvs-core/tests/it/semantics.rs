@@ -336,7 +336,7 @@ fn ipv6_without_servers_bypasses_to_host_itself() {
 }
 
 #[test]
-fn one_packet_connections_are_counted_and_removed() {
+fn one_packet_connections_are_counted_and_removed_at_once() {
     let mut config = rr();
     config.flags = ServiceFlags(ServiceFlags::ONE_PACKET);
     let mut director = director(ServiceKey::udp(addr(VIP)), config, Forwarding::Nat, 2);

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capture_with_filter_shows_matches_and_counts_losses_of_slow_reader() {
+    fn filtered_capture_contains_matches_and_counts_losses_of_slow_reader() {
         let tuple = Tuple {
             protocol: Protocol::TCP,
             src: ([192, 0, 2, 1], 4000).into(),

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_local_clients_are_limited_and_ended_clients_free_places() {
+    fn hidden_local_clients_are_bounded_and_ended_clients_free_their_slots() {
         let mut clients = LocalClients::default();
         for n in 0..CLIENTS_MAX {
             assert!(clients.add(client(n)));

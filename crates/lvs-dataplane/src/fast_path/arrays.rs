@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unnumberable_worker_regions_are_refused() {
+    fn worker_regions_above_the_maximum_of_entries_are_refused() {
         let of = |entries, workers| {
             let workers = NonZeroUsize::new(workers).expect("at least one exists");
             entries_of_all(entries, workers).ok()

@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn local_addresses_of_killed_dataplane_are_adopted_once_then_dropped() {
+    fn local_addresses_of_killed_dataplane_are_adopted_once_and_then_removed() {
         let Some(fast_path) = open() else { return };
         let locals = &fast_path.locals;
         let ends = locals.make().expect("there is memory");

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn narrowest_control_group_limits_memory() {
+    fn smallest_control_group_limit_bounds_memory() {
         let root = tempfile::tempdir().expect("a directory");
         let inner = root.path().join("a/b");
         fs::create_dir_all(&inner).expect("made");

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn second_portion_waits_for_the_first() {
+    fn sync_backup_second_portion_waits_for_the_first() {
         let reader = Reader {
             syncid: 0,
             buffer: vec![0; 1473],

@@ -578,7 +578,8 @@ mod tests {
 
     /// Any local process can listen on a free name and let clients wait.
     #[test]
-    fn foreign_process_at_the_name_delays_start_for_bounded_time() -> io::Result<()> {
+    fn foreign_process_with_socket_of_state_keeper_delays_start_by_a_bounded_time() -> io::Result<()>
+    {
         let name = format!("test-deaf-{}", std::process::id());
         let full = format!("lvs-state:{name}");
         let address = SocketAddr::from_abstract_name(full.as_bytes())?;

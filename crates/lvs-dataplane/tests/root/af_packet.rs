@@ -104,17 +104,17 @@ fn hosts() -> (Host, Host, Host) {
 }
 
 #[test]
-fn super_packets_are_forwarded_whole_with_right_checksums() {
+fn super_packets_are_forwarded_whole_with_correct_checksums() {
     aggregates_pass(open);
 }
 
 #[test]
-fn super_packets_without_ring_are_forwarded_whole_with_right_checksums() {
+fn super_packets_without_ring_are_forwarded_whole_with_correct_checksums() {
     aggregates_pass(open_without_ring);
 }
 
 #[test]
-fn super_packets_by_two_queues_are_forwarded_whole_with_right_checksums() {
+fn super_packets_of_two_queues_are_forwarded_whole_with_correct_checksums() {
     aggregates_pass(open_two_queues);
 }
 
@@ -289,7 +289,7 @@ fn frames_of_all_lengths_arrive_in_order_without_loss() {
 }
 
 #[test]
-fn full_ring_counts_losses_and_keeps_lent_frames() {
+fn full_ring_counts_losses_and_keeps_borrowed_frames() {
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(move || open("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));

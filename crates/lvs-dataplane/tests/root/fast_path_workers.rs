@@ -153,7 +153,7 @@ fn forwarded(kernel: &FastPath, src: SocketAddr, dst: SocketAddr) -> bool {
 }
 
 #[test]
-fn programs_find_connection_in_region_of_its_worker_alone() {
+fn bpf_programs_search_only_the_region_of_the_worker() {
     let workers = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
     for by_address in [false, true] {
         let steering = Steering::new(workers, 77, by_address);

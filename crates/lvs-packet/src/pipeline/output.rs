@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_frame_costs_its_size_and_is_reused() {
+    fn output_frame_uses_memory_of_its_size_and_is_reused() {
         let mut out = Output::new();
         assert_eq!(out.spare(8).capacity(), 8);
         assert_eq!(out.spare(1514).capacity(), SMALL);

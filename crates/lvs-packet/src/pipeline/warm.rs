@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warm_parser_accepts_only_plain_ipv4() {
+    fn prefetch_parser_accepts_only_ipv4_without_options() {
         let mut frame = vec![0; 64];
         frame[12..15].copy_from_slice(&[8, 0, 0x45]);
         frame[23] = 6;

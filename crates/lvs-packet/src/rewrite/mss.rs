@@ -118,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn checksum_stays_right_after_mss_change(six: bool, pad in 0usize..4, asked: u16, limit in 536u16.., partial: bool) {
+        fn checksum_is_correct_after_mss_change(six: bool, pad in 0usize..4, asked: u16, limit in 536u16.., partial: bool) {
             let mut options = vec![NOP; pad];
             options.extend([MSS, MSS_LEN]);
             options.extend(asked.to_be_bytes());

@@ -332,7 +332,7 @@ mod tests {
     /// The sender of a tunnel packet leaves the inner checksum to the device. It omits the outer
     /// checksum, or computes it for the finished packet (the kernel's local checksum offload).
     #[test]
-    fn datagram_around_partial_checksum_gets_right_checksums() {
+    fn datagram_around_partial_checksum_gets_correct_checksums() {
         for (absent, six, end) in [
             (true, false, End::Destination),
             (true, true, End::Source),
@@ -386,7 +386,7 @@ mod tests {
 
     /// The super-packet is segmented after the translation, instead of by the sender's device.
     #[test]
-    fn aggregate_inside_tunnel_gets_right_checksums_when_it_is_cut() {
+    fn super_packet_inside_tunnel_has_correct_checksums_after_segmentation() {
         for (absent, end) in [(true, End::Destination), (false, End::Source)] {
             const INNER: usize = 20 + 8 + 8 + 14;
             let mut inside = vec![0; 8 + 14];
@@ -432,7 +432,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nat_rewrite_keeps_checksums_right(mut src: [u8; 16], dst: [u8; 16], sport: u16, dport: u16, to: [u8; 16], port: u16, source: bool, udp: bool,
+        fn nat_rewrite_keeps_checksums_correct(mut src: [u8; 16], dst: [u8; 16], sport: u16, dport: u16, to: [u8; 16], port: u16, source: bool, udp: bool,
                                 absent: bool, partial: bool, six: bool, payload in proptest::collection::vec(any::<u8>(), 0..200)) {
             src[0] &= 0x7f; // Not a group.
             let mut ip = Vec::new();
@@ -477,7 +477,7 @@ mod tests {
         }
 
         #[test]
-        fn translated_error_has_right_checksum_and_addresses(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
+        fn translated_icmp_error_has_correct_checksum_and_addresses(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
             // The server complains about a packet of the client's that was translated to it.
             let mut inner = Vec::new();
             PacketBuilder::ipv6(client, server, 63).udp(1000, 8053).write(&mut inner, &vec![9; len]).expect("writing to a vector succeeds");

@@ -177,13 +177,13 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn checksum_of_rfc_1071_example_is_right() {
+    fn checksum_of_rfc_1071_example_is_correct() {
         let sum = Sum::ZERO.bytes(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
         assert_eq!(sum.fold(), 0xddf2);
     }
 
     #[test]
-    fn crc32c_of_check_input_is_published_value() {
+    fn crc32c_of_check_input_equals_published_value() {
         let mut packet = [0u8; 12].to_vec();
         packet.extend_from_slice(b"x");
         // The field itself does not count.
@@ -202,7 +202,7 @@ mod tests {
         }
 
         #[test]
-        fn update_equals_a_new_sum(mut bytes in proptest::collection::vec(any::<u8>(), 20..60), new: [u8; 4], port: u16) {
+        fn incremental_checksum_equals_new_sum(mut bytes in proptest::collection::vec(any::<u8>(), 20..60), new: [u8; 4], port: u16) {
             bytes[1] |= 1; // A header is never all zeros.
             let stored = Sum::ZERO.bytes(&bytes).finish();
             let old = Ipv4Addr::new(bytes[12], bytes[13], bytes[14], bytes[15]);

@@ -225,7 +225,7 @@ mod tests {
     /// Recorded from the kernel, requests and answers of a service by NAT with each of these
     /// options.
     #[test]
-    fn router_fills_in_ip_options() {
+    fn ip_options_are_filled_in_like_a_router() {
         for (before, after) in [
             (
                 &[7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0][..],

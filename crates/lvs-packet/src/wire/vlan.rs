@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_tag_is_no_vlan() {
+    fn priority_tag_is_not_a_vlan() {
         let mut priority = frame();
         assert!(insert(&mut priority, TAG, 0xa000));
         assert_eq!(take_priority_tag(&mut priority), Priority::Taken);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn runt_frame_gets_no_tag() {
+    fn truncated_frame_gets_no_vlan_tag() {
         let mut runt = Frame::from_bytes(b"short");
         assert!(!insert(&mut runt, TAG, 1));
         assert_eq!(runt.bytes(), b"short");

@@ -583,7 +583,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listed_seconds_begin_again_after_2_to_the_32_milliseconds() {
+    fn listed_seconds_wrap_after_2_to_the_32_milliseconds() {
         let listed = |seconds| listed_seconds(Duration::from_secs(seconds));
         assert_eq!(listed(4_294_967), 4_294_967);
         assert_eq!(listed(4_294_968), 0);

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn only_varying_fields_are_masked() {
+    fn only_fields_that_vary_between_recordings_are_masked() {
         let (a, b) = ("10.255.0.1:4000", "10.1.0.1:6080");
         let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         ipv4::set_id(&mut whole, 7);

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owner_mark_distinguishes_live_runs_from_dead_ones() {
+    fn owner_mark_distinguishes_running_testbeds_from_dead_ones() {
         let own = owner_mark(std::process::id());
         assert!(!is_dead(&own), "{own} is the mark of this process");
         assert!(!is_dead(&format!("{own}-3")), "a directory of this process");

@@ -155,17 +155,17 @@ fn translations(seed: u64, count: u64, six: bool) {
 }
 
 #[test]
-fn checksums_of_translated_ipv4_packets_are_right() {
+fn checksums_of_translated_ipv4_packets_are_correct() {
     translations(1, 3_500_000, false);
 }
 
 #[test]
-fn checksums_of_translated_ipv6_packets_are_right() {
+fn checksums_of_translated_ipv6_packets_are_correct() {
     translations(2, 3_500_000, true);
 }
 
 #[test]
-fn checksums_of_translated_icmp_errors_are_right() {
+fn checksums_of_translated_icmp_errors_are_correct() {
     let mut entropy = Entropy::seeded(3);
     let entropy = &mut entropy;
     let mut done = 0;
@@ -203,7 +203,7 @@ fn checksums_of_translated_icmp_errors_are_right() {
 }
 
 #[test]
-fn checksums_of_outer_headers_are_right() {
+fn checksums_of_outer_headers_are_correct() {
     let checksums = [
         TunnelChecksum::None,
         TunnelChecksum::Full,

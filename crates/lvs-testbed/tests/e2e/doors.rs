@@ -70,7 +70,7 @@ fn requests(site: &Site, count: u64) -> Result<()> {
 }
 
 #[test]
-fn unread_log_delays_no_packet() -> Result<()> {
+fn log_without_reader_delays_no_packet() -> Result<()> {
     let mut site = site("log")?;
     let fifo = site.testbed.dir().join("log").display().to_string();
     let stuff = format!(
@@ -143,7 +143,7 @@ fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
 }
 
 #[test]
-fn socket_names_taken_by_other_users_do_not_prevent_start() -> Result<()> {
+fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
     let site = site("squat")?;
     for launcher in [&NOBODY[..], &BARE_ROOT] {
         let mut squatters = vec![

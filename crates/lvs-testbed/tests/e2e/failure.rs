@@ -292,7 +292,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
 
 /// Another host announces a virtual address: the director that owns it announces it again.
 #[test]
-fn foreign_claim_to_vip_is_answered() -> Result<()> {
+fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
     let mut options = SiteOptions::new("claim", Forward::Dr);
     options.servers = 2;
     options.vip = Vip::Dataplane;

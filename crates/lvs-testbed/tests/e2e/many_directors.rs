@@ -61,7 +61,7 @@ fn directors_are_in_sync_again_after_disconnection_dr() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn downloads_survive_stopped_dataplane_and_lost_datagrams_tun() -> Result<()> {
+fn downloads_survive_suspended_dataplane_and_lost_datagrams_tun() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     common::nothing_breaks(&outcomes)?;

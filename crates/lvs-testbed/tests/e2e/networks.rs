@@ -308,7 +308,7 @@ fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
 /// A standby director resolves its gateway before the first packet for a client: it may have to
 /// take over at any time.
 #[test]
-fn gateway_is_resolved_in_advance() -> Result<()> {
+fn gateway_address_is_resolved_before_the_first_packet() -> Result<()> {
     let site = site("gateway", Forward::Dr, |options| {
         options.topology = Topology::OneArm;
     })?;

@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn look_at_mapped_memory_returns_its_bytes() {
+    fn read_of_mapped_memory_returns_its_bytes() {
         let bytes = *b"a request";
         let (at, own) = (bytes.as_ptr().addr() as u64, Look(std::process::id()));
         let mut copy = [0; 9];

@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn name_of_kernel_is_a_link_and_name_of_ipvs_a_file() {
+    fn proc_name_of_kernel_is_a_link_and_name_of_ipvs_is_a_file() {
         let files = files();
         let mut worker = Worker::default();
         let mut find = |directory: &Node, name: &str| {
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_remembered_are_bounded() {
+    fn number_of_stored_names_is_bounded() {
         let mut links = Links::default();
         for number in 0..LINKS_MAX {
             let name = (Overlay::Net, number.to_string());

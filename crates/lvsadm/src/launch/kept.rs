@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_state_of_each_service_is_kept() {
+    fn newest_state_of_each_service_is_stored() {
         let mut kept = Kept::default();
         assert!(kept.is_empty() && kept.requests().is_empty());
         let timeouts = |tcp, tcp_fin, udp| Timeouts { tcp, tcp_fin, udp };
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_above_limit_is_not_kept() {
+    fn configuration_above_limit_is_not_stored() {
         let mut kept = Kept::default();
         assert!(kept.keep(&Call::ServiceAdd(add(1, "rr"))));
         let all = u32::try_from(CHANGES_MAX).expect("a small number");

@@ -288,7 +288,7 @@ fn edit_keeps_flags_outside_the_mask_and_settings_of_this_director() {
 }
 
 #[test]
-fn message_that_is_no_request_has_no_answer() {
+fn message_that_is_not_a_request_is_not_answered() {
     let mut message = request(FAMILY, 0, 1, 17, &[]);
     message[6] = 0;
     assert!(ask(&message, &mut Kept::default()).is_empty());

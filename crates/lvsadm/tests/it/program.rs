@@ -297,7 +297,7 @@ fn long_listing_is_streamed() {
 }
 
 #[test]
-fn closed_output_pipe_is_no_error() {
+fn closed_output_pipe_is_not_an_error() {
     let at = address("pipe");
     let _dataplane = start(&at);
     let mut child = program("ipvsadm", &at)

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn history_above_limit_keeps_the_first_services() {
+    fn history_above_limit_contains_the_first_services() {
         let mut snapshot = snapshot("web");
         let one = snapshot.status.services[0].clone();
         snapshot.status.services = (0..SERVICES_MAX + 10)
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn history_keeps_an_hour_and_drops_removed_services() {
+    fn history_covers_an_hour_and_omits_removed_services() {
         let mut history = History::default();
         for n in 0..300 {
             let mut snapshot = snapshot("web");

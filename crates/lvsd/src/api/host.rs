@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn address_and_known_name_are_answered() {
+    fn api_answers_requests_for_address_and_known_name() {
         let own = rustix::system::uname();
         let own = own.nodename().to_str().expect("text");
         for host in [
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn request_with_unknown_host_name_is_refused() {
+    fn api_request_with_unknown_host_name_is_refused() {
         for host in [
             "evil.example",
             "evil.example:9560",

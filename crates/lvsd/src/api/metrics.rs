@@ -920,7 +920,7 @@ mod tests {
     }
 
     #[test]
-    fn services_and_servers_have_their_series() {
+    fn metrics_have_series_for_each_service_and_server() {
         let text = text("web");
         for line in [
             r#"lvs_service_usable_servers{service="web",protocol="tcp",address="192.0.2.10:80"} 1"#,

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn fitter_director_has_higher_weight() {
+    fn director_with_more_usable_services_has_higher_weight() {
         let standing = |ready, quorum, maintenance| {
             Fitness {
                 ready,

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_read_and_written() {
+    fn port_ranges_round_trip_as_text() {
         for (text, written) in [
             ("192.0.2.10:8000-8999", "tcp 192.0.2.10:8000-8999"),
             ("192.0.2.10:443,80", "tcp 192.0.2.10:80,443"),

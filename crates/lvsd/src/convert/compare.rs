@@ -303,7 +303,7 @@ weight = 7
 
     /// Without IPVS in the kernel, keepalived names a mark without its address family.
     #[test]
-    fn messages_about_mark_are_compared_with_services_of_both_families() {
+    fn keepalived_messages_about_mark_match_services_of_both_families() {
         let service = |family: &str, server: &str| {
             format!(
                 "[[service]]\nfwmark = 7\nfamily = \"{family}\"\nforward = \"dr\"\n[[service.server]]\naddress = \"{server}\"\n"

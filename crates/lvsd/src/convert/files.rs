@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn include_without_file_is_named() {
+    fn include_without_file_is_reported() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         std::fs::write(at("b.conf"), "b").unwrap();

@@ -95,7 +95,7 @@ fn macros_are_expanded_in_any_order() {
 }
 
 #[test]
-fn macros_may_stand_for_several_words_and_blocks() {
+fn macros_can_contain_several_words_and_blocks() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "$VS=192.0.2.1 80\n$CHECK=TCP_CHECK { connect_timeout 3 }\n$SERVER=10.0.0.1 8080\n\
@@ -113,7 +113,7 @@ fn macros_may_stand_for_several_words_and_blocks() {
 
 /// keepalived 2.2.7 reads `$FIRST,$LAST`: a comma and a parenthesis end the name of a macro.
 #[test]
-fn macros_may_be_the_bounds_of_a_sequence() {
+fn macros_can_be_the_bounds_of_a_sequence() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "$RS= \\\n real_server 10.0.0.$HOST 80 { \\\n }\n$FIRST=3\n$LAST=5\n\
@@ -421,7 +421,7 @@ fn lvs_conf_file_is_converted() {
 }
 
 #[test]
-fn services_with_one_address_are_joined_and_loops_left_out() {
+fn services_with_one_address_are_joined_and_forwarding_loops_omitted() {
     let text = "virtual_server 192.0.2.1 80 { protocol TCP\n real_server 192.0.2.1 80 { weight 1 }\nreal_server 10.0.0.1 80 { weight 1 }\n}\n";
     let (done, config) = converted(SourceFormat::Keepalived, &text.repeat(2));
     assert_eq!(
@@ -643,7 +643,7 @@ fn ldirectord_defaults_are_converted() {
 /// A server of a service with a mark has no port, so any program that listens on its address can be
 /// meant.
 #[test]
-fn loops_through_a_mark_are_left_out() {
+fn forwarding_loops_through_a_mark_are_omitted() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n\
@@ -707,7 +707,7 @@ fn service_that_lvsd_refuses_is_omitted_and_reported() {
 }
 
 #[test]
-fn long_word_is_not_repeated_whole() {
+fn long_word_is_truncated_in_messages() {
     let word = "x".repeat(1 << 20);
     let text = format!(
         "{word} {word}\nvirtual_server 192.0.2.1 80 {{\n protocol TCP\n lb_algo {word}\n {word}\n \
@@ -738,7 +738,7 @@ fn quorum_of_servers_equals_quorum_of_weights() {
 }
 
 #[test]
-fn file_kinds_are_distinguished() {
+fn converter_distinguishes_kinds_of_files() {
     assert_eq!(
         kind("/etc/keepalived/keepalived.conf", ""),
         Some(SourceFormat::Keepalived)
@@ -837,7 +837,7 @@ fn ldirectord_check_with_two_bad_words_keeps_the_others() {
 }
 
 #[test]
-fn ldirectord_netmask_that_is_none_is_named_and_the_service_stays() {
+fn ldirectord_invalid_netmask_is_reported_and_the_service_is_converted() {
     let text = "virtual = 192.0.2.10:80\n real = 10.0.0.1:80 masq\n persistent = 60\n netmask = 255.0.255.0\n checktype = off\n";
     let (done, config) = converted(SourceFormat::Ldirectord, text);
     assert_eq!(config.services.len(), 1, "{}", done.toml);
@@ -851,7 +851,7 @@ fn ldirectord_netmask_that_is_none_is_named_and_the_service_stays() {
 }
 
 #[test]
-fn loopback_servers_are_named_since_the_dataplane_does_not_reach_them() {
+fn servers_on_loopback_are_reported_as_unreachable() {
     let keepalived = "virtual_server 192.0.2.10 80 { protocol TCP\n lvs_method NAT\n sorry_server 127.0.0.1 8080\n real_server 127.0.0.1 80 { }\n }\n";
     let ldirectord = "virtual = 192.0.2.10:80\n real = 127.0.0.1:80 masq\n fallback = 127.0.0.1:8080 masq\n checktype = off\n";
     for (kind, text) in [
@@ -975,7 +975,7 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
 }
 
 #[test]
-fn flag_of_another_scheduler_is_named_and_the_service_stays() {
+fn flag_of_another_scheduler_is_reported_and_the_service_is_converted() {
     for (text, flags, named) in [
         ("lvs_sched twos\nsh-port\nflag-1", "[\"flag-1\"]", "sh-port"),
         (
@@ -1050,7 +1050,7 @@ fn outer_block_replaces_tunnel_that_keepalived_refuses() {
 
 /// keepalived 2.2.7 uses these address families for the given texts.
 #[test]
-fn mark_has_the_family_of_its_granularity() {
+fn mark_has_the_address_family_of_its_granularity() {
     for (settings, six) in [
         ("persistence_granularity 64", true),
         ("persistence_granularity 24", true),
@@ -1163,7 +1163,7 @@ fn program_of_ldirectord_gets_the_configured_port() {
 
 /// keepalived 2.2.7 configures the members of the first group in the kernel.
 #[test]
-fn first_group_of_a_name_is_used_and_others_are_named() {
+fn first_group_of_a_name_is_used_and_others_are_reported() {
     let text = "virtual_server group D {\nprotocol TCP\nreal_server 10.0.0.1 80 {\n}\n}\n\
                 virtual_server_group D {\n192.0.2.1 80\n}\nvirtual_server_group D {\n192.0.2.2 80\n}\n";
     let (done, config) = converted(SourceFormat::Keepalived, text);

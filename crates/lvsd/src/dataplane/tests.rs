@@ -177,7 +177,7 @@ impl Daemon {
 }
 
 #[test]
-fn step_without_request_is_no_answer() {
+fn step_without_request_does_not_count_as_answer() {
     let mut daemon = Daemon::new(World::default());
     daemon.settle();
     let answered = daemon.link.last_answer();

@@ -203,7 +203,7 @@ fn etcd_services_follow_services_of_the_file() {
 }
 
 #[test]
-fn services_of_etcd_that_are_wrong_are_left_out_alone_and_their_last_good_text_stays() {
+fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
     let good = remote("192.0.2.2:80", "10.0.0.2:80");
     let other = remote("192.0.2.3:80", "10.0.0.3:80");
     let exec = good.replace(
@@ -246,7 +246,7 @@ fn services_of_etcd_that_are_wrong_are_left_out_alone_and_their_last_good_text_s
 }
 
 #[test]
-fn services_of_etcd_that_exclude_each_other_leave_the_first_key() {
+fn conflicting_etcd_services_leave_the_service_with_the_first_key() {
     let first = remote("192.0.2.2:80,8000-8999", "10.0.0.2");
     let elsewhere = remote("192.0.2.4:80", "10.0.0.4:80");
     let of =

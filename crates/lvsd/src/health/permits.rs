@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn unanswered_probes_leave_permits_for_good_servers() {
+    async fn unanswered_probes_leave_descriptor_permits_for_healthy_servers() {
         let permits = Permits::with(4);
         let _one = permits.get(host(1), TargetHealth::Doubtful, 1).await;
         let _two = permits.get(host(2), TargetHealth::Doubtful, 1).await;
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn permits_used_by_one_target_are_bounded() {
+    async fn descriptor_permits_of_one_target_are_bounded() {
         let permits = Permits::with(1000);
         let mut held = Vec::new();
         for _ in 0..PER_TARGET {

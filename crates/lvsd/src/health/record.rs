@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn class_end_exceeds_the_duration_by_at_most_a_quarter() {
+    fn histogram_class_end_exceeds_the_duration_by_at_most_a_quarter() {
         for us in [64, 65, 79, 80, 100, 1_000, 12_345, 999_999, 60_000_000] {
             let end = end(class(Duration::from_micros(us)));
             assert!(us < end && end <= us + us / 4 + 1, "{us}: {end}");

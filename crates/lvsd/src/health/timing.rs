@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_contiguous() {
+    fn histogram_buckets_are_contiguous() {
         for us in (0..70_000).chain([u64::MAX / 2, u64::MAX]) {
             let n = bucket(us);
             assert!(n == BUCKETS - 1 || us <= end(n), "{us}");

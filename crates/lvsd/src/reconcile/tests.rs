@@ -230,7 +230,7 @@ proptest! {
     /// The dataplane accepts the plan as one list from any state. Afterwards it has the desired
     /// state, all other settings are unchanged, and a second plan is empty.
     #[test]
-    fn changes_from_any_state_reach_the_goal(desired in desired(), history in history()) {
+    fn changes_from_any_state_reach_the_desired_state(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
         let before = actual(&dataplane);
         let plan = diff(&desired, &before);

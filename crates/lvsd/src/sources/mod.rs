@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn take_kubernetes_refused_service_keeps_its_texts_and_other_texts_are_dropped() {
+    fn refused_kubernetes_service_keeps_its_texts_and_other_texts_are_removed() {
         let shared = Shared::default();
         let now = |texts: &[(&str, &str)]| Kubernetes {
             name: "k".to_owned(),

@@ -63,7 +63,7 @@ fn is_clear(table: &ConnTable) -> bool {
 }
 
 #[test]
-fn new_client_is_removed_from_strangers() {
+fn new_connection_removes_its_client_from_strangers() {
     let mut table = ConnTable::new(8, 1);
     let server = "10.1.0.1:80".parse().unwrap();
     let out = |table: &ConnTable| table.find_out(Protocol::TCP, server, key(1).client);
@@ -76,7 +76,7 @@ fn new_client_is_removed_from_strangers() {
 }
 
 #[test]
-fn lookup_hint_does_not_change_result() {
+fn prefetch_hint_does_not_change_lookup_result() {
     let mut table = ConnTable::new(64, 1);
     let server = "10.1.0.1:80".parse().unwrap();
     for n in 1..=32 {
@@ -201,7 +201,7 @@ fn entries_prefer_home_slot_and_are_found_in_any_slot() {
 
 /// The quarantine never exceeds the number of slots, at any rate of offloaded connections.
 #[test]
-fn slots_in_quarantine_count_as_used() {
+fn quarantined_slots_count_as_used() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));
     let mut table = ConnTable::with_memory(8, memory);
     let places = table.slots.overflow as usize;

@@ -316,7 +316,7 @@ mod tests {
         }
 
         #[test]
-        fn ftp_announcement_round_trips(server: [u8; 4], port: u16) {
+        fn ftp_port_announcement_round_trips(server: [u8; 4], port: u16) {
             let [a, b, c, d] = server;
             let [high, low] = port.to_be_bytes();
             let addr = SocketAddr::new(server.into(), port);

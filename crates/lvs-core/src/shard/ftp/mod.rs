@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn control_entry_is_used_again_after_reset() {
+    fn ftp_control_entry_is_reused_after_reset() {
         for data in [false, true] {
             let mut control = Control::new("conn_reuse_mode", data);
             let (seq, ack) = if data { (5018, 1007) } else { (5001, 1001) };
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn control_entry_of_weight_0_is_replaced() {
+    fn ftp_control_entry_of_server_with_weight_0_is_replaced() {
         for data in [false, true] {
             let mut control = Control::new("expire_nodest_conn", data);
             let (key, server) = (control.key, control.server);

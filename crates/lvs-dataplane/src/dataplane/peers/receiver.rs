@@ -387,7 +387,7 @@ mod tests {
     /// After any number of items from a peer, at most two portions wait for a busy worker. The
     /// worker that receives the packets of a connection gets its items.
     #[test]
-    fn items_of_peer_wait_for_packet_worker_in_two_portions() {
+    fn receiver_queues_at_most_two_portions_for_a_worker() {
         for workers in 1..=2 {
             items_wait_for(workers);
         }

@@ -361,7 +361,7 @@ fn frame_from_other_worker_during_round_is_processed_next() {
 
 /// A round lasts until all waiting packets are processed; real-time scheduling ends within it.
 #[test]
-fn long_round_is_demoted_between_any_two_pieces() {
+fn worker_with_long_round_is_demoted_between_two_pieces() {
     use super::super::priority::Pretended;
 
     let Bed { mut workers, .. } = bed(None);

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_conflict_has_its_times() {
+    fn doctor_shows_times_of_address_conflict() {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true}],
                 "conflicts": [

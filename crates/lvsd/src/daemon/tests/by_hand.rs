@@ -153,7 +153,7 @@ async fn override_survives_reload_restart_and_dataplane() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn manual_drain_is_shown_and_ended() {
+async fn manual_drain_is_shown_and_can_be_ended() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.weights(BOTH).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -279,7 +279,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
 
 /// The connections of a server in maintenance continue for the time of `drain`, and not longer.
 #[tokio::test(start_paused = true)]
-async fn drain_with_deadline_ends_then() {
+async fn drain_ends_at_its_deadline() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\ndrain = \"60s\"");
     let daemon = Running::start(World::default(), Dead::default(), &text);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];

@@ -236,7 +236,7 @@ async fn remove_on_exit_removes_the_service_and_reports_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_few_servers_are_all_used() {
+async fn all_servers_are_used_if_too_few_are_up() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\npanic_below = 60");
     let daemon = Running::start(World::default(), Dead::default(), &text);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];

@@ -134,7 +134,7 @@ async fn own_hung_dataplane_is_killed_and_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn starting_dataplane_without_answer_is_waited_for() {
+async fn lvsd_waits_for_starting_dataplane_without_answer() {
     let world = World::default();
     world.start_slowly(100);
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -201,7 +201,7 @@ async fn lvsd_leaves_foreign_dataplane_running_without_its_services() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn foreign_dataplane_may_return() {
+async fn lvsd_waits_for_return_of_foreign_dataplane() {
     let world = World::default();
     world.start_foreign();
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -221,7 +221,7 @@ async fn foreign_dataplane_may_return() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dataplane_that_never_starts_is_fatal() {
+async fn lvsd_exits_if_dataplane_never_starts() {
     let world = World::default();
     world.refuse_to_start();
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -243,7 +243,7 @@ async fn dataplane_without_contact_is_asked_to_stop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attached_dataplane_is_waited_for_and_not_started() {
+async fn lvsd_waits_for_attached_dataplane_and_does_not_start_it() {
     let world = World::default();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), FILE).unwrap();

@@ -46,7 +46,7 @@ async fn sorry_server_replaces_the_others_below_the_quorum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_keeps_operator_overrides() {
+async fn sorry_server_obeys_operator_overrides() {
     let daemon = Running::start(World::default(), Dead::default(), &file(""));
     daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -123,7 +123,7 @@ async fn sorry_server_stays_over_a_restart_until_all_servers_are_checked() {
 /// After a restart, the result of the first check does not make the unchecked servers count as
 /// failed.
 #[tokio::test(start_paused = true)]
-async fn sorry_server_waits_for_the_first_checks_of_all() {
+async fn sorry_server_waits_for_the_first_checks_of_all_servers() {
     let first = Running::start(World::default(), Dead::default(), &file(""));
     let both = [(ONE, 1), (OTHER, 3)];
     first.weights(&both).await;

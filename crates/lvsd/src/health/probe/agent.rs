@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn agent_answer_without_reading_counts() {
+    async fn agent_answer_before_request_is_read_counts() {
         let server = serving(|mut stream| async move {
             let _ = stream.write_all(b"up 50%").await;
             // The client has sent data; unread data would turn the close into a reset.

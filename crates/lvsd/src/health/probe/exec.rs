@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exec_child_that_keeps_output_open_is_not_waited_for() {
+    async fn exec_probe_ignores_child_that_keeps_output_open() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("child");
         let child = format!("sleep 600 & echo $! > {}", file.display());
@@ -261,7 +261,7 @@ mod tests {
 
     /// A child that writes endlessly neither fills the memory nor delays the end of the check.
     #[tokio::test]
-    async fn exec_child_that_writes_endlessly_is_not_waited_for() {
+    async fn exec_probe_ignores_child_that_writes_endlessly() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let user = format!(", user = \"{}\"", rustix::process::getuid().as_raw());
         let check = shell("yes & exit 0", &user);

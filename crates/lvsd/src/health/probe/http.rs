@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_text_and_pattern_must_match() {
+    async fn http_status_text_and_pattern_must_match() {
         let server = replying(OK).await;
         for (more, good) in [
             ("", true),
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn redirects_stay_on_the_server() {
+    async fn http_redirects_stay_on_the_server() {
         let server = serving(|mut stream| async move {
             let mut request = [0; 2048];
             let n = stream.read(&mut request).await.unwrap_or(0);
@@ -723,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_of_every_form_are_followed() {
+    fn http_redirects_of_every_form_are_followed() {
         let at = |location| follow(location, "http", "a", "/x/y?z");
         let to = |host: &str, path: &str| Ok((host.to_owned(), path.to_owned()));
         assert_eq!(at("/b"), to("a", "/b"));

@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_documented() {
+    fn every_check_kind_is_documented() {
         assert_eq!(
             undocumented(DOCUMENTATION),
             [banner::Banner::NAME],

@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusals_are_short_and_plain() {
+    async fn etcd_refusals_are_short_and_plain() {
         let long = format!(
             "{{\"message\":\"\\u001b[31m{}\",\"code\":3}}",
             "é".repeat(5000)

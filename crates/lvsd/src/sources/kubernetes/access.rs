@@ -457,7 +457,7 @@ users:
     }
 
     #[test]
-    fn kubeconfig_wrong_or_unsupported_is_refused_with_a_fix() {
+    fn invalid_or_unsupported_kubeconfig_is_refused_with_a_fix() {
         let directory = directory();
         for (context, words) in [
             ("plug-in", "lvsd runs no programs of a kubeconfig"),

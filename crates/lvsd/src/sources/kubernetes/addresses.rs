@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn range_parse_takes_networks_ranges_and_addresses() {
+    fn range_parser_accepts_networks_ranges_and_addresses() {
         for (text, first, last, outside) in [
             ("192.0.2.0/24", "192.0.2.0", "192.0.2.255", "192.0.3.0"),
             (
@@ -642,7 +642,7 @@ mod tests {
     const DNS: &str = r#"{"port":53,"protocol":"UDP"}"#;
 
     #[test]
-    fn assign_services_with_one_key_and_other_ports_share_an_address() {
+    fn assign_services_with_one_sharing_key_and_different_ports_share_an_address() {
         let all = [
             sharer("a", 1, &[], HTTP),
             sharer("b", 2, &[], DNS),

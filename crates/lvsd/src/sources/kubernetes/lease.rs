@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn time_known_moments_are_written_as_kubernetes_does() {
+    fn known_times_are_written_in_the_format_of_kubernetes() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn step_no_lease_creates_it() {
+    fn step_without_lease_creates_one() {
         let mut claim = Claim::default();
         let body = step(&mut claim, None, Instant::now()).unwrap();
         assert!(body["metadata"]["resourceVersion"].is_null());

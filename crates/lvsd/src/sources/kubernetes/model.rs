@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn model_slices_move_and_are_counted() {
+    fn model_endpoint_slices_move_between_services_and_are_counted() {
         let slice = |name: &str, service: &str, count: usize| {
             json!({
                 "metadata": {
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn model_many_wrong_objects_are_named_up_to_a_number() {
+    fn model_names_a_bounded_number_of_invalid_objects() {
         let mut model = Model::default();
         for n in 0..1000 {
             put(&mut model, &format!("s{n}\u{1}"), &Value::Null);

@@ -455,7 +455,7 @@ async fn session_many_services_get_their_addresses_and_events_once() {
 }
 
 #[tokio::test]
-async fn session_status_that_fails_is_written_again_without_a_change() {
+async fn session_failed_status_write_is_repeated_without_a_change() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     fake.lock().busy = 1;
@@ -466,7 +466,7 @@ async fn session_status_that_fails_is_written_again_without_a_change() {
 }
 
 #[tokio::test]
-async fn session_wrong_annotation_writes_one_event() {
+async fn session_invalid_annotation_causes_one_event() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &json!({ "lvsd/chek": "none" })));
     let director = Followed::start(address, |_| {});
@@ -610,7 +610,7 @@ async fn session_token_is_read_again_when_it_is_replaced() {
 }
 
 #[tokio::test]
-async fn session_lost_server_leaves_its_last_state() {
+async fn session_with_lost_server_keeps_the_last_state() {
     let (fake, address) = fake().await;
     let mut web: Value = serde_json::from_str(&service("web", &Value::Null)).unwrap();
     web["status"] = json!({ "loadBalancer": { "ingress": [{ "ip": "192.0.2.11" }] } });
@@ -627,7 +627,7 @@ async fn session_lost_server_leaves_its_last_state() {
 }
 
 #[tokio::test]
-async fn session_two_directors_write_in_turn() {
+async fn session_only_one_of_two_directors_writes_at_a_time() {
     let (fake, address) = fake().await;
     let first = Followed::start(address, |_| {});
     first
@@ -699,7 +699,7 @@ async fn session_endless_list_is_an_error() {
 }
 
 #[tokio::test]
-async fn session_hostile_objects_are_left_out_alone() {
+async fn session_omits_only_the_hostile_objects() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     let mut many: Value = serde_json::from_str(&service("many", &Value::Null)).unwrap();
@@ -737,7 +737,7 @@ async fn session_hostile_objects_are_left_out_alone() {
 }
 
 #[test]
-fn by_service_two_ports_are_one_service() {
+fn summary_counts_service_with_two_ports_once() {
     let refused = [
         ("shop/web/tcp/80", "x"),
         ("shop/web/udp/53", "y"),
