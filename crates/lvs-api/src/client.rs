@@ -52,7 +52,7 @@ pub enum Error {
     /// only root and this user are trusted.
     #[error(
         "{address} is served by a process of user {uid}, which is neither this user nor root with \
-         CAP_NET_ADMIN: it may not be a dataplane. If it is yours, let it listen on a path (--socket /run/...) and give that path"
+         CAP_NET_ADMIN: it is possibly not a dataplane. If it is yours, start it with --socket /run/... and use that path here"
     )]
     Impostor {
         /// The address of the dataplane.

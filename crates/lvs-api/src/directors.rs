@@ -91,7 +91,7 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let key = text.trim_ascii();
     if text.len() > KEY_MAX || key.len() < KEY_MIN {
         return Err(format!(
-            "the key {name} has {} characters; required are {KEY_MIN} to {KEY_MAX}: openssl rand -hex 32 > {name}",
+            "the key {name} has {} characters, and {KEY_MIN} to {KEY_MAX} are required: openssl rand -hex 32 > {name}",
             key.len()
         ));
     }

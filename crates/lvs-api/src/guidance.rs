@@ -89,7 +89,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
             "A limit of the service: raise it in `limits` in the file of lvsd and run lvsd reload, or see which clients open so many connections (lvsadm -Lnc)."
         }
         "source_rate" => {
-            "One source opens more connections than the limit of the service for one source allows. Behind an address translator many clients are one source: if these are legitimate clients, raise `source_rate` in `limits` in the file of lvsd and run lvsd reload."
+            "One source opens more connections than the limit of the service for one source allows. Clients behind one NAT router count as one source: if these are legitimate clients, raise `source_rate` in `limits` in the file of lvsd and run lvsd reload."
         }
         "table_full" | "evicted_half_open" | "evicted_ended" | "evicted_unused"
         | "evicted_idle" | "evicted_template" => {

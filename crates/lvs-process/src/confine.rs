@@ -89,7 +89,7 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
     match seccomp {
         Ok(()) => done.by.push("seccomp".to_owned()),
         Err(error) if error.raw_os_error() == Some(libc::EACCES) => done.not_by.push(
-            "seccomp (it takes CAP_SYS_ADMIN or no_new_privs: NoNewPrivileges=yes in a unit, or `setpriv --no-new-privs`)"
+            "seccomp (it needs CAP_SYS_ADMIN or no_new_privs: NoNewPrivileges=yes in a unit, or `setpriv --no-new-privs`)"
                 .to_owned(),
         ),
         Err(error) => done.not_by.push(format!("seccomp ({error})")),

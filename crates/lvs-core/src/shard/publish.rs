@@ -92,7 +92,7 @@ impl fmt::Display for Unpublished {
             Self::Ended => "it has ended",
             Self::NotEstablished => "it is not established",
             Self::Protocol => "it is neither TCP nor UDP",
-            Self::PersistentUdp => "its service is persistent and of UDP, and no server has answered its client yet",
+            Self::PersistentUdp => "its service is a persistent UDP service, and no server has answered its client yet",
             Self::HealthCheck => "a health check opened it",
             Self::Helped => "a helper inspects its packets",
             Self::OnePacket => "one-packet scheduling",

@@ -175,7 +175,7 @@ pub enum StartError {
     #[error("--fast-path on: {0}")]
     FastPath(#[source] FastPathError),
     /// XDP is configured without the kernel fast path.
-    #[error("--xdp is a part of the kernel fast path: leave out --xdp, or --fast-path off")]
+    #[error("--xdp is a part of the kernel fast path: remove --xdp or --fast-path off")]
     XdpAlone,
     /// Replication with peers cannot start.
     #[error("{0}")]

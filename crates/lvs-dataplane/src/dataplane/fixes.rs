@@ -6,7 +6,7 @@ use crate::host::view::Tables;
 use lvs_packet::drop::FrameDrop;
 
 /// The fix for malformed packets: the director is right, the sender perhaps not.
-const MALFORMED: &str = "A few are noise of the network. Many: lvsadm capture dropped -w FILE shows their senders; check that host, \
+const MALFORMED: &str = "A few are normal on every network. If there are many: lvsadm capture dropped -w FILE shows their senders; check that host, \
                          its driver and the offloads of the network cards in between (ethtool -K IF tx off).";
 const ORDINARY: &str = "Nothing: this is the expected behaviour.";
 
@@ -27,7 +27,7 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
             "A limit of the service (limits in its TOML, lvsadm limit): raise it, or see which clients open so many connections (lvsadm -Lnc)."
         }
         DropReason::SourceRate => {
-            "One source opens more connections than the service's limit for one source allows (limits in its TOML, lvsadm limit). Behind an address translator many clients are one source: if these are legitimate clients, raise the limit."
+            "One source opens more connections than the service's limit for one source allows (limits in its TOML, lvsadm limit). Clients behind one NAT router count as one source: if these are legitimate clients, raise the limit."
         }
         DropReason::Filtered => {
             "lvsadm filter list shows the filters; lvsadm explain SOURCE VIP:PORT names the filter of a source."
@@ -46,7 +46,7 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
             "Configure the same services and servers here as on the director that sends its connections."
         }
         DropReason::NoLocalPort => {
-            "More addresses for full NAT (lvsadm local --help), or shorter timeouts (lvsadm --set)."
+            "Add addresses for full NAT (lvsadm local --help), or shorten the timeouts (lvsadm --set)."
         }
         DropReason::HelperChecksum => MALFORMED,
         DropReason::HelperSequence => {
@@ -76,7 +76,7 @@ pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
             "TCP, UDP, SCTP, AH and ESP are balanced; the host processes other protocols."
         }
         AcceptReason::SourcePort20 => {
-            "Active FTP begins from port 20; have clients use passive mode, or another source port."
+            "New connections from port 20 count as data connections of active FTP. Use passive mode, or make the clients use another source port."
         }
         AcceptReason::FtpData => {
             "Passive FTP needs a persistent service at port 21 (-p), or a service of a mark with both ports."
@@ -226,8 +226,8 @@ pub(super) const NOT_RECEIVED: [&str; 3] = [
 ];
 pub(super) const ICMP_LIMITED: [&str; 3] = [
     "icmp_limited",
-    "ICMP errors that the director would have sent, and did not because of its limit.",
-    "A sender's packets are refused: lvsadm drops lists the reasons. More errors: --icmp-limit.",
+    "ICMP errors that the director did not send because of its rate limit.",
+    "A sender's packets are refused: lvsadm drops lists the reasons. To send more errors, raise --icmp-limit.",
 ];
 pub(super) const INCOMPLETE: [&str; 3] = [
     "incomplete",
@@ -273,7 +273,7 @@ pub(super) const NO_NEIGHBOUR: [&str; 3] = [
 ];
 pub(super) const KEEPER_BUSY: [&str; 3] = [
     "keeper_busy",
-    "Requests of the packet path that the queue of the host's keeper had no room for: neighbours to be resolved, connections of this host's own.",
+    "Requests of packet workers that were dropped because the queue of the keeper was full: neighbours to be resolved, connections of this host.",
     "A host scans addresses, or announces them, faster than the dataplane can query the kernel: lvsadm capture dropped -w FILE. The request is repeated with the next packet.",
 ];
 

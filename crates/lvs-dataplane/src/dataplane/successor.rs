@@ -251,7 +251,7 @@ pub(super) fn restore(
     }
     info!(
         services = control.services().count(),
-        "going on where another dataplane was killed"
+        "continuing with the state of a killed dataplane"
     );
     let records = kept.records.into_iter();
     let records = records.map(|(service, server, record)| Record {

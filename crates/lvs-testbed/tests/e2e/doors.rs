@@ -153,7 +153,10 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
         let output = refused_by(&site, &[], "-L -n")?;
         ensure!(output.contains("no dataplane answers"), "{output}");
         let output = refused_by(&site, &[], "--socket @lvs-dataplane -L -n")?;
-        ensure!(output.contains("it may not be a dataplane"), "{output}");
+        ensure!(
+            output.contains("it is possibly not a dataplane"),
+            "{output}"
+        );
         // They do not answer either: a connection to them must not wait for ever.
         for squatter in &squatters {
             squatter.signal(Signal::SIGSTOP)?;

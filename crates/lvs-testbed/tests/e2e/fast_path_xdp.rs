@@ -202,7 +202,7 @@ fn xdp_impossible_options_are_refused() -> Result<()> {
     for (words, output) in [
         (
             "--fast-path off --xdp eth0",
-            "leave out --xdp, or --fast-path off",
+            "remove --xdp or --fast-path off",
         ),
         (
             "--fast-path on --interface eth0 --xdp eth1",

@@ -87,7 +87,7 @@ impl Link {
                 Ok(_) => {}
                 Err(Error::Refused(failure)) => {
                     report = format!(
-                        "the dataplane has restarted, and refuses what the program had configured: {}; restart the program",
+                        "the dataplane has restarted, and refuses the configuration of the program: {}; restart the program",
                         failure.message
                     );
                 }

@@ -64,7 +64,7 @@ impl Kept {
         match self.0 {
             None => Ok(()),
             Some(reported) => reported.await.unwrap_or_else(|_| {
-                Err("lvsd exits before the override is known to be stored; it applies if `lvsd status` still shows it after a start".to_owned())
+                Err("lvsd exits before the disk has confirmed the override; it applies if `lvsd status` still shows it after a start".to_owned())
             }),
         }
     }

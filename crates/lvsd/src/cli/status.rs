@@ -468,7 +468,7 @@ fn of_director(status: &Status, now: u64) -> String {
     if let Some(proxy) = &status.proxy {
         let _ = writeln!(
             text,
-            "proxied: {} of {} at a time; {} refused at the maximum, {} evicted, {} without a server",
+            "proxied connections: {} (maximum {}); {} refused at the maximum, {} evicted, {} without a server",
             proxy.connections, proxy.most, proxy.full, proxy.evicted, proxy.refused
         );
     }

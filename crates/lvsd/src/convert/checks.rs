@@ -571,7 +571,7 @@ fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
                 if bytes.iter().any(half) {
                     lost.push(reply.lost_of(
                         "UDP_CHECK",
-                        "lvsd ignores whole bytes: a half-ignored byte is ignored",
+                        "lvsd can ignore only whole bytes: it ignores each byte that keepalived ignores in part",
                     ));
                 }
                 let bytes: Vec<&str> = bytes

@@ -84,7 +84,7 @@ impl Keys<'_> {
                 let (first, last) = (range.start(), range.end());
                 self.report(
                     Diagnostic::error(value.span(), format!("`{key}` {written} is out of range"))
-                        .help(format!("give a number from {first} to {last}")),
+                        .help(format!("write a number from {first} to {last}")),
                 );
                 None
             }

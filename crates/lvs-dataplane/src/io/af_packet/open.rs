@@ -310,7 +310,7 @@ impl<'a> Opening<'a> {
                 interface = name,
                 receive = rx,
                 send = tx,
-                "socket buffers are smaller than wished: without CAP_NET_ADMIN, raise net.core.rmem_max and wmem_max"
+                "socket buffers are smaller than requested: without CAP_NET_ADMIN, raise net.core.rmem_max and wmem_max"
             );
         }
         if self.waits {

@@ -124,7 +124,7 @@ impl Checker<'_> {
             let (first, last) = (range.start(), range.end());
             self.report(
                 Diagnostic::error(value.span(), format!("`{key}` is out of range"))
-                    .help(format!("give \"{first:?}\" to \"{last:?}\"")),
+                    .help(format!("write a time from \"{first:?}\" to \"{last:?}\"")),
             );
         }
         time
@@ -158,7 +158,8 @@ impl Checker<'_> {
         if !(1..=MEMBERS_MAX).contains(&members.get_ref().0.len()) {
             let title = format!("there are {} members", members.get_ref().0.len());
             self.report(
-                Diagnostic::error(members.span(), title).help(format!("name 1 to {MEMBERS_MAX}")),
+                Diagnostic::error(members.span(), title)
+                    .help(format!("write 1 to {MEMBERS_MAX} members")),
             );
         }
         self.certificate_with_key((raw.ca.as_ref(), raw.cert.as_ref(), raw.key.as_ref()));

@@ -39,7 +39,7 @@ impl Checker<'_> {
                     Some(address) if address.port() != 0 => name_servers.push(address),
                     _ => self.report(
                         Diagnostic::error(words.span(), format!("`{word}` is not an address"))
-                            .help("name servers are given by address: name_servers = [\"192.0.2.53\", \"192.0.2.54:5353\"]"),
+                            .help("write the addresses of name servers, without names: name_servers = [\"192.0.2.53\", \"192.0.2.54:5353\"]"),
                     ),
                 }
             }
@@ -59,7 +59,7 @@ impl Checker<'_> {
             if !(first..=last).contains(&time) {
                 self.report(
                     Diagnostic::error(value.span(), format!("`{key}` is out of range"))
-                        .help(format!("give \"{first:?}\" to \"{last:?}\"")),
+                        .help(format!("write a time from \"{first:?}\" to \"{last:?}\"")),
                 );
             }
             time

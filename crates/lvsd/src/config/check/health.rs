@@ -277,10 +277,9 @@ impl Checker<'_> {
                     true => format!("`{what}` of a check cannot be 0"),
                     false => format!("`{what}` of a check is out of range"),
                 };
-                self.report(
-                    Diagnostic::error(value.span(), title)
-                        .help(format!("give {TIME_MIN:?} to {most:?}, such as \"2s\"")),
-                );
+                self.report(Diagnostic::error(value.span(), title).help(format!(
+                    "write a time from {TIME_MIN:?} to {most:?}, such as \"2s\""
+                )));
             }
         }
         for (what, value) in [("rise", &table.rise), ("fall", &table.fall)] {

@@ -322,7 +322,7 @@ impl Checker<'_> {
                 let texts = &written.get_ref().0;
                 if !(1..=RANGES_MAX).contains(&texts.len()) {
                     let title = format!("{} ranges are configured", texts.len());
-                    let help = format!("give 1 to {RANGES_MAX}");
+                    let help = format!("write 1 to {RANGES_MAX} ranges");
                     self.report(Diagnostic::error(written.span(), title).help(help));
                 }
                 for text in texts.iter().take(RANGES_MAX) {
@@ -339,7 +339,7 @@ impl Checker<'_> {
                             ranges.push(range);
                         }
                         Err(why) => self.report(Diagnostic::error(written.span(), why).help(
-                            "write a network, the first and the last address, or one address",
+                            "write a network (\"198.51.100.0/28\"), the first and the last address (\"198.51.100.1-198.51.100.9\"), or one address",
                         )),
                     }
                 }

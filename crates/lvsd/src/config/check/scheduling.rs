@@ -115,7 +115,7 @@ impl Checker<'_> {
             if duration.subsec_millis() != 0 || !(1..=31 * 86_400).contains(&seconds) {
                 self.report(
                     Diagnostic::error(timeout.span(), "not a timeout for persistence")
-                        .help("give whole seconds, from \"1s\" to \"31d\""),
+                        .help("write whole seconds, from \"1s\" to \"31d\""),
                 );
             }
             config.timeout = u32::try_from(seconds).unwrap_or(u32::MAX);
@@ -126,8 +126,8 @@ impl Checker<'_> {
                 None => self.report(
                     Diagnostic::error(netmask.span(), "not a mask for this family of addresses")
                         .help(match family {
-                            Family::V4 => "give \"255.255.255.0\" or a prefix length, 1 to 32",
-                            Family::V6 => "give a prefix length, 1 to 128",
+                            Family::V4 => "write \"255.255.255.0\" or a prefix length, 1 to 32",
+                            Family::V6 => "write a prefix length, 1 to 128",
                         }),
                 ),
             }
@@ -181,7 +181,7 @@ impl Checker<'_> {
             if duration.subsec_millis() != 0 || duration.as_secs() > SLOW_START_MAX {
                 self.report(
                     Diagnostic::error(slow_start.span(), "not a time for a slow start")
-                        .help("give whole seconds, up to \"1d\"; \"0s\" is none"),
+                        .help("write whole seconds, up to \"1d\"; \"0s\" is none"),
                 );
             }
             config.extras.slow_start = u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);

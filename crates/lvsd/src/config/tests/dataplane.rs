@@ -51,7 +51,10 @@ fn helpers_are_parsed_with_their_ports() {
         );
     }
     for (helper, wanted) in [
-        ("tftp", "no helper of this name; there is one: ftp"),
+        (
+            "tftp",
+            "there is no helper of this name; the only helper is ftp",
+        ),
         ("ftp=", "up to 8 different ports from 1 to 65535"),
         ("ftp=0", "up to 8 different ports"),
         ("ftp=21,21", "up to 8 different ports"),

@@ -173,7 +173,7 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
         for part in [
             format!("weight {number} is out of range"),
             "test.toml:6:10".to_owned(),
-            "give a number from 0 to 2147483647".to_owned(),
+            "write a number from 0 to 2147483647".to_owned(),
         ] {
             assert!(message.contains(&part), "{part}: {message}");
         }

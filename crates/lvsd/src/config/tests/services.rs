@@ -181,7 +181,7 @@ fn settings_beyond_the_kernel_are_parsed() {
         ),
         (
             "forward = \"nat\"\nslow_start = \"2d\"",
-            "give whole seconds, up to \"1d\"",
+            "write whole seconds, up to \"1d\"",
         ),
         (
             "forward = \"dr\"\nscheduler = \"ewma\"",

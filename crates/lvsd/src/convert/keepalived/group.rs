@@ -29,7 +29,7 @@ pub(super) fn family(word: &str) -> Option<bool> {
 pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
     let mut group = Group::default();
     let full = format!(
-        "the groups of a file contain at most {ADDRESSES_MAX} addresses, and servers of marks"
+        "the groups of a file can contain at most {ADDRESSES_MAX} addresses, including the servers of each mark"
     );
     for item in item.items() {
         if item.name() == "fwmark" {

@@ -78,7 +78,7 @@ impl ProbeKind for Exec {
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
         let Some((program, arguments)) = self.command.split_first() else {
-            return Err(ProbeError::Local("there is no program".to_owned()));
+            return Err(ProbeError::Local("the command is empty".to_owned()));
         };
         let here = |why: String| ProbeError::Local(format!("{program}: {why}"));
         let mut command = Command::new(program);

@@ -239,7 +239,7 @@ impl Http {
             let at = keys.place("urls");
             keys.report(
                 Diagnostic::error(at, format!("{} pages", pages.len())).help(format!(
-                    "give 1 to {URLS_MAX}: urls = [{{ path = \"/a\" }}, {{ path = \"/b\" }}]"
+                    "write 1 to {URLS_MAX} URLs: urls = [{{ path = \"/a\" }}, {{ path = \"/b\" }}]"
                 )),
             );
             return None;

@@ -330,7 +330,7 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let verifier: Arc<dyn ServerCertVerifier> = match &of.ca {
         None => Arc::new(AnyCertificate),
         Some(pem) => {
-            let help = "name a file with certificates in PEM, that of the CA that has signed the server's certificate";
+            let help = "use a file in PEM format with the certificate of the CA that has signed the server's certificate";
             let wrong = |why: String| ("ca", why, help.to_owned());
             let mut roots = RootCertStore::empty();
             for certificate in certificates(pem).map_err(wrong)? {
@@ -349,10 +349,10 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let mut config = match (&of.cert, &of.key) {
         (None, None) => builder.with_no_client_auth(),
         (Some(cert), Some(key)) => {
-            let help = "name a file with a private key in PEM, that of the certificate in `cert`";
+            let help = "use a file in PEM format with the private key of the certificate in `cert`";
             let wrong = |why: String| ("key", why, help.to_owned());
             let chain = certificates(cert).map_err(|why| {
-                let help = "name a file with certificates in PEM, lvsd's own first";
+                let help = "use a file in PEM format whose first certificate is lvsd's own";
                 ("cert", why, help.to_owned())
             })?;
             let key = PrivateKeyDer::from_pem_slice(&key.0)

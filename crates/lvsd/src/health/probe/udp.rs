@@ -43,8 +43,11 @@ impl ProbeKind for Udp {
         if silence_ok && reply.is_some() {
             let at = keys.place("silence");
             keys.report(
-                Diagnostic::warning(at, "silence is as good as the reply that is asked for")
-                    .help("remove `silence`, or `reply`"),
+                Diagnostic::warning(
+                    at,
+                    "`silence` accepts a server that does not reply, and `reply` requires a reply",
+                )
+                .help("remove `silence`, or `reply`"),
             );
         }
         Some(Self {
@@ -150,7 +153,7 @@ fn from_hex(text: &str, wild: bool) -> Result<Vec<Option<u8>>, String> {
         }
     };
     let bytes: Option<Vec<Option<u8>>> = digits.chunks(2).map(pair).collect();
-    bytes.ok_or_else(|| format!("{text:?} is not pairs of hexadecimal digits"))
+    bytes.ok_or_else(|| format!("{text:?} does not consist of pairs of hexadecimal digits"))
 }
 
 #[cfg(test)]
