@@ -109,7 +109,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
             "A client tries ports of a virtual address that no service has: this is ordinary, or a service is missing in the file of lvsd."
         }
         "no_local_port" => {
-            "More addresses for full NAT (`local_addresses` in [dataplane] in the file of lvsd), or shorter timeouts \
+            "Add addresses for full NAT (`local_addresses` in [dataplane] in the file of lvsd), or shorten the timeouts \
              (lvsadm --set)."
         }
         "server_removed" => {

@@ -387,11 +387,12 @@ const IGNORED: [(c_int, &str); 4] = [
 ];
 
 fn main() -> ExitCode {
-    // First of all: a terminal may be closed at any time. The state keeper inherits this.
+    // Ignore signals first: a terminal may be closed at any time. The state keeper inherits this
+    // setting.
     ignore_signals();
     let args = Args::parse();
     if let Some(name) = &args.restart.hold {
-        // Its log would have no reader.
+        // A log of the state keeper would have no reader.
         return match warm_restart::hold(name) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
@@ -401,21 +402,21 @@ fn main() -> ExitCode {
         log::say(Level::ERROR, format_args!("lvs-dataplane: {error}"));
         return ExitCode::FAILURE;
     }
-    // The dataplane itself may not look at other processes.
+    // The sandboxed dataplane may not inspect other processes.
     if !args.restart.cleanup {
         sweep();
     }
-    // The process may not start programs after this.
+    // The sandboxed process may not start programs.
     let state_keeper = state_keeper(&args);
-    // Before any thread exists: Landlock holds for those that come.
+    // Enter the sandbox before any thread exists: Landlock restricts only threads that start later.
     let confinement = confine(&args);
     let filter = EnvFilter::builder()
         .with_env_var("LVS_LOG")
         .with_default_directive(Level::INFO.into())
         .from_env_lossy();
-    // Both write to the same standard error then.
+    // Both programs write to the same standard error.
     let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
-    // Without a log it forwards all the same.
+    // Without a log, the dataplane still forwards packets.
     let _log =
         log::start(filter, mark, args.access.log_format, "lvs-dataplane").inspect_err(|error| {
             log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
@@ -464,13 +465,13 @@ fn confine(args: &Args) -> Confinement {
         return Confinement::default();
     }
     if !matches!(args.kernel_path.fast_path, Some(FastPath::Off)) {
-        // The process may not mount file systems after this. A failure is reported where the file
-        // system is used.
+        // The sandboxed process may not mount file systems. The first use of the file system
+        // reports a failure.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
     }
     confine::dataplane(&confine::Places {
         socket: address(args).path().map(Path::to_owned),
-        // Files of rules may have names, which are looked up.
+        // Files of rules may contain host names, which need DNS queries over TCP.
         tcp: args.replication.sync_key.is_some() || args.services.rules.is_some(),
     })
 }
@@ -518,7 +519,8 @@ fn run(
             None
         }
     };
-    // Before the dataplane's threads exist, so that a signal during the start is not lost.
+    // Install the handlers before the threads of the dataplane exist, so that a signal during the
+    // start is not lost.
     let ignored = IGNORED.map(|(signal, _)| signal);
     let mut signals =
         Signals::new(ENDING.into_iter().chain(ignored)).context("cannot handle signals")?;

@@ -302,7 +302,7 @@ mod tests {
         assert!(greedy.show(None, &packet));
         let next = packets.recv().expect("the queue has room again");
         assert_eq!(next.lost, 1000 - waiting.len() as u64);
-        // As many short ones as may.
+        // The maximum number of short packets.
         let short = Shown {
             frame: &[0; 60],
             ..packet
@@ -317,7 +317,7 @@ mod tests {
         let lost = next.lost + 5;
         assert!(greedy.show(None, &short));
         assert_eq!(packets.recv().expect("the queue has room again").lost, lost);
-        // Nothing has matched one of them, and the other's channel still has its end.
+        // One reader has received no match, and the channel of the other still has its receiver.
         drop(reader);
         let readers = Readers::default();
         let all: Vec<_> = std::iter::from_fn(|| readers.take()).collect();

@@ -199,7 +199,7 @@ pub enum StartError {
     Random(#[source] std::io::Error),
 }
 
-// The cause is a part of the message, so it is not its source, too.
+// The message already contains the cause, so `source` does not return it again.
 impl From<OutOfMemory> for StartError {
     fn from(error: OutOfMemory) -> Self {
         Self::Memory(error)

@@ -415,7 +415,7 @@ fn takes(rules: &[MarkRule], tuple: &Tuple) -> bool {
         }
         match rule.action {
             MarkAction::Drop | MarkAction::Host => return true,
-            // No later rule gets a packet that has its mark.
+            // A packet that matches this rule has a mark, so that no later rule applies to it.
             MarkAction::Mark(_) if rule.interface.is_none() => return false,
             MarkAction::Mark(_) => {}
         }
@@ -473,7 +473,7 @@ mod tests {
             (vec![others], false),
             (vec![marks, drops], false),
             (vec![drops, marks], true),
-            // Its packets may come in by any interface.
+            // The packets of this connection can arrive on any interface.
             (vec![elsewhere], true),
             (vec![elsewhere, marks], true),
             (vec![marks_elsewhere], false),

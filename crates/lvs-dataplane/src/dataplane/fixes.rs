@@ -193,7 +193,7 @@ pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
     if !no_link_layer && reason != FrameDrop::UnusedInterface.name() {
         return None;
     }
-    // As many as a line takes.
+    // As many names as fit on a line.
     const SHOWN: usize = 8;
     let devices = tables.unused_devices(!no_link_layer);
     let names = devices.iter().take(SHOWN).copied().collect::<Vec<_>>();
@@ -437,7 +437,7 @@ mod tests {
                     .replace("lvsadm -L", "");
                 assert!(!reported.contains(change), "{name}: {reported}");
             }
-            // Keys stand in backticks, alone or with a value; commands have other words.
+            // Keys are in backticks, alone or with a value; commands have several words.
             for key in reported.split('`').skip(1).step_by(2) {
                 let key = key.split(" = ").next().unwrap_or_default();
                 let is_key = !key.contains(char::is_whitespace);

@@ -271,7 +271,7 @@ impl Outgoing {
     pub(super) fn linger(&self, time: Duration) {
         let queue = self.queue();
         if !queue.closed {
-            // A notification means that there is work, and the queue contains some already.
+            // A notification means that there is work, and the queue already contains work.
             drop(queue);
             std::thread::sleep(time);
         }

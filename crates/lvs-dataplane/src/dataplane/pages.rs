@@ -44,7 +44,7 @@ pub(super) fn enlarge(pages: TablePages) {
         Ok(made) => debug!("{made} large pages for the connection table"),
         Err(error) => debug!("no large pages for the connection table: {error}"),
     };
-    // Without a thread, pages stay as they are.
+    // If no thread can be started, the pages stay small.
     let _ = thread::Builder::new()
         .name("lvs-pages".to_owned())
         .spawn(run);

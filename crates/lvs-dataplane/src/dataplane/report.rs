@@ -129,7 +129,7 @@ impl Report {
     pub(super) fn reasons(&self, templates: u64) -> Vec<ReasonCount> {
         let frames = FrameDrop::ALL
             .iter()
-            // The reasons of the director's decisions count these two already.
+            // These two reasons are already included in the reasons of the director's decisions.
             .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
             .map(|&drop| {
                 let texts = [drop.name(), drop.describe(), fixes::of_frame(drop)];

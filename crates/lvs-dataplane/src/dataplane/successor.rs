@@ -85,7 +85,7 @@ impl Keeping {
         if self.unkept.load(Ordering::Acquire) {
             self.store(&**state, context);
         }
-        // A fifth of the caller's time at most, however many servers there are.
+        // Storing takes at most a fifth of the caller's time, however many servers exist.
         *rests = Some(SystemInstant::now() + began.elapsed() * 4);
     }
 
@@ -146,7 +146,7 @@ fn snapshot(control: &Control) -> Snapshot {
             kept.calls.push(Call::SysctlSet(Sysctl { name, value }));
         }
     }
-    // Servers of full NAT are refused without.
+    // Without local addresses, servers of full NAT are refused.
     let (pool, hairpin) = control.local_pool();
     if !pool.is_empty() {
         let addresses = pool.iter().map(|local| local.addr).collect();
@@ -234,12 +234,12 @@ pub(super) fn restore(
     };
     let calls = kept.calls.into_iter().filter_map(known);
     let calls: Vec<Call> = calls.collect();
-    // So many as are taken at once.
+    // As many calls as one request can contain.
     for calls in calls.chunks(CHANGES_MAX) {
         if control.apply(calls, host, now).is_ok() {
             continue;
         }
-        // Only the calls that this dataplane refuses are left out.
+        // Only the calls that this dataplane refuses are omitted.
         for call in calls {
             if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
                 warn!(
@@ -315,7 +315,7 @@ pub(super) fn take_over(
     records: &[Record],
     steering: Option<&Steering>,
 ) {
-    // They take their time to read, in which connections go on.
+    // Reading takes some time, during which the kernel continues to forward connections.
     let locals = state.locals_left();
     let started = SystemInstant::now();
     let _held = state.clone().hold();
@@ -379,7 +379,7 @@ mod tests {
         const SERVERS: u16 = 100;
         let fast_path = match FastPath::open(Layout::new(1000, 7), Instant::ZERO) {
             Ok(fast_path) => Arc::new(fast_path),
-            // Where BPF is not permitted, there is nothing to see.
+            // If BPF is not permitted, the kernel has no state to report.
             Err(FastPathError::Permission(_)) => return,
             Err(error) => panic!("{error}"),
         };

@@ -182,7 +182,7 @@ impl<W> Threads<W> {
         if self.taken() >= generation {
             return Ok(());
         }
-        // A worker takes the latest view before it answers.
+        // A worker applies the latest view before it answers.
         self.ask(|_| ()).map(drop)
     }
 

@@ -74,13 +74,13 @@ impl Growing {
         if array.words().len() >= words {
             return Ok(array.clone());
         }
-        // An eighth more than is needed: it is seldom made again.
+        // An eighth more than required, so that the map is seldom replaced.
         let entries = (words + words / 8).div_ceil(self.entry);
         let entries = u32::try_from(entries).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let new = SharedArray::new(self.name, self.entry, entries)?;
         fill(array.words(), new.words());
         if let Some(path) = &self.pin {
-            // Names with a dot are the kernel's.
+            // The kernel reserves names with a dot.
             let beside = path.with_file_name(format!("{}-new", self.name));
             // A file that a killed dataplane has left.
             let _ = fs::remove_file(&beside);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn growing_array_keeps_its_words_when_it_grows() {
-        // Where BPF is not permitted, there is nothing to see.
+        // If BPF is not permitted, nothing can be tested.
         if super::super::tests::open().is_none() {
             return;
         }

@@ -120,7 +120,8 @@ impl Locals {
             ends: OnceLock::new(),
             asked: AtomicBool::new(false),
             failed: AtomicBool::new(false),
-            // The kernel has as many buckets as the next power of two, and they take memory.
+            // The kernel rounds the number of buckets up to a power of two, and allocates memory
+            // for them.
             entries: 1 << slots.in_place().saturating_mul(2).max(2).ilog2(),
             slots,
         })
@@ -315,7 +316,7 @@ impl FastPath {
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         let path = self.pins.as_ref()?.path(ENDS);
         let found = Ends::pinned(&path).and_then(|ends| {
-            // That dataplane may have been killed before programs found it.
+            // That dataplane may have been killed before the programs could find this map.
             self.locals.place.put(&ends)?;
             let left = ends.entries()?.into_iter().collect();
             Ok(LocalsLeft {
@@ -325,7 +326,7 @@ impl FastPath {
             })
         });
         let found = found.inspect_err(|error| {
-            // There were none.
+            // No local ports were stored.
             if error.kind() != io::ErrorKind::NotFound {
                 warn!("connections of full NAT have ended: {ENDS} cannot be read: {error}");
             }
@@ -478,7 +479,7 @@ mod tests {
             count <= entries / 2 && count >= entries / 2 - 1,
             "{count} of {entries}"
         );
-        // An entry without room leaves no part of itself.
+        // An entry that does not fit leaves no partial entry.
         let map = fast_path
             .locals
             .ends

@@ -257,7 +257,7 @@ impl FastPath {
     /// No error is known.
     pub(crate) fn filter(&self, socket: &PacketSocket) -> io::Result<()> {
         let filtered = match self.filters {
-            // As kernels without tcx have no room, either.
+            // Kernels without tcx return the same error.
             Some(_) => Err(io::Error::from_raw_os_error(libc::ENOMEM)),
             None => socket.only_passed_by(&self.filter),
         };
@@ -277,7 +277,7 @@ impl FastPath {
     /// The decision of the programs about a frame without a connection while no dataplane runs.
     #[cfg(test)]
     fn held_alone(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
-        // By the loopback.
+        // Through the loopback interface.
         self.held.test_run(1, frame, 0, false)
     }
 
@@ -324,7 +324,7 @@ impl FastPath {
         }
         let hop = u16::try_from(hops.known.len() + 1).ok();
         let Some(number) = hop.filter(|&hop| hop < HOPS) else {
-            // Some of them are unused, but which ones is unknown.
+            // Some next hops are unused, but it is unknown which ones.
             self.changed();
             hops.known.clear();
             hops.rests_until = now + HOPS_REST;
@@ -396,8 +396,7 @@ impl FastPath {
             .zip(new)
             .any(|(word, new)| word.load(Relaxed) != new)
         {
-            // The version marks the entry as invalid for a program that reads it now or has begun
-            // to.
+            // The version marks the entry as invalid for programs that are reading it.
             version = version.wrapping_add(1) & 0xffff_ffff;
             way.store(version << 32, Relaxed);
             fence(Release);

@@ -159,7 +159,7 @@ impl Pins {
             directory => directory?,
         };
         flock(&directory, FlockOperation::NonBlockingLockExclusive).map_err(|_| another())?;
-        // The dataplane that had it may have removed it before it let go.
+        // The previous dataplane may have removed the directory before it released the lock.
         let now = there(fs::symlink_metadata(&self.directory))?;
         let locked = directory.metadata()?;
         let same = now.is_some_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino()));
@@ -250,7 +250,7 @@ fn make(directory: &Path) -> io::Result<()> {
         _ => {}
     }
     match fs::symlink_metadata(directory) {
-        // Its dataplane took it away.
+        // The dataplane has removed the directory.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         meta => is_own(directory, &meta?),
     }
@@ -308,7 +308,7 @@ pub(super) fn attach(
     if let Ok(link) = ProgramLink::pinned(path) {
         match link.update(program) {
             Ok(()) => return Ok(link),
-            // A pin of a removed interface, whose number another interface has now.
+            // The pin of a removed interface, whose index another interface uses now.
             Err(_) => fs::remove_file(path)?,
         }
     }

@@ -59,7 +59,7 @@ impl Interception {
                     );
                     false
                 }
-                // Other errors are reported when the sockets are opened.
+                // Other errors are reported when the dataplane opens the sockets.
                 _ => true,
             },
         };

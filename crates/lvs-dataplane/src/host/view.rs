@@ -277,7 +277,7 @@ impl Tables {
             return None;
         }
         let port = match self.hop {
-            // A route into the dataplane's own device leads nowhere.
+            // A route into the dataplane's own device is unusable.
             Some(hop) if self.port_of(hit.oif).is_none() => hop,
             Some(_) => return None,
             None => self.port_of(hit.oif)?,

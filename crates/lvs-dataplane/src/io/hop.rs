@@ -58,7 +58,7 @@ impl HopDevice {
         };
         let host = HostDevice::of(tun, |name| {
             let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
-            // The host has checked the source of each packet before on the interface where it
+            // The host has already checked the source of each packet on the interface on which it
             // arrived.
             write_setting(&conf.join("accept_local"), 1)
                 .map_err(failed(name, "accept the host's own addresses"))?;

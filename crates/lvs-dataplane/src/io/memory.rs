@@ -55,8 +55,8 @@ impl PacketIo for MemoryIo {
                 break;
             };
             slot.clear();
-            // A slot may be too small only in tests that made it so; such a frame is lost whole, as
-            // by a short buffer.
+            // A slot is too small only if a test made it so; such a frame is lost completely, as
+            // with a short buffer.
             if slot.extend(frame.bytes()) {
                 slot.offload = frame.offload;
                 count += 1;

@@ -205,7 +205,7 @@ impl Netlink {
         ifindex: u32,
         ip: IpAddr,
     ) -> Result<(), NetlinkError> {
-        // The kernel would take the permanence from such an entry (__neigh_update()).
+        // The kernel would remove the permanent state of such an entry (__neigh_update()).
         if state.neighbour(ifindex, ip).is_some_and(|n| n.is_static()) {
             return Ok(());
         }
@@ -275,7 +275,7 @@ impl Netlink {
     /// # Errors
     /// If the kernel refuses.
     pub fn delete_host_route(&mut self, ip: IpAddr, ifindex: u32) -> Result<(), NetlinkError> {
-        // A route of any protocol.
+        // Delete the route, whatever its protocol is.
         match self.host_route(libc::RTM_DELROUTE, 0, ip, ifindex, 0) {
             Err(err) if err.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             result => result.map_err(|source| NetlinkError::Os {

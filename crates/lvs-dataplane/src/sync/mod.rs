@@ -174,7 +174,7 @@ impl Daemons {
     /// returns after the threads of stopped daemons have exited.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = lock(&self.running);
-        // A daemon that is stopped and started again may have other ports and buffers.
+        // A daemon that is stopped and started again may use different ports and buffers.
         let anew = |role| {
             let mut new = prepared.iter().map(|prepared| &prepared.running.daemon);
             new.any(|daemon| daemon.role == role)

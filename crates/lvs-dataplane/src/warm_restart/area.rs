@@ -115,7 +115,7 @@ impl Area<'_> {
     pub(crate) fn save(&self, text: &[u8]) -> bool {
         let (first, halves) = (self.text[0].load(Relaxed), &self.text[1..]);
         let half = halves.len() / 2;
-        // A kill during the writing leaves the other half valid.
+        // If the process is killed during the write, the other half stays valid.
         let place = 1 - (first >> 63 & 1) as usize;
         if text.len() > half * 8 {
             self.text[0].store(0, Release);

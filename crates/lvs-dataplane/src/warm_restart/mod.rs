@@ -152,7 +152,7 @@ impl Mapped {
         if let Some(text) = left.area().saved() {
             self.area().save(&text);
         }
-        // Reading a page allocates it too.
+        // Reading a page also allocates it.
         let records = left.word(head::RECORDS);
         self.set(head::RECORDS, records);
         let words = usize::try_from(records).unwrap_or(usize::MAX);
@@ -208,7 +208,7 @@ impl WarmRestart {
             }
             Some(left) => Some((left, state_keeper.take_other_memory()?)),
             None => {
-                // All zeros, and of a length of its own.
+                // All zeros, with a different length.
                 unread = match state_keeper.is_used() {
                     true => Some(state_keeper.take_other_memory()?),
                     false => None,

@@ -43,7 +43,7 @@ impl Handle {
                         out.item(&packet)?;
                     }
                 }
-                // Shows whether the client is still there.
+                // Detects that the client has closed the connection.
                 Err(mpsc::RecvTimeoutError::Timeout) => out.item(&CapturedPacket::default())?,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     return Err(Failure::new(

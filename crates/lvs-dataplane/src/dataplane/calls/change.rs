@@ -37,7 +37,7 @@ impl Handle {
         let daemons = self.prepare_daemons(changes);
         let applied = {
             // The kernel's counters belong to the services before the change, and the kernel fast
-            // path must not use a half-made change.
+            // path must not use a half-applied change.
             let _held = self.context.fast_path().map(FastPath::hold);
             self.context.fold();
             self.make(changes, &daemons)?
@@ -46,7 +46,7 @@ impl Handle {
         let Some(update) = Update::of(&applied, changes) else {
             return Ok(Vec::new());
         };
-        // It is done, whatever comes.
+        // The change is applied, whatever the result of the update.
         let followed = self.follow(update);
         self.follow_daemons(daemons);
         Ok(followed.unwrap_or_else(|failure| vec![failure.message]))
@@ -174,7 +174,7 @@ impl Host for WithDaemons<'_> {
         let attempt = self.daemons.iter().find(|(tried, _)| tried == *daemon);
         match attempt {
             Some((_, made)) => made.as_ref().map(drop).map_err(Clone::clone),
-            // The interface came, or changed its MTU, a moment ago.
+            // The interface appeared, or changed its MTU, a moment ago.
             None => Err(lvs_core::Error::NoDevice.into()),
         }
     }
@@ -252,7 +252,7 @@ mod tests {
             port: None,
             ttl: None,
         });
-        // No socket is opened for a call after a refused one.
+        // No socket is opened for a call that follows a refused one.
         let list = [Call::ServiceFlush {}, add.clone(), add.clone(), start];
         assert_eq!(handle.possible(&list, &View::default()), 2);
 

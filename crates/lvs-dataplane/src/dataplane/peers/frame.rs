@@ -388,7 +388,7 @@ mod tests {
             Handshake::new(&Key::of(b"one"), receiver, sender).compares_services()
         };
         assert!(both(new, new) && !both(new, old) && !both(old, new));
-        // The proofs cover the marker: removing it on the way makes the proofs wrong.
+        // The proofs cover the marker: if it is removed on the way, the proofs are invalid.
         let mut without = new;
         without.nonce[31] = 0;
         assert!(!without.compares_services());
@@ -420,7 +420,7 @@ mod tests {
         assert_eq!(read.read(&mut from).unwrap(), (Kind::Whole, Vec::new()));
         assert!(matches!(read.read(&mut from), Err(FrameError::Io(_))));
 
-        // A frame that is repeated, out of order, of the other direction, or changed.
+        // A frame that is repeated, out of order, from the other direction, or changed.
         let forged = |mut read: Sequence, mut bytes: &[u8]| {
             matches!(read.read(&mut bytes), Err(FrameError::Forged))
         };

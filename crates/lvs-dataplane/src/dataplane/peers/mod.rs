@@ -394,7 +394,7 @@ impl Peers {
         let next = self.ask_worker(worker, move |decider, now| job(decider, from, now));
         match next.flatten() {
             Some(from) => Some(Place { worker, from }),
-            // A worker that does not answer is ending.
+            // A worker that does not answer is exiting.
             None => {
                 let worker = worker + 1;
                 (worker < self.workers()).then_some(Place { worker, from: 0 })
@@ -520,8 +520,8 @@ impl Peers {
                 }
                 Step::Follows => format!("{} of its connections are missing", state.missing),
                 Step::Bulk => format!("it has sent {} connections so far", state.received),
-                // A peer that answers and refuses the handshake is awaited: the operator has to
-                // correct the cause.
+                // This director waits for a peer that answers and refuses the handshake: the
+                // operator has to correct the cause.
                 Step::Away => match &state.trouble {
                     Some((Trouble::Refused, text)) => text.clone(),
                     Some((Trouble::Away, text)) if patient => text.clone(),

@@ -187,7 +187,7 @@ impl<'a> Portions<'a> {
         }
         let mut shares: Vec<_> = shares.into_iter().map(Vec::into_iter).collect();
         loop {
-            // In turn, so that all workers are busy.
+            // The workers take turns, so that all of them are busy.
             let mut more = false;
             for (worker, share) in shares.iter_mut().enumerate() {
                 let portion: Vec<Item> = share.take(PORTION).collect();

@@ -159,7 +159,7 @@ impl Session<'_> {
             match &mut walk {
                 Some(going) => {
                     if outgoing.waiting() >= AHEAD {
-                        // Messages behind an incomplete digest cannot be written yet.
+                        // Messages that follow an incomplete digest cannot be written yet.
                         until += LINGER;
                     } else if !step(peers, going, outgoing) {
                         let done = walk.take();
@@ -218,7 +218,8 @@ impl Session<'_> {
                 outgoing.linger(LINGER);
             }
         }
-        // The last messages of an ending dataplane, also those behind a digest that stays incomplete.
+        // The last messages of a stopping dataplane, including those that follow an incomplete
+        // digest.
         outgoing.close();
         loop {
             let messages = outgoing.take(Instant::now()).messages;

@@ -132,8 +132,8 @@ impl Shield {
         let mut this = Self {
             socket,
             seq: 1,
-            // The port is this process's number, as a rule, and unique in the network namespace in
-            // any case.
+            // The port number is usually the process id, and is always unique in the network
+            // namespace.
             table: format!("lvs-{}", address.port_number()),
             chains: BTreeSet::new(),
             applied: BTreeMap::new(),
@@ -194,8 +194,8 @@ impl Shield {
     pub fn add_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {
-            // With the interface, the kernel has removed the chain (until Linux 6.15) or kept it
-            // (since).
+            // The kernel has removed the chain with the interface (until Linux 6.15), or kept it
+            // (from 6.16 on).
             self.delete_chain(&chain)?;
         }
         let table = self.table.clone();
@@ -407,7 +407,8 @@ impl Shield {
         let (bytes, last, next_seq) = batch.finish();
         let first = self.seq;
         self.seq = next_seq;
-        // A datagram must fit the send buffer; the kernel counts about as much again for itself.
+        // A datagram must fit the send buffer; the kernel adds about the same amount for its own
+        // data.
         if bytes.len() > 64 << 10 {
             let room = i32::try_from(bytes.len().saturating_mul(2)).unwrap_or(i32::MAX);
             lvs_sys::set_send_buffer(&self.socket, room)?;

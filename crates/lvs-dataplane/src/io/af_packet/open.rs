@@ -341,7 +341,8 @@ impl<'a> Opening<'a> {
                 None
             }
         });
-        // Before the first frame is refused. The programs of the first worker are those of all.
+        // Attach the programs before the kernel refuses the first frame. All workers use the
+        // programs of the first worker.
         let ingress = self
             .fast_path
             .filter(|_| !self.waits)
@@ -410,7 +411,7 @@ impl<'a> Opening<'a> {
             let inlet = self.first_inlet(|socket| socket.join_group(group))?;
             Ok(Firsts::new(inlet))
         });
-        // The sockets that were opened are closed; the main sockets receive SYNs.
+        // Close the opened sockets; the main sockets receive SYNs.
         self.reported(opened.collect())
     }
 
