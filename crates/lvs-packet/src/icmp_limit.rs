@@ -143,7 +143,8 @@ impl RateLimit {
 
     /// Whether an error may go to `receiver` now.
     pub fn allow(&self, kind: ErrorKind, receiver: IpAddr, now: Instant) -> bool {
-        // Path MTU discovery is never limited (`icmpv4_mask_allow`), and no limit is none.
+        // Path MTU discovery is never limited (`icmpv4_mask_allow`), and a limit of 0 means no
+        // limit.
         if matches!(
             kind,
             ErrorKind::FragmentationNeeded(_)
@@ -177,8 +178,8 @@ impl RateLimit {
         let mut stripe = lock(&self.peers[slot / STRIPE]);
         let peer = &mut stripe[slot % STRIPE];
         let since = match *peer {
-            // A slot taken over keeps its debt while it is fresh, so that many addresses cannot
-            // refill it.
+            // A recently used slot keeps its used tokens when another address takes it over, so
+            // that a sender with many addresses cannot refill it.
             Some(old) if old.addr == receiver || now.saturating_sub(old.last) < cost => old.since,
             _ => i64::MIN,
         };
@@ -214,7 +215,7 @@ pub fn may_be_answered(packet: &Packet, ip: &[u8]) -> bool {
         || broadcast(packet.src)
         || packet.src.is_loopback();
     let later_fragment = packet.fragment.is_some_and(|f| f.offset > 0);
-    // Never an error about an error; queries (echo and the like) may be answered.
+    // Never answer an error with an error; queries (such as echo) may be answered.
     let kind = ip.get(packet.l4).copied();
     let error = if packet.is_ipv6() {
         packet.protocol == Protocol::ICMPV6 && !matches!(kind, Some(128..=136 | 138..))
@@ -256,7 +257,7 @@ mod tests {
             .count();
         assert!(sent <= 50, "{sent}");
         assert_eq!(limit.suppressed(), 200 - sent as u64);
-        // And a thousand in each second that follows, be there ten times as many.
+        // A thousand errors in each following second, even if ten times as many are requested.
         let tries = (1..=10_000_u32).filter(|&n| {
             let at = now + Duration::from_micros(100) * n;
             let receiver = IpAddr::from((0x0a00_0000 + n * 7919).to_be_bytes());

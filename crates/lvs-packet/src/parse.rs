@@ -195,7 +195,7 @@ pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     let chain = ipv6::walk(bytes).ok_or(FrameDrop::IpHeaderLength)?;
     let (mut protocol, mut l4) = (Protocol(chain.protocol), chain.l4);
     let fragment = chain.fragment.map(|(header, named_at)| {
-        // The content of a fragment begins behind its fragment header, whatever its protocol.
+        // The payload of a fragment begins after its fragment header, whatever its protocol is.
         protocol = Protocol(bytes[header.at]);
         l4 = header.at + ipv6::FRAGMENT_LEN;
         Fragment {

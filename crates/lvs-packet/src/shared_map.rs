@@ -71,7 +71,7 @@ impl<K, V> SharedMap<K, V> {
 impl<K: Eq + Hash, V> SharedMap<K, V> {
     #[inline]
     fn place<Q: Hash + ?Sized>(&self, key: &Q) -> usize {
-        // The low bits and the highest ones are the part's own.
+        // The low and the highest bits select an entry within the part.
         (self.hasher.hash_one(key) >> 24) as usize % PARTS
     }
 
@@ -229,7 +229,7 @@ impl<T: Eq + Hash> Default for SharedSet<T> {
 impl<T: Clone + Eq + Hash> SharedSet<T> {
     /// Adds a value; returns whether it is new.
     pub fn insert(&mut self, value: T) -> bool {
-        // An existing value copies nothing.
+        // Adding an existing value copies nothing.
         !self.contains(&value) && self.0.insert(value, ()).is_none()
     }
 

@@ -97,8 +97,8 @@ impl Path {
     }
 
     fn learn(&self, new: usize, route: usize, used: bool, now: Instant) {
-        // It does not grow before it has expired. A value equal to the route's MTU is no news, but
-        // is stored.
+        // The learned MTU does not grow before it has expired. A value equal to the MTU of the
+        // route changes nothing, but is stored.
         let grows = self
             .learned()
             .is_some_and(|old| millis(now) < old.until_ms && usize::from(old.mtu) < new);
@@ -221,7 +221,7 @@ impl TunnelPaths {
         let too_long = (kind, code) == (3, 4);
         let (protocol, payload) = (outer[ipv4::field::PROTOCOL], &outer[header..]);
         if let Some(tunnel) = host_tunnel(protocol, payload).filter(|_| too_long) {
-            // The host learns this for any inner packet.
+            // The host learns the path MTU from an error about any inner packet.
             if let (Some(path), Some(route)) = (self.known((server, tunnel)), mtu(server)) {
                 self.learn(&path, reported(message), route, path.is_used(), now);
             }
@@ -244,7 +244,7 @@ impl TunnelPaths {
             if be16(original, ipv4::field::FLAGS) & ipv4::DF == 0 {
                 return None;
             }
-            // The kernel's first complaint still speaks of the old route.
+            // The kernel's first error still reports the MTU of the old route.
             let base = if known { path.mtu(route, now) } else { route };
             let overhead = ipv4::HEADER_LEN + between;
             let stated = if base > 68 + overhead {

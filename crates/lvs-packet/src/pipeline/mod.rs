@@ -274,7 +274,7 @@ impl Pipeline {
             };
             self.counters.count(fate);
             if lent {
-                // For any fate, the backend has its slot back once the output is sent.
+                // Whatever the fate, the backend gets its slot back after the output is sent.
                 drop(frame.take());
             } else if receives && frame.capacity() == 0 {
                 *frame = cx.out.receiver();
@@ -333,7 +333,7 @@ impl Pipeline {
             };
             match fate {
                 Fate::Sent => self.counters.released += 1,
-                // For its neighbour, now.
+                // The frame waits for its neighbour.
                 Fate::Held => {}
                 _ => self.held.dropped += 1,
             }

@@ -140,7 +140,7 @@ impl Output {
         } else if len > SMALL / 2 {
             Frame::with_capacity(SMALL)
         } else {
-            // Many tiny frames (fragments) must not cost more than they are.
+            // Many tiny frames (fragments) must not use more memory than their size.
             Frame::with_capacity(len)
         }
     }

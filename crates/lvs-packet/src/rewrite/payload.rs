@@ -105,7 +105,7 @@ fn header_len(ip: &[u8], l4: usize) -> usize {
 fn store(ip: &mut [u8], l4: usize, at: usize, number: u32, delta: &mut Delta) {
     let words = |number: u32| {
         let [a, b, c, d] = number.to_be_bytes();
-        // Options may begin at odd places, where high bytes are low ones of the sum.
+        // Options may begin at odd offsets, where the high and low bytes of the sum are exchanged.
         if at.is_multiple_of(2) {
             [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])]
         } else {
@@ -147,7 +147,7 @@ fn finish(frame: &mut Frame, packet: &Packet, len: usize) {
     }
     let at = l4 + CHECKSUM;
     if unfinished {
-        // The pseudo-header has the length.
+        // The pseudo-header contains the length.
         let word = |len: usize| u16::try_from(len).unwrap_or(u16::MAX);
         let delta = Delta::NONE.word(word(len), word(total - l4));
         put16(ip, at, delta.apply_unfinished(be16(ip, at)));

@@ -186,7 +186,7 @@ mod tests {
     fn crc32c_of_check_input_equals_published_value() {
         let mut packet = [0u8; 12].to_vec();
         packet.extend_from_slice(b"x");
-        // The field itself does not count.
+        // The checksum field itself is excluded.
         let clean = sctp(&packet);
         packet[8..12].copy_from_slice(&[1, 2, 3, 4]);
         assert_eq!(sctp(&packet), clean);
@@ -195,8 +195,8 @@ mod tests {
     proptest! {
         #[test]
         fn checksum_equals_naive_sum(bytes in proptest::collection::vec(any::<u8>(), 1..2000)) {
-            // pnet answers 0 for nothing at all, and leaves out the word at `skipword`; one beyond
-            // the end leaves out none.
+            // pnet returns 0 for an empty packet, and omits the word at `skipword`; a word beyond
+            // the end omits none.
             let twin = pnet_packet::util::checksum(&bytes, usize::MAX / 2);
             prop_assert_eq!(Sum::ZERO.bytes(&bytes).finish(), twin);
         }

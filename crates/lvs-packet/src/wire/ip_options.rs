@@ -184,7 +184,7 @@ impl WantedOptions {
                 put32(ip, address, stamp.to_bits());
             }
             put32(ip, at, time);
-            // With an address of its own or one that was named, a stamp takes 8 bytes.
+            // A time stamp with an address, recorded or prespecified, takes 8 bytes.
             let pointer = ip
                 .get(option + 2)
                 .map_or(0, |&pointer| usize::from(pointer));

@@ -166,7 +166,7 @@ mod tests {
         let mut vlan = frame();
         assert!(insert(&mut vlan, TAG, 0xa001));
         assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
-        // A VLAN behind a priority tag is also a VLAN.
+        // A VLAN tag inside a priority tag is also a VLAN tag.
         assert!(insert(&mut vlan, TAG, 0));
         assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
         for (outer, inner) in [(TAG, TAG), (TAG, SERVICE_TAG), (SERVICE_TAG, TAG)] {
