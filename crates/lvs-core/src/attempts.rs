@@ -56,7 +56,7 @@ impl Attempts {
     /// the share of the other servers.
     pub fn is_suspicious(self, others: Self) -> bool {
         let Self { opened, unanswered } = self;
-        // A connection may have been opened before the time began.
+        // A connection may have been opened before the counted interval.
         let opened = opened.max(unanswered);
         let [opened, unanswered] = [opened, unanswered].map(u128::from);
         let exceeds_others = unanswered.saturating_mul(others.opened.into())
@@ -238,10 +238,10 @@ mod tests {
             "too few attempts for a decision"
         );
         assert!(!attempts(1_000, 30).is_suspicious(good), "3 in 100");
-        // A flood reaches all servers alike.
+        // A flood affects all servers alike.
         assert!(!attempts(1_000, 300).is_suspicious(attempts(3_000, 900)));
         assert!(!attempts(u64::MAX, u64::MAX / 4).is_suspicious(attempts(u64::MAX, u64::MAX / 4)));
-        // All servers are broken, or there is no other.
+        // All servers are broken, or there is no other server.
         assert!(attempts(10, 10).is_suspicious(attempts(30, 30)));
         assert!(attempts(10, 10).is_suspicious(Attempts::default()));
         assert!(!attempts(0, 0).is_suspicious(Attempts::default()));

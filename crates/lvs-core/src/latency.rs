@@ -40,7 +40,7 @@ impl Latency {
         let new = if sample >= average {
             sample
         } else {
-            // kept is average × w; the sample weighs 1 − w.
+            // `kept` is average × w; the sample has the weight 1 − w.
             let weight = u128::from(average - kept) * u128::from(sample) / u128::from(average);
             kept + u64::try_from(weight).unwrap_or(0)
         };
@@ -74,7 +74,8 @@ fn fade(value: u64, age: u64) -> u64 {
     if halves >= 64 {
         return 0;
     }
-    // 2^−f for f in 0..1 is near 1 − 0.67157 f + 0.17157 f², which is exact at 0, 1/2 and 1.
+    // 2^−f for f in 0..1 is approximately 1 − 0.67157 f + 0.17157 f², which is exact at 0, 1/2 and
+    // 1.
     let f = u128::from(age % HALF_LIFE) * 65_536 / u128::from(HALF_LIFE);
     let factor = 65_536 - ((44_012 * f) >> 16) + ((11_244 * f * f) >> 32);
     u64::try_from((u128::from(value >> halves) * factor) >> 16).unwrap_or(u64::MAX)

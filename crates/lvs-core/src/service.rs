@@ -117,7 +117,7 @@ impl From<&ServiceKey> for ServiceKeyOrd {
         match *key {
             ServiceKey::Mark { family, mark } => Self::Mark(family, mark),
             ServiceKey::Address { protocol, addr } => {
-                // Flow label and scope are no part of the identity.
+                // The flow label and the scope are not part of the identity.
                 Self::Address(protocol, SocketAddr::new(addr.ip(), addr.port()))
             }
         }

@@ -169,7 +169,7 @@ impl Tunnel {
 
     /// Decodes the result of [`pack`](Self::pack).
     pub(crate) fn unpack(packed: u64) -> Self {
-        // Most servers are reached in other ways, and every packet asks.
+        // Most servers use no tunnel, and this function runs for every packet.
         if packed == 0 {
             return Self::Ipip;
         }

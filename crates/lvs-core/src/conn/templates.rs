@@ -83,7 +83,7 @@ impl Templates {
     ) -> Option<(u32, Arc<Template>)> {
         let mut key = template.key;
         if let Some((_, data)) = &template.engine {
-            // The port is 0 in every template; here it spreads the calls of one client over the
+            // The port is 0 in every template; here it distributes the calls of one client over the
             // hash table.
             let hash = data.chunks(4).fold(0, |hash, chunk| {
                 let mut word = [0; 4];

@@ -93,7 +93,8 @@ impl Defense {
             self.rate = u64::try_from(sysctls.am_droprate).unwrap_or(0);
         } else {
             let memory = short_of_memory.then(|| threshold / (threshold - self.available));
-            // At a full table one in two: otherwise no client would ever get a connection.
+            // If the table is full, drop one in two: otherwise no client would ever get a
+            // connection.
             let slots = short_of_slots.then(|| (reserve / (reserve - self.free)).max(2) as u64);
             self.rate = memory.into_iter().chain(slots).min().unwrap_or(0);
             self.counter = self.rate;

@@ -148,7 +148,7 @@ mod tests {
         let mut control = control(2000);
         let mut seen = std::vec::Vec::new();
         while shown(&control) < 2000 {
-            // Late calls do one portion each, too.
+            // A late call also processes only one portion.
             control.advance(Instant::ZERO + PERIOD + Duration::from_millis(500));
             seen.push(shown(&control));
         }

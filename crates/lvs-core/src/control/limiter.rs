@@ -73,7 +73,7 @@ impl Limiter {
         seed: u64,
         now: Instant,
     ) -> Result<(), DropReason> {
-        // A client above its own limit uses nothing of the shared limits.
+        // A client above its own limit consumes nothing of the shared limits.
         if limits.source_rate > 0 && !self.takes_source(limits, client, seed, now) {
             return Err(DropReason::SourceRate);
         }
@@ -207,7 +207,7 @@ mod tests {
             let client = alloc::format!("192.0.2.{n}");
             assert_eq!(taken(&mut limiter, &limits, &client, 5, now), 5, "{n}");
         }
-        // An IPv6 host is its /64.
+        // An IPv6 host counts as its /64 network.
         assert_eq!(taken(&mut limiter, &limits, "2001:db8::1", 5, now), 5);
         assert_eq!(taken(&mut limiter, &limits, "2001:db8::2", 5, now), 0);
         assert_eq!(taken(&mut limiter, &limits, "2001:db8:0:1::2", 5, now), 5);

@@ -231,7 +231,7 @@ impl Control {
     /// [`OutOfMemory`]
     pub fn try_new(options: Options) -> Result<Self, OutOfMemory> {
         let shards = options.shards.max(1);
-        // All shards share them.
+        // All shards share this limit.
         let all = options.max_connections.saturating_mul(shards);
         let templates = Templates::new(
             all.saturating_add(all / 8 + 128),

@@ -263,7 +263,7 @@ impl Records {
     pub(crate) fn note(&mut self, place: u32) {
         let kept = self.places.len().max(LOG_MIN);
         if self.log.len() >= 2 * kept {
-            // A reader that has missed these changes reads all records, which are no more than the
+            // A reader that missed these changes reads all records, which are no more than the
             // remaining changes.
             let gone = self.log.len() - kept;
             self.log_start += gone as u64;

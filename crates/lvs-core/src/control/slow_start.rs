@@ -141,8 +141,8 @@ impl SlowStart {
         let rescaled = factor != self.factor;
         self.factor = factor;
         if rescaled {
-            // A scheduler that remembers the last weights of servers that have none now has to look
-            // at those, too.
+            // A scheduler that stores the last weights of servers with weight 0 has to read those
+            // servers, too.
             changed = (0..servers.len()).collect();
         }
         pool.weights_changed(&changed);

@@ -174,7 +174,7 @@ impl Control {
                 }
             }
             if slot.server_addr() == entry.server {
-                // The peer owns it now, so that this director does not report its end.
+                // The peer owns the connection now, so this director does not report its removal.
                 shard.strike_quietly(index);
             }
         }
@@ -224,7 +224,7 @@ impl Control {
         if entry.protocol == Protocol(0)
             && let SocketAddr::V6(virt) = &mut entry.virt
         {
-            // Only the mark is kept.
+            // Only the firewall mark is kept.
             virt.set_ip(Ipv6Addr::from_bits(virt.ip().to_bits() >> 96 << 96));
         }
         Ok((template, entry.flags & TAKEN | flag::SYNC))
@@ -251,7 +251,7 @@ impl Control {
             && shard.conn(index).server_addr() != entry.server
         {
             if flags & flag::INACTIVE != 0 {
-                // News of the end of a connection that has been replaced.
+                // The peer reports the end of a connection that has been replaced.
                 return Ok(None);
             }
             replaced = found.take();
@@ -259,7 +259,7 @@ impl Control {
         let index = match found {
             Some(index) => {
                 let slot = shard.conn(index);
-                // The kernel fast path has not seen the new state.
+                // The kernel fast path does not know the new state.
                 slot.withdraw();
                 let toggled = (slot.flags() ^ flags) & flag::INACTIVE != 0;
                 slot.clear(UPDATED);
@@ -478,7 +478,7 @@ fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let Some(index) = found.filter(ends) else {
         return false;
     };
-    // A template that it leaves behind ends as it would have.
+    // A template without this connection expires as usual.
     let _ = shard.destroy(index);
     true
 }

@@ -54,7 +54,7 @@ impl Control {
             self.remove_template(index);
             return;
         }
-        // For good: from now on every new connection gives it 60 s.
+        // This change is permanent: from now on, every new connection sets the timer to 60 s.
         template.timeout.store(60, Relaxed);
         let fired = self.templates.table.get(index).expires();
         let queue = match shard {

@@ -166,7 +166,7 @@ pub fn conn(out: &mut String, conn: &ConnInfo, options: &ListOptions, names: &dy
     } else {
         protocol.to_string()
     };
-    // The name of an SCTP port is not looked up here.
+    // The listing does not look up names of SCTP ports.
     let named = matches!(protocol, Protocol::TCP | Protocol::UDP).then_some(protocol);
     put(
         out,

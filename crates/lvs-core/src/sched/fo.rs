@@ -35,6 +35,6 @@ pub(super) fn heaviest(servers: &[Arc<Server>], fits: impl Fn(&Server) -> bool) 
     (0..servers.len())
         .rev()
         .filter(|&index| fits(&servers[index]))
-        // `max_by_key` keeps the last of equals, which is the first of the list read backwards.
+        // `max_by_key` returns the last of equal servers, which is the first in the reversed list.
         .max_by_key(|&index| servers[index].weight())
 }

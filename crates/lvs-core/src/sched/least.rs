@@ -67,7 +67,8 @@ impl<S> Following<S> {
 
 impl<S: ByQuotient> Scheduler for Following<S> {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        // Not this tree: what it has looked at is no longer marked for the one in use.
+        // The preview does not use this tree: servers that the preview reads would lose their marks
+        // for the scheduler.
         Some(Box::new(self.scheduler))
     }
 
@@ -181,7 +182,7 @@ impl Tree {
             if marks.word.load(Relaxed) & mask == 0 {
                 continue;
             }
-            // The marks go before the servers are looked at: what changes after that is marked again.
+            // Clear the marks before the servers are read: a later change sets its mark again.
             let mut changed = marks.word.fetch_and(!mask, Acquire) & mask;
             while changed != 0 {
                 let place = self.marks[at].places[changed.trailing_zeros() as usize];

@@ -132,7 +132,8 @@ impl MaglevHashing {
         loop {
             for walk in &mut walks {
                 for _ in 0..walk.turns {
-                    // A server's own slot of the last turn is taken, too: so each turn moves on.
+                    // A slot that the server took in its last turn counts as taken, so that each
+                    // turn advances.
                     while taken.has(walk.at) {
                         walk.at += walk.skip;
                         if walk.at >= slots {
@@ -213,8 +214,8 @@ impl Scheduler for MaglevHashing {
     }
 
     fn server_added(&mut self, servers: &[Arc<Server>]) {
-        // With more servers than slots the kernel refuses to build and goes on with the table that
-        // it has.
+        // With more servers than slots, the kernel refuses to build a table and keeps the present
+        // one.
         if servers.len() > self.slots as usize {
             if servers.len() == self.slots as usize + 1 {
                 self.refresh(&servers[1..]);
@@ -257,7 +258,7 @@ mod tests {
         let mut scheduler = MaglevHashing::default();
         scheduler.start(pool.servers());
         scheduler.refresh(pool.servers());
-        // Indices count from the server added last.
+        // Indices count from the newest server.
         let names: Vec<char> = names.chars().rev().collect();
         let start = scheduler.table[..32]
             .iter()

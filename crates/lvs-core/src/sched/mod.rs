@@ -384,7 +384,8 @@ pub(crate) mod tests {
             let letter = letters(&mut pool, alloc::vec![request]).remove(0);
             counts[usize::from(letter as u8 - b'A')] += 1;
         }
-        // Without load the first choice stands: the first of the list, B, has (3 + 1) / (4 + 1).
+        // Without load, the first choice is kept: the first server of the list, B, has (3 + 1) / (4
+        // + 1).
         assert_eq!(counts[2], 0);
         assert!((3100..3300).contains(&counts[1]), "{counts:?}");
     }

@@ -37,7 +37,7 @@ impl ByQuotient for WeightedLeastConnections {
 
 /// Load divided by weight, if it is usable.
 pub(super) fn of_usable(server: &Server, load: i64) -> Quotient {
-    // A load below 0 is seen of those that are not usable, too.
+    // A negative load also counts for servers that are not usable; their weight counts as 0.
     let weight = if server.is_usable() {
         server.weight().into()
     } else {

@@ -276,7 +276,7 @@ impl LocalPorts {
         if !self.tuples.contains_key(tuple) {
             self.forget_unused(now);
             let fresh = self.count(tuple.local);
-            // RFC 6056, 3.3.3: where ports begin is not to be guessed.
+            // RFC 6056, 3.3.3: an attacker must not be able to guess where the ports begin.
             let from = (self.hash(tuple.protocol, tuple.server, tuple.local.addr, 0) >> 16)
                 % u64::from(fresh.max(1));
             let free = Free {
@@ -315,7 +315,7 @@ impl LocalPorts {
         let has_it = |range: &&LocalAddress| {
             range.addr == local.ip() && (range.first..=range.last).contains(&port)
         };
-        // Otherwise the address was removed, or has other ports now.
+        // Without a range, the address was removed, or has other ports now.
         let range = pool.iter().find(has_it).copied().unwrap_or(usual);
         let tuple = Tuple {
             protocol,

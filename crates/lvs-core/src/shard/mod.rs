@@ -473,7 +473,7 @@ impl Shard {
     /// Copies the settings of this generation.
     pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
         if settings.master != self.settings.master {
-            // With another master, messages are of another kind.
+            // Another master sends messages of another kind.
             self.sync.finish(&self.settings.sysctls);
         }
         self.settings.clone_from(settings);

@@ -125,7 +125,7 @@ fn what_changes(entry: Entry<'_>) -> Option<Unpublished> {
     match entry.protocol() {
         Protocol::TCP if entry.state() == State::TCP_ESTABLISHED => None,
         Protocol::UDP if entry.state() == State::NONE => {
-            // An answer to a persistent client assures its template.
+            // An answer to a persistent client confirms its template.
             (entry.control() != NO_SLOT).then_some(Unpublished::PersistentUdp)
         }
         Protocol::TCP | Protocol::UDP => Some(Unpublished::NotEstablished),

@@ -76,7 +76,7 @@ impl Shard {
             Worth::Unused => &mut taken.unused,
             Worth::Idle => &mut taken.idle,
         } += 1;
-        // The template of an unused connection stays until its own time.
+        // The template of an unused connection keeps its own timer.
         let _ = self.destroy(index);
     }
 

@@ -443,7 +443,7 @@ impl Replicas {
 
     /// Returns the outgoing updates, and whether some were lost.
     pub(crate) fn take(&mut self) -> (Vec<u8>, bool) {
-        // There will be about as much the next time.
+        // The next portion will have about the same size.
         let next = Vec::with_capacity(self.out.len().min(OUT_FIRST));
         let out = core::mem::replace(&mut self.out, next);
         (out, core::mem::take(&mut self.lost))

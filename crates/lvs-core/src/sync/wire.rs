@@ -91,7 +91,7 @@ impl Entry {
             out.extend((self.flags as u16).to_be_bytes());
             out.extend(self.state.to_be_bytes());
             if self.flags & SEQ_MASK != 0 {
-                // In the byte order of the sender: of the machines that there are, little endian.
+                // In the byte order of the sender: little endian on all supported machines.
                 for number in self.sequences.unwrap_or_default() {
                     out.extend(number.to_le_bytes());
                 }

@@ -15,7 +15,7 @@ impl Shift {
     /// Records that text was replaced in the segment with the number `sequence`, which grows by
     /// `growth` bytes.
     pub(crate) fn replaced(&mut self, sequence: u32, growth: i32) {
-        // The segment repeats text that was replaced already.
+        // The segment repeats text that was already replaced.
         let again = self.before != self.after && !is_after(sequence, self.place);
         if growth == 0 || again {
             return;

@@ -198,13 +198,13 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
         remove(&mut director, 1, now);
         let asked = drain(&mut director, now);
         let of = |reset: &Reset| (reset.asks, reset.tuple.dst, reset.seq, reset.ack);
-        // The server may have what was known last.
+        // The server may have received the last numbers.
         let expected = [
             (true, client, 745, Some(1101)),
             (false, vip, 1101, Some(745)),
         ];
         assert_eq!(asked.iter().map(of).collect::<Vec<_>>(), expected);
-        // More than half of all numbers later.
+        // Later by more than half of all sequence numbers.
         let numbers = (0xf000_0000, 0x9000_0000, 0);
         let ends = Verdict::Reset(DropReason::ServerDown);
         let ack = tcp(client, vip, ACK);
@@ -355,7 +355,7 @@ fn resets_are_sent_in_bounded_portions() {
     }
     let (mut calls, mut sent) = (0, 0);
     remove(&mut director, 1, now);
-    // Another one goes down while the first is being dealt with.
+    // Another server goes down while connections of the first are being reset.
     for _ in 0..5 {
         let resets = director.end_down(now, 1600);
         assert!(resets.len() <= 200, "{}", resets.len());
@@ -680,7 +680,7 @@ fn slow_start_can_be_changed_while_active() {
         .control
         .edit_service(&key, slow("wrr", 60), None)
         .unwrap();
-    // The servers that were there before have no slow start.
+    // The servers that existed before have no slow start.
     add(
         &mut director,
         key,
@@ -858,7 +858,8 @@ fn attempt_behind_nat_is_unanswered_after_two_repetitions_or_its_timeout() {
 
 #[test]
 fn attempt_by_direct_routing_without_repetition_is_not_counted() {
-    // A SYN alone may be a flood's, or of a client that left after the answer, which the director does not see.
+    // A single SYN may belong to a flood, or to a client that left after the answer, which the
+    // director does not receive.
     assert_eq!(syns_alone(Forwarding::Route, &[1]), (1, 0));
     for seconds in [&[1, 2][..], &[1, 2, 4], &[1, 2, 4, 8]] {
         assert_eq!(
@@ -996,7 +997,7 @@ fn returning_server_has_no_recent_attempts() {
         let _ = director.handle_packet(&tcp(client, addr(VIP), SYN), Instant::from_secs(1));
     }
     remove(&mut director, 1, Instant::from_secs(2));
-    // The three expire while it is removed.
+    // The three connections expire while the server is removed.
     let mut now = 2;
     while now < 100 {
         now += 2;

@@ -235,7 +235,7 @@ fn sip_server_may_send_first() {
     let template = director.control.templates_from(0, now).next().unwrap();
     let engine = director.control.template_engine(template.id);
     assert_eq!(engine, Some(("sip", &b"a@b"[..])));
-    // The call stays with the server that began it, whose turn it is not.
+    // The call stays with its server, although the scheduler would choose another one.
     let answer = udp("192.0.2.7:5061", "198.51.100.1:5060", message);
     let Verdict::Forward(forward) = director.handle_packet(&answer, now) else {
         panic!("a datagram of the call");
@@ -380,7 +380,7 @@ fn arrange_servers_sets_order_and_keeps_connections() {
     };
     assert_eq!(order(&director), [4, 3, 2, 1]);
     let control = &mut director.control;
-    // One is not there, one is named twice, two are not named.
+    // One server does not exist, one is named twice, and two are not named.
     let wanted = [server(2), server(9), server(3), server(2)];
     control.arrange_servers(&key, &wanted).expect("a service");
     assert_eq!(order(&director), [3, 2, 4, 1]);
@@ -413,7 +413,7 @@ fn drop_packet_spares_existing_connections() {
         let ack = director.handle_packet(&tcp(&client, VIP, TcpFlags::ACK), Instant::ZERO);
         assert!(matches!(ack, Verdict::Forward(_)));
     }
-    // As Linux 6.12 has it: the first one at once, then every third.
+    // As in Linux 6.12: the first one at once, then every third.
     assert_eq!(open, [7001, 7002, 7004, 7005, 7007, 7008, 7010, 7011]);
     // Without a service there is nothing to defend.
     let other = tcp(CLIENT, "198.51.100.1:81", TcpFlags::SYN);

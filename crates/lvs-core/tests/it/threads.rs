@@ -205,7 +205,7 @@ fn service_limits_hold_across_workers() {
         source_rate: 50,
         ..none
     };
-    // How many are opened at once, half a second later, and once all have ended.
+    // The numbers of open connections at once, half a second later, and after all have ended.
     for (limits, spread, reason, expected) in [
         (connections, true, DropReason::ServiceFull, [150, 0, 150]),
         (rate, true, DropReason::ServiceRate, [200, 100, 200]),

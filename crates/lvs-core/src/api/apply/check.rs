@@ -78,7 +78,7 @@ pub(super) fn check_call<'a>(
             Step::SetTimeouts(*timeouts)
         }
         Call::SysctlSet(sysctl) => {
-            // Whether a value is taken depends on no other one.
+            // Each value is accepted or refused independently of all others.
             Sysctls::default().set(&sysctl.name, &sysctl.value)?;
             Step::SetSysctl(sysctl)
         }

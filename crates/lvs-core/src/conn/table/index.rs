@@ -35,7 +35,8 @@ impl Index {
     /// An index for `references` references.
     pub(crate) fn new(references: usize) -> Self {
         let lines = references.div_ceil(LOAD).max(1).next_power_of_two();
-        // Fresh zero pages need not be written, aligned ones of a type of our own would be.
+        // The kernel provides zero pages that need not be written; an aligned type of this crate
+        // would be written completely.
         let places = vec![0; (lines + 1) * WIDTH];
         let first = places.as_ptr().align_offset(64).min(WIDTH);
         Self {
@@ -119,7 +120,7 @@ impl Index {
     )]
     fn lines(&self, hash: u64) -> (usize, usize) {
         let one = hash as usize & self.mask;
-        // Another cache line, which is independent of the first.
+        // Another cache line, independent of the first.
         let other = one ^ ((hash >> 29) as usize | 1) & self.mask;
         (self.first + one * WIDTH, self.first + other * WIDTH)
     }

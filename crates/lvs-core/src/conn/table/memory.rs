@@ -104,7 +104,7 @@ impl Layout {
     /// A layout for at most `connections`, with slots of both widths for all of them: 85 of 100
     /// slots are used when the table is full. `seed` keys the hash function.
     pub fn new(connections: usize, seed: u64) -> Self {
-        // Three regions together keep within 31 bits.
+        // The handles of the three regions together fit into 31 bits.
         let connections = connections.clamp(1, 1 << 29);
         let buckets = (connections * 100).div_ceil(85 * Self::WAYS);
         let overflow = (connections / 16).max(connections.min(Self::OVERFLOW_MIN));
@@ -230,8 +230,8 @@ impl Region {
     /// Zeros on the heap, allocated by the system on first use; `None` if there is too little
     /// memory.
     pub fn heap(words: usize) -> Option<Self> {
-        // Slots are cache lines. An allocation of a type of such alignment would be written at
-        // once, every page of it; fresh zero pages need not be.
+        // Slots are cache lines. The allocator would write every page of a type with such an
+        // alignment at once; fresh zero pages need not be written.
         let words = words.checked_add(LINE / size_of::<AtomicU64>())?;
         let words: Box<[AtomicU64]> = bytemuck::try_zeroed_slice_box(words).ok()?;
         let first = words.as_ptr().align_offset(LINE);

@@ -90,7 +90,8 @@ pub(super) struct Overflow {
 impl Overflow {
     pub(super) fn new(slots: u32, keys: [u64; 2]) -> Self {
         Self {
-            // An entry has two sides, and one that lies in place may have joined it.
+            // An entry has two sides, and an entry outside the overflow may be in the index as
+            // well.
             index: Index::new(2 * slots as usize),
             ties: BTreeMap::new(),
             keys: [keys[0] ^ 0x6f76_6572_666c_6f77, keys[1]],

@@ -199,7 +199,8 @@ impl Wheel {
             let from = at(chunk) + HEADER;
             let end = from + fill;
             let deadlines = self.load(entries, end - looked_at..end);
-            // From the end: what is taken out leaves a hole for what was looked at.
+            // Visit the entries from the end: a removal moves only entries that were visited
+            // already.
             for place in (end - looked_at..end).rev() {
                 let handle = self.chunks[place];
                 let entry = entries.entry(handle);
@@ -252,7 +253,7 @@ impl Wheel {
             let next = (self.tick / PORTION_TICKS + 1) * PORTION_TICKS;
             next.min((page + 1) << PAGE_BITS)
         });
-        // A page is spread while the one before it passes, and a book before its first page is.
+        // A page is spread during the page before it, and a book before its first page.
         let next_page = self
             .next_occupied(TICKS, PAGES, page + 1, page + 2 + BOOK)
             .map(|page| (page - 1) << PAGE_BITS);
@@ -299,7 +300,7 @@ impl Wheel {
             self.portion = count.div_ceil(portions());
             self.portioned = 0;
         }
-        // Portions up to here, the present one among them.
+        // The number of portions so far, including the present one.
         let portions = (tick % PAGE) / PORTION_TICKS + 1;
         if self.page_is_spread() && portions > self.portioned {
             let more = usize::try_from(portions - self.portioned).unwrap_or(0);

@@ -201,7 +201,8 @@ pub(in crate::control) fn classify<S: State>(
     if flags.has(ServiceFlags::PERSISTENT) {
         return persistent(state, number, ask, packets, now);
     }
-    // Only a persistent service takes other ports than its own: an FTP service, or one of port 0.
+    // Only a persistent service accepts ports other than its own: an FTP service, or a service of
+    // port 0.
     let by_mark = matches!(key, ServiceKey::Mark { .. });
     let picked = if by_mark || ask.virt.port() == key.port() {
         let picked = state.pick(number, &ask.request(flags, now));

@@ -187,7 +187,7 @@ impl Stream {
     fn begin(&mut self, end: u32, window: u16, offer: Option<Offer>) {
         (self.end, self.limit) = (end, end);
         self.window = u32::from(window).max(1);
-        // Without any options, those of an earlier SYN stay.
+        // A SYN without any options keeps the options of an earlier SYN.
         if let Some(offer) = offer {
             self.acknowledged = None;
             self.closes = false;
@@ -489,7 +489,7 @@ impl Track {
             }
             return Reset::Challenged;
         }
-        // It answers a SYN or an acknowledgement that was not followed.
+        // The segment answers a SYN or an acknowledgement that was ignored.
         let of_ignored = (self.replied && self.last.is(other(from), Kind::Syn)
             || !self.assured && last == Some(Kind::Ack))
             && tcp.acknowledgement == self.last.end;
@@ -532,7 +532,7 @@ impl Track {
             && is_after(end, sent.end)
             && matches!(state, Some(State::SynSent | State::SynReceived));
         if sent.window == 0 && !syn {
-            // The beginning was not seen.
+            // The director did not receive the beginning of the stream.
             sent.end = end;
             sent.window = (window << sent.scale).max(1);
             sent.limit = end.wrapping_add(sent.window);
@@ -752,7 +752,7 @@ mod tests {
             let mut track = opened();
             assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
             if between {
-                // A challenge: the server has the old connection.
+                // A challenge ACK: the server still has the old connection.
                 assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
             }
             let ack = 900_001 + u32::from(!between);
