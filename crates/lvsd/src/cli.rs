@@ -305,13 +305,13 @@ pub fn refused(error: &clap::Error) -> ExitCode {
 /// Runs the command of the command line. The signals in `ignored` end every command except the
 /// daemon.
 pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
-    // A signal may come while the file is read, which takes a while if it is long.
+    // A signal may arrive while a long file is being read.
     let early = match arguments.command {
         None => match Early::new() {
             Ok(early) => Some(early),
             Err(why) => return fail(&why),
         },
-        // The dataplane, which this process is to become, ignores them as well.
+        // The dataplane that this process becomes ignores these signals as well.
         Some(Command::Dataplane) => None,
         _ => {
             ignored.restore();
@@ -430,7 +430,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    // By the log's thread: a reader that does not read must not delay the start of the daemon.
+    // The log thread prints them: a slow reader must not delay the start of the daemon.
     warnings.print();
     match early
         .map_or_else(Early::new, Ok)
@@ -509,7 +509,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     let address = address(arguments, &Config::default());
     let (kept, why) = match arguments.command {
         None => (last_good::recall(&address), "the dataplane runs"),
-        // The dataplane before this one was not stopped: it has crashed.
+        // The previous dataplane was not stopped: it has crashed.
         Some(Command::Dataplane) => (last_good::kept(&address), "the last dataplane has crashed"),
         Some(_) => return Err(code),
     };
@@ -573,7 +573,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
         }
     };
     if all && result.is_ok() {
-        // Weights that were set by hand are for the next dataplane.
+        // Weights that were set by hand are kept for the next dataplane.
         tidy(&address, GIVEN);
         sweep();
     }
@@ -599,7 +599,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
                 return refuse(&error);
             }
         }
-        // Its log has the errors of its file.
+        // The log of the daemon contains the errors of its file.
         Err(why) => {
             let daemon = ask::running(address);
             let file = daemon.map(|daemon| Config::load(&file_of(&daemon)));
@@ -615,7 +615,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     }
     let signal = if force { Kill::USR1 } else { Kill::HUP };
     let result = match steer(address) {
-        // It reads its file, and logs the errors of the file.
+        // The daemon reads its file, and logs the errors of the file.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
         Err(LockError::Held(None)) => Err("an lvsd runs, and its process id is unknown".to_owned()),
         Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
@@ -700,7 +700,7 @@ fn check(file: &Path, gathered: &Gathered) -> ExitCode {
         Ok((config, warnings)) => {
             warnings.print();
             let expanded = expand(&config, gathered);
-            // The exit code reports it if the output is not read.
+            // The exit code reports the result even if the output is not read.
             let _ = writeln!(
                 std::io::stdout(),
                 "{}: valid, {} with {}",
@@ -775,8 +775,8 @@ impl Early {
         ])?;
         let entered = this.runtime.enter();
         for number in harmless() {
-            // A handler stays when its stream is dropped. Unlike a signal that is ignored, it is not
-            // inherited by the programs that lvsd starts.
+            // A handler stays installed when its stream is dropped. Unlike a signal that is
+            // ignored, it is not inherited by the programs that lvsd starts.
             let _ = signal(SignalKind::from_raw(number));
         }
         drop(entered);
@@ -809,8 +809,8 @@ fn run(
     loaded: LoadStatus,
     early: Early,
 ) -> Result<(), String> {
-    // Before the lock file contains this process id: `lvsd stop` sends a signal to its owner, which
-    // would kill a process without a handler.
+    // Install the handlers before the lock file contains this process id: `lvsd stop` sends a
+    // signal to the owner of the lock, which would kill a process without a handler.
     early.listen(&[
         (SignalKind::terminate(), Signal::Stop),
         (SignalKind::interrupt(), Signal::StopAll),
@@ -885,7 +885,7 @@ fn run(
         served.end();
         result
     });
-    // A call to a dataplane that hangs must not keep the daemon from ending.
+    // A call to a dataplane that hangs must not prevent the exit of the daemon.
     runtime.shutdown_background();
     result
 }

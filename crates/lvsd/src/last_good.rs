@@ -46,7 +46,7 @@ pub fn forget(address: &Address) {
 
 /// Removes the stored configuration at `path`.
 pub fn remove(path: &Path) {
-    // It may not be there.
+    // The file may not exist.
     let _ = std::fs::remove_file(path);
 }
 

@@ -304,7 +304,7 @@ impl Verdict {
                 counted(servers, "server")
             ));
         }
-        // Slow servers need no operator: some are always slow.
+        // Slow servers do not require an operator: some servers are always slow.
         if slow > 0 {
             words.push(format!("{} slow", counted(slow, "server")));
         }

@@ -204,7 +204,7 @@ impl Pipeline {
             self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
             return Some(Fate::Dropped(FrameDrop::TtlExceeded));
         }
-        // Fragments of IPv4 were checked separately.
+        // IPv4 fragments were checked one by one.
         if !job.packet.df || (job.history.is_some() && !job.packet.is_ipv6()) {
             return None;
         }

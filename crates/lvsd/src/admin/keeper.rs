@@ -230,7 +230,7 @@ mod tests {
         assert!(!keeper.is_writing());
         let first = keeper.keep(vec![stored(1)]);
         assert_eq!(begins.recv().unwrap(), [stored(1)]);
-        // A thousand that have gone leave nothing behind.
+        // A thousand closed connections leave nothing behind.
         for _ in 0..1000 {
             drop(keeper.keep(vec![stored(2)]));
         }

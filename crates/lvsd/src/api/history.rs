@@ -127,7 +127,7 @@ impl History {
             .collect();
         let (mut usable, mut servers) = (0, 0);
         let mut there = HashSet::new();
-        // Several addresses of one service have one name, and one history.
+        // The addresses of one service share its name and one history.
         let mut all: HashMap<&str, (Counts, usize, usize)> = HashMap::new();
         for service in &snapshot.status.services {
             let in_file = service.servers.iter().filter(|s| s.configured.is_some());

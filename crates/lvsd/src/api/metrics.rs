@@ -79,7 +79,7 @@ pub fn open_metrics(snapshot: Arc<Snapshot>, counts: counters::Counts) -> String
     let mut registry = Registry::default();
     registry.register_collector(Box::new(View { snapshot, counts }));
     let mut out = String::new();
-    // A string takes everything.
+    // Writing to a string cannot fail.
     let _ = text::encode(&mut out, &registry);
     out
 }
@@ -458,7 +458,7 @@ impl View {
             "Seconds since the last answer of the dataplane",
             age as f64 / 1e3,
         )?;
-        // The fate of the rest is unknown.
+        // The state of the remaining values is unknown.
         if !dataplane.connected {
             return Ok(());
         }
@@ -530,7 +530,7 @@ impl View {
             "Memory that a process uses",
             known().map(|(label, usage)| (label, usage.resident_bytes)),
         )?;
-        // The id of a dataplane in another namespace is another process here.
+        // The process id of a dataplane in another PID namespace belongs to another process here.
         let [_, (_, usage)] = &all;
         let seen = dataplane.filter(|_| usage.is_some());
         let workers = seen.map(processes::workers).unwrap_or_default();
@@ -678,7 +678,7 @@ impl View {
             out.counters(name, help, values)?;
         }
         self.records(out, &all)?;
-        // The rest of a service is unknown while its dataplane does not answer.
+        // The other values of a service are unknown while its dataplane does not answer.
         let connected = self.snapshot.status.dataplane.connected;
         let known = || {
             let known = all

@@ -277,7 +277,7 @@ async fn run(
     tokio::spawn(sample(Arc::clone(&api)));
     loop {
         tokio::select! {
-            // The sender has ended, whatever the result is.
+            // The sender has been dropped, whatever the result is.
             _ = &mut stopped => break,
             changed = settings.changed() => {
                 if changed.is_err() {
@@ -302,7 +302,7 @@ async fn run(
         }
     }
     end.send_replace(true);
-    // A dataplane that hangs does not keep the daemon from ending.
+    // A dataplane that hangs must not prevent the exit of the daemon.
     let _ = tokio::time::timeout(ENDING, files).await;
 }
 

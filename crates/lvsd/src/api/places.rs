@@ -105,7 +105,7 @@ mod tests {
         let source = |n: u8| Holder::Tcp(IpAddr::from([192, 0, 2, n]));
         let mut held = take_all(&places, source(1));
         assert_eq!(held.len(), SOURCE_MAX);
-        // The same in other words.
+        // The same address in another notation.
         let mapped = "::ffff:192.0.2.1".parse().expect("an address");
         assert!(places.take(Holder::Tcp(mapped)).is_none());
         // An IPv6 host can use any number of addresses of its network.
@@ -122,7 +122,7 @@ mod tests {
             held.push(places.take(source(n)).expect("a place"));
         }
         assert!(places.take(source(200)).is_none());
-        // Streams and the Unix socket have places of their own.
+        // Streams and the Unix socket have slots of their own.
         let stream = Holder::Stream(IpAddr::from([192, 0, 2, 1]));
         let streams = take_all(&places, stream);
         assert_eq!(streams.len(), STREAMS_MAX);

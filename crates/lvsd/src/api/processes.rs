@@ -58,7 +58,7 @@ pub(super) fn workers(pid: u32) -> Vec<(u32, f64)> {
 /// Name and processor time in a file `stat`.
 fn of_stat(stat: &str) -> Option<(&str, f64)> {
     let (name, fields) = name_and_fields(stat)?;
-    // The fields 14 and 15, of which the third is the first here.
+    // Fields 14 and 15; the iterator begins at field 3.
     let mut times = fields.skip(11).take(2);
     let mut next = || times.next()?.parse::<u32>().ok();
     let (user, system) = (next()?, next()?);

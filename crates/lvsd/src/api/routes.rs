@@ -407,7 +407,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
         return Ok(format!("API {address}"));
     }
     api.log_wrong_token(address);
-    // A client that guesses tokens is slowed down, and uses one of few slots meanwhile.
+    // A client that guesses tokens is delayed, and occupies one of few slots in the meantime.
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(
         StatusCode::UNAUTHORIZED,
@@ -454,7 +454,7 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<
             format!("the body is not valid for {path}: {error}; /v1/openapi.json has examples"),
         )
     };
-    // serde would take an array for an object's fields in their order.
+    // serde would accept an array as the fields of an object, in their order.
     if body
         .trim_ascii_start()
         .first()

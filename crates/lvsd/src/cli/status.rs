@@ -359,7 +359,7 @@ fn of_director(status: &Status, now: u64) -> String {
         dataplane(status)
     );
     let loaded = &status.loaded;
-    // Without words it is the file of the start.
+    // Without a message, the file was loaded at the start.
     if !loaded.message.is_empty() {
         let ago = lasted(now.saturating_sub(loaded.time));
         let _ = writeln!(text, "{} ago: {}", ago, loaded.message);
@@ -538,7 +538,7 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
         (false, _) => write!(text, "NOT KNOWN YET"),
         (true, at) => {
             let items = match source.revision {
-                // Services and servers, of which each is a key.
+                // Each service and each server is one key.
                 Some(revision) => {
                     format!("{}, revision {revision}", counted(source.items, "key"))
                 }

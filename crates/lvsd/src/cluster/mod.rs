@@ -180,7 +180,7 @@ impl Cluster {
         };
         let announced = announcer.announced.borrow_and_update().clone();
         if announced.trouble.is_some() {
-            // The event about the lost dataplane is enough.
+            // The event about the lost dataplane is sufficient.
             return Vec::new();
         }
         let before = std::mem::replace(&mut self.reported, announced.vips);
@@ -230,7 +230,7 @@ impl Cluster {
             gone = vrrp => gone,
         };
         if gone {
-            // A daemon that ends.
+            // The daemon is stopping.
             std::future::pending::<()>().await;
         }
     }
@@ -338,7 +338,7 @@ impl Cluster {
             return;
         };
         let Some(readiness) = running.readiness.borrow().clone() else {
-            // The first reading is still missing: the state of the earlier daemon stays in force.
+            // The readiness is not known yet: the state of the earlier daemon stays in force.
             return;
         };
         let value = Fitness {

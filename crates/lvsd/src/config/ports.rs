@@ -65,7 +65,7 @@ impl ManyPorts {
     /// The mark of the service. It depends only on the text of the rule, so that connections
     /// continue after a reload.
     pub fn mark(&self) -> u32 {
-        // FNV-1a, of which the lower bits are kept.
+        // FNV-1a; only the lower bits are used.
         let hash = self
             .to_string()
             .bytes()

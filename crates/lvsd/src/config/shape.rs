@@ -318,7 +318,7 @@ impl<'a> Reader<'a> {
 
     /// Reads as [`read`](Self::read); removes the invalid parts from `value`.
     fn read_in<T: Deserialize<'a>>(&mut self, value: &mut Spanned<DeValue<'a>>) -> Option<T> {
-        // Every round removes something, and there are no more of them than keys that `T` has.
+        // Each round removes at least one key, so there are at most as many rounds as keys of `T`.
         loop {
             let error = match T::deserialize(ValueDeserializer::from(value.clone())) {
                 Ok(raw) => return Some(raw),
@@ -394,7 +394,7 @@ impl<'a> Reader<'a> {
                 .iter_mut()
                 .any(|item| self.cut(item.get_mut(), span, message));
         };
-        // All values of the same type are wrong as well.
+        // All values of the same type are invalid as well.
         let kind = discriminant(wrong.get_ref());
         let mut kept = DeArray::new();
         for item in std::mem::replace(items, DeArray::new()) {
@@ -403,7 +403,7 @@ impl<'a> Reader<'a> {
                 if item.span() != *span
                     && let Some((expected, _)) = finding.primary.1.split_once(", found")
                 {
-                    // The words are about another item.
+                    // The message describes another item.
                     finding.primary.1 = expected.to_owned();
                 }
                 self.findings.push(finding);

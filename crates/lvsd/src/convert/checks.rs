@@ -19,7 +19,7 @@ const KNOWN: &[Known] = &[
     (
         "HTTP_GET",
         "http",
-        // All pages are asked at once here, as with `fast_recovery`.
+        // lvsd requests all pages at once, as keepalived does with `fast_recovery`.
         &[
             "connect_port",
             "url",
@@ -31,7 +31,7 @@ const KNOWN: &[Known] = &[
     (
         "SSL_GET",
         "https",
-        // The name is always sent where there is one.
+        // lvsd always sends the name if the file has one.
         &[
             "connect_port",
             "url",
@@ -306,7 +306,7 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
 
 /// Converts the interval and the timeout of checks.
 fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
-    // The last number that keepalived takes, of the innermost block that has one.
+    // The last number that keepalived accepts, of the innermost block that has one.
     let last = |block: &Item, name: &str, of_check: bool| {
         let named = block
             .items()
@@ -322,7 +322,7 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     let name = item.name();
     let pages = matches!(name, "HTTP_GET" | "SSL_GET");
     let timeout = match name {
-        // keepalived gives a program as long as the interval.
+        // keepalived limits the run time of a program to the interval.
         "MISC_CHECK" => own("misc_timeout")
             .filter(|seconds| *seconds > 0.0)
             .unwrap_or(interval),
@@ -347,7 +347,7 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     check.insert("timeout", duration(timeout.clamp(0.01, TIMEOUT_MAX)));
     check.insert("rise", "1".to_owned());
     check.insert("fall", format!("{fall:.0}"));
-    // It is waited only before another attempt.
+    // The delay precedes only repeated attempts.
     if fall > 1.0 {
         check.insert("fast_interval", duration(pause.clamp(0.01, DAY)));
     }

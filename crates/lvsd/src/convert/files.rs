@@ -24,7 +24,7 @@ pub fn read(path: &Path) -> Result<String, String> {
             LENGTH_MAX >> 20
         ));
     }
-    // Comments in old files are in whatever their writers had.
+    // Comments in old files can use any character set.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -186,7 +186,7 @@ fn one(pattern: &[char], c: char) -> Option<usize> {
         ['[', rest @ ..] => {
             let negated = matches!(rest.first(), Some('!' | '^'));
             let set = &rest[usize::from(negated)..];
-            // A bracket at the beginning is one of the characters.
+            // A bracket at the beginning of a set is one of its characters.
             let Some(end) = (1..set.len()).find(|at| set[*at] == ']') else {
                 return (c == '[').then_some(1);
             };

@@ -316,7 +316,7 @@ fn without_loops(services: &mut [Service]) {
             let Some(theirs) = ip.and_then(|ip| all.get(&ip)) else {
                 return true;
             };
-            // 0 stands for every port.
+            // Port 0 means every port.
             let is_theirs = |port: u16| port == 0 || theirs.contains(&0) || theirs.contains(&port);
             let is_one = match own {
                 Some(port) => is_theirs(port),

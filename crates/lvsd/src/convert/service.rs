@@ -111,7 +111,7 @@ impl Service {
                 && let Some(port) = port
                 && ports.iter().any(|other| *other != port)
             {
-                // The service's check would ask the service's port.
+                // The check of the service would use the port of the service.
                 let asks = asks_a_port(&self.check) && !self.check.contains_key("port");
                 let asks = asks || names_port(&self.check);
                 if server.check.is_empty() && asks {
@@ -366,7 +366,7 @@ pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -
         .collect();
     weights.sort_unstable();
     let total: u64 = weights.iter().sum();
-    // keepalived bounds them so.
+    // keepalived applies these limits.
     let quorum = quorum.clamp(1, total.max(1));
     let hysteresis = hysteresis.min(quorum - 1);
     let least = |count: usize| -> u64 { weights.iter().take(count).sum() };

@@ -73,7 +73,7 @@ fn port_ignored_by_direct_routing_is_checked() {
 
 #[test]
 fn macros_are_expanded_in_any_order() {
-    // Often enough that no order of a map is right by chance.
+    // Repeated, so that no random order of a map gives the expected result every time.
     for _ in 0..32 {
         let (_, config) = converted(
             SourceFormat::Keepalived,
@@ -137,7 +137,7 @@ fn groups_of_a_file_have_a_common_bound() {
     let converted = convert(SourceFormat::Keepalived, "x", &text, &OPTIONS).unwrap();
     let bound = |lost: &&String| lost.contains("at most 65536 addresses");
     assert_eq!(converted.lost.iter().filter(bound).count(), 2);
-    // A mark that each server is written for again.
+    // A mark for which each server is written again.
     let marks: String = (1..=1000).map(|n| format!(" fwmark {n}\n")).collect();
     let servers: String = (1..=200)
         .map(|n| format!(" real_server 10.0.0.{n} 80 {{\n }}\n"))
@@ -157,7 +157,7 @@ fn macros_above_limits_are_refused() {
             .unwrap()
             .lost
     };
-    // A limit within a character, macros without an end, and those that make nothing of much.
+    // A limit within a character, macros that never end, and macros that expand to nothing.
     let umlauts = "ä".repeat(40_000);
     for text in [
         format!("$A=x\nnotify ${{A}}{umlauts}"),
@@ -463,7 +463,7 @@ fn keepalived_defaults_are_converted() {
     assert!(done.lost[0].contains("no `protocol`"), "{:?}", done.lost);
     let check = config.services[0].servers[0].check.as_ref().unwrap();
     assert_eq!(check.fall, 4, "a name server is queried again three times");
-    // Only NAT changes ports; a check goes on to ask the one that was written.
+    // Only NAT changes ports; the check keeps the port of the file.
     let (_, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 21 {\n lb_kind DR\n protocol TCP\n sorry_server 10.0.0.9 8080\n \
@@ -472,20 +472,20 @@ fn keepalived_defaults_are_converted() {
     );
     assert_eq!(servers(&config), ["10.0.0.1:21", "10.0.0.2:80"]);
     assert_eq!(checks(&config), ["tcp 10.0.0.1:80", "tcp 10.0.0.2:80"]);
-    // With a mark the port stays, also through NAT.
+    // With a mark, the port is unchanged, also with NAT.
     let (_, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server fwmark 3 {\n lb_kind NAT\n real_server 10.0.0.1 80 {\n TCP_CHECK {\n }\n }\n}\n",
     );
     assert_eq!(servers(&config), ["10.0.0.1:0"]);
     assert_eq!(checks(&config), ["tcp 10.0.0.1:80"]);
-    // All ports are persistent.
+    // A service of all ports is persistent.
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 {\n lb_kind DR\n protocol TCP\n real_server 10.0.0.1 {\n }\n}\n",
     );
     assert_eq!(config.services[0].config.timeout, 360, "{}", done.toml);
-    // Which servers it has twice.
+    // keepalived lists these servers twice.
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n lb_kind DR\n protocol TCP\n real_server 10.0.0.1 80 {\n weight 5\n }\n \
@@ -604,7 +604,7 @@ fn groups_have_ranges_and_networks() {
         ]
     );
     assert_eq!(done.lost.len(), 2, "{:?}", done.lost);
-    // No more than there is room for.
+    // No more addresses than the limit allows.
     let wide = "virtual_server_group g {\n ::/1 80\n 10.0.0.0/8 80\n 2001:db8::-2001:db8:ffff:: 80\n 192.0.2.1 80\n}\n\
                     virtual_server group g {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n";
     let (done, config) = converted(SourceFormat::Keepalived, wide);
@@ -968,7 +968,7 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
         "delay_loop 100000",
     ] {
         let reported = done.lost.iter().filter(|lost| lost.contains(line)).count();
-        // keepalived takes no retries of a check only.
+        // Retries of a check are not sufficient for keepalived.
         assert_eq!(reported, 1, "{line}: {:#?}", done.lost);
     }
     assert_eq!(done.lost.len(), 10, "{:#?}", done.lost);
@@ -983,7 +983,7 @@ fn flag_of_another_scheduler_is_reported_and_the_service_is_converted() {
             "[\"sh-fallback\"]",
             "mh-port",
         ),
-        // keepalived wants the scheduler above its flags.
+        // keepalived requires the scheduler before its flags.
         (
             "mh-fallback\nlvs_sched mh\nmh-port",
             "[\"mh-port\"]",

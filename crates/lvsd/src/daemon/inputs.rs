@@ -116,7 +116,7 @@ impl<P: Prober> Inputs<P> {
         let drained = found.drained != self.dataplane.found.drained;
         self.dataplane.found = Arc::clone(found);
         self.dataplane.compared = true;
-        // A server that is drained by hand does not count for the quorum.
+        // A server that was drained by hand does not count towards the quorum.
         drained || self.unheard() != before
     }
 

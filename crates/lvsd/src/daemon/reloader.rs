@@ -140,7 +140,7 @@ impl Reloader {
                 config,
                 report,
             });
-            // The daemon may be ending.
+            // The daemon may be stopping.
             let _ = sender.blocking_send(Box::new(Done { gathered, read }));
         });
     }
@@ -227,7 +227,7 @@ impl<P: Prober> Daemon<P> {
         if taken {
             self.reloader.gathered = done.gathered;
         }
-        // If the file was refused, the answers that were read with it are not in force either.
+        // If the file was refused, the answers that were read with it do not apply either.
         if again.is_some() || !taken {
             self.take_sources();
         }

@@ -82,7 +82,7 @@ impl Reporter {
     pub(super) async fn finish_commands(self) {
         let limit = self.notice.borrow().limit;
         let (end, ended) = self.commands;
-        // A task that has ended does not receive it.
+        // A task that has ended does not receive the signal.
         let _ = end.send(());
         if tokio::time::timeout(limit, ended).await.is_err() {
             tracing::warn!("the notify command has not received all events within {limit:?}");

@@ -113,7 +113,8 @@ impl<'a> CarryOut<'a> {
             match failure.change.filter(|at| (1..limit).contains(at)) {
                 // The changes before the refused one can be applied without it.
                 Some(at) => limit = at,
-                // The list as a whole, such as for one change that this dataplane cannot read.
+                // The list was refused as a whole, for example because this dataplane cannot read
+                // one of the changes.
                 None if failure.change.is_none() && limit > 1 => limit = 1,
                 None => {
                     self.refused(first, &failure);

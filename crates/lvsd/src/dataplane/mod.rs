@@ -591,7 +591,7 @@ impl Link {
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
         let mut refusals = Vec::new();
         let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
-            // Without the list nothing can be decided.
+            // Without the list, lvsd cannot decide anything.
             return Ok(Some(self.remember(refusals)));
         };
         seen.reasons = self.reasons(&mut refusals)?;
@@ -783,7 +783,8 @@ impl Link {
             services,
             ..Actual::default()
         };
-        // Needs the packet path and the keeper to answer, so that it shows whether they hang.
+        // The packet path and the keeper have to answer this request, so it shows whether they
+        // hang.
         let info = lost_only(control.info(), &self.answered, refusals)?.unwrap_or_default();
         let mut desired = goal.desired.clone();
         if goal.dataplane.own_vips {
@@ -883,7 +884,7 @@ impl Link {
                 ),
             };
         }
-        // An empty goal that adopts nothing deletes our services.
+        // An empty desired state that adopts nothing deletes the services of lvsd.
         match self.sync(&Goal::default(), now) {
             Ok(_) => Stopped::Asked,
             Err(Loss { why, .. }) => self.gone().map_or_else(
@@ -928,7 +929,7 @@ impl Link {
             return Some(how);
         }
         let left = self.pid.is_some_and(|pid| !self.host.alive(pid));
-        // A process that is about to be gone has closed its socket first.
+        // An exiting process closes its socket first.
         (left || self.absent()).then(|| "its process has exited".to_owned())
     }
 

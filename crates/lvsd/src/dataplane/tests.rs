@@ -70,7 +70,7 @@ prop_compose! {
                     config: ServerConfig::new(weight, Forwarding::Nat),
                     health: if up { Health::Up } else { Health::Down },
                     stays: false,
-                    // In maintenance; a drain is the weight 0.
+                    // Maintenance removes the server; a drain sets weight 0.
                     leaves: admin == 0,
                 }).collect(),
             }).collect(),
@@ -171,7 +171,7 @@ impl Daemon {
     }
 
     fn by_hand(&self, change: Call) {
-        // It may not be there.
+        // The server may not exist.
         let _ = self.world.control().apply(&[change]);
     }
 }
@@ -196,7 +196,7 @@ proptest! {
     fn dataplane_after_any_history_equals_cold_start(first in goal(), events in proptest::collection::vec(event(), 0..25)) {
         let mut daemon = Daemon::new(World::default());
         daemon.set(first.clone());
-        // At its start it has to find a dataplane.
+        // At its start, the daemon has to find a dataplane.
         daemon.settle();
         let mut last = first;
         for event in events {

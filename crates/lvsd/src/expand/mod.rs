@@ -173,7 +173,7 @@ impl Expanded {
                 }
             };
             service.incomplete = records.is_none();
-            // A pool without servers is empty for certain if etcd has answered.
+            // If etcd has answered, a pool without servers is certainly empty.
             let heard = matches!(discovery.source, Source::Etcd(_)) && etcd.is_some();
             service.unheard = service.incomplete && !heard;
             let servers = service.servers.iter().map(|server| server.address);

@@ -160,7 +160,7 @@ fn etcd_services_follow_services_of_the_file() {
     );
     let expanded = merged(&gathered);
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
-    // `[defaults]` holds for them, and servers of a pool are behind the file's as well.
+    // `[defaults]` applies to them, and servers of a pool follow the servers of the file.
     let wanted = [("10.0.0.1:80", 1), ("10.0.0.9:80", 4)];
     assert_eq!(
         servers(&expanded),
@@ -190,7 +190,7 @@ fn etcd_services_follow_services_of_the_file() {
     let other = merged(&other);
     assert_eq!((vips(&other).len(), servers(&other).len()), (1, 1));
     assert!(other.awaits_services && other.services[0].unheard);
-    // A pool without servers so far is known, and may have had servers.
+    // The pool has no servers yet, but is known, and may have had servers.
     let expanded = merged(&Gathered {
         etcd: Some(Etcd {
             prefix: "/lvs/".to_owned(),
@@ -484,13 +484,13 @@ fn expand_kubernetes_services_follow_the_file_and_only_invalid_ones_are_ignored(
     );
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
     assert!(expanded.left_out[0].ends_with("its previous state stays"));
-    // Of another cluster, or before the first answer, services of the dataplane stay.
+    // If the answer is of another cluster or still missing, services of the dataplane stay.
     for gathered in [kubernetes("other", &all), Gathered::default()] {
         let expanded = expand(&config, &gathered);
         assert_eq!(vips(&expanded), ["192.0.2.1:80"]);
         assert!(expanded.awaits_services);
     }
-    // A file without the table takes none of them.
+    // A file without the table uses none of the services.
     let plain = expand(&read(MAIN), &kubernetes(name, &all));
     assert_eq!(vips(&plain), ["192.0.2.1:80"]);
 }

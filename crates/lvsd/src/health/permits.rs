@@ -84,7 +84,7 @@ impl Permits {
                 .entry(target)
                 .or_insert_with(|| Arc::new(Semaphore::new(PER_TARGET))),
         );
-        // The narrower ones first: who waits for one holds none of the wider.
+        // Acquire the narrower permits first: a check that waits for one holds none of the wider.
         let mut permit = Permit {
             permits: self,
             target,
@@ -114,7 +114,7 @@ impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let mut targets = self.permits.targets();
         drop(self.one.take());
-        // No check holds or awaits a permit of this target: such a check would also own the
+        // No check owns or waits for a permit of this target: such a check would also own the
         // semaphore.
         let last = targets
             .get(&self.target)

@@ -165,7 +165,7 @@ impl Record {
             return;
         }
         self.down += now.saturating_sub(self.counted);
-        // Older downtime is in no hour.
+        // No hour contains older downtime.
         self.counted = self.counted.max(now.saturating_sub(DAY * HOUR));
         while self.counted < now {
             let number = self.counted / HOUR;

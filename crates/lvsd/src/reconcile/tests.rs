@@ -601,7 +601,7 @@ fn replaced_servers_stay_until_a_new_one_serves_or_all_have_failed() {
     assert_eq!(reported(&plan(&[(3, Unknown), (4, Down)])), "+4");
     assert_eq!(reported(&plan(&[(3, Up), (4, Unknown)])), "+3 -2 -1");
     assert_eq!(reported(&plan(&[(3, Down), (4, Down)])), "+3 +4 -2 -1");
-    // One of them stays; the other waits for what comes in its place.
+    // One of the servers stays; the other waits for its replacement.
     assert_eq!(reported(&plan(&[(1, Up), (3, Unknown)])), "");
     assert_eq!(reported(&plan(&[(1, Up)])), "-2");
     assert_eq!(reported(&plan(&[])), "-2 -1");
@@ -668,7 +668,7 @@ fn sync_daemons_match_the_file() {
         changes(Some(vec![master]), &[backup]),
         [stop(SyncRole::Backup, 5), start]
     );
-    // A length that has left the file.
+    // A length that is no longer in the file.
     for role in [SyncRole::Master, SyncRole::Backup] {
         let mut short = daemon(role, 5);
         short.maxlen = Some(1400);

@@ -182,7 +182,7 @@ impl Shared {
         let mut state = self.lock();
         let known = state.gathered.dns.contains_key(name);
         let Some(standing) = state.dns.get_mut(name) else {
-            // It is no longer asked for.
+            // The source is no longer requested.
             return;
         };
         standing.take(&format!("DNS, {name}"), known, &found);
@@ -264,7 +264,7 @@ impl Shared {
         let before = state.gathered.kubernetes.take().unwrap_or_default();
         for (key, text) in &before.services {
             if let Some(known) = now.services.get_mut(key) {
-                // Only the daemon sets the last good text.
+                // Only the daemon sets the last valid text.
                 known.good.clone_from(&text.good);
                 continue;
             }

@@ -117,7 +117,7 @@ impl Checker<'_> {
         let server = RawTarget::server(sorry);
         let address = server.get_ref().address.as_ref();
         let place = address.map_or(sorry.span(), Spanned::span);
-        // It has no check, because no other server could replace it.
+        // The sorry server has no check, because no other server could replace it.
         let defaults = ServerDefaults {
             forward: defaults.forward,
             tunnel: defaults.tunnel,

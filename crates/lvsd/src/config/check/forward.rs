@@ -44,7 +44,8 @@ fn types() -> impl Iterator<Item = &'static TunnelType> {
 
 impl Checker<'_> {
     pub(super) fn forward(&mut self, raw: Option<&Spanned<String>>) -> Option<Forwarding> {
-        // Recognise the words of ipvsadm and keepalived, so that the fix is exact.
+        // Recognise the words of ipvsadm and keepalived, so that the message can name the exact
+        // word of lvsd.
         if let Some(value) = raw {
             let known = match value.get_ref().to_ascii_lowercase().as_str() {
                 "masq" | "masquerading" | "-m" => Some("nat"),
@@ -71,7 +72,7 @@ impl Checker<'_> {
                 ("dr", Forwarding::Route),
                 ("tun", Forwarding::Tunnel),
                 ("fullnat", Forwarding::FullNat),
-                // To the director of the proxy, which has both ends, it is translation.
+                // The director of the proxy has both connections, so it treats them like NAT.
                 ("proxy", Forwarding::Nat),
             ],
         );

@@ -242,7 +242,7 @@ impl Checker<'_> {
         span: Range<usize>,
         service: Option<&ServiceId>,
     ) -> Option<Probe> {
-        // In a check of an unknown type, only keys that no type has are wrong.
+        // In a check of an unknown type, report only keys that no type has.
         let kinds = kind.map_or(Probe::KINDS, std::slice::from_ref);
         let mut known: Vec<&str> = RawCheckTable::KEYS.to_vec();
         known.extend(kinds.iter().flat_map(|kind| kind.keys));

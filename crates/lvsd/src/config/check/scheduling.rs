@@ -330,7 +330,7 @@ fn parse_netmask(text: &str, family: Family) -> Option<u32> {
             text.parse::<Ipv4Addr>()
                 .ok()
                 .map(u32::from)
-                // Ones, and behind them zeros.
+                // A mask consists of ones followed by zeros.
                 .filter(|mask| *mask != 0 && mask.leading_ones() == mask.count_ones())
         }
         Family::V6 => text.parse().ok().filter(|p| (1..=128).contains(p)),

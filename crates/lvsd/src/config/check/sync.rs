@@ -328,7 +328,7 @@ mod tests {
             let message = with("good").expect_err("another user's");
             assert!(message.contains("chown root"), "{message}");
         }
-        // Where the file is for another host, its key need not be here.
+        // If the file is for another host, its key does not have to exist here.
         let text = "[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
         Config::from_toml("lvsd.toml", text).expect("valid elsewhere");
     }

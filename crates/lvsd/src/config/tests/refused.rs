@@ -209,7 +209,7 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
             "test.toml:2:11",
             "write workers = 1",
         ),
-        // 2^130 and more: not even the TOML reader has a type for it.
+        // 2^130 and more: the TOML reader has no type for such numbers.
         (
             "[dataplane]\nicmp_limit = 9999999999999999999999999999999999999999",
             "test.toml:2:14",
@@ -366,7 +366,7 @@ fn settings_that_depend_on_the_host_are_checked_there() {
     ] {
         read(good).unwrap_or_else(|report| panic!("{good}: {report}"));
     }
-    // It may come later: the dataplane waits for it.
+    // The interface may appear later: the dataplane waits for it.
     for (waits, words) in [
         ("interface = \"eth1\"", "this host has no interface `eth1`"),
         (
@@ -386,7 +386,7 @@ fn settings_that_depend_on_the_host_are_checked_there() {
         let text = format!("[dataplane]\n{bad}\n");
         let report = read(&text).expect_err(bad).to_string();
         assert!(report.contains(words), "{bad}: {report}");
-        // Another host may have it.
+        // The file may be for another host.
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
     }
 }

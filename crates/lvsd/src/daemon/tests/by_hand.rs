@@ -39,7 +39,7 @@ async fn manually_drained_server_stays_drained() {
         .await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&weights(0)).await;
-    // Its health comes and goes.
+    // The health of the server changes.
     daemon.dead.set("10.0.0.2:80", true);
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.dead.set("10.0.0.2:80", false);
@@ -49,7 +49,7 @@ async fn manually_drained_server_stays_drained() {
     let daemon = Running::start(world, Dead::default(), FILE);
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&weights(0)).await;
-    // Another dataplane starts with it.
+    // Another dataplane starts with the override.
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(20)).await;
     daemon.weights(&weights(0)).await;
@@ -261,7 +261,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
         if report {
             daemon.weights(&[("10.0.0.1:80", 9)]).await;
             assert_eq!(status.drift.len(), 2, "{:?}", status.drift);
-            // Health counts all the same.
+            // The health of the server still counts.
             daemon.dead.set("10.0.0.1:80", true);
             daemon.weights(&[("10.0.0.1:80", 0)]).await;
             daemon.dead.set("10.0.0.1:80", false);

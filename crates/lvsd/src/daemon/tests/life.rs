@@ -118,7 +118,8 @@ async fn own_hung_dataplane_is_killed_and_replaced() {
     assert_eq!(daemon.world.ended(), [1]);
     assert_eq!(daemon.world.starts(), 2);
 
-    // The daemon that started it has crashed; the next one meets a dataplane that never greets.
+    // The daemon that started the dataplane has crashed; the next daemon finds a dataplane that
+    // never answers.
     daemon.task.abort();
     daemon.world.fall_silent();
     let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE);
@@ -126,7 +127,7 @@ async fn own_hung_dataplane_is_killed_and_replaced() {
     again.weights(&both).await;
     assert_eq!(again.world.ended(), [1, 2]);
 
-    // Nor does a hang keep the daemon from ending.
+    // A dataplane that hangs does not prevent the exit of the daemon.
     again.world.fall_silent();
     let world = again.stop().await;
     assert!(!world.running());
@@ -144,7 +145,7 @@ async fn lvsd_waits_for_starting_dataplane_without_answer() {
     assert_eq!(daemon.world.starts(), 1);
     daemon.stop().await;
 
-    // Not for ever: one that has never answered is killed, and lvsd ends.
+    // The wait is bounded: a dataplane that never answers is killed, and lvsd exits.
     let world = World::default();
     world.start_slowly(u32::MAX);
     let daemon = Running::start(world, Dead::default(), FILE);

@@ -88,7 +88,7 @@ mod tests {
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.write_all(words).await.unwrap();
-            // Open until the other end has gone.
+            // The connection stays open until the peer closes it.
             let _ = stream.read(&mut [0]).await;
         });
         address

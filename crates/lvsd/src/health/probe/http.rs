@@ -162,7 +162,7 @@ impl Page {
             let from = seen.saturating_sub(text.len());
             let found = text.is_empty() || find(&body[from..], text);
             match (found, self.regex.is_some()) {
-                // With a pattern as well, both are looked for at the end.
+                // If there is also a pattern, both are compared at the end.
                 (true, false) => return Some(Ok(())),
                 _ if !whole => return None,
                 _ if !find(body, text) && !text.is_empty() => {
@@ -346,7 +346,7 @@ pub(super) fn follow(
         if first.contains(':') {
             return Err(wrong());
         }
-        // Relative to the page that redirects.
+        // Relative to the page with the redirect.
         let at = path.split('?').next().unwrap_or_default();
         let base = at.rfind('/').map_or("/", |end| &at[..=end]);
         let beside = format!("{base}{location}");
@@ -361,7 +361,7 @@ pub(super) fn follow(
     }
     let host = uri.authority().ok_or_else(wrong)?.to_string();
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    // A query may stand behind the host at once.
+    // A query may follow the host directly.
     let slash = if path.starts_with('/') { "" } else { "/" };
     Ok((host, format!("{slash}{path}")))
 }
@@ -604,7 +604,7 @@ mod tests {
     async fn probe_survives_any_answer() {
         survives("{ type = \"http\", body = \"well\" }", OK).await;
         survives("{ type = \"http\", regex = 'well$' }", OK).await;
-        // A head and a body without an end, and heads that are none.
+        // A header and a body without an end, and invalid headers.
         let quick = "timeout = \"250ms\", interval = \"1s\" }";
         for (first, then) in [
             (
@@ -654,7 +654,8 @@ mod tests {
 
     #[tokio::test]
     async fn http_answer_before_request_is_an_answer() {
-        // As xinetd, a shell loop around nc, and a program with a fixed answer close a connection.
+        // Like xinetd, a shell loop around nc, and a program with a fixed answer, the server closes
+        // the connection.
         let reset = |stream: tokio::net::TcpStream| {
             let _ = stream.set_zero_linger();
         };
@@ -667,7 +668,7 @@ mod tests {
             let _ = stream
                 .write_all(b"HTTP/1.0 200 OK\r\n\r\nall is well")
                 .await;
-            // The request, unread, makes the end a reset.
+            // The unread request turns the close into a reset.
             let _ = stream.readable().await;
             tokio::task::yield_now().await;
             reset(stream);

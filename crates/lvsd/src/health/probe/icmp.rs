@@ -26,7 +26,7 @@ impl IcmpError {
     /// Makes the kernel queue the ICMP errors of a socket that will connect to `target`. Queued
     /// errors do not end an established connection; without the queue, they end it.
     pub(super) fn keep(socket: &impl AsFd, target: IpAddr, kept: bool) {
-        // Without them a reason is less exact.
+        // Without ICMP errors, the reason is less exact.
         let _ = match target {
             IpAddr::V4(_) => setsockopt(socket, sockopt::Ipv4RecvErr, &kept),
             IpAddr::V6(_) => setsockopt(socket, sockopt::Ipv6RecvErr, &kept),

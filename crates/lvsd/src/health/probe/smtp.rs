@@ -73,7 +73,7 @@ where
     let sent = lines.stream().write_all(hello.as_bytes()).await;
     sent.map_err(|error| error.to_string())?;
     answer(&mut lines, b"250", "answers EHLO with").await?;
-    // So that the server does not log a lost connection; an error is ignored.
+    // QUIT prevents a log entry of the server about a lost connection; errors are ignored.
     let _ = lines.stream().write_all(b"QUIT\r\n").await;
     let _ = lines.next().await;
     Ok(())

@@ -130,7 +130,7 @@ impl Tls {
         let cert = keys.file("cert")?;
         let key = keys.file("key")?.map(Secret);
         let own = keys.string("sni")?;
-        // The port is no part of the name.
+        // The port is not part of the name.
         let of_host = host.map(|host| match host.rsplit_once(':') {
             Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
             _ => host,
@@ -370,7 +370,7 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
             return Err(("key", "a key without its certificate".to_owned(), help));
         }
     };
-    // Each check is to show that the server can do all of it.
+    // Each check must show that the server can do a full handshake.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
 }
@@ -437,7 +437,7 @@ fn naming_curves(provider: &CryptoProvider) -> Arc<CryptoProvider> {
     ];
     let mut provider = provider.clone();
     let curves = CURVES.iter().map(|one| one as &dyn SupportedKxGroup);
-    // Behind the others: a server that goes by the order exchanges keys with one of those.
+    // After the other groups: a server that uses the client's order chooses one of those.
     provider.kx_groups.extend(curves);
     Arc::new(provider)
 }
@@ -455,7 +455,7 @@ const SCHEMES: &[SignatureScheme] = &[
     SignatureScheme::RSA_PKCS1_SHA256,
     SignatureScheme::RSA_PKCS1_SHA384,
     SignatureScheme::RSA_PKCS1_SHA512,
-    // Keys for RSA-PSS alone (rsa_pss_pss_*), which TLS 1.3 takes.
+    // Keys for RSA-PSS only (rsa_pss_pss_*), which TLS 1.3 accepts.
     SignatureScheme::Unknown(0x0809),
     SignatureScheme::Unknown(0x080a),
     SignatureScheme::Unknown(0x080b),

@@ -44,7 +44,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Parsed, String> {
                 Some(Ok(percent)) if percent <= PERCENT_MAX => {
                     parsed.advice.weight = Some(Weight::Percent(percent));
                 }
-                // A bound of connections is not what a check sets here.
+                // A check cannot set a limit of connections here.
                 None if other.starts_with("maxconn:") => {}
                 _ => return Err(format!("it says {}", quoted(word.as_bytes()))),
             },

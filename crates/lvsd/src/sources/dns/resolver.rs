@@ -91,7 +91,7 @@ impl Asker {
         }
         let mut records = Vec::new();
         for (_, weight, port, target) in services {
-            // Without all of them the answer would take servers away that are there.
+            // All host names must be resolved: a partial answer would remove existing servers.
             let (hosts, holds) = self
                 .hosts(&target, Some(port), Some(weight.max(1)))
                 .await
@@ -181,7 +181,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Ca
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0)).await.map_err(words)?;
-    // Datagrams of others do not come in.
+    // A connected socket does not receive datagrams of other senders.
     socket.connect(server).await.map_err(words)?;
     socket.send(&question).await.map_err(words)?;
     let mut bytes = vec![0; usize::from(DATAGRAM_MAX)];

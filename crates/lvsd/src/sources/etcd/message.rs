@@ -231,7 +231,7 @@ pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
 
 /// The reason of a refusal.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
-    // `error` and `message` are the same text; both are there.
+    // `error` and `message` contain the same text; answers have both.
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Both {
@@ -260,7 +260,7 @@ pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // All that there is.
+    // The range of all keys.
     vec![0]
 }
 
@@ -289,7 +289,7 @@ mod tests {
         .unwrap();
         let watched = watched.result.unwrap();
         assert!(watched.canceled && watched.compact_revision == Number(8));
-        // A lease that is no more has no time left, which is then left out.
+        // An expired lease has no remaining time, and the field is then absent.
         let kept: Streamed<Granted> =
             read(br#"{"result":{"header":{"revision":"9"},"ID":"7587"}}"#).unwrap();
         assert_eq!(kept.result.unwrap().ttl, Number(0));

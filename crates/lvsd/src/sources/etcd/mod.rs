@@ -391,7 +391,7 @@ impl Session<'_> {
             let Some(seen) = self.twin else {
                 return Ok(());
             };
-            // While there is a twin, both processes write the record at this interval.
+            // While another process uses the same name, both write the record at this interval.
             if seen.elapsed() > self.settings.lease {
                 self.twin = None;
             }
@@ -535,7 +535,7 @@ mod tests {
         };
         let before = [("a", 3), ("b", 10)];
         assert_eq!(look(11, &before, &before), (None, 11, 10));
-        // On its way, then there.
+        // The change is on its way, then delivered.
         let after = [("a", 12), ("b", 10)];
         assert_eq!(look(13, &after, &before), (None, 11, 12));
         assert_eq!(look(13, &after, &after), (None, 13, 12));

@@ -170,7 +170,7 @@ impl Access {
         };
         let file: File = match serde_saphyr::from_slice(&text) {
             Ok(file) => file,
-            // The error may quote a secret: only its place is shown.
+            // The error may quote a secret: show only its position.
             Err(error) => {
                 let place = error.location().map(|at| format!(" at line {}", at.line()));
                 return wrong(

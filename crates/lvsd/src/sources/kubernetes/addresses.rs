@@ -54,7 +54,7 @@ impl Range {
             Family::V6 => Some(IpAddr::V6(number.into())),
         };
         let mut next = self.first;
-        // One step for each address that is taken.
+        // One step for each used address.
         while next <= self.last {
             let ip = address(next)?;
             if !taken.owners.contains_key(&ip) {
@@ -211,7 +211,7 @@ pub(super) fn families(service: &Service) -> Vec<Family> {
 pub(super) fn assign(model: &Model, settings: &Settings) -> Assigned {
     let mut by_age: Vec<(&String, &Service)> = model.services.iter().collect();
     by_age.sort_by_key(|(key, service)| (&service.metadata.creation_timestamp, *key));
-    // Addresses of other classes and of Services that are being deleted are taken, too.
+    // Addresses of other classes and of Services that are being deleted are in use, too.
     let mut taken = Taken::default();
     for (key, service) in &by_age {
         for ip in Model::ingress(service) {
@@ -278,7 +278,7 @@ impl Assigned {
         let request = Request::of(service, settings).map_err(&mut refuse).ok();
         let mut target = Vec::new();
         for &family in &families {
-            // Without a request that can be read, it keeps what it has.
+            // If its request is unreadable, the Service keeps its addresses.
             let Some(request) = &request else { break };
             let have = given.iter().copied().find(|ip| Family::of(ip) == family);
             let asked = request
@@ -573,7 +573,7 @@ mod tests {
             service("nonsense", 5, &[], &annotation("address", "x")),
         ];
         let assigned = assigned(&all);
-        // It serves what it has until the status is written.
+        // The Service keeps its addresses until the status is written.
         assert_eq!(assigned.given["shop/right"], ips(&["192.0.2.11"]));
         assert_eq!(assigned.wanted["shop/right"], ips(&["192.0.2.12"]));
         assert_eq!(
@@ -754,7 +754,7 @@ mod tests {
         ]);
         assert!(assigned.given.is_empty() && assigned.held.contains("shop/many"));
         assert!(assigned.refused["shop/many"].contains("more than 256 ports"));
-        // Its address stays taken.
+        // The address stays in use.
         let wanted = [("shop/web".to_owned(), ips(&["192.0.2.11"]))];
         assert_eq!(assigned.wanted, wanted.into());
     }

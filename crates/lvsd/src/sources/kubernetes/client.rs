@@ -228,7 +228,7 @@ impl Client {
         let answer = answer.await;
         let answer = answer.unwrap_or_else(|_| Err(self.late()));
         if answer.is_err() {
-            // Whatever is still to come on it, it is no answer to the next.
+            // Data that still arrives on this connection is not an answer to the next request.
             self.connection.close();
         }
         serde_json::from_slice(&answer?)

@@ -406,7 +406,7 @@ fn check(
             None => "{ type = \"tcp\" }".to_owned(),
         })),
         _ if protocol == "tcp" => Ok(None),
-        // Nothing is known of how the server answers datagrams.
+        // It is unknown how the server answers datagrams.
         _ => Ok(Some(healthz().unwrap_or_else(|| "\"none\"".to_owned()))),
     }
 }
@@ -427,7 +427,7 @@ impl<'a> Nodes<'a> {
             let mut conditions = node.status.conditions.iter();
             conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
         };
-        // If no node at all is ready, the API server rather than every node is at fault.
+        // If no node at all is ready, the API server is probably at fault, and not every node.
         let believed = model.nodes.values().any(is_ready);
         let all = model.nodes.iter();
         let all = all.filter(|(_, node)| !node.metadata.labels.contains_key(EXCLUDED));
@@ -763,7 +763,7 @@ mod tests {
         let service = annotated("zones", "west=2");
         let wanted = [("10.0.0.1", 0), ("10.0.0.2", 2), ("10.0.0.3", 2)];
         assert_eq!(weights(&of(&service, &[], &zones(""))), named(wanted));
-        // All nodes of the zone drain: the others stand in.
+        // All nodes of the zone drain: the nodes of other zones are used.
         let wanted = [("10.0.0.1", 1), ("10.0.0.2", 0), ("10.0.0.3", 0)];
         assert_eq!(
             weights(&of(&service, &[], &zones("cordoned"))),
@@ -791,7 +791,7 @@ mod tests {
                     ("10.1.0.5", "n1", "not ready"),
                 ],
             ),
-            // It moves from one slice to the other.
+            // The endpoint moves from one slice to the other.
             slice(
                 "web-2",
                 &[("10.1.0.5", "n1", "ready"), ("10.1.0.6", "n1", "unknown")],

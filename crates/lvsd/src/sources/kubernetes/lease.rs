@@ -141,7 +141,7 @@ fn body(
 fn date_time(unix: Duration) -> String {
     let seconds = unix.as_secs();
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years begin in March, so that the day that some years lack is the last.
+    // Years begin in March, so that the leap day is the last day of a year.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -224,7 +224,7 @@ mod tests {
         let body = step(&mut claim, Some(&lease("d2", "2")), at(29)).unwrap();
         assert_eq!(body["metadata"]["resourceVersion"], "2");
         assert_eq!(body["spec"]["leaseTransitions"], 1);
-        // Another director was faster.
+        // Another director was first.
         claim.lost();
         assert_eq!(step(&mut claim, Some(&lease("d3", "3")), at(30)), None);
         assert!(!claim.may_write(at(30)));
@@ -243,7 +243,7 @@ mod tests {
     fn step_own_lease_of_an_unknown_version_reports_duplicate_name() {
         let mut claim = Claim::default();
         let now = Instant::now();
-        // After a restart, the own name is no twin's.
+        // After a restart, this director's own name in the Lease does not count as a duplicate.
         assert!(step(&mut claim, Some(&lease("d1", "5")), now).is_some() && !claim.twin);
         claim.won("6", "d1", now);
         assert!(step(&mut claim, Some(&lease("d1", "6")), now).is_some() && !claim.twin);

@@ -293,7 +293,7 @@ impl<'a> Session<'a> {
                 .map(|more| format!("&continue={}", quoted(more)));
             let page = format!("{path}?limit={limit}{}", after.unwrap_or_default());
             let page: List = match self.client.get(&page).await {
-                // Large objects are asked for in smaller numbers.
+                // Request fewer objects at a time if they are large.
                 Err(Error::Http(http::Error::TooLong)) if limit > 1 => {
                     limit /= 2;
                     continue;
@@ -363,7 +363,7 @@ impl<'a> Session<'a> {
                 () = timer(write_at) => {
                     write_at = None;
                     if self.write().await? {
-                        // More is to be written, or has just changed.
+                        // More has to be written, or has just changed.
                         write_at = Some(Instant::now());
                         hand_over_at.get_or_insert(Instant::now() + GATHER);
                     }
@@ -444,7 +444,7 @@ impl<'a> Session<'a> {
         let desired = desired(&self.model, &self.assigned, &self.settings);
         let desired = desired.map_err(Error::failed)?;
         let refused = self.assigned.refused.iter().chain(&desired.refused);
-        // They quote text that any user of the cluster may have written.
+        // The messages quote text that any user of the cluster may have written.
         let refused = refused.map(|(key, why)| (key.clone(), plain(why)));
         let refused = refused.collect();
         let kubernetes = Kubernetes {
@@ -623,7 +623,7 @@ impl<'a> Session<'a> {
                         "the status of Service {key} is not written: the API server {error}"
                     ));
                     if error.is_passing() {
-                        // The next look at the Lease is followed by another attempt.
+                        // The next read of the Lease is followed by another attempt.
                         self.assigned.wanted.insert(key, addresses);
                         passing = true;
                     }
@@ -631,7 +631,7 @@ impl<'a> Session<'a> {
                 Err(error) => fault = Some(error),
             }
         }
-        // An Event about an address is written once at most.
+        // An Event about an address is written at most once.
         self.write_events(events).await?;
         fault.map_or(Ok(!passing), Err)
     }

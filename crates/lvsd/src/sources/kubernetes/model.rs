@@ -53,7 +53,7 @@ impl Kind {
         let (api, plural) = match self {
             Self::Service => ("/api/v1", "services"),
             Self::EndpointSlice => ("/apis/discovery.k8s.io/v1", "endpointslices"),
-            // Nodes are in no namespace.
+            // Nodes do not belong to a namespace.
             Self::Node => return "/api/v1/nodes".to_owned(),
         };
         match namespace {
@@ -400,7 +400,7 @@ mod tests {
         put(&mut model, "web", &broken);
         assert_eq!(model.services["shop/web"].spec.ports[0].port, 80);
         assert!(model.refused["Service shop/web"].contains("80000"));
-        // The same in a list, where another object has gone.
+        // The same in a list in which another object is missing.
         put(&mut model, "mail", &lb);
         list(&mut model, Kind::Service, &[service("web", &broken)]).unwrap();
         assert_eq!(model.services.keys().collect::<Vec<_>>(), ["shop/web"]);

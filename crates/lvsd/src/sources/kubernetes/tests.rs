@@ -338,7 +338,7 @@ impl Followed {
     async fn wait(&self, what: &str, right: impl Fn(&super::super::State) -> bool) {
         let waited = timeout(PATIENCE, async {
             while !right(&self.shared.lock()) {
-                // Views change without news.
+                // Views change without a notification.
                 let _ = timeout(Duration::from_millis(20), self.shared.news.notified()).await;
             }
         });
@@ -487,7 +487,7 @@ async fn session_invalid_annotation_causes_one_event() {
             .collect::<Vec<_>>()
     };
     director.wait("the event", |_| !reported().is_empty()).await;
-    // The daemon has refused another one.
+    // The daemon has refused another object.
     let refused = [("shop/web".to_owned(), "its text is wrong".to_owned())];
     fake.put("services", &service("web", &Value::Null));
     director
@@ -542,7 +542,7 @@ async fn client_closed_connection_is_opened_again_to_read() {
     for _ in 0..3 {
         client.get::<Value>("/x").await.unwrap();
     }
-    // A write may have been carried out before the connection ended.
+    // The server may have executed a write before the connection ended.
     let written = client.post("/x", &json!({})).await;
     assert!(
         matches!(written, Err(Error::Http(http::Error::Failed(_)))),
@@ -578,7 +578,7 @@ async fn client_write_that_was_not_sent_is_repeated_over_new_connection() {
     let mut client = Client::new(Arc::new(settings));
     for _ in 0..2 {
         client.post("/x", &json!({})).await.unwrap();
-        // This blocks the runtime. The client learns of the end when it has passed on the next request.
+        // This blocks the runtime. The client notices the closed connection at the next request.
         is_closed.recv().unwrap();
         tokio::task::yield_now().await;
     }
@@ -679,7 +679,7 @@ async fn session_invalid_answers_are_errors() {
 
 #[tokio::test]
 async fn session_endless_list_is_an_error() {
-    // The list always goes on.
+    // The list never ends.
     let address = serving(|mut stream| async move {
         let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
         let length = body.len();
