@@ -14,11 +14,11 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Maximum of bytes that a host prints for one step: its histogram has up to 100,000 lines.
+/// Maximum number of bytes that a host prints for one step: its histogram has up to 100,000 lines.
 const MOST_PRINTED: usize = 4 << 20;
 /// Maximum length of a line, in bytes.
 const MOST_LINE: usize = 4096;
-/// Maximum of bytes that are stored of a host's error messages.
+/// Maximum number of bytes that are stored of a host's error messages.
 const MOST_COMPLAINT: usize = 2048;
 /// Prefix of the lines that this program prints.
 const MARK: &str = "lvs-bench: ";

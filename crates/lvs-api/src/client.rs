@@ -104,7 +104,7 @@ pub enum Error {
         /// The address of the dataplane.
         address: Address,
     },
-    /// The received bytes are no valid answer.
+    /// The received bytes are not a valid answer.
     #[error("the process that answers at {address} is not a dataplane: {message}")]
     Garbled {
         /// The address of the dataplane.

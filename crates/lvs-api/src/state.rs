@@ -17,9 +17,9 @@ use super::address;
 use super::place::{self, LOCK, Lock, STEERED};
 use lvs_sys::netns;
 
-/// Maximum of files that a sweep examines.
+/// Maximum number of files that a sweep examines.
 const FILES_MOST: usize = 4096;
-/// Maximum of processes whose network namespace is read.
+/// Maximum number of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
 /// The age from which files of a namespace without visible processes are removed, if not all
 /// processes are visible (without `CAP_SYS_PTRACE`, or in a process namespace).

@@ -279,7 +279,7 @@ pub struct ServerConfig {
     /// Encapsulation, if the method is [`Forwarding::Tunnel`].
     #[cfg_attr(feature = "api", serde(default))]
     pub tunnel: Tunnel,
-    /// Number of connections at which the server gets no new ones; 0 is no limit.
+    /// Number of connections at which the server gets no new ones; 0 means no limit.
     #[cfg_attr(feature = "api", serde(default))]
     pub upper: u32,
     /// Number of connections below which the server gets new ones again; 0 is three quarters of

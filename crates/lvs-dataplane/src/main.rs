@@ -63,8 +63,8 @@ struct Args {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Interfaces and packets")]
 struct Links {
-    /// Network interface to use; may be given several times. Default: every Ethernet interface that
-    /// is up and has no master.
+    /// Network interface to use; can be repeated. Default: every Ethernet interface that is up and
+    /// has no master.
     #[arg(long, value_name = "NAME")]
     interface: Vec<String>,
 
@@ -110,9 +110,9 @@ struct Connections {
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
-    /// Maximum of the connections whose client or server has an IPv6 address, if the kernel fast
-    /// path allocates the memory for all connections at the start. Default: all of up to 1,048,576
-    /// connections, and a quarter of more.
+    /// Maximum number of the connections whose client or server has an IPv6 address, if the kernel
+    /// fast path allocates the memory for all connections at the start. Default: all of up to
+    /// 1,048,576 connections, and a quarter of more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_ipv6: Option<u32>,
 
@@ -129,9 +129,9 @@ struct Connections {
     #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
     helper: Vec<Helper>,
 
-    /// Local address for full NAT: what real servers see instead of the client's; may be given
-    /// several times. The dataplane answers ARP and neighbour discovery for an address that the
-    /// host does not have.
+    /// Local address for full NAT: what real servers see instead of the client's; can be repeated.
+    /// The dataplane answers ARP and neighbour discovery for an address that the host does not
+    /// have.
     #[arg(long, value_name = "ADDRESS")]
     local_address: Vec<IpAddr>,
 
@@ -151,8 +151,8 @@ struct KernelPath {
     #[arg(long, value_enum)]
     fast_path: Option<FastPath>,
 
-    /// Interface where that begins before there is a socket buffer (XDP), for floods; may be given
-    /// several times. Its driver must have native XDP, and no VLAN tags may come in there.
+    /// Interface where that begins before there is a socket buffer (XDP), for floods; can be
+    /// repeated. Its driver must have native XDP, and no VLAN tags may come in there.
     #[arg(long, value_name = "NAME")]
     xdp: Vec<String>,
 
@@ -174,7 +174,7 @@ struct Services {
     #[arg(long, value_name = "FILE")]
     marks: Option<PathBuf>,
 
-    /// Set an IPVS sysctl, named as in the kernel; may be given several times.
+    /// Set an IPVS sysctl, named as in the kernel; can be repeated.
     #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
     sysctl: Vec<(String, String)>,
 }

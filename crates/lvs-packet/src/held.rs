@@ -13,7 +13,7 @@ use crate::frame::Frame;
 use crate::intercept::LocalClient;
 use crate::net::PortId;
 
-/// Maximum of packets that wait for one neighbour; a further packet replaces the oldest (the
+/// Maximum number of packets that wait for one neighbour; a further packet replaces the oldest (the
 /// kernel's `unres_qlen` default).
 pub const PER_NEIGHBOUR: usize = 101;
 /// Maximum number of waiting packets of a director.

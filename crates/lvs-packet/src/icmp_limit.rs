@@ -22,7 +22,7 @@ const PEER_BURST: i64 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Interval between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero
-    /// is no limit.
+    /// means no limit.
     pub per_receiver: Duration,
     /// Errors a second to all (`icmp_msgs_per_sec`).
     pub per_second: u32,
@@ -60,7 +60,7 @@ impl Limits {
 /// A token bucket that workers share. It is full at first.
 #[derive(Debug)]
 pub struct Bucket {
-    /// Cost of one token in nanoseconds; 0 is no limit.
+    /// Cost of one token in nanoseconds; 0 means no limit.
     cost: i64,
     /// Maximum of saved nanoseconds.
     full: i64,
@@ -69,7 +69,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// `per_second` in the long run (0 is no limit), and `burst` at once.
+    /// `per_second` in the long run (0 means no limit), and `burst` at once.
     pub fn new(per_second: u32, burst: u32) -> Self {
         let cost = 1_000_000_000_i64
             .checked_div(per_second.into())

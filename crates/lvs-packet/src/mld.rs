@@ -30,7 +30,7 @@ const QUERY_V2_LEN: usize = 28;
 /// Length of a report of version 2 without records, and of a record without sources.
 const REPORT_LEN: usize = 8;
 const RECORD_LEN: usize = 20;
-/// Maximum of records in a report: they fit into the minimum MTU.
+/// Maximum number of records in a report: they fit into the minimum MTU.
 pub const RECORDS_MAX: usize = 60;
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Destination of reports of version 2.

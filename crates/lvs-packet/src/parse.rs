@@ -171,7 +171,7 @@ pub fn plain(bytes: &[u8]) -> Option<Plain> {
 /// [`ipv4()`].
 ///
 /// # Errors
-/// The checks of a host (`ip6_rcv_core`); a chain of extension headers that is cut short or does
+/// The checks of a host (`ip6_rcv_core`); a chain of extension headers that is truncated or does
 /// not end is [`FrameDrop::IpHeaderLength`].
 pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if bytes.len() < ipv6::HEADER_LEN {
@@ -359,7 +359,7 @@ impl Packet {
 }
 
 /// Parses the packet inside an ICMP error. Its fixed header must be complete, and it must not be a
-/// later fragment. If its options are cut short, it only has no ports.
+/// later fragment. If its options are truncated, it only has no ports.
 fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
     if six {
         return inner6(bytes);

@@ -16,9 +16,9 @@ use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, put32,
 const TCP_LEAST: usize = 48;
 /// Maximum number of segments of a TCP super-packet: 64 KiB of the smallest segments.
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
-/// Maximum of segments into which a super-packet is cut here, so that one frame of a sender becomes
-/// at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If a sender uses
-/// smaller ones, its TCP repeats the dropped segments one by one, and these are forwarded.
+/// Maximum number of segments into which a super-packet is cut here, so that one frame of a sender
+/// becomes at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If a sender
+/// uses smaller ones, its TCP repeats the dropped segments one by one, and these are forwarded.
 const CUT_MOST: usize = 512;
 /// Maximum number of smaller segments: a few of them are harmless.
 const TINY_MOST: usize = 64;
@@ -356,7 +356,7 @@ impl Segment<'_> {
     }
 }
 
-/// Length of the TCP header at `l4`; 0 if it is cut short.
+/// Length of the TCP header at `l4`; 0 if it is truncated.
 fn tcp_header(ip: &[u8], l4: usize) -> usize {
     ip.get(l4 + tcp::field::DATA_OFFSET)
         .map_or(0, |b| usize::from(b >> 4) * 4)

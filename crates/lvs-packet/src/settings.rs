@@ -111,7 +111,7 @@ pub enum ClampMss {
 }
 
 impl ClampMss {
-    /// The least segment size that is set: every IPv4 host accepts it (RFC 9293 section 3.7.1).
+    /// The smallest segment size that is set: every IPv4 host accepts it (RFC 9293 section 3.7.1).
     pub const LEAST: u16 = 536;
 }
 

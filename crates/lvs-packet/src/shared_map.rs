@@ -49,7 +49,7 @@ impl<K, V> SharedMap<K, V> {
         self.len == 0
     }
 
-    /// The entries, in no order.
+    /// The entries, in arbitrary order.
     pub fn iter(&self) -> Iter<'_, K, V> {
         Iter {
             parts: self.parts.iter(),
@@ -57,12 +57,12 @@ impl<K, V> SharedMap<K, V> {
         }
     }
 
-    /// The keys, in no order.
+    /// The keys, in arbitrary order.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
     }
 
-    /// The values, in no order.
+    /// The values, in arbitrary order.
     pub fn values(&self) -> impl Iterator<Item = &V> {
         self.iter().map(|(_, value)| value)
     }
@@ -259,7 +259,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         *self = Self::default();
     }
 
-    /// The values, in no order.
+    /// The values, in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.keys()
     }

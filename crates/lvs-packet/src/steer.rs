@@ -26,7 +26,7 @@ use crate::intercept::{Intercept, LocalClient};
 use crate::net::Net;
 use crate::parse::{Icmp, Packet};
 
-/// Maximum of address ranges of each family that the BPF program searches.
+/// Maximum number of address ranges of each family that the BPF program searches.
 pub const RANGES_MAX: usize = 256;
 
 /// The port of ISAKMP: AH and ESP packets belong to its connection.

@@ -18,7 +18,7 @@ use crate::wire::{ETHERTYPE_IPV4, be16, be32, ipv4, ipv6, udp};
 
 /// Lifetime of a learned MTU (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
 const MTU_EXPIRES: Duration = Duration::from_secs(600);
-/// The least MTU that is accepted (`net.ipv4.route.min_pmtu`).
+/// The smallest MTU that is accepted (`net.ipv4.route.min_pmtu`).
 const MTU_MIN: usize = 552;
 /// GRE: a checksum is present.
 const GRE_CHECKSUM: u16 = 0x8000;
@@ -199,7 +199,7 @@ impl TunnelPaths {
         self.lessons.fetch_add(1, Ordering::Release);
     }
 
-    /// Reads `message`, an ICMP error with a right checksum that is addressed to the director.
+    /// Reads `message`, an ICMP error with a correct checksum that is addressed to the director.
     /// `mtu` returns the MTU of the route to a server. `None` if it does not concern a tunnel
     /// packet of the director, or if the client needs no error.
     pub fn complaint<'a>(
@@ -261,8 +261,8 @@ impl TunnelPaths {
         })
     }
 
-    /// Reads `message`, an ICMPv6 error with a right checksum that is addressed to the director. A
-    /// "packet too big" updates the path MTU of a server. The next packet that does not fit is
+    /// Reads `message`, an ICMPv6 error with a correct checksum that is addressed to the director.
+    /// A "packet too big" updates the path MTU of a server. The next packet that does not fit is
     /// answered.
     ///
     /// Less than 1280 bytes is ignored (RFC 8201 section 4), and so is a path that leaves less than

@@ -11,7 +11,7 @@ use lvs_sys::lock;
 pub(super) const CONNECTIONS_MAX: usize = 64;
 /// Maximum number of simultaneous connections of read-only clients.
 pub(super) const READERS_MAX: usize = 32;
-/// Maximum of simultaneous connections of one read-only user.
+/// Maximum number of simultaneous connections of one read-only user.
 pub(super) const USER_MAX: usize = 8;
 /// Maximum number of lists that are created at the same time for read-only clients. Each user can
 /// have one.

@@ -20,7 +20,7 @@ use super::balancer::{Entry, Way};
 const COPY: usize = 16 << 10;
 /// Size of a pipe: 16 pages, unless the kernel grants less.
 const PIPE: usize = 64 << 10;
-/// Maximum of pipes that contain data, in the whole process; beyond it, bytes are copied.
+/// Maximum number of pipes that contain data, in the whole process; beyond it, bytes are copied.
 pub(super) const PIPES_MAX: usize = 1024;
 /// Number of free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;

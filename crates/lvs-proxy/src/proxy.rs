@@ -16,9 +16,9 @@ use super::close_signal::CloseSignal;
 use super::pipe::PIPES_MAX;
 use super::workers::{Listeners, Workers};
 
-/// Maximum of connections, if enough descriptors are available.
+/// Maximum number of connections, if enough descriptors are available.
 const CONNECTIONS_MAX: usize = 100_000;
-/// Least number of connections that must be possible.
+/// Minimum number of connections that must be possible.
 const CONNECTIONS_MIN: usize = 16;
 /// Descriptors for other purposes than listeners and checks: the API's 128, the sockets' 64, files,
 /// and the event loops of threads.

@@ -19,7 +19,7 @@ use super::pipe::pump;
 
 /// Time limit for a client's header.
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
-/// Maximum of servers that are tried for one connection.
+/// Maximum number of servers that are tried for one connection.
 const TRIES: usize = 3;
 /// Number of choices of the balancer for each server that has not refused yet: simultaneous clients
 /// use servers in turn, and a scheduler may choose the same server again.

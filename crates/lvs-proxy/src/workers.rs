@@ -13,7 +13,7 @@ use super::balancer::Balancer;
 use super::close_signal::CloseSignal;
 use super::{tcp, udp};
 
-/// Maximum of threads; there are not more than processors.
+/// Maximum number of threads; there are not more than processors.
 const WORKERS_MAX: usize = 16;
 /// Maximum number of connections that wait to be accepted; the kernel may lower it.
 const BACKLOG: i32 = 4096;

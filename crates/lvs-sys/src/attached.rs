@@ -120,7 +120,7 @@ pub fn names(interface: &str, place: Place) -> io::Result<Vec<String>> {
     for id in ids(ifindex, place)? {
         match name(id) {
             Ok(name) => names.push(name),
-            // It went away meanwhile.
+            // It went away in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }

@@ -100,7 +100,7 @@ pub struct TablePages {
 impl TablePages {
     /// Replaces memory of which half is used by large pages, and returns their number: look-ups
     /// then miss the TLB less, for little more memory. `pause` is called after each page; look-ups
-    /// meanwhile wait for the copy of a page of 2 MiB.
+    /// in the meantime wait for the copy of a page of 2 MiB.
     ///
     /// # Errors
     /// If the kernel has no large pages, or none that can be asked for (Linux 6.1).

@@ -108,7 +108,7 @@ pub fn parts(ip: &[u8]) -> Option<Parts> {
     })
 }
 
-/// Whether the checksum of an IPv4 header is right, for any length field; true for IPv6.
+/// Whether the checksum of an IPv4 header is correct, for any length field; true for IPv6.
 pub fn header_is_right(ip: &[u8]) -> bool {
     let len = usize::from(ip.first().map_or(0, |byte| byte & 15)) * 4;
     ip.first().is_some_and(|byte| byte >> 4 == 6)

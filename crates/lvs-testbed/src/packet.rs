@@ -1,4 +1,4 @@
-//! Valid packets of every kind, with right checksums (by the [`oracle`]); other modules damage
+//! Valid packets of every kind, with correct checksums (by the [`oracle`]); other modules damage
 //! them.
 
 use std::net::{IpAddr, SocketAddr};

@@ -20,7 +20,7 @@ pub const VERSION: u32 = 1;
 /// network namespace has its own.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 
-/// Maximum of packet workers.
+/// Maximum number of packet workers.
 pub const WORKERS_MAX: usize = 64;
 
 /// A service as it is named in the protocol.
@@ -213,7 +213,7 @@ pub struct Info {
     pub uptime: u64,
     /// Connections now.
     pub connections: u64,
-    /// Maximum of connections in the table.
+    /// Maximum number of connections in the table.
     pub capacity: u64,
     /// Network interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,
@@ -292,7 +292,7 @@ pub struct WorkerInfo {
     pub cpu: Option<u32>,
     /// Connections now.
     pub connections: u64,
-    /// Maximum of connections in its part of the table.
+    /// Maximum number of connections in its part of the table.
     pub capacity: u64,
     /// Frames that the worker has received.
     pub packets: u64,

@@ -67,9 +67,9 @@ pub(crate) const FTP_DATA: u16 = 20;
 /// Settings of a new director.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Maximum of connections in each shard. Persistence templates, which all shards share, are an
-    /// eighth (and 128) more, so that some are evictable even when every connection has a template
-    /// of its own.
+    /// Maximum number of connections in each shard. Persistence templates, which all shards share,
+    /// are an eighth (and 128) more, so that some are evictable even when every connection has a
+    /// template of its own.
     pub max_connections: usize,
     /// Action of a full shard for a new connection.
     pub when_full: WhenFull,

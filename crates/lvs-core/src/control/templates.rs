@@ -11,8 +11,9 @@ use crate::shard::{Connection, Shard, write_template};
 use crate::sync::sync_template;
 use crate::{ConnId, Instant, ServiceFlags};
 
-/// Maximum of due templates that one call visits: a flooded persistent service has a million, and
-/// the lock is held meanwhile. The next call, which is due at once, visits the others.
+/// Maximum number of due templates that one call visits: a flooded persistent service has a
+/// million, and the lock is held in the meantime. The next call, which is due at once, visits the
+/// others.
 pub(super) const TEMPLATES_AT_ONCE: usize = 4096;
 
 impl Control {

@@ -79,7 +79,7 @@ impl Shard {
         self.decide_in(meta, ahead, now)
     }
 
-    /// The rest of the decision for a packet that is no reply (`ip_vs_in_hook`).
+    /// The rest of the decision for a packet that is not a reply (`ip_vs_in_hook`).
     pub(crate) fn decide_in(
         &mut self,
         meta: &PacketMeta<'_>,

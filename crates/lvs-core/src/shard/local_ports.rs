@@ -30,8 +30,8 @@ use crate::{Instant, Protocol};
 /// Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that was in TIME_WAIT in the
 /// table is already older.
 const QUIET: Duration = Duration::from_secs(60);
-/// Maximum of ports of one local address that are tried for one connection. More than one is needed
-/// only while connections still use ports of an earlier range.
+/// Maximum number of ports of one local address that are tried for one connection. More than one is
+/// needed only while connections still use ports of an earlier range.
 const TRIES: usize = 32;
 /// Number of pairs of server and local address below which unused pairs are not searched for.
 const TUPLES_MIN: usize = 1024;

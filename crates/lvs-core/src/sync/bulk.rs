@@ -23,7 +23,7 @@ use super::wire::{self, Entry};
 use crate::Protocol;
 use crate::conn::sip13;
 
-/// Maximum of peers from which a director receives connections.
+/// Maximum number of peers from which a director receives connections.
 pub const PEERS_MAX: usize = 8;
 
 /// Number of ranges in a digest.
@@ -36,7 +36,7 @@ pub const DIGEST_LEN: usize = RANGES * 12;
 /// Bytes of an item in front of its connection.
 const HEADER: usize = 8;
 
-/// Maximum of bytes in the outgoing buffer.
+/// Maximum number of bytes in the outgoing buffer.
 const OUT_MAX: usize = 1 << 20;
 
 /// Initial capacity in bytes.
@@ -94,7 +94,7 @@ pub(crate) fn has_place(client: SocketAddr, virt: SocketAddr, server: SocketAddr
         .all(|addr| addr.is_ipv4() == client.is_ipv4())
 }
 
-/// The received bytes are no valid message of a peer.
+/// The received bytes are not a valid message of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -263,7 +263,7 @@ impl Digest {
 pub struct Differences {
     /// Number of connections that the sender owns.
     pub replicated: u64,
-    /// Least number of missing items.
+    /// Minimum number of missing items.
     pub missing: u64,
     /// The missing ranges.
     pub ranges: Vec<u16>,

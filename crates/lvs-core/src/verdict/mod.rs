@@ -168,7 +168,7 @@ reasons! {
         Filtered => "filtered",
         /// The program around the director has passed the shard of another director.
         ForeignShard => "foreign_shard",
-        /// The transport header is cut short.
+        /// The transport header is truncated.
         ShortHeader => "short_header",
         /// An ICMP error with a wrong checksum.
         IcmpChecksum => "icmp_checksum",

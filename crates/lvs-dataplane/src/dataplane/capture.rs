@@ -9,7 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use lvs_core::api::{CaptureFilter, CapturedPacket};
 use lvs_core::{Forwarding, Tuple, Verdict};
 
-/// Maximum of simultaneous captures. A worker copies each packet to one capture after the other.
+/// Maximum number of simultaneous captures. A worker copies each packet to one capture after the
+/// other.
 pub(super) const READERS_MAX: usize = 8;
 /// Maximum bytes of packets that wait for a reader. The reader loses packets above this limit.
 const BYTES_MAX: usize = 4 << 20;

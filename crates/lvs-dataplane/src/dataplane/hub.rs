@@ -9,7 +9,8 @@ use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
 
 use lvs_sys::lock;
 
-/// Maximum of bytes that may wait for one peer. If they exceed it, the peer receives a full sync.
+/// Maximum number of bytes that may wait for one peer. If they exceed it, the peer receives a full
+/// sync.
 const WAITING_MAX: usize = 16 << 20;
 /// Number of bytes after which a session sends before it reads more messages from its queue. The
 /// last message may exceed it.

@@ -365,7 +365,7 @@ impl OnHost {
         };
         let mut daemons = Vec::new();
         if let Some((inheritance, left)) = self.left.take() {
-            // Packets that arrive meanwhile wait in the sockets; the host does not see them.
+            // Packets that arrive in the meantime wait in the sockets; the host does not see them.
             for warning in self.keeper.update(Update::All) {
                 warn!("{warning}");
             }

@@ -306,7 +306,7 @@ pub(super) fn shards(
 }
 
 /// Takes over the connections of a predecessor, and the counters of `records`. The kernel fast path
-/// forwards nothing meanwhile. `steering`: the worker of each connection.
+/// forwards nothing in the meantime. `steering`: the worker of each connection.
 pub(super) fn take_over(
     context: &Context,
     shards: &mut [Shard],

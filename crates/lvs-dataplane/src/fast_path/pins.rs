@@ -141,7 +141,7 @@ impl Pins {
         Some(all)
     }
 
-    /// Locks the directory; `None` if another process has removed it meanwhile.
+    /// Locks the directory; `None` if another process has removed it in the meantime.
     ///
     /// # Errors
     /// If another dataplane uses it, or other users have access to the directory.

@@ -48,8 +48,8 @@ const QUIET: Duration = Duration::from_secs(1);
 const REMOVED_PERIOD: Duration = Duration::from_secs(10);
 /// Shortest interval between two log lines about the same fault.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
-/// Maximum of requests of one packet worker that are served in one round; it equals the length of
-/// the queue.
+/// Maximum number of requests of one packet worker that are served in one round; it equals the
+/// length of the queue.
 pub(crate) const REQUESTS_MAX: usize = 1024;
 
 /// The keeper of the host.

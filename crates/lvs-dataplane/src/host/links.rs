@@ -30,7 +30,7 @@ fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// Maximum of frames that bypass the attached programs of the kernel fast path.
+/// Maximum number of frames that bypass the attached programs of the kernel fast path.
 const MISSED_MAX: u32 = 8;
 
 impl Keeper {

@@ -10,7 +10,7 @@ use lvs_core::Prefix;
 
 use crate::netlink::NetState;
 
-/// Maximum of prefixes of a family with regions. Above it, a worker looks up each address.
+/// Maximum number of prefixes of a family with regions. Above it, a worker looks up each address.
 const PREFIXES: usize = 4096;
 
 /// First index of each region, in order; the first is 0.

@@ -10,7 +10,7 @@
 //! time decrements the TTL. The dataplane therefore increments the TTL of a packet that it receives
 //! from the device, so that it decides about the packet as it arrived from the network, and
 //! increments it again when it sends the packet. It does not increment the TTL of a reinjected
-//! packet: if a rule of the host led that packet into the device again, it would loop for ever.
+//! packet: if a rule of the host led that packet into the device again, it would loop forever.
 
 use std::fs;
 use std::io;

@@ -17,7 +17,7 @@ pub struct MemoryIo {
     pub output: Vec<Frame>,
     /// The frames that were reinjected into the host.
     pub returned: Vec<Frame>,
-    /// Maximum of frames in `output`; `None` for no limit.
+    /// Maximum number of frames in `output`; `None` for no limit.
     pub room: Option<usize>,
     /// Frames are bare IP packets.
     pub bare: bool,

@@ -398,7 +398,7 @@ impl RpFilter {
 impl Drop for RpFilter {
     fn drop(&mut self) {
         for Moved { path, old, new } in &self.moved {
-            // A value that another program has changed meanwhile stays in place.
+            // A value that another program has changed in the meantime stays in place.
             if read_setting(path).is_ok_and(|now| now == *new)
                 && let Err(err) = write_setting(path, *old)
             {

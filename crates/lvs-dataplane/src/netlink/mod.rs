@@ -59,8 +59,8 @@ const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 /// Receive buffer for events: enough for a table of tens of thousands of routes at once.
 const EVENT_BUFFER: i32 = 8 << 20;
 
-/// Maximum of messages that one call of [`Netlink::poll_events`] reads, so that a flood of events
-/// does not delay packets.
+/// Maximum number of messages that one call of [`Netlink::poll_events`] reads, so that a flood of
+/// events does not delay packets.
 const EVENTS_MAX: usize = 256;
 
 /// The two sockets: one for requests, one for events.

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A packet worker never waits. If the outbox is full, a message is dropped and counted. The backup
-//! passes the next portion when an earlier one is complete; meanwhile datagrams wait in the buffers
-//! of the sockets.
+//! passes the next portion when an earlier one is complete; in the meantime datagrams wait in the
+//! buffers of the sockets.
 
 mod backup;
 mod counts;

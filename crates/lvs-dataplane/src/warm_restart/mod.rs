@@ -36,7 +36,7 @@ use lvs_sys::lock;
 
 /// Time for which connections are kept while no dataplane runs.
 pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);
-/// Maximum of servers whose counters are stored. Only the written pages use memory.
+/// Maximum number of servers whose counters are stored. Only the written pages use memory.
 const RECORDS: usize = 1 << 20;
 /// Bytes for services and settings, which are stored twice: enough for more than a million servers.
 const TEXT: usize = 1 << 29;

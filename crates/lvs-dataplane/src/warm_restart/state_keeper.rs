@@ -44,7 +44,7 @@ const HASTE: Duration = Duration::from_millis(200);
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest time that a state keeper runs without memory from a dataplane.
 const EMPTY: Duration = Duration::from_secs(60);
-/// Maximum of stored shields: the shield of a killed dataplane and those of its successors.
+/// Maximum number of stored shields: the shield of a killed dataplane and those of its successors.
 const SHIELDS: usize = 4;
 
 /// The requests to a state keeper, one byte each.

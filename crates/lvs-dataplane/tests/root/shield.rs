@@ -411,7 +411,8 @@ fn shield_update_sends_difference_in_one_transaction() {
             lines.read_line(&mut line).unwrap();
             (lines, line)
         });
-        // `nft monitor` first reads all tables, and begins again if one has changed meanwhile.
+        // `nft monitor` first reads all tables, and begins again if one has changed in the
+        // meantime.
         let mut pause = Duration::from_millis(10);
         while !ready.is_finished() {
             std::thread::sleep(pause);

@@ -151,8 +151,8 @@ impl<'a, N> Env<'a, N> {
     }
 }
 
-/// Maximum of frames that are built before they are sent, apart from the fragments and segments of
-/// one more frame.
+/// Maximum number of frames that are built before they are sent, apart from the fragments and
+/// segments of one more frame.
 const PORTION: usize = 1024;
 
 /// Values that all steps of the processing of one packet share.

@@ -52,7 +52,7 @@ fn error4(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, i
         && frame.extend(quoted)
 }
 
-/// Whether the message at `l4` of a whole packet is an echo request with a right checksum.
+/// Whether the message at `l4` of a whole packet is an echo request with a correct checksum.
 pub fn is_echo_request(ip: &[u8], l4: usize) -> bool {
     let message = ip.get(l4..).unwrap_or_default();
     let (request, sum) = if is_ipv6(ip) {

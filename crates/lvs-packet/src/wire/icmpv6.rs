@@ -87,7 +87,7 @@ pub fn finish_checksum(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + icmp::field::CHECKSUM.start, sum);
 }
 
-/// The checksum over the ICMPv6 message at `l4`: 0 if the checksum in the message is right.
+/// The checksum over the ICMPv6 message at `l4`: 0 if the checksum in the message is correct.
 pub fn sum(ip: &[u8], l4: usize) -> u16 {
     let message = ip.get(l4..).unwrap_or_default();
     let (src, dst) = (IpAddr::V6(ipv6::src(ip)), IpAddr::V6(ipv6::dst(ip)));

@@ -186,7 +186,7 @@ pub struct Chain {
     pub authenticated: bool,
 }
 
-/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are cut short or do
+/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are truncated or do
 /// not end.
 pub fn walk(ip: &[u8]) -> Option<Chain> {
     let mut named_at = 6;

@@ -390,7 +390,8 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
     }
 
-    /// Returns keys and values. The result is complete if no program removes entries meanwhile.
+    /// Returns keys and values. The result is complete if no program removes entries in the
+    /// meantime.
     ///
     /// # Errors
     /// No error is known.

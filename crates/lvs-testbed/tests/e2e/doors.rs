@@ -157,7 +157,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
             output.contains("it is possibly not a dataplane"),
             "{output}"
         );
-        // They do not answer either: a connection to them must not wait for ever.
+        // They do not answer either: a connection to them must not wait forever.
         for squatter in &squatters {
             squatter.signal(Signal::SIGSTOP)?;
         }

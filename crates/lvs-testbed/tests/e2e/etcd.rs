@@ -608,7 +608,7 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
     // etcd takes it for gone.
     let leases = ctl(&site, 0, "lease list")?;
     for lease in leases.lines().filter(|line| !line.contains("found")) {
-        // One that has ended meanwhile is lost as well.
+        // One that has ended in the meantime is lost as well.
         let _ = ctl(&site, 0, &format!("lease revoke {lease}"));
     }
     wait_until(

@@ -475,7 +475,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
         })
     };
     output("yes")?;
-    // The host's tables may have changed meanwhile.
+    // The host's tables may have changed in the meantime.
     wait_until(
         "the JSON output to have the same values",
         Duration::from_secs(20),

@@ -120,7 +120,7 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
         "{left}"
     );
     ensure!(filters(&site.director)? == 0, "{left}");
-    // The dataplane's own discipline, which another program uses meanwhile.
+    // The dataplane's own discipline, which another program uses in the meantime.
     site.director.sh("tc qdisc del dev eth0 clsact")?;
     start(&mut site)?;
     site.director.sh(&other.replace("pref 1", "pref 50"))?;

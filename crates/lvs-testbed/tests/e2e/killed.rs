@@ -1,5 +1,6 @@
 //! Steady downloads, each byte compared, while their dataplane is killed and replaced by another
-//! one. No download fails. Downloads on the kernel fast path continue meanwhile, the others pause.
+//! one. No download fails. Downloads on the kernel fast path continue in the meantime, the others
+//! pause.
 //!
 //! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version. This dataplane
 //! replaces the killed one, and is killed, too.

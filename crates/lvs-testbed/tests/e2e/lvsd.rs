@@ -377,7 +377,7 @@ fn replacing_reload_loses_no_request() -> Result<()> {
 }
 
 /// The standard error of all three programs is a full pipe, first with a reader that does not read,
-/// then after that reader has exited. 500 downloads run meanwhile.
+/// then after that reader has exited. 500 downloads run in the meantime.
 #[test]
 #[ignore = "long"]
 fn unread_output_does_not_block_lvsd() -> Result<()> {

@@ -101,7 +101,8 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
             listed.is_ok_and(|listed| listed.matches("ESTABLISHED").count() == 2)
         };
         wait_until("two connections to be established", SOON, opened)?;
-        // Changes of so many are kept within a few seconds, and connections are offloaded meanwhile.
+        // Changes of so many are kept within a few seconds, and connections are offloaded in the
+        // meantime.
         std::thread::sleep(Duration::from_secs(6));
         kill(&mut site)?;
         site.start_dataplane(words)?;

@@ -16,7 +16,7 @@ use super::wire::{u32_at, u64_at};
 
 /// Longest request that is examined. The longest request for IPVS has some 300 bytes.
 const REQUEST_MAX: usize = 64 << 10;
-/// Maximum of parts in a request (`UIO_MAXIOV`).
+/// Maximum number of parts in a request (`UIO_MAXIOV`).
 const PARTS_MAX: usize = 1024;
 /// Length of `struct msghdr`, and offsets in it.
 const MESSAGE: usize = 56;

@@ -131,7 +131,7 @@ impl Space {
         })
     }
 
-    /// Returns the connection to the dataplane for a thread. Other threads wait meanwhile.
+    /// Returns the connection to the dataplane for a thread. Other threads wait in the meantime.
     pub(super) fn dataplane(&self, thread: u32) -> Connection<'_> {
         Connection {
             address: &self.address,

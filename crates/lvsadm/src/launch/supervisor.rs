@@ -26,7 +26,7 @@ use super::caller::{self, Buffers, Caller, Source as _};
 use super::space::{Rest, Space, generic_socket, port_of};
 use super::{family, log, options, wire};
 
-/// Maximum of threads. Each one answers a call or sends the end of a dump.
+/// Maximum number of threads. Each one answers a call or sends the end of a dump.
 const THREADS_MAX: usize = 64;
 /// Maximum number of network namespaces in use at the same time.
 const SPACES_MAX: usize = 256;
@@ -42,7 +42,7 @@ const LONG: u16 = 10;
 /// IPVS. To set a mark requires the same capability, so no other socket has it. If an unprivileged
 /// program makes a privileged one write to its socket, the request has no effect.
 const MARK: u32 = 0x6c76_7372;
-/// Maximum of programs for which the supervisor stores whether they use a library.
+/// Maximum number of programs for which the supervisor stores whether they use a library.
 const PROGRAMS_MAX: usize = 256;
 
 /// The bits of a socket type that are not flags.

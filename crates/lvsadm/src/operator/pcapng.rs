@@ -73,7 +73,7 @@ impl<W: Write> Writer<W> {
         option(&mut body, 1, comment.as_bytes());
         end_of_options(&mut body);
         block(&mut self.out, 6, &body)?;
-        // A capture is looked at while it grows, and may be cut short.
+        // A capture is looked at while it grows, and may be truncated.
         self.out.flush()
     }
 }

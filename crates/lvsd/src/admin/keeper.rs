@@ -1,8 +1,8 @@
 //! Stores overrides on disk, on a thread outside of the daemon's loop: a disk under load may take
-//! seconds, and the loop must decide about health meanwhile.
+//! seconds, and the loop must decide about health in the meantime.
 //!
-//! One write runs at a time. If the overrides change meanwhile, the next write stores their latest
-//! state. So an older state never replaces a newer one, and at most one write is waiting.
+//! One write runs at a time. If the overrides change in the meantime, the next write stores their
+//! latest state. So an older state never replaces a newer one, and at most one write is waiting.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::StoredOverride;
 use crate::replace::replace_for_good;
 
-/// Maximum of renamed copies of damaged files.
+/// Maximum number of renamed copies of damaged files.
 const ASIDE_MAX: u32 = 100;
 
 /// Writes the file.

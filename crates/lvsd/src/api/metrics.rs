@@ -68,7 +68,7 @@ const WORKER_COUNTERS: [WorkerCounter; 6] = [
 const LVSD: &str = "lvsd";
 const DATAPLANE: &str = "lvs-dataplane";
 
-/// Maximum of servers with separate metrics.
+/// Maximum number of servers with separate metrics.
 const SERVERS_MAX: usize = 5000;
 
 /// The names and values of a metric's labels.

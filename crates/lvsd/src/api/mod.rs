@@ -58,7 +58,7 @@ pub(crate) use places::{ConnectionSlot, Holder};
 const FRESH: Duration = Duration::from_millis(500);
 /// Longest time that the daemon's main loop may take to return its status.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum of events that are stored for later requests.
+/// Maximum number of events that are stored for later requests.
 const EVENTS_MAX: usize = 1000;
 /// Shortest interval between two log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);

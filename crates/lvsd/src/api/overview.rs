@@ -44,7 +44,7 @@ pub struct Overview {
     pub dataplane: DataplaneStatus,
     /// Connections in the dataplane's table.
     pub connections: u64,
-    /// Maximum of connections in the table.
+    /// Maximum number of connections in the table.
     pub capacity: u64,
     /// Interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,

@@ -12,13 +12,13 @@ use lvs_sys::lock;
 const TCP_MAX: usize = 128;
 /// Maximum of TCP connections of one source: an IPv4 address, or an IPv6 /64.
 pub(super) const SOURCE_MAX: usize = 32;
-/// Maximum of event streams among these connections.
+/// Maximum number of event streams among these connections.
 pub(super) const STREAMS_MAX: usize = 8;
 /// Maximum number of connections over the Unix socket.
 const LOCAL_MAX: usize = 64;
 /// Maximum number of connections of users with read access over the Unix socket.
 const READERS_MAX: usize = 32;
-/// Maximum of connections over the Unix socket for a user with read access.
+/// Maximum number of connections over the Unix socket for a user with read access.
 const READER_MAX: usize = 8;
 
 /// The client to which a slot belongs.

@@ -6,7 +6,7 @@ use lvs_api::life::name_and_fields;
 
 /// Clock ticks of /proc in a second: `USER_HZ`, which is 100 on all architectures of the programs.
 const TICKS: f64 = 100.0;
-/// Maximum of threads whose times are read.
+/// Maximum number of threads whose times are read.
 const THREADS_MAX: usize = 1024;
 /// The name of a packet worker's thread, before its number.
 const WORKER: &str = "lvs-worker-";

@@ -134,7 +134,7 @@ pub struct Api {
     pub token_file: Option<PathBuf>,
     /// The directory of a tree that imitates `/proc`.
     pub procfs: Option<PathBuf>,
-    /// Maximum of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].
+    /// Maximum number of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].
     pub procfs_connections: Option<usize>,
     /// Whether the API serves the dashboard.
     pub dashboard: bool,

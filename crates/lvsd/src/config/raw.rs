@@ -492,7 +492,7 @@ pub(super) struct RawLimits {
     pub(super) connections: Option<Spanned<Whole>>,
     /// New connections a second. Default: no limit.
     pub(super) rate: Option<Spanned<Whole>>,
-    /// Maximum of new connections a second from one source. Default: no limit.
+    /// Maximum number of new connections a second from one source. Default: no limit.
     pub(super) source_rate: Option<Spanned<Whole>>,
     /// Bits of an IPv4 address that make a source. Default: 32.
     pub(super) source_bits_v4: Option<Spanned<Whole>>,

@@ -21,7 +21,8 @@ use crate::text::{Diagnostic, Findings, unknown_key};
 /// The position of a value from another text.
 pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 
-/// Maximum of services of a file. Each needs some kilobytes of memory, even if its text is short.
+/// Maximum number of services of a file. Each needs some kilobytes of memory, even if its text is
+/// short.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
 /// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of `[defaults]`;

@@ -330,8 +330,8 @@ fn without_loops(services: &mut [Service]) {
     }
 }
 
-/// Maximum of services that are removed one by one if `lvsd` refuses a file: each attempt checks
-/// all previous services again.
+/// Maximum number of services that are removed one by one if `lvsd` refuses a file: each attempt
+/// checks all previous services again.
 const TRIED_MAX: usize = 256;
 
 /// Finally omits services that `lvsd` refuses for any other reason.

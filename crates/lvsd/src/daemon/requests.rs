@@ -18,7 +18,8 @@ use crate::health::Prober;
 use crate::requests::{ChangeRequest, Request, answer};
 use crate::snapshot::Snapshot;
 
-/// Maximum of servers whose checks have separate histograms: each has 16 lines in the metrics.
+/// Maximum number of servers whose checks have separate histograms: each has 16 lines in the
+/// metrics.
 const CHECK_TIMES_MAX: usize = 500;
 
 /// The next request. Without a socket it never returns.

@@ -14,13 +14,13 @@ use super::drift::Base;
 use super::given::Weights;
 use crate::words::counted;
 
-/// Maximum of changes of one request, far fewer than the protocol permits: between two requests,
-/// lvsd applies results of health checks.
+/// Maximum number of changes of one request, far fewer than the protocol permits: between two
+/// requests, lvsd applies results of health checks.
 const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
-/// Maximum of changes that are logged one by one, such as those of a failed server. More changes,
-/// such as those of a start or a large reload, share one log line; the details have the level
-/// `debug`.
+/// Maximum number of changes that are logged one by one, such as those of a failed server. More
+/// changes, such as those of a start or a large reload, share one log line; the details have the
+/// level `debug`.
 const LOGGED_MAX: usize = 20;
 
 /// The remaining changes and the results so far.

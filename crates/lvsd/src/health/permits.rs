@@ -13,9 +13,9 @@ use lvs_sys::lock;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-/// Maximum of concurrent probes to one address.
+/// Maximum number of concurrent probes to one address.
 const PER_TARGET: usize = 64;
-/// Maximum of descriptors of all probes, even if the limit of this process is higher.
+/// Maximum number of descriptors of all probes, even if the limit of this process is higher.
 const MOST: usize = 16_384;
 const LEAST: usize = 64;
 /// Number of descriptors that are reserved for other purposes; also the divisor for an additional
@@ -58,7 +58,7 @@ impl Permits {
         Self::with(of_files(files))
     }
 
-    /// Maximum of descriptors that probes use.
+    /// Maximum number of descriptors that probes use.
     pub(super) const fn size(&self) -> usize {
         self.size
     }

@@ -24,7 +24,7 @@ use crate::mark::MarkRule;
 use crate::service::ServiceKeyOrd;
 use crate::{Control, Instant, ServiceKey};
 
-/// Maximum of changes of one [`Call::Apply`].
+/// Maximum number of changes of one [`Call::Apply`].
 pub const CHANGES_MAX: usize = 1 << 16;
 
 /// Answer to a call that changes the configuration: the change is made.
@@ -110,7 +110,7 @@ impl Control {
 /// A list of changes in the course of its application to a [`Control`], like [`Control::apply`],
 /// but in pieces. A caller that has a lock around the `Control` can release it between the pieces,
 /// so that a long list delays no packets. All changes are checked first, and applied afterwards. No
-/// other changes may be made meanwhile; packets and the clock may continue.
+/// other changes may be made in the meantime; packets and the clock may continue.
 pub struct Changes<'a> {
     calls: &'a [Call],
     /// Calls that were checked.

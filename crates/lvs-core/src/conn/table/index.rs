@@ -14,7 +14,7 @@ use core::fmt;
 const WIDTH: usize = 8;
 /// Average number of references in a line when the index contains its planned number of entries.
 const LOAD: usize = 4;
-/// Maximum of references that a look-up examines.
+/// Maximum number of references that a look-up examines.
 #[cfg(test)]
 pub(crate) const PROBES: usize = 2 * WIDTH;
 

@@ -26,7 +26,7 @@ use crate::{
     DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
 };
 
-/// Maximum of ports of the helper (`IP_VS_APP_MAX_PORTS`).
+/// Maximum number of ports of the helper (`IP_VS_APP_MAX_PORTS`).
 pub const FTP_PORTS_MAX: usize = 8;
 
 /// Default port of control connections.

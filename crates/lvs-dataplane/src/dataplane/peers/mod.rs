@@ -1,6 +1,6 @@
 //! Replication between peers over TCP: each director sends its connections to its peers, all of
-//! them at first (full sync) and then the changes (updates). So a director that returns with an
-//! empty table has the connections of its peers before it receives packets.
+//! them at first (full sync) and then the changes (updates). Therefore, a director that returns
+//! with an empty table has the connections of its peers before it receives packets.
 //! [`lvs_core::sync::bulk`] decides which connections are sent; this module has keys, sessions and
 //! threads. The *sender* of a session sends connections, and the *receiver* stores them.
 //!
@@ -296,7 +296,7 @@ impl Peers {
         loop {
             let thread = lock(&self.threads).pop();
             let Some(thread) = thread else { return };
-            // The thread may have opened a connection meanwhile.
+            // The thread may have opened a connection in the meantime.
             while !thread.is_finished() && Instant::now() < until() {
                 for peer in &self.peers {
                     peer.hang_up(Instant::now() >= last);

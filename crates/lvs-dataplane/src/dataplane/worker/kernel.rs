@@ -15,7 +15,7 @@ use lvs_packet::ways::Ways;
 
 /// Time after which connections are offloaded even though received packets always wait.
 const BUSY: Duration = Duration::from_millis(50);
-/// Maximum of local ports that wait to be written for the BPF programs.
+/// Maximum number of local ports that wait to be written for the BPF programs.
 const LOCALS_WAITING: usize = 1 << 16;
 /// The local ports that are written at a time: each takes two system calls.
 const LOCALS_AT_ONCE: usize = 512;

@@ -57,7 +57,7 @@ use lvs_packet::wire::vlan;
 /// at its ingress.
 const PRIORITY: i32 = -300;
 
-/// Maximum of connections of the director's own host whose answers can be hidden at a time.
+/// Maximum number of connections of the director's own host whose answers can be hidden at a time.
 const LOCAL_CLIENTS_MAX: u32 = 65_536;
 
 /// An error of the shield.

@@ -25,7 +25,7 @@ const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 
-/// Maximum of elements in one message: each has at most 60 bytes, a list at most 64 KiB.
+/// Maximum number of elements in one message: each has at most 60 bytes, a list at most 64 KiB.
 const ELEMENTS_MAX: usize = 500;
 
 /// The type number of IPv4 addresses, by which `nft list` prints keys.
@@ -55,8 +55,8 @@ pub(super) struct SetSpec<'a> {
     pub(super) id: u32,
     pub(super) key_types: &'a [u32],
     pub(super) key_len: u32,
-    /// Maximum of elements of a set whose elements time out; `None` for a set without timeouts and
-    /// without a limit.
+    /// Maximum number of elements of a set whose elements time out; `None` for a set without
+    /// timeouts and without a limit.
     pub(super) limit: Option<u32>,
 }
 

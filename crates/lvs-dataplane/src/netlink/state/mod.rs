@@ -41,7 +41,7 @@ impl NetState {
         self.links.values().find(|link| link.name == name)
     }
 
-    /// All links, in no order.
+    /// All links, in arbitrary order.
     pub fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.values()
     }

@@ -82,7 +82,7 @@ impl Table {
         self.routes.keys().copied()
     }
 
-    /// All routes, the default routes first, and otherwise in no order.
+    /// All routes, the default routes first, and otherwise in arbitrary order.
     pub(super) fn routes(&self) -> impl Iterator<Item = &Route> {
         let anywhere = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let default = anywhere.into_iter().filter_map(|to| Prefix::new(to, 0));

@@ -15,7 +15,7 @@ use crate::sources::etcd::{self, Access, Password};
 use crate::text::Diagnostic;
 use crate::text::read_file;
 
-/// Maximum of configured members.
+/// Maximum number of configured members.
 const MEMBERS_MAX: usize = 16;
 /// Files of certificates: of the authority, and certificate and key of this client.
 pub(super) type Certificates<'a> = (

@@ -16,7 +16,7 @@ use crate::sources::dns::{NAMES_MAX, is_srv, name_of};
 use crate::sources::{Lookups, Source};
 use crate::text::Diagnostic;
 
-/// Maximum of configured name servers.
+/// Maximum number of configured name servers.
 const NAME_SERVERS_MAX: usize = 8;
 /// The port of a name server.
 const DNS_PORT: u16 = 53;

@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use super::{Advice, Asked, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// Maximum of bytes that are read.
+/// Maximum number of bytes that are read.
 const LINE_MAX: u64 = 512;
 
 /// The greeting of a server.

@@ -136,7 +136,7 @@ async fn finished(
         tokio::select! {
             biased;
             status = child.wait() => break status?,
-            // All output is read, so that a program with long output does not block for ever.
+            // All output is read, so that a program with long output does not block forever.
             read = output.read(&mut piece) => match read {
                 Ok(read @ 1..) => keep(&mut message, &piece[..read]),
                 Ok(0) | Err(_) => break child.wait().await?,

@@ -15,10 +15,10 @@ use super::words::{self, LINE_MAX};
 use super::{Advice, Asked, Misfit, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// Maximum of files that are read at the same time: each has a thread, which is blocked if the disk
-/// does not answer.
+/// Maximum number of files that are read at the same time: each has a thread, which is blocked if
+/// the disk does not answer.
 const READS_MAX: usize = 64;
-/// Maximum of concurrent reads in one directory, because it is on one disk.
+/// Maximum number of concurrent reads in one directory, because it is on one disk.
 const DIRECTORY_MAX: usize = 8;
 
 /// A file's first line.

@@ -24,7 +24,7 @@ pub(super) const BODY_MAX: usize = 256 * 1024;
 const HEAD_MAX: usize = 16 * 1024;
 /// Maximum number of header lines in a response.
 const HEADERS_MAX: usize = 128;
-/// Maximum of pages that one check requests, each with redirects.
+/// Maximum number of pages that one check requests, each with redirects.
 const URLS_MAX: usize = 16;
 const REDIRECTS_MAX: i64 = 10;
 

@@ -461,7 +461,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Maximum of descriptors that a probe has open at the same time.
+            /// Maximum number of descriptors that a probe has open at the same time.
             pub(crate) const fn descriptors(&self) -> u32 {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::DESCRIPTORS,)+

@@ -11,7 +11,7 @@ use crate::text::{Diagnostic, Keys};
 
 /// Maximum length of a line. RFC 5321 permits 512 bytes, but some servers send longer greetings.
 const LINE_MAX: usize = 2048;
-/// Maximum of lines in one answer.
+/// Maximum number of lines in one answer.
 const LINES_MAX: usize = 100;
 
 /// A check that opens a session with a mail server.

@@ -14,11 +14,11 @@ use crate::sources::Record;
 
 /// The file with the host's own name servers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Maximum of name servers of that file, as in the C library.
+/// Maximum number of name servers of that file, as in the C library.
 const NAME_SERVERS_MAX: usize = 3;
 /// Number of attempts for each name server.
 const ROUNDS: usize = 2;
-/// Maximum of unrelated datagrams that are ignored.
+/// Maximum number of unrelated datagrams that are ignored.
 const STRANGE_MAX: usize = 64;
 /// Maximum number of hosts in the SRV records of a name.
 const TARGETS_MAX: usize = 256;

@@ -27,13 +27,13 @@ const SERVICES_BYTES_MAX: usize = 8 << 20;
 const SERVERS_MAX: usize = 16_384;
 /// Maximum number of directors.
 const DIRECTORS_MAX: usize = 64;
-/// Maximum of bytes of the record of a server or a director.
+/// Maximum number of bytes of the record of a server or a director.
 const RECORD_MAX: usize = 4 << 10;
 /// Maximum number of bytes of a name.
 const NAME_MAX: usize = 128;
-/// Maximum of characters of the reason why a key is refused.
+/// Maximum number of characters of the reason why a key is refused.
 const WHY_MAX: usize = 200;
-/// Maximum of refused keys that are reported.
+/// Maximum number of refused keys that are reported.
 const REFUSED_MAX: usize = 64;
 
 /// The services and servers in etcd.

@@ -543,7 +543,7 @@ mod tests {
         assert_eq!(look(15, &[("a", 14), ("b", 10)], &after).0, None);
         let announced = [("a", 14), ("b", 10)];
         assert_eq!(look(17, &[("a", 16), ("b", 10)], &announced).0, None);
-        // The key was deleted meanwhile, so its change is not overdue.
+        // The key was deleted in the meantime, so its change is not overdue.
         assert_eq!(
             look(18, &[("b", 10), ("c", 18)], &[("b", 10), ("d", 2)]).0,
             None

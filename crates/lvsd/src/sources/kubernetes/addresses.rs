@@ -15,7 +15,7 @@ use super::objects::Service;
 
 /// The annotation whose value is a key: Services with the same key may share an address.
 const SHARE: &str = "lvsd/share";
-/// Maximum of Services that share an address.
+/// Maximum number of Services that share an address.
 const SHARERS_MAX: usize = 64;
 
 /// Addresses of one family, from the first to the last.

@@ -13,7 +13,7 @@ use super::addresses::Assigned;
 use super::model::{EXCLUDED, Model, PREFIX, ZONE};
 use super::objects::{Node, Service, ServicePort, Use};
 
-/// Maximum of services from all Services together.
+/// Maximum number of services from all Services together.
 const TEXTS_MAX: usize = 4096;
 /// Maximum number of servers of a service.
 const SERVERS_MAX: usize = 1024;

@@ -47,7 +47,7 @@ use super::http::{self, Endpoint, Lines, plain};
 use super::{Shared, retry};
 use crate::health::probe::Tls;
 
-/// Maximum of objects in one page of a list.
+/// Maximum number of objects in one page of a list.
 const PAGE: usize = 500;
 /// Maximum number of objects of a list.
 const LISTED_MAX: usize = 100_000;
