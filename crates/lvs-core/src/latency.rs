@@ -32,7 +32,7 @@ impl Latency {
         (average != 0).then(|| Duration::from_nanos(faded.max(1)))
     }
 
-    /// Records the time of an answer that arrived at `now`.
+    /// Records an answer that arrived at `now`, after the time `took`.
     pub(crate) fn observe(&self, took: Duration, now: Instant) {
         let sample = nanos(took);
         let average = self.average.load(Relaxed);

@@ -77,7 +77,7 @@ fn bits(addr: IpAddr) -> u128 {
     }
 }
 
-/// Sorts networks; of two that begin with the same bits, the shorter one is first. Removes
+/// Sorts networks; of two networks with the same first bits, the shorter one comes first. Removes
 /// duplicates.
 fn distinct<T: Copy>(mut entries: Vec<Entry<T>>) -> Vec<Entry<T>> {
     // The sort is stable: of two equal prefixes, the one that was given last stays last.

@@ -40,7 +40,7 @@ use tracing_subscriber::EnvFilter;
 /// tunnelling. `lvsadm` and `lvsd` configure it through its control socket, which answers as soon
 /// as the dataplane is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
 /// level (info by default). SIGTERM, SIGINT and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1,
-/// SIGUSR2 and SIGALRM are ignored, so that it goes on when its terminal is closed.
+/// SIGUSR2 and SIGALRM are ignored, so that it continues when its terminal is closed.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -82,8 +82,8 @@ struct Links {
     #[arg(long)]
     own_vips: bool,
 
-    /// Whether to answer or drop echo requests to addresses that the dataplane owns, or how many to
-    /// answer per second: answer is 1000. The host answers for its own addresses.
+    /// Whether to answer or drop echo requests to addresses that the dataplane owns, or the number
+    /// of answers per second: answer means 1000. The host answers for its own addresses.
     #[arg(long, default_value = "answer", value_name = "answer|drop|N")]
     echo: Echo,
 
@@ -92,8 +92,8 @@ struct Links {
     #[arg(long, default_value = "off", value_name = "off|loose|strict")]
     reverse_path: ReversePath,
 
-    /// Lower the maximum segment size in TCP SYNs to what the path carries, tunnels included, or to
-    /// N bytes. Default: no change.
+    /// Lower the maximum segment size in TCP SYNs to the MTU of the path, tunnels included, or to N
+    /// bytes. Default: no change.
     #[arg(long, value_name = "auto|N")]
     clamp_mss: Option<ClampMss>,
 
@@ -129,9 +129,9 @@ struct Connections {
     #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
     helper: Vec<Helper>,
 
-    /// Local address for full NAT: what real servers see instead of the client's; can be repeated.
-    /// The dataplane answers ARP and neighbour discovery for an address that the host does not
-    /// have.
+    /// Local address for full NAT: real servers see it instead of the client's address; can be
+    /// repeated. The dataplane answers ARP and neighbour discovery for an address that the host
+    /// does not have.
     #[arg(long, value_name = "ADDRESS")]
     local_address: Vec<IpAddr>,
 
@@ -147,12 +147,13 @@ struct Connections {
 struct KernelPath {
     /// Whether established connections are forwarded by the kernel fast path, by programs at the
     /// interfaces that read the dataplane's connection table (Linux 6.1, root). Default: auto, and
-    /// `lvsadm doctor` does not mind if it is not possible.
+    /// `lvsadm doctor` reports nothing if it is not possible.
     #[arg(long, value_enum)]
     fast_path: Option<FastPath>,
 
-    /// Interface where that begins before there is a socket buffer (XDP), for floods; can be
-    /// repeated. Its driver must have native XDP, and no VLAN tags may come in there.
+    /// Interface on which the kernel fast path runs before the kernel allocates a socket buffer
+    /// (XDP), for floods; can be repeated. Its driver must have native XDP, and no frames with VLAN
+    /// tags may arrive there.
     #[arg(long, value_name = "NAME")]
     xdp: Vec<String>,
 
@@ -234,7 +235,7 @@ struct Access {
     #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
     socket: Option<String>,
 
-    /// Let members of this group change things over the control socket, besides root with
+    /// Let members of this group make changes over the control socket, in addition to root with
     /// CAP_NET_ADMIN and the dataplane's own user.
     #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<u32>,
@@ -245,8 +246,8 @@ struct Access {
     readers: Option<u32>,
 
     /// Whether the dataplane drops the rights that it does not need: most of the file system,
-    /// starting programs, and system calls that administer the host (Landlock and seccomp, as far
-    /// as the kernel has them).
+    /// starting programs, and system calls that administer the host (Landlock and seccomp, if the
+    /// kernel supports them).
     #[arg(long, value_enum, default_value_t = Confine::Auto)]
     confine: Confine,
 
@@ -326,7 +327,7 @@ impl FromStr for Workers {
 enum Confine {
     /// No
     Off,
-    /// As far as the kernel supports it
+    /// If the kernel supports it
     Auto,
 }
 

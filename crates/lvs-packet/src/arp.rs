@@ -14,7 +14,7 @@ pub const FRAME_LEN: usize = ETHERNET_LEN + 28;
 /// An ARP message for IPv4 over Ethernet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arp {
-    /// Whether it is a request; otherwise a reply.
+    /// Whether the message is a request; otherwise it is a reply.
     pub request: bool,
     /// Link-layer address of the sender.
     pub sender_mac: Mac,

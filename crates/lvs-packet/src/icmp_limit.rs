@@ -37,7 +37,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// `per_second` to all, in the proportions of the kernel's defaults; no limit at all for 0.
+    /// `per_second` errors to all receivers together, with the other limits in the proportions of
+    /// the kernel's defaults. 0 disables all limits.
     pub const fn new(per_second: u32) -> Self {
         if per_second == 0 {
             return Self::NONE;
@@ -69,7 +70,8 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// `per_second` in the long run (0 means no limit), and `burst` at once.
+    /// A bucket of `per_second` tokens a second on average (0 means no limit), and `burst` at a
+    /// time.
     pub fn new(per_second: u32, burst: u32) -> Self {
         let cost = 1_000_000_000_i64
             .checked_div(per_second.into())

@@ -43,7 +43,7 @@ pub struct Query {
     pub group: Option<Ipv6Addr>,
     /// Whether the query is of version 1, which requires other reports.
     pub v1: bool,
-    /// Milliseconds within which the listener answers, at a moment that it chooses.
+    /// Milliseconds within which the listener answers, at a time that it chooses.
     pub within_ms: u32,
 }
 

@@ -115,7 +115,7 @@ pub trait Net {
     fn is_local(&self, addr: IpAddr) -> bool;
 
     /// Whether a packet from another host cannot have this source, because it is the host's own
-    /// (`fib_validate_source`) or the dataplane's. It is called for each packet.
+    /// (`fib_validate_source`) or the dataplane's. Called for each packet.
     fn is_forged(&self, src: IpAddr) -> bool {
         self.is_local(src) || self.is_own_vip(src)
     }

@@ -266,7 +266,8 @@ impl TunnelPaths {
     /// answered.
     ///
     /// Less than 1280 bytes is ignored (RFC 8201 section 4), and so is a path that leaves less than
-    /// 1280 bytes to the inner packet: so neither a router nor a forger can make a tunnel unusable.
+    /// 1280 bytes to the inner packet. So a router or a forged message cannot make a tunnel
+    /// unusable.
     pub fn too_big(&self, message: &[u8], mtu: impl FnOnce(IpAddr) -> Option<usize>, now: Instant) {
         const PACKET_TOO_BIG: u8 = 2;
         let Some(outer) = message.get(icmp::HEADER_LEN..).filter(|outer| {

@@ -23,7 +23,7 @@ pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 /// Maximum number of packet workers.
 pub const WORKERS_MAX: usize = 64;
 
-/// A service as it is named in the protocol.
+/// The identification of a service in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "protocol", deny_unknown_fields)]
 pub enum ServiceId {
@@ -398,7 +398,7 @@ pub struct SyncState {
     pub repairs: u64,
     /// Full syncs caused by an overflow of the outgoing queue of a peer.
     pub full_syncs: u64,
-    /// Connections from addresses of no peer.
+    /// Connections from addresses that do not belong to a peer.
     pub refused_address: u64,
     /// Connections from a peer's address that were refused because two others from this address had
     /// not authenticated.
@@ -622,7 +622,7 @@ pub struct PeerStanding {
 
 impl PeerStanding {
     /// Seconds without synchronisation after which the peer's state is a finding; shortly after a
-    /// start it is none.
+    /// start it is not.
     pub const ALARM: u64 = 10;
 
     /// Whether the peer's connections were stored at this director some seconds ago.

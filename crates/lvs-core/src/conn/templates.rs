@@ -111,7 +111,7 @@ impl Templates {
         self.table.restart(index, now);
     }
 
-    /// Extends the timer until `at` at least.
+    /// Extends the timer at least until `at`.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         let timeout = self.get(index).timeout.load(Relaxed);
         let slot = self.table.get(index);

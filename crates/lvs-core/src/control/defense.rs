@@ -14,7 +14,7 @@ use crate::settings::Sysctls;
 /// Interval of the checks of free memory.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
-/// Few slots are left if fewer than one in this many are free.
+/// Slots are short if fewer than one of this many are free.
 const RESERVE: usize = 8;
 
 /// The state of the defences.

@@ -55,8 +55,8 @@ impl Registered {
     }
 }
 
-/// All records. The cost of a change of one record does not depend on the number of records, nor
-/// does the cost of a shard's update, because the numbers of changed records are stored.
+/// All records. The cost of a change of one record does not depend on the number of records, the
+/// cost of a shard's update does not either, because the numbers of changed records are stored.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     places: Vec<Option<Registered>>,

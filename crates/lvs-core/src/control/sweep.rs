@@ -19,8 +19,8 @@ pub(super) struct SweepWork {
 }
 
 impl Control {
-    /// Brings a shard up to date, and ends connections according to the settings. Call it after
-    /// changes. A shard of another director is unchanged.
+    /// Updates a shard, and removes connections according to the settings. Call it after changes. A
+    /// shard of another director is unchanged.
     pub fn sweep(&mut self, shard: &mut Shard) {
         if !self.owns(shard) {
             return;

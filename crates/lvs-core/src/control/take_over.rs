@@ -21,10 +21,10 @@ const TAKEN: u32 = flag::METHOD
     | flag::IN_SEQ
     | flag::NO_CPORT
     | flag::TEMPLATE;
-/// Flags that it may change on an entry that exists (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
+/// Flags that a message may change in an existing entry (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
 const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 
-/// Timeout in seconds of an entry, if neither its message nor its protocol has one.
+/// Timeout in seconds of an entry whose message and protocol have none.
 const TIMEOUT: u32 = 180;
 
 /// The order of two packets that arrive within this time at two directors is unknown.

@@ -30,7 +30,7 @@ impl Scheduler for Failover {
     }
 }
 
-/// The server with the highest weight among those that `fits` accepts; among equals, the first.
+/// The server with the highest weight among those that `fits` accepts; of equal servers, the first.
 pub(super) fn heaviest(servers: &[Arc<Server>], fits: impl Fn(&Server) -> bool) -> Option<usize> {
     (0..servers.len())
         .rev()

@@ -212,8 +212,8 @@ impl Tree {
         }
     }
 
-    /// The lesser of the two nodes below a node; among equals the left one, which is earlier in the
-    /// list.
+    /// The smaller of the two nodes below a node; of equal nodes the left one, which is earlier in
+    /// the list.
     fn less_below(&self, node: usize) -> u32 {
         let (left, right) = (self.nodes[2 * node], self.nodes[2 * node + 1]);
         let of = |place: u32| {

@@ -46,7 +46,7 @@ pub(super) fn of_usable(server: &Server, load: i64) -> Quotient {
     Quotient { load, weight }
 }
 
-/// The usable server with the smallest `cost` divided by weight; the first of equals.
+/// The usable server with the smallest `cost` divided by weight; the first of equal servers.
 ///
 /// Quotients are compared crosswise: `a / wa > b / wb` as `a * wb > b * wa`.
 pub(super) fn least_by(servers: &[Arc<Server>], cost: impl Fn(&Server) -> i64) -> Option<usize> {

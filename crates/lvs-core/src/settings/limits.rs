@@ -7,9 +7,9 @@
 pub struct Limits {
     /// Connections at a time.
     pub connections: u32,
-    /// Maximum number of new connections, a second and in a burst.
+    /// Maximum number of new connections per second and in a burst.
     pub rate: u32,
-    /// Maximum number of new connections from one source, a second and in a burst.
+    /// Maximum number of new connections from one source per second and in a burst.
     pub source_rate: u32,
     /// Bits of an IPv4 address that make a source; 0 is all 32.
     pub source_bits_v4: u8,

@@ -89,7 +89,7 @@ struct Free {
 }
 
 impl Free {
-    /// The port with this number among those that have never been used, in a range of `count` ports
+    /// The port with this number among the ports that were never used, in a range of `count` ports
     /// from `base` on.
     fn port(&self, number: u16, count: u16, base: u32, workers: u16) -> Option<u16> {
         let number = (u32::from(self.from) + u32::from(number)) % u32::from(count.max(1));

@@ -348,7 +348,7 @@ impl Shard {
         self.table.restart(index, now);
     }
 
-    /// Lets connection `index` expire at `at`, unless a packet of it arrives before.
+    /// Makes connection `index` expire at `at`, unless one of its packets arrives before.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         self.table.restart_until(index, at);
     }

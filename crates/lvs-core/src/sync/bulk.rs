@@ -33,7 +33,7 @@ const RANGE_BITS: u32 = 10;
 /// Length of a digest.
 pub const DIGEST_LEN: usize = RANGES * 12;
 
-/// Bytes of an item in front of its connection.
+/// Bytes of an item before its connection.
 const HEADER: usize = 8;
 
 /// Maximum number of bytes in the outgoing buffer.

@@ -79,8 +79,7 @@ impl Queue {
     }
 }
 
-/// Returns a number that differs between connections and stays the same for the life of a
-/// connection.
+/// Returns a number that is constant for a connection and differs between connections.
 fn spread(entry: &Entry) -> u16 {
     let last = match entry.client.ip() {
         IpAddr::V4(addr) => u32::from(addr),

@@ -234,7 +234,7 @@ impl Decider {
         explanation
     }
 
-    /// Adds the reason why a connection is not offloaded; none if it is.
+    /// Adds the reason why a connection is not offloaded; nothing if it is offloaded.
     fn with_dataplane(
         &self,
         tuple: &Tuple,

@@ -5,7 +5,7 @@ use lvs_core::{AcceptReason, DropReason};
 use crate::host::view::Tables;
 use lvs_packet::drop::FrameDrop;
 
-/// The fix for malformed packets: the director is right, the sender perhaps not.
+/// The fix for malformed packets: the director works correctly, and the sender possibly does not.
 const MALFORMED: &str = "A few are normal on every network. If there are many: lvsadm capture dropped -w FILE shows their senders; check that host, \
                          its driver and the offloads of the network cards in between (ethtool -K IF tx off).";
 const ORDINARY: &str = "Nothing: this is the expected behaviour.";

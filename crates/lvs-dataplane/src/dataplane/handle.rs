@@ -43,7 +43,7 @@ pub struct Handle {
     confinement: OnceLock<Confinement>,
     /// The recent part of the counters of packets by reason.
     pub(super) recent: Mutex<Recent>,
-    /// Stops the thread that takes samples of the counters, once it runs.
+    /// Stops the thread that takes samples of the counters, after its start.
     sampler: OnceLock<Sender<()>>,
 }
 

@@ -142,7 +142,7 @@ impl TakenView {
         place
     }
 
-    /// Looks an address up, and fills its cache entry.
+    /// Looks up an address, and fills its cache entry.
     fn find(&self, addr: IpAddr, place: &Place) {
         let tables = &self.view.tables;
         let region = self.region(addr);
@@ -182,8 +182,8 @@ impl TakenView {
         })
     }
 
-    /// The route of an address behind a gateway, if another address uses the cache entry. Most
-    /// look-ups do not replace the entry: with many clients, a write for each costs more than
+    /// The route of an address behind a gateway, if the cache entry belongs to another address.
+    /// Most look-ups do not replace the entry: with many clients, a write for each costs more than
     /// another look-up. One look-up in 64 replaces it, so that few clients soon have their own
     /// entries.
     #[inline]

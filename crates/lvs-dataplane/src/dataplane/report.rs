@@ -32,7 +32,8 @@ pub(super) struct Report {
     pub(super) unasked: u64,
     /// Synchronisation messages dropped because their queue was full.
     pub(super) unsynced: u64,
-    /// Each port with the name of its backend and the frames that it received too fast.
+    /// Each port with the name of its backend and the number of frames that arrived too fast and
+    /// were lost.
     pub(super) ports: Vec<(PortId, &'static str, u64)>,
     /// The state of each worker.
     pub(super) workers: Vec<WorkerInfo>,

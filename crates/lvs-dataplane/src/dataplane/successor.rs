@@ -30,7 +30,7 @@ use lvs_sys::lock;
 /// stored within a second.
 const FEW: usize = 256;
 
-/// The state that is kept for a successor, and when it is stored.
+/// The state that is stored for a successor, and the time of storing.
 #[derive(Debug)]
 pub(super) struct Keeping {
     state: Option<Arc<dyn WarmState>>,
@@ -101,7 +101,7 @@ impl Keeping {
 /// The stored services and settings. Another version may have other calls.
 #[derive(Debug, Deserialize, Serialize)]
 struct Kept<C> {
-    /// The calls that make the same services, servers and settings.
+    /// The calls that create the same services, servers and settings.
     calls: Vec<C>,
     /// The records of counters: service, server, record.
     #[serde(default)]

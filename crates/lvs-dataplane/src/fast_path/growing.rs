@@ -1,9 +1,9 @@
 //! Arrays that grow: the state for a successor uses memory in proportion to the number of services
 //! and servers.
 //!
-//! The kernel cannot make an array larger. So a larger array is created and filled, and its name
-//! replaces that of the old one in one step. A successor finds either the old array or the new one,
-//! and never an incomplete one.
+//! The kernel cannot make an array larger. So the dataplane creates and fills a larger array, and
+//! replaces the old array under its name in one step. A successor finds either the old array or the
+//! new one, and never an incomplete one.
 
 use std::fs;
 use std::io;

@@ -1,13 +1,13 @@
 //! The local addresses and ports of full NAT, for the programs.
 //!
-//! A slot has no room for a local address and port, and no field of a reply leads to the slot. So
+//! A slot has no room for a local address and port, and no field of a reply identifies the slot. So
 //! there is a map next to the table: from the slot to the local address and port, and from the
 //! addresses and ports of a reply to the slot. The map needs much memory, and is created when the
 //! first connection of full NAT opens. From then on it contains all such connections, so that a
 //! successor has them, too. The programs look up the map in an array with one entry.
 //!
-//! An entry of a connection that has ended does no harm: its slot is not offloaded, and the entry
-//! is removed before another connection uses the slot.
+//! An entry of a closed connection is harmless: its slot is not offloaded, and the entry is removed
+//! before another connection uses the slot.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -108,7 +108,7 @@ impl Slots {
 }
 
 impl Locals {
-    /// Creates the value without the map, which another dataplane may have left.
+    /// Creates the value without a map, because another dataplane may have left one.
     pub(super) fn new(layout: &Layout, workers: NonZeroUsize, maps: Maps<'_>) -> io::Result<Self> {
         let slots = Slots::new(layout, workers);
         let place = match maps {
@@ -265,7 +265,7 @@ impl FastPath {
         self.locals.ends.get().is_some()
     }
 
-    /// Creates the map of local addresses and ports, which takes the kernel some time.
+    /// Creates the map of local addresses and ports, which takes some time in the kernel.
     pub fn make_locals(&self) {
         let locals = &self.locals;
         locals.asked.store(true, Relaxed);
@@ -293,7 +293,7 @@ impl FastPath {
     }
 
     /// Applies a worker's changes of local addresses and ports, in this order. If the map is full,
-    /// an entry is not added, and neither the programs nor a successor find it.
+    /// an entry is not added, and the programs and a successor do not find it.
     pub fn follow_locals(&self, worker: usize, changes: impl IntoIterator<Item = LocalChange>) {
         for change in changes {
             match change {

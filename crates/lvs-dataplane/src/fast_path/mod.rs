@@ -349,7 +349,7 @@ impl FastPath {
     }
 
     /// Sets the next hop of a server, in this epoch; `false` if its number is too large. A worker
-    /// may be late with an epoch that has ended: its next hop does not replace a newer one.
+    /// may report a next hop of an earlier epoch late: it does not replace a newer next hop.
     pub fn set_server(&self, record: u32, hop: u16, epoch: u16) -> bool {
         let Some(word) = self.arrays.servers.words().get(record as usize) else {
             return false;
@@ -473,8 +473,8 @@ impl FastPath {
 
     // --- whether the programs are run ------------------------------------------------------------
 
-    /// Whether the program at an interface failed to handle a frame for which it was responsible.
-    /// If so, it is no longer used.
+    /// Whether the program at an interface did not receive a frame that it should have handled. If
+    /// so, the fast path is suspended.
     pub(crate) fn has_missed(&self) -> bool {
         self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
     }
@@ -511,8 +511,8 @@ mod tests {
     use super::open::OBJECT;
     use super::*;
 
-    /// Opens the fast path for a test. Without permission the test ends; root of the initial user
-    /// namespace must have permission.
+    /// Opens the fast path for a test. Without permission the test ends; as root of the initial
+    /// user namespace, the test fails instead.
     pub(super) fn open() -> Option<Arc<FastPath>> {
         open_for(1)
     }

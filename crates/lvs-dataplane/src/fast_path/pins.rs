@@ -90,7 +90,7 @@ impl Pins {
     /// options, any user can create directories.
     ///
     /// # Errors
-    /// If there is another dataplane, or the directory is not this user's alone.
+    /// If there is another dataplane, or other users have access to the directory.
     pub(super) fn claim(&self) -> io::Result<File> {
         if let Some(all) = self.directory.parent() {
             make(all)?;
@@ -127,7 +127,7 @@ impl Pins {
     }
 
     /// Waits for the lock that excludes other claims and sweeps. A sweep locks each directory for a
-    /// moment, and a claim must not mistake that for a running dataplane. `None` if it takes too
+    /// moment, and a claim must not take this lock for a running dataplane. `None` if it takes too
     /// long.
     fn turn(&self) -> Option<File> {
         let all = File::open(self.directory.parent()?).ok()?;
@@ -243,7 +243,7 @@ impl Pins {
     }
 }
 
-/// Makes a directory, if it is not there.
+/// Creates a directory, if it does not exist.
 fn make(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

@@ -614,7 +614,7 @@ impl Keeper {
         self.follow_announced();
     }
 
-    /// Brings the routes in line with the addresses to announce.
+    /// Updates the routes according to the addresses to announce.
     fn follow_announced(&mut self) {
         let (announced, mut routes) = self.routes();
         announced.follow(&mut routes);

@@ -32,7 +32,7 @@ type Key = (u32, IpAddr);
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
     /// The servers' next hops and the gateways towards clients. Their link-layer addresses are kept
-    /// fresh, because a standby director that takes over has not forwarded any packet before.
+    /// up to date, because a standby director that takes over has not forwarded any packet before.
     next_hops: HashSet<Key>,
     next_refresh: Instant,
     /// The time of the last confirmation of each neighbour.

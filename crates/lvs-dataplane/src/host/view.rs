@@ -268,9 +268,9 @@ impl Tables {
         Some(self.route_of_region(dst)?.0)
     }
 
-    /// Returns the route to `dst`, and whether it leads over a gateway, which may be `dst` itself.
-    /// All addresses of a [region](Self::regions) have the same route; without a gateway, each
-    /// address is its own next hop.
+    /// Returns the route to `dst`, and whether its next hop is a gateway, which may be `dst`
+    /// itself. All addresses of a [region](Self::regions) have the same route; without a gateway,
+    /// each address is its own next hop.
     pub(crate) fn route_of_region(&self, dst: IpAddr) -> Option<(NextHop, bool)> {
         let hit = self.state.lookup(dst)?;
         if hit.kind != RouteKind::Unicast {
@@ -332,7 +332,7 @@ pub(crate) enum NoRoute {
     Missing,
     /// The route refuses packets (`unreachable`, `prohibit`, `blackhole`).
     Refuses,
-    /// The route leads over this device, which has no link layer.
+    /// The route uses this device, which has no link layer.
     NoLinkLayer(String),
     /// The route uses this interface, which the dataplane does not use.
     Unused(String),

@@ -326,9 +326,9 @@ impl Firsts {
     }
 }
 
-/// The caller's frames after those that receive data. Buffers and vacant frames are exchanged with
-/// them. So two interfaces can share a batch without allocating buffers, if one receives into a
-/// ring and the other into the queue of a socket.
+/// The caller's frames after the frames that receive data. Buffers and vacant frames are exchanged
+/// with them. So two interfaces can share a batch without allocating buffers, if one receives into
+/// a ring and the other into the queue of a socket.
 struct Rest<'a> {
     frames: &'a mut [Frame],
     /// Index from which on no frame is vacant.

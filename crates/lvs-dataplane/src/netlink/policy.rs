@@ -1,4 +1,4 @@
-//! The kernel's policy rules, routes in separate tables, and proxy neighbours, which lead packets
+//! The kernel's policy rules, routes in separate tables, and proxy neighbours, which route packets
 //! to a device. All of them have the protocol number [`PROTOCOL`], by which the next dataplane
 //! identifies them if the process that added them was killed.
 

@@ -83,8 +83,8 @@ impl Stop {
     }
 }
 
-/// A daemon whose sockets and thread are ready, and whose thread waits for the start. Dropping it
-/// ends the thread, and no message is sent.
+/// A daemon with open sockets and a thread that waits for the start. Dropping it ends the thread,
+/// and no message is sent.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     running: Running,

@@ -27,8 +27,8 @@ pub struct History {
 
 impl History {
     /// The fragments after the first `len` bytes of the datagram were moved into one buffer,
-    /// because a change of the packet requires it (`skb_ensure_writable`): bytes that the first
-    /// fragment lacks come from the next ones.
+    /// because a change of the packet requires it (`skb_ensure_writable`): missing bytes of the
+    /// first fragment are taken from the next fragments.
     pub fn with_first(&self, len: usize) -> Self {
         let mut history = self.clone();
         let Some((first, rest)) = history.sizes.split_first_mut() else {

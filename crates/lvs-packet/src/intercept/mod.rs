@@ -243,8 +243,8 @@ impl Intercept {
     }
 
     /// Intercepts the packets of rules for marks: their ports, and of a rule without ports every
-    /// port. Two kinds of rule intercept every port besides: one with more ports than there is room
-    /// for, and, for TCP, one with a port of FTP's helper (`helped`), which expects data
+    /// port. Two kinds of rules also intercept every port: rules with more ports than fit, and, for
+    /// TCP, rules with a port of the FTP helper (`helped`), because the helper expects data
     /// connections to any port. Packets to the other ports are reinjected.
     pub fn add_marked<'a>(
         &mut self,

@@ -117,7 +117,7 @@ impl Pipeline {
     }
 
     /// Fills in the IP options of a reply: a recorded route gets the address of the outgoing
-    /// interface, a time stamp that of the incoming one.
+    /// interface, a time stamp the address of the incoming interface.
     pub(super) fn fill_options_of_reply<N: Net>(
         &self,
         frame: &mut Frame,

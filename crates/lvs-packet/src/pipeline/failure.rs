@@ -13,8 +13,8 @@ use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 
 impl Pipeline {
     /// Drops the packets that waited for a neighbour that does not answer, and sends "host
-    /// unreachable" to their senders, about the packets that they sent: the host makes an error
-    /// about the packet as it left, and the director translates that (`arp_error_report`,
+    /// unreachable" to their senders, about the packets that they sent. The host creates an error
+    /// about the outgoing packet, and the director translates it (`arp_error_report`,
     /// `ndisc_error_report`, then IPVS in `LOCAL_OUT`).
     pub fn neighbour_failed<N: Net, D: Decide>(
         &mut self,

@@ -15,7 +15,8 @@ use crate::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 /// The number and size of the pieces of an outgoing packet.
 #[derive(Clone, Copy)]
 pub(super) enum Pieces<'a> {
-    /// In one frame. If it does not fit and may be fragmented, it is cut into equal fragments.
+    /// The packet is one frame. If it does not fit and may be fragmented, it is cut into equal
+    /// fragments.
     Whole,
     /// Send in one frame, or cut evenly in spite of "don't fragment": a relayed ICMP error.
     Relayed,

@@ -206,7 +206,7 @@ impl Pipeline {
         &self.common
     }
 
-    /// Processes a batch of frames that came in on `port`. Afterwards, the caller applies the
+    /// Processes a batch of frames that arrived on `port`. Afterwards, the caller applies the
     /// requests in `out`, sends its frames and recycles it. Afterwards, `frames` has undefined
     /// content and can receive again. A frame of a backend that was moved out is
     /// [vacant](Frame::vacant).
@@ -226,9 +226,9 @@ impl Pipeline {
         }
     }
 
-    /// As [`process`](Self::process), but stops as soon as a portion can be sent, so that a frame
-    /// that becomes many (fragments, segments) does not need memory for all of them at a time.
-    /// Returns the number of processed frames: at least one, if there are any.
+    /// As [`process`](Self::process), but stops as soon as a portion can be sent, so that many
+    /// fragments or segments of one frame do not use memory at the same time. Returns the number of
+    /// processed frames: at least one, if there are any.
     pub fn process_some<N: Net, D: Decide>(
         &mut self,
         port: PortId,

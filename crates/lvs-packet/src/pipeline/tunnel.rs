@@ -151,7 +151,7 @@ impl Pipeline {
     }
 
     /// Sends a client an error according to `message`, an ICMP error about the tunnel packet that
-    /// carried its request, if that belonged to a connection.
+    /// carried its request, if the request belonged to a connection.
     pub(super) fn tunnel_complaint<N: Net, D: Decide>(
         &mut self,
         message: &[u8],

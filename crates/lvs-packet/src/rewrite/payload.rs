@@ -22,7 +22,7 @@ const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_SACK: u8 = 5;
 
-/// Changes a server's segment, which `packet` describes. The segment's checksum must be right.
+/// Changes a server's segment, which `packet` describes. The segment's checksum must be correct.
 ///
 /// # Errors
 /// [`FrameDrop::NoRoom`] if the segment would be longer than the longest packet. Then nothing has
@@ -124,7 +124,7 @@ fn is_unfinished(frame: &Frame, l4: usize) -> bool {
     })
 }
 
-/// Brings a finished checksum up to date.
+/// Updates a finished checksum.
 fn update(frame: &mut Frame, l4: usize, delta: Delta) {
     if !is_unfinished(frame, l4) {
         let at = l4 + CHECKSUM;

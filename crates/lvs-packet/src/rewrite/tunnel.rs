@@ -24,7 +24,7 @@ pub const IPV4: u8 = 4;
 pub const IPV6: u8 = 41;
 /// The protocol number of GRE.
 pub const GRE: u8 = 47;
-/// The protocol number of UDP, which carries GUE.
+/// The protocol number of UDP, the transport of GUE.
 pub const UDP: u8 = 17;
 
 const UDP_LEN: usize = udp::HEADER_LEN;

@@ -254,8 +254,8 @@ mod tests {
         }
     }
 
-    /// Options for which the kernel answers with "parameter problem", by recordings, and options
-    /// that it drops silently.
+    /// Options for which the kernel answers with "parameter problem", according to recordings, and
+    /// options that it drops silently.
     #[test]
     fn host_refuses_invalid_ip_options() {
         for (options, octet) in [

@@ -16,7 +16,7 @@ use crate::settings::Sysctls;
 use crate::sync::{self, SyncDaemon, SyncRole};
 use crate::{Control, Error, ServiceKey};
 
-/// Maximum number of local addresses of full NAT: each connection may have to try all of them.
+/// Maximum number of local addresses of full NAT: a connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;
 
 /// Checks whether a change is possible, and parses its parameters.

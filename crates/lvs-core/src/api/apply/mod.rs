@@ -93,7 +93,7 @@ impl Control {
     ///
     /// # Errors
     /// The first change that cannot be made. Nothing has changed then. [`Call::Apply`],
-    /// [`Call::Stop`] and calls that read have no place in a list.
+    /// [`Call::Stop`] and calls that read are not permitted in a list.
     pub fn apply(
         &mut self,
         calls: &[Call],
@@ -196,8 +196,8 @@ impl<'a> Changes<'a> {
     /// the deletion of a service counts as one for itself and one for each server. When all are
     /// applied, it returns the parts of the state that the dataplane must update.
     ///
-    /// A list of at most `count` calls, without a flush, is applied at once as far as packets are
-    /// concerned: only the clean-up of the servers of deleted services needs further turns.
+    /// A list of at most `count` calls, without a flush, is applied at once from the view of
+    /// packets: only the clean-up of the servers of deleted services needs further turns.
     pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
         if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
             self.marks = Some(control.marks().to_vec());

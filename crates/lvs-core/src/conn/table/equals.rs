@@ -11,7 +11,7 @@ use super::{ConnTable, is_same};
 use crate::conn::{Draft, flag};
 
 impl ConnTable {
-    /// Whether another entry matches the same packets as an entry made from `draft` would match.
+    /// Whether an existing entry matches the same packets as an entry made from `draft` would.
     pub(super) fn has_equals(&self, draft: &Draft) -> bool {
         let mut found = false;
         self.each_equal(draft, None, |_, _| found = true);

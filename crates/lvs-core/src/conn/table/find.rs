@@ -104,7 +104,7 @@ impl ConnTable {
     }
 
     /// The connection of a packet from `source` to `client` (`ip_vs_conn_out_get`): `source` is the
-    /// real server where the connection is translated, the virtual address elsewhere.
+    /// real server if the connection is translated, otherwise the virtual address.
     #[inline]
     pub(crate) fn find_out(
         &self,
@@ -513,8 +513,7 @@ impl ConnTable {
     }
 }
 
-/// A hint at which slot a look-up finds its entry. It affects only the speed, and is valid for the
-/// shard that made it.
+/// A hint to the slot of an entry. It affects only the speed, and is valid only for its shard.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     narrow: bool,

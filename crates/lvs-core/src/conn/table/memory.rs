@@ -40,7 +40,7 @@ pub struct Layout {
 /// No memory of this size is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
-    /// Bytes of the table that it was for.
+    /// Size of the requested table in bytes.
     pub bytes: usize,
 }
 

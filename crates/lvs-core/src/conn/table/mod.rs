@@ -64,8 +64,7 @@ use self::wheel::{Entries, Wheel};
 use super::{Draft, flag};
 use crate::{Instant, Protocol};
 
-/// In a region of which less than a fourth of the slots is used, at least 70 of 100 entries are at
-/// home.
+/// In a region with less than a fourth of its slots in use, at least 70 of 100 entries are at home.
 const HOMELY: usize = 4;
 
 /// Number of buckets whose used slots are counted together, so that a listing skips empty parts of
@@ -521,7 +520,8 @@ impl ConnTable {
         due
     }
 
-    /// Returns the vector of [`take_due_by`](Self::take_due_by), so that its memory is used again.
+    /// Takes back the vector that [`take_due_by`](Self::take_due_by) returned, in order to reuse
+    /// its memory.
     pub(crate) fn recycle(&mut self, due: Vec<u32>) {
         self.due = due;
     }

@@ -66,7 +66,7 @@ pub(crate) const fn start_of(tick: u64) -> Instant {
 pub(super) trait Entries {
     fn entry(&self, handle: u32) -> Entry<'_>;
 
-    /// Reads the memory that the removal of an entry will need, so that it is in the CPU cache.
+    /// Loads the memory that the removal of an entry needs into the CPU cache.
     fn warm(&self, handle: u32) -> u64;
 }
 
@@ -123,7 +123,7 @@ impl Wheel {
         }
     }
 
-    /// Inserts a slot into the wheel, so that it becomes due at its deadline.
+    /// Inserts a slot into the wheel, so that the slot becomes due at its deadline.
     #[inline]
     pub(super) fn arm(&mut self, handle: u32, entry: Entry<'_>) {
         let deadline = tick_of(entry.expires());

@@ -73,7 +73,7 @@ pub(in crate::control) enum By<T> {
     NextServer,
 }
 
-/// The state that the decision reads, and that it changes unless this is a preview.
+/// The state that the decision reads. The decision changes the state unless it is a preview.
 pub(in crate::control) trait State {
     type Opened;
     type Template: Copy;
@@ -90,7 +90,7 @@ pub(in crate::control) trait State {
     /// The server to which a pin assigns this connection of the client. The pin is used up.
     fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr>;
 
-    /// Brings the shard's copies up to date.
+    /// Updates the copies of the shard.
     fn refresh(&mut self);
 
     fn check_limits(

@@ -50,7 +50,8 @@ pub(super) fn template_key(
     (key, false)
 }
 
-/// A mark instead of a virtual address: in an IPv6 address, its first word.
+/// Encodes a firewall mark as a virtual address: as an IPv4 address, or as the first 32 bits of an
+/// IPv6 address.
 fn mark_addr(mark: u32, v4: bool) -> SocketAddr {
     let addr = if v4 {
         IpAddr::V4(Ipv4Addr::from_bits(mark))

@@ -49,7 +49,7 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
 }
 
 /// The address that a server's reply announces, and the bytes of the segment that contain it. A
-/// reply to EPSV has no address, because it is that of `server`.
+/// reply to EPSV has no address, because the address is the one of `server`.
 pub(super) fn reply(text: &[u8], mode: Mode, server: IpAddr) -> Option<(SocketAddr, Range<usize>)> {
     let code: &[u8] = match mode {
         Mode::Active => return None,

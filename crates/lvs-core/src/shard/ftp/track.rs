@@ -9,7 +9,7 @@ use super::Tcp;
 use crate::TcpFlags;
 use crate::verdict::{Shift, is_after};
 
-/// Maximum by which an acknowledgement may be behind the stream and still count as late instead of
+/// Maximum by which an acknowledgement may be behind the stream and still counts as late, not as
 /// wrong.
 const LATE_MIN: u32 = 66_000;
 
@@ -94,7 +94,7 @@ enum Step {
 }
 
 impl State {
-    /// `reply`: the segment comes from the side that did not open the connection.
+    /// `reply`: the segment is from the side that did not open the connection.
     const fn step(self, reply: bool, kind: Kind) -> Step {
         use State::{
             Close, CloseWait, Established, FinWait, LastAck, SynReceived, SynSent, SynSentByBoth,
@@ -242,7 +242,7 @@ pub(super) struct Track {
     assured: bool,
 }
 
-/// Tracks a segment. `shift` is that of the server's stream.
+/// Tracks a segment. `shift` is the shift of the server's stream.
 pub(super) fn follow(
     track: &mut Option<Track>,
     from: From,

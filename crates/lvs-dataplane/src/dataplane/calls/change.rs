@@ -77,8 +77,8 @@ impl Handle {
     }
 
     /// Opens the sockets of synchronisation daemons that the changes start. This happens before
-    /// anything is locked, because it may take a moment, and fail. No socket is opened for daemons
-    /// that are refused anyway, or that follow a refused change.
+    /// anything is locked, because it may take some time, and may fail. No socket is opened for
+    /// daemons that are refused anyway, or that follow a refused change.
     fn prepare_daemons(&self, changes: &[Call]) -> Vec<Attempt> {
         let starts = |call: &Call| matches!(call, Call::DaemonStart(_));
         if !changes.iter().any(starts) {

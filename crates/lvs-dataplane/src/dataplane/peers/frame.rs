@@ -169,12 +169,12 @@ impl Handshake {
         self.code(LISTENER)
     }
 
-    /// Whether the proof of a sender is right, compared in constant time.
+    /// Whether the proof of a sender is valid, compared in constant time.
     pub(super) fn is_sender(&self, proof: &[u8; PROOF_LEN]) -> bool {
         self.verify(TELLER, proof)
     }
 
-    /// Whether the proof of a receiver is right, compared in constant time.
+    /// Whether the proof of a receiver is valid, compared in constant time.
     pub(super) fn is_receiver(&self, proof: &[u8; PROOF_LEN]) -> bool {
         self.verify(LISTENER, proof)
     }
@@ -240,7 +240,7 @@ pub(super) fn keys(bytes: [u8; 16]) -> [u64; 2] {
 /// The reason why a session ends while frames are read.
 #[derive(Debug)]
 pub(super) enum FrameError {
-    /// The connection has ended or failed.
+    /// The connection was closed or has failed.
     Io(io::Error),
     /// A frame exceeds the longest payload.
     TooLong,

@@ -152,7 +152,7 @@ struct State {
     /// The stream on which the sender sends, and the number of such streams so far.
     sending: Option<TcpStream>,
     sending_streams: u64,
-    /// The time of the last log line about a client at the peer's address without the right key.
+    /// The time of the last log line about a client at the peer's address without the correct key.
     complained: Option<Instant>,
     greeting: usize,
     sent: Option<(u64, Instant)>,
@@ -278,10 +278,10 @@ impl Peers {
         Ok(())
     }
 
-    /// Ends all sessions and waits for the threads. A receiving peer gets the queued messages that
-    /// it reads without delay, and then the end of the stream. This function does not wait for
-    /// threads that wait for an unreachable peer, or for the proof of a client: they notice the end
-    /// of the dataplane themselves.
+    /// Ends all sessions and waits for the threads. A peer receives the queued messages that it
+    /// reads without delay, and then the end of the stream. This function does not wait for threads
+    /// that wait for an unreachable peer, or for the proof of a client: they notice the end of the
+    /// dataplane themselves.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify();
@@ -503,7 +503,7 @@ impl Peers {
         self.add(|counts| &counts.kept, results.kept);
     }
 
-    /// Checks whether this director has the connections of all peers: it is ready then, and stays
+    /// Checks whether this director has the connections of all peers. It is then ready, and stays
     /// ready.
     fn look_whether_ready(&self) -> Option<String> {
         if self.ready.load(Ordering::Acquire) {
@@ -709,7 +709,7 @@ impl Peer {
         (state.replicated, state.missing) = (0, 0);
     }
 
-    /// Records that no borrowed connection of the peer is left.
+    /// Records that no borrowed connection of the peer remains.
     fn is_free(&self) {
         let mut state = self.state();
         state.lends = false;

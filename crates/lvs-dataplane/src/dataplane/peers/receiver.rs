@@ -25,7 +25,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(500);
 /// The time between two attempts while the peer refuses the handshake.
 const AGAIN_REFUSED: Duration = Duration::from_secs(5);
-/// Connections that a packet worker takes over at once: less than 100 microseconds.
+/// Connections that a packet worker takes over at a time: less than 100 microseconds.
 const PORTION: usize = 64;
 /// Maximum number of portions that wait for one packet worker.
 const PORTIONS_MAX: usize = 2;

@@ -144,7 +144,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Sends connections, digests and changes until the session ends.
+    /// Sends connections, digests and changes until the session is closed.
     fn tell(&mut self) -> io::Result<()> {
         let (peers, outgoing) = (self.peers, self.outgoing);
         let mut bytes = Vec::new();

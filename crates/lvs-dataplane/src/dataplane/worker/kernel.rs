@@ -13,11 +13,11 @@ use crate::fast_path::{FastPath, LocalsAre, WayOut};
 use lvs_packet::net::Way;
 use lvs_packet::ways::Ways;
 
-/// Time after which connections are offloaded even though received packets always wait.
+/// Time after which connections are offloaded even if received packets are always waiting.
 const BUSY: Duration = Duration::from_millis(50);
 /// Maximum number of local ports that wait to be written for the BPF programs.
 const LOCALS_WAITING: usize = 1 << 16;
-/// The local ports that are written at a time: each takes two system calls.
+/// Number of local ports that are written at a time: each needs two system calls.
 const LOCALS_AT_ONCE: usize = 512;
 /// Number of slots in one portion of the walk for the synchronisation master; a pause follows each
 /// portion.

@@ -95,8 +95,8 @@ pub(crate) struct Worker {
     priority: Option<Priority>,
 }
 
-/// The pipeline and the buffers of a packet worker. They have megabytes, so creating them takes
-/// time.
+/// The pipeline and the buffers of a packet worker. They use megabytes of memory, so their creation
+/// takes time.
 pub(crate) struct Equipment {
     pipeline: Pipeline,
     output: Output,
@@ -127,7 +127,8 @@ struct Others {
 /// The counters of a worker for the keeper.
 #[derive(Default)]
 struct Logged {
-    /// Resets sent since the first server went down whose connections are still being ended.
+    /// Number of resets sent since the first of the servers went down whose connections are still
+    /// being closed.
     resets: usize,
     /// Packets refused because the table was full, at the last report to the keeper.
     full: u64,
@@ -280,7 +281,7 @@ impl Worker {
         more
     }
 
-    /// Takes the latest snapshot, and runs posted jobs.
+    /// Switches to the latest snapshot, and runs posted jobs.
     pub(super) fn do_jobs(&mut self) {
         self.take_view();
         for job in self.link().mailbox.take() {

@@ -185,8 +185,8 @@ impl Shield {
         &self.table
     }
 
-    /// Hides handled frames at the ingress of an interface from now on. Call it again if an
-    /// interface was removed and has appeared again with the same name.
+    /// Hides handled frames at the ingress of an interface from now on. Call it again after an
+    /// interface was removed and created again with the same name.
     ///
     /// # Errors
     /// If the interface does not exist. (Since Linux 6.16 this is not an error: the kernel waits
@@ -376,7 +376,7 @@ impl Shield {
     /// each change costs the kernel a grace period, independent of its size.
     ///
     /// # Errors
-    /// If the kernel refuses, for instance because one of them is not hidden.
+    /// If the kernel refuses, for instance because one of the connections is not hidden.
     pub fn remove_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);

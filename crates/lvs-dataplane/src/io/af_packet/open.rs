@@ -126,10 +126,10 @@ impl AfPacket {
         Opening::new(ifindex, name, By::Messages).open()
     }
 
-    /// As [`Self::open`], with three additions as far as the host permits them: a separate queue
-    /// for SYNs, reinjection of frames into the host ([`Self::give_back`]), and the kernel fast
-    /// path, whose frames the socket does not receive. With `xdp`, the kernel fast path runs before
-    /// the kernel allocates a socket buffer.
+    /// As [`Self::open`], with three additions, if the host permits them: a separate queue for
+    /// SYNs, reinjection of frames into the host ([`Self::give_back`]), and the kernel fast path,
+    /// whose frames the socket does not receive. With `xdp`, the kernel fast path runs before the
+    /// kernel allocates a socket buffer.
     ///
     /// # Errors
     /// See [`OpenError`].

@@ -15,7 +15,7 @@ pub(super) struct Route {
     pub(super) metric: u32,
 }
 
-/// A routing table of one family: longest prefix first, then the least metric.
+/// A routing table of one family: longest prefix first, then the lowest metric.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
     /// Number of prefixes of each length, longest first.
