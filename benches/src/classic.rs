@@ -33,7 +33,7 @@ const RESERVED: RangeInclusive<u16> = 512..=1023;
 const PRINTERS: RangeInclusive<u16> = 721..=731;
 /// Bytes of a block of the UDP file, and of what is printed.
 const BLOCK: usize = 1024;
-/// A SYN that was lost is sent again after a second, which is no failure.
+/// A lost SYN is repeated after a second, which is not a failure.
 const LIMIT: Duration = Duration::from_millis(2500);
 
 /// Serves all classic services.

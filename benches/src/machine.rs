@@ -48,8 +48,8 @@ pub struct Calibration {
     pub cpu0: f64,
     /// The same measurement on CPU 1 alone.
     pub cpu1: f64,
-    /// The slower CPU if both measure at the same time. If it is well above the others, the two
-    /// share a core, or the hypervisor uses it for other guests.
+    /// The slower CPU if both measure at the same time. If it is much higher than the others, the
+    /// two CPUs share a core, or the hypervisor uses it for other guests.
     pub both: f64,
 }
 
@@ -98,8 +98,7 @@ struct Task {
     process: u32,
     parent: u32,
     name: String,
-    /// CPU time, in nanoseconds. `/proc/stat` samples at the tick and is of no use at partial
-    /// load.
+    /// CPU time, in nanoseconds. `/proc/stat` samples at the tick and is useless at partial load.
     used: u64,
 }
 
@@ -249,8 +248,8 @@ pub struct Used {
     pub seconds: f64,
     /// CPU time of the director's process, and of those that it has started.
     pub process: f64,
-    /// Threads that receive on the director's interfaces. Where they have none, that work is in
-    /// the sender's process.
+    /// Threads that receive on the director's interfaces. If there are none, the sender's process
+    /// does this work.
     pub softirq: f64,
     /// Other soft interrupts that have a thread.
     pub other_softirq: f64,

@@ -16,12 +16,12 @@ impl fmt::Display for Rounds {
     }
 }
 
-/// The median of some values, the least and the greatest.
+/// The median, the minimum and the maximum of some values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     /// The median; of an even number, the mean of the middle two.
     pub median: f64,
-    /// The least.
+    /// The minimum.
     pub min: f64,
     /// The greatest.
     pub max: f64,

@@ -36,7 +36,8 @@ const ON_THE_WAY: Duration = Duration::from_secs(3);
 /// Servers, requests and hosts of a measurement.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Hosts that ask: local, netns:NAME (a namespace of `ip netns`), `ssh:[USER@]HOST[:PORT]`
+    /// Hosts that send requests: local, netns:NAME (a namespace of `ip netns`),
+    /// `ssh:[USER@]HOST[:PORT]`
     #[arg(required = true, value_name = "HOST")]
     hosts: Vec<Place>,
     /// Servers; if there are several (A,B), the hosts use them in turn

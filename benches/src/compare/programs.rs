@@ -1,4 +1,4 @@
-//! The other programs: how each is started, and on which core.
+//! The compared third-party programs: the start and the core of each.
 
 use std::fs;
 use std::path::Path;

@@ -14,7 +14,7 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub enum Load {
     /// Full sync of very many connections to an empty director: duration, and round trips of
-    /// clients in the meantime
+    /// clients during the full sync
     Bulk {
         /// Number of connections
         #[arg(default_value_t = 1_000_000)]

@@ -499,7 +499,8 @@ fn resident(bed: &Bed) -> Result<Option<f64>> {
     Ok(bytes)
 }
 
-/// Percent of honest requests that were served once the flood had begun, and the mean time of all.
+/// Percentage of honest requests that were served after the start of the flood, and their mean
+/// time.
 fn fares(asked: &Asked) -> (f64, Option<f64>) {
     let during = |bins: &[u64]| -> f64 {
         let bins = bins.iter().zip(0_u32..);

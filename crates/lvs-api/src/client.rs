@@ -1,4 +1,4 @@
-//! The asking side.
+//! The client of the control protocol.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -60,7 +60,7 @@ pub enum Error {
         /// The user of the process that listens.
         uid: u32,
     },
-    /// The path is not that of a socket.
+    /// The path is not a socket.
     #[error("{address} is not a socket: name the dataplane's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
     NotASocket {
         /// The address of the dataplane.
@@ -96,7 +96,7 @@ pub enum Error {
         /// The process id of the dataplane, if it is in this PID namespace.
         pid: Option<u32>,
     },
-    /// The connection ended before the answer did.
+    /// The connection was closed before the answer was complete.
     #[error(
         "the dataplane at {address} exited while it was answering: read its log, and start it again"
     )]
@@ -287,8 +287,8 @@ impl Client {
         })
     }
 
-    /// As [`list`](Self::list), until `each` gives `false`. Then the connection is of no use any
-    /// more, and every later call fails.
+    /// As [`list`](Self::list), until `each` gives `false`. The connection is then unusable, and
+    /// every later call fails.
     ///
     /// # Errors
     /// [`Error::Stopped`], and as [`list`](Self::list).

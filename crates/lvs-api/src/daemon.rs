@@ -512,7 +512,7 @@ pub struct ServiceStatus {
     /// The sorry server, if it receives the new connections.
     #[serde(default)]
     pub sorry: Option<SocketAddr>,
-    /// The configured sorry server, also while it does not serve or is drained.
+    /// The configured sorry server, even if it is not in use or is drained.
     #[serde(default)]
     pub sorry_server: Option<SocketAddr>,
     /// Whether the service's VIP is released until enough servers are up.

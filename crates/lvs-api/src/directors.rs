@@ -9,7 +9,7 @@ use lvs_core::sync::PORT;
 
 use crate::files::open_without_waiting;
 
-/// Characters that a key has at least, and at most.
+/// Minimum length of a key, in characters.
 const KEY_MIN: usize = 32;
 const KEY_MAX: usize = 4096;
 

@@ -1,4 +1,4 @@
-//! Whether a process runs or is ending. The kernel frees the resources of a killed process after
+//! Whether a process runs or is exiting. The kernel frees the resources of a killed process after
 //! its memory, which takes seconds for a large process.
 
 use std::fs;

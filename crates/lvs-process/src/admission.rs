@@ -1,4 +1,4 @@
-//! Limits of connections: read-only clients cannot lock out writers or each other, nor cause
+//! Limits of connections: read-only clients cannot lock out writers or each other, and cannot cause
 //! unbounded work.
 
 use std::collections::HashMap;

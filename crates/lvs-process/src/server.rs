@@ -69,8 +69,8 @@ impl Server {
         })
     }
 
-    /// The address on which it listens. This is not the default path if the user lacks the right to
-    /// use that.
+    /// The address on which it listens. This differs from the default path if the user may not use
+    /// the default path.
     pub const fn address(&self) -> &Address {
         &self.listener.address
     }

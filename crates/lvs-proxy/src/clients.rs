@@ -1,10 +1,11 @@
 //! The table of clients that send datagrams, and the choice of the client that a new one replaces.
 //!
-//! The source address of a datagram can be forged, so that one sender can appear as any number of
-//! clients. A forger receives no answers. So a client is *new* until it has sent again after an
-//! answer of its server; then it is *established*. When the table is full, the oldest new client is
-//! evicted: of the newcomer's service, or of the largest service if the newcomer's has less than
-//! its share. Established clients are evicted only when they are idle.
+//! The source address of a datagram can be forged, so one sender can appear as any number of
+//! clients. It does not receive the answers to forged addresses. So a client is *new* until it has
+//! sent again after an answer of its server; then it is *established*. When the table is full, the
+//! oldest new client is evicted: a client of the newcomer's service, or of the largest service if
+//! the newcomer's service has less than its share. Established clients are evicted only when they
+//! are idle.
 
 use lvs_core::Prefix;
 use std::collections::{BTreeMap, HashMap};

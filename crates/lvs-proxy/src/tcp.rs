@@ -21,8 +21,8 @@ use super::pipe::pump;
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
 /// Maximum number of servers that are tried for one connection.
 const TRIES: usize = 3;
-/// Number of choices of the balancer for each server that has not refused yet: simultaneous clients
-/// use servers in turn, and a scheduler may choose the same server again.
+/// Number of choices of the balancer for each server that has not refused yet: servers are chosen
+/// for simultaneous clients in turn, and a scheduler may choose the same server again.
 const DRAWS: usize = 8;
 
 /// Accepts connections until `close_signal` is closed.

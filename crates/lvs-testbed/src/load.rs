@@ -107,7 +107,7 @@ impl LoadOptions {
 /// The result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Requests that were answered completely with the right bytes.
+    /// Requests that were answered completely with the correct bytes.
     pub ok: u64,
     /// Requests that were not answered completely, or with wrong bytes.
     pub failed: u64,
@@ -181,7 +181,8 @@ impl Host {
         serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
     }
 
-    /// Starts requests that go on until [`SteadyLoad::finish`]; [`SteadyLoad::so_far`] counts them.
+    /// Starts requests that continue until [`SteadyLoad::finish`]; [`SteadyLoad::so_far`] counts
+    /// them.
     ///
     /// # Errors
     ///

@@ -172,8 +172,8 @@ fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     download.sent < download.size && download.took.elapsed() < PATIENCE
 }
 
-/// Bytes of a download of `size` that are to be sent some time after its begin, at `rate` bytes a
-/// second.
+/// Bytes of a download of `size` that should have been sent `elapsed` after its start, at `rate`
+/// bytes per second.
 fn due(elapsed: Duration, rate: u64, size: usize) -> usize {
     let due = (elapsed + SLICE).as_micros() * u128::from(rate) / 1_000_000;
     usize::try_from(due).unwrap_or(usize::MAX).min(size)

@@ -13,7 +13,7 @@ use crate::invocation::{Connect, Invocation, LazyNames, Program};
 use crate::session::Session;
 use crate::{atomic, operator, own};
 
-/// The exit status that a shell reports for a program whose reader has ended.
+/// The exit status that a shell reports for a program whose output pipe was closed.
 const BROKEN_PIPE: u8 = 141;
 
 /// The standard streams.

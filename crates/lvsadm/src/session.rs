@@ -1,4 +1,4 @@
-//! Carries out command lines on a dataplane.
+//! Executes command lines on a dataplane.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};

@@ -63,9 +63,9 @@ impl StoredOverride {
         Self { entry, ends, began }
     }
 
-    /// Restores an override from the file. After a reboot, only the wall clock gives the remaining
-    /// time. That clock may be wrong at boot, so the remaining time is limited to the original
-    /// duration of the override.
+    /// Restores an override from the file. After a reboot, the remaining time is known only from
+    /// the wall clock. That clock may be wrong at boot, so the remaining time is limited to the
+    /// original duration of the override.
     fn recalled(mut self, now: Now) -> Self {
         self.ends = self.entry.spec.until.map(|until| {
             let known = self.ends.as_ref().and_then(Moment::of_this_boot);
@@ -93,8 +93,8 @@ pub fn path(directory: &Path, config: &Path) -> PathBuf {
     directory.join(format!("{name}.admin.json"))
 }
 
-/// Returns the canonical path of a file; if the file does not exist, that of its directory with the
-/// file's name.
+/// Returns the canonical path of a file; if the file does not exist, the canonical path of its
+/// directory with the name of the file.
 fn whole(path: &Path) -> io::Result<PathBuf> {
     std::fs::canonicalize(path).or_else(|error| {
         let name = path.file_name().ok_or(error)?;
@@ -297,7 +297,7 @@ impl Admin {
     }
 
     /// Starts to write the current overrides, completely or not at all, on a thread of the calling
-    /// runtime. A later call is written later, or replaces this one.
+    /// runtime. A later call writes later, or replaces this one.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
             Some(keeper) => keeper.keep(self.entries.values().cloned().collect()),

@@ -72,15 +72,15 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML
 /// file and with the health of the real servers.
 ///
-/// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and
-/// leaves the dataplane, its services and addresses alone; SIGINT (Ctrl-C) ends the dataplane too.
-/// SIGUSR2 and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 the configuration
-/// cannot be used.
+/// SIGHUP reads the file again and changes only what has changed. SIGTERM stops the daemon and does
+/// not change the dataplane, its services and addresses; SIGINT (Ctrl-C) stops the dataplane too.
+/// SIGUSR2 and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 invalid
+/// configuration.
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
-    /// The configuration. Default: /etc/lvsd/lvsd.toml; of `plan` and `keepalived-config`, that of
-    /// the daemon that runs.
+    /// The configuration. Default: /etc/lvsd/lvsd.toml; for `plan` and `keepalived-config`, the
+    /// configuration of the running daemon.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -216,7 +216,7 @@ enum Command {
         )]
         words: Vec<OsString>,
     },
-    /// Put a server back into service: `lvsadm undrain`.
+    /// Return a server to service: `lvsadm undrain`.
     #[command(disable_help_flag = true)]
     Undrain {
         /// Service and server, as for lvsadm undrain.
@@ -227,8 +227,8 @@ enum Command {
         )]
         words: Vec<OsString>,
     },
-    /// Put the whole director into maintenance, or end it: another director that is able to takes
-    /// over. Maintenance survives restarts and reboots.
+    /// Put the whole director into maintenance, or end it: another director takes over, if one can.
+    /// Maintenance survives restarts and reboots.
     Maintenance {
         /// on, off, or status, which only shows the state.
         #[arg(value_enum)]
@@ -539,8 +539,8 @@ fn file_of(daemon: &Status) -> PathBuf {
     directory.map_or_else(|_| file.clone(), |directory| directory.join(&file))
 }
 
-/// The dataplane's control socket: that of the command line or environment, of the file, or the
-/// usual.
+/// The dataplane's control socket: from the command line or environment, from the file, or the
+/// default.
 fn address(arguments: &Arguments, config: &Config) -> Address {
     let named = arguments.socket.clone().filter(|name| !name.is_empty());
     named
@@ -553,7 +553,7 @@ fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }
 
-/// Ends the daemon that runs and, with `all`, the dataplane.
+/// Stops the running daemon and, with `all`, the dataplane.
 fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     let address = steered(arguments);
     let result = match steer(&address) {

@@ -23,11 +23,11 @@ use crate::config::{Dataplane, Facts};
 struct Rights {
     /// The group whose members have write access.
     group: Option<u32>,
-    /// The group that may read; every user may if it is absent.
+    /// The group that may read; without it, every user may read.
     readers: Option<u32>,
 }
 
-/// Listens on the socket next to that of `dataplane`; `api` answers as over TCP.
+/// Listens on the socket next to that of `dataplane`; `api` answers the requests, as over TCP.
 ///
 /// # Errors
 /// The system does not permit the socket.

@@ -82,7 +82,7 @@ pub fn is_slow(server: &ServerStatus) -> bool {
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
-/// The code of a server that is up: slow or flapping, if it is either.
+/// The code of a server that is up: slow or flapping; `None` if it is neither.
 pub fn code(server: &ServerStatus) -> Option<Code> {
     match () {
         () if is_flapping(server) => Some(Code::Flapping),

@@ -273,7 +273,7 @@ fn neighbour(device: &str, address: &str, mac: &str) -> String {
     format!("ip neigh replace {address} lladdr {mac} dev {device} nud permanent\n")
 }
 
-/// Creates a bridge, and adds the device of the link that leads away from it.
+/// Creates a bridge, and adds the device of its outgoing link.
 fn bridge(name: &str, device: &str) -> String {
     format!(
         "ip link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nip addr flush dev {device}\n\

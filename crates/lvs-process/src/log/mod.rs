@@ -91,9 +91,9 @@ impl fmt::Display for Format {
     }
 }
 
-/// Sends the events of `tracing` that pass `filter`, panics and [`say`] to standard error. `mark`
-/// distinguishes this program's lines from those of other programs with the same standard error;
-/// lines in JSON have the name `program` instead.
+/// Sends the events of `tracing` that pass `filter`, the panics, and the messages of [`say`] to
+/// standard error. `mark` distinguishes this program's lines from those of other programs with the
+/// same standard error; lines in JSON have the name `program` instead.
 ///
 /// # Errors
 /// No thread can be started, or the log is already set up.

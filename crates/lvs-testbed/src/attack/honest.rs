@@ -43,7 +43,7 @@ pub struct HonestOptions {
 /// Results of the honest clients.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Honest {
-    /// Connections that were opened and answered with the right bytes.
+    /// Connections that were opened and answered with the correct bytes.
     pub served: u64,
     /// Requests that failed.
     pub failed: u64,

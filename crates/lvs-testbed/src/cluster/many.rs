@@ -239,7 +239,7 @@ impl Lab {
         })
     }
 
-    /// Carries out the scenario; returns the times until the router followed, in milliseconds.
+    /// Executes the scenario; returns the times until the router followed, in milliseconds.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
@@ -663,7 +663,7 @@ impl Director {
     }
 }
 
-/// Whether a route leads over a director.
+/// Whether a route has a director as its next hop.
 fn uses(route: &str, number: usize) -> bool {
     let via = [
         format!("via 192.0.2.{number} "),

@@ -412,7 +412,7 @@ impl Lab {
         reported["peers"][0]["borrowed"].as_u64()
     }
 
-    /// Carries out the scenario; returns the time for which the virtual address was absent at each
+    /// Executes the scenario; returns the time for which the virtual address was absent at each
     /// change.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {

@@ -374,7 +374,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Brings the packet path in line with the director, as the dataplane does after each call.
+    /// Updates the packet path according to the director, as the dataplane does after each call.
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
         let local = self.net.local_addresses();

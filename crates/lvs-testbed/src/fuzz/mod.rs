@@ -32,7 +32,7 @@ pub const TARGETS: [Target; 6] = [
 ];
 
 /// Passes a configuration and frames through the dataplane in memory: each frame has one fate, each
-/// sent frame is right, and all memory is free at the end.
+/// sent frame is correct, and all memory is free at the end.
 pub fn pipeline(bytes: &[u8]) {
     squall(bytes);
 }

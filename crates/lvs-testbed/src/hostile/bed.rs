@@ -203,7 +203,7 @@ impl Bed {
         Self::with(scene, entropy, None)
     }
 
-    /// Does the same as [`new`](Self::new), with the programs of the kernel fast path in front.
+    /// Does the same as [`new`](Self::new), with the programs of the kernel fast path before it.
     ///
     /// # Errors
     /// If the kernel does not accept them.
@@ -863,7 +863,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the header of the packet in an ICMP error is right; true if there is no such header.
+/// Whether the header of the packet in an ICMP error is correct; true if there is no such header.
 fn quotes_right(ip: &[u8], parts: &Parts) -> bool {
     let quoted = ip.get(parts.l4 + 8..).unwrap_or_default();
     let len = usize::from(quoted.first().map_or(0, |byte| byte & 15)) * 4;

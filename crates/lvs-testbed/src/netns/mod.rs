@@ -179,7 +179,7 @@ impl Testbed {
         self.mode
     }
 
-    /// Adds hosts, all at once because each takes some milliseconds to start.
+    /// Adds hosts, which start in parallel because each start takes some milliseconds.
     ///
     /// # Errors
     ///
@@ -312,7 +312,7 @@ impl Testbed {
         self.set_ports("gro on")
     }
 
-    /// Disables the setting of [`take_frames`](Self::take_frames), which is the default.
+    /// Reverts [`take_frames`](Self::take_frames). This is the default.
     ///
     /// # Errors
     ///

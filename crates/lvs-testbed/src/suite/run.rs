@@ -193,7 +193,8 @@ fn run(
     Ok((outcome, text))
 }
 
-/// Waits for the end of a test, at most for `limit`; then ends it with all that it started.
+/// Waits for the end of a test, at most for `limit`; then kills it with all processes that it
+/// started.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     loop {

@@ -212,7 +212,7 @@ impl Source for Memory {
     }
 }
 
-/// The memory of the thread that has this number when it is read.
+/// The memory of the thread that has this number at the time of the read.
 #[derive(Debug)]
 pub(super) struct Look(u32);
 

@@ -41,8 +41,8 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Records a change that was made. Returns `false` if there are too many changes, so that no
-    /// more are recorded.
+    /// Records a change that was made. Returns `false` if the maximum of changes is reached: then
+    /// no further change is recorded.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();

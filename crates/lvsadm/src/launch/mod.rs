@@ -1,4 +1,4 @@
-//! `lvs-run`: runs a program that speaks IPVS's own interfaces, and lets a dataplane answer it.
+//! `lvs-run`: runs a program that uses the interfaces of IPVS, which a dataplane answers.
 //!
 //! The program gets real sockets of generic netlink, at high descriptor numbers. A seccomp filter
 //! reports the requests that it sends there. The supervisor, a second process, answers requests of
@@ -283,7 +283,7 @@ const READY: &str = "ready";
 /// permitted to.
 static PROBE: [u8; 8] = *b"lvs-run\0";
 
-/// The supervisor: receives the listener, and answers calls until the last process has ended.
+/// The supervisor: receives the listener, and answers calls until the last process has exited.
 fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) {
     // A thread that panics would leave its caller waiting. Without a supervisor, calls fail.
     let hook = std::panic::take_hook();

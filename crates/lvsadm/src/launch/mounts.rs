@@ -1,7 +1,7 @@
 //! The program's own view of `/proc`: IPVS's files appear in it.
 //!
-//! `/proc/sys/net` and `/proc/net` become directories of the supervisor's file system, with with
-//! IPVS's files, and with links to all other files. The links lead to a second mount of the real
+//! `/proc/sys/net` and `/proc/net` become directories of the supervisor's file system, with IPVS's
+//! files, and with links to all other files. The links point into a second mount of the real
 //! `/proc`, which is inside this file system. Other mounts of the program stay shared with those of
 //! its host.
 

@@ -131,7 +131,8 @@ impl Space {
         })
     }
 
-    /// Returns the connection to the dataplane for a thread. Other threads wait in the meantime.
+    /// Returns the connection to the dataplane for a thread. Other threads wait until it is
+    /// returned.
     pub(super) fn dataplane(&self, thread: u32) -> Connection<'_> {
         Connection {
             address: &self.address,
@@ -140,7 +141,7 @@ impl Space {
         }
     }
 
-    /// Whether the dataplane to which the configuration was applied has ended.
+    /// Whether the dataplane to which the configuration was applied has exited.
     pub(super) fn has_lost(&self) -> bool {
         self.link.try_lock().is_ok_and(|link| {
             let is_open = link.client.as_ref().is_some_and(Client::is_open);

@@ -1,5 +1,5 @@
-//! Stores overrides on disk, on a thread outside of the daemon's loop: a disk under load may take
-//! seconds, and the loop must decide about health in the meantime.
+//! Stores overrides on disk, on a separate thread: a busy disk may take seconds, and the daemon's
+//! loop must continue to decide about health.
 //!
 //! One write runs at a time. If the overrides change in the meantime, the next write stores their
 //! latest state. So an older state never replaces a newer one, and at most one write is waiting.

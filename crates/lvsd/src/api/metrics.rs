@@ -84,8 +84,8 @@ pub fn open_metrics(snapshot: Arc<Snapshot>, counts: counters::Counts) -> String
     out
 }
 
-/// Converts OpenMetrics to the Prometheus text format 0.0.4: a counter's description has the name
-/// with the suffix `_total`, too, and there is no end marker.
+/// Converts OpenMetrics to the Prometheus text format 0.0.4: the description of a counter also uses
+/// the name with the suffix `_total`, and the end marker is missing.
 pub fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut help = None;

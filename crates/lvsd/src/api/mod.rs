@@ -10,9 +10,9 @@
 //!               Api::snapshot ── at most twice a second ──▶ the daemon's loop
 //! ```
 //!
-//! The answers show the daemon's own state. The daemon compares the dataplane with it every two
-//! seconds; no request makes it do so more often. A separate thread serves TCP, so that foreign
-//! clients delay neither checks nor the dataplane.
+//! The answers show the daemon's own state. The daemon compares the dataplane with this state every
+//! two seconds, however many requests arrive. A separate thread serves TCP, so that its clients
+//! cannot delay checks or the dataplane.
 
 mod causes;
 pub mod history;

@@ -12,7 +12,8 @@ pub(crate) const FULL: &str =
 /// The longest time of a request, until the client has read the last byte of the answer; also the
 /// longest time for which the client of a stream may read nothing.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The longest time of a request over the Unix socket. Its clients give up earlier and report why.
+/// Time limit of a request over the Unix socket. Clients have a shorter limit, and report the
+/// reason.
 const LOCAL_LIMIT: Duration = Duration::from_secs(60);
 
 /// The client of a connection.

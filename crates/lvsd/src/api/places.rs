@@ -1,5 +1,5 @@
 //! Limits of simultaneous connections, over TCP and over the Unix socket: clients with read access
-//! can lock out neither clients that may make changes, nor each other.
+//! cannot lock out each other or clients that may make changes.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -58,7 +58,7 @@ fn connect(api: &Arc<Api>, peer: Peer) -> (DuplexStream, tokio::task::JoinHandle
     (client, task)
 }
 
-/// Sends a request as it is written; the code, the head and the body of the answer.
+/// Sends a request unchanged; returns the code, the header and the body of the answer.
 async fn send(api: &Arc<Api>, peer: Peer, request: &str) -> (u16, String, String) {
     let (client, _task) = connect(api, peer);
     let (mut read, mut write) = tokio::io::split(client);
@@ -457,7 +457,7 @@ async fn dashboard_page_has_security_headers() {
     assert_eq!(get(&api, "/metrics").await.0, 200);
 }
 
-/// Clients cannot keep the main loop busy, neither over TCP nor over the local socket.
+/// Clients cannot keep the main loop busy over TCP or over the local socket.
 #[tokio::test(start_paused = true)]
 async fn status_queries_reach_the_loop_twice_a_second_at_most() {
     let (sender, mut requests) = channel();
@@ -691,7 +691,7 @@ async fn connections_above_the_limit_are_refused_and_counted() {
 }
 
 /// The log stores the last thousand events of all kinds; a reader that is more than 4,096 events
-/// behind misses some.
+/// late misses events.
 #[tokio::test]
 async fn event_log_keeps_a_bounded_number_of_last_events() {
     let (api, _deeds) = api("web");

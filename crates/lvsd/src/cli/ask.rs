@@ -91,7 +91,7 @@ fn clock(unix: u64) -> String {
     format!("{year}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}Z")
 }
 
-/// Year, month and day of a number of days since 1970. The computation lets years begin in March,
+/// Year, month and day for a number of days since 1970. In the computation, years begin in March,
 /// so that the leap day is the last day.
 const fn date(day: u64) -> (u64, u64, u64) {
     // Days since 1 March of the year 0, and within the period of 400 years.

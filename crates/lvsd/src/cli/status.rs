@@ -264,7 +264,7 @@ fn one_line(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Begins or ends the maintenance of the director, and prints its VRRP state.
+/// Starts or ends the maintenance of the director, and prints its VRRP state.
 pub(super) fn maintenance(
     dataplane: &Address,
     on: Option<bool>,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{Moment, Now};
 use crate::replace::replace_for_good;
 
-/// A maintenance, as it is stored.
+/// The stored form of a maintenance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Kept {
     #[serde(flatten)]

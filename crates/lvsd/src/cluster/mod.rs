@@ -10,8 +10,8 @@
 //!  the same, for each address ──▶ [`announce`] ──▶ routes of the dataplane ──▶ BIRD, FRR, ExaBGP
 //! ```
 //!
-//! Nothing here waits: the messages of keepalived and the state of the dataplane arrive on channels
-//! that contain only the latest value.
+//! This module never waits: the messages of keepalived and the state of the dataplane arrive on
+//! channels that contain only the latest value.
 
 mod announce;
 mod fifo;
@@ -284,14 +284,14 @@ impl Cluster {
         self.follow();
     }
 
-    /// Begins or ends the maintenance, and stores the change. A repeated change keeps the previous
+    /// Starts or ends the maintenance, and stores the change. A repeated change keeps the previous
     /// time and reason.
     ///
     /// keepalived and the dataplane are informed before the change is stored, because a busy disk
     /// may need seconds.
     ///
     /// # Errors
-    /// The change cannot be stored. Then it is reverted.
+    /// The change cannot be stored, and is reverted.
     pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: Now) -> Result<bool, String> {
         let on = spec.on;
         let before = self.maintenance.clone();

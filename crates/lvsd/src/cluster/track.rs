@@ -27,7 +27,7 @@ pub(super) struct Fitness {
 
 impl Fitness {
     /// Excludes only a director that would break connections. A director in maintenance, or with
-    /// missing servers, yields to a better one; without a better one, it serves.
+    /// missing servers, is active only if no better director exists.
     pub(super) fn value(self) -> i16 {
         match (self.ready, self.maintenance, self.quorum) {
             (false, _, _) => UNFIT,

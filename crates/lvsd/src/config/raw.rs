@@ -492,7 +492,7 @@ pub(super) struct RawLimits {
     pub(super) connections: Option<Spanned<Whole>>,
     /// New connections a second. Default: no limit.
     pub(super) rate: Option<Spanned<Whole>>,
-    /// Maximum number of new connections a second from one source. Default: no limit.
+    /// Maximum number of new connections per second from one source. Default: no limit.
     pub(super) source_rate: Option<Spanned<Whole>>,
     /// Bits of an IPv4 address that make a source. Default: 32.
     pub(super) source_bits_v4: Option<Spanned<Whole>>,
@@ -638,8 +638,8 @@ pub(super) struct RawCheckTable {
     pub(super) jitter: Option<Spanned<Whole>>,
     /// Path of the check: `server`, or `service` through the VIP. Default: `server`.
     pub(super) via: Option<Spanned<String>>,
-    /// Whether a suspicious server is taken out; or a number of consecutive unanswered attempts of
-    /// clients, after which the server is checked at once. Default: `false`.
+    /// Whether a suspicious server is taken out; or the number of consecutive unanswered connection
+    /// attempts of clients after which the server is checked at once. Default: `false`.
     pub(super) passive: Option<Spanned<RawPassive>>,
     /// Keys of this kind of check.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,

@@ -1,9 +1,9 @@
 //! Converts the tree of a TOML file to [`RawConfig`]: removes and reports every misspelt key and
 //! every value of a wrong type.
 //!
-//! serde stops at the first error, so the faulty part is removed and the rest is read again. That
-//! happens for each service, server and rule separately, and for all unknown keys of a table at
-//! once: the cost is proportional to the length of the file, with any number of errors.
+//! serde stops at the first error, so this module removes the faulty part and reads the rest again.
+//! This happens for each service, server and rule separately, and for all unknown keys of a table
+//! at once: the cost is proportional to the length of the file, with any number of errors.
 
 use std::borrow::Cow;
 use std::mem::discriminant;

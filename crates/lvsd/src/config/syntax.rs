@@ -17,7 +17,7 @@ const LINE_MAX: usize = 4096;
 /// The tree of a text.
 ///
 /// # Errors
-/// The text is not TOML: the first error, and those that follow closely.
+/// The text is not TOML: the first error, and the errors shortly after it.
 pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, Findings> {
     let first = match DeTable::parse(text) {
         Ok(tree) => return Ok(tree),

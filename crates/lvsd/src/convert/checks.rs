@@ -160,7 +160,7 @@ fn timing(item: &Item, of_check: bool) -> Option<f64> {
     (number >= least).then_some(number)
 }
 
-/// The message about a time that keepalived does not use as it is written.
+/// The message about a time that keepalived does not use unchanged.
 pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     let name = item.name();
     let most = match name {

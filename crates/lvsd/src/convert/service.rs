@@ -31,7 +31,7 @@ pub(super) struct Service {
 /// A quorum by weight.
 #[derive(Clone, Debug)]
 pub(super) struct Quorum {
-    /// File and line in which it is set.
+    /// File and line of the setting.
     pub(super) at: String,
     pub(super) quorum: u64,
     pub(super) hysteresis: u64,
@@ -40,7 +40,7 @@ pub(super) struct Quorum {
 /// A server for the time below the quorum.
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
-    /// File and line in which it is set, and its keyword.
+    /// File, line and keyword of the setting.
     pub(super) origin: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
@@ -323,7 +323,7 @@ impl Server {
         self.address.parse().ok()
     }
 
-    /// The address and the port, as far as they are set.
+    /// The address and the port, if they are set.
     pub(super) fn place(&self) -> (Option<IpAddr>, Option<u16>) {
         match self.endpoint() {
             Some(at) => (Some(at.ip()), Some(at.port())),
@@ -350,7 +350,7 @@ impl Server {
 pub(super) struct Needed {
     pub(super) up: usize,
     pub(super) down: usize,
-    /// Whether the numbers are right for every possible set of usable servers.
+    /// Whether the numbers are correct for every possible set of usable servers.
     pub(super) exact: bool,
     /// Whether the weight of all servers together reaches the quorum.
     pub(super) within: bool,

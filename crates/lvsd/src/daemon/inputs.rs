@@ -44,7 +44,7 @@ pub(super) struct Inputs<P> {
     pub(super) admin: Admin,
     /// Servers that an operator has set ready although they were drained by hand in the dataplane.
     pub(super) readied: HashSet<Key>,
-    /// The state of this director in the VRRP instances and its peers' states.
+    /// The VRRP state of this director, and the states of its peers.
     pub(super) cluster: Cluster,
     /// The answers of DNS and etcd.
     pub(super) sources: Sources,

@@ -407,10 +407,10 @@ fn summary(report: &Report) -> String {
 
 /// Whether a configuration removes more servers than a reload may. If so, returns the message with
 /// the remaining servers and the fix. `before` has the number of servers of each service. Services
-/// whose source has not answered do not count. Services of Kubernetes do not count either while
-/// `[kubernetes]` is in the file: controllers remove servers on purpose, without an operator who
-/// could force it; `before` must not have them. `forced`: a reload may remove any number of
-/// servers.
+/// whose source has not answered do not count. While `[kubernetes]` is in the file, Services of
+/// Kubernetes do not count either, and `before` must not contain them: controllers remove servers
+/// on purpose, without an operator who could use `--force`. `forced`: a reload may remove any
+/// number of servers.
 pub fn too_much_away(
     before: impl Iterator<Item = (ServiceId, usize)>,
     (config, expanded): (&Config, &Expanded),

@@ -57,7 +57,7 @@ const START_POLL: Duration = Duration::from_millis(20);
 /// The interval of comparisons with a dataplane in sync: it may have died, or an operator may have
 /// changed services of lvsd.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// The interval of checks whether the dataplane's process still exists, which cost little.
+/// The interval of the cheap check whether the dataplane's process still exists.
 const POLL: Duration = Duration::from_millis(200);
 /// Shortest and longest pause between starts of a dataplane that exits repeatedly.
 const BACKOFF: std::ops::RangeInclusive<Duration> =
@@ -213,7 +213,7 @@ pub struct Found {
     pub servers: HashMap<(ServiceId, SocketAddr), ObservedServer>,
     /// The dataplane's own report, before the changes of this step.
     pub seen: Arc<DataplaneView>,
-    /// The report of the proxy in this process, if the dataplane and the proxy both serve.
+    /// The report of the proxy in this process, if both the dataplane and the proxy have services.
     pub proxied: Arc<DataplaneView>,
 }
 

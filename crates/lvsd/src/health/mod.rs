@@ -748,12 +748,13 @@ impl<P: Prober> Runner<P> {
 }
 
 /// Time for which successful checks have no effect after clients got no answer: a check may succeed
-/// while clients get no answer. It is as long as the period in which a server's unanswered clients
-/// are counted.
+/// although clients get no answer. The time equals the period in which unanswered clients are
+/// counted.
 const OUT: Duration = Duration::from_secs(60);
 
-/// Number of consecutive checks that cannot be made until lvsd reports it. A short time without
-/// checks is harmless: it is not longer than the time in which a check detects a failed server.
+/// lvsd reports a check after this number of consecutive attempts that could not be made. A short
+/// time without checks is harmless: it is not longer than the time in which a check detects a
+/// failed server.
 const NOT_MADE_MIN: u32 = 3;
 
 /// Maximum of different reasons that are logged for a server that is down: a program may print a

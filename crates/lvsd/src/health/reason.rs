@@ -85,7 +85,7 @@ impl Code {
 pub struct Reason {
     /// The code of the reason.
     pub code: Code,
-    /// The observation.
+    /// The reason, as observed.
     pub text: String,
     /// The fix; empty if the observation already contains it, or none is known.
     pub fix: String,

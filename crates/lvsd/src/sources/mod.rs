@@ -88,7 +88,7 @@ pub(crate) fn retry(failures: u32, least: Duration) -> Duration {
     whole / 2 + whole.mul_f64(random() / 2.0)
 }
 
-/// At least 0, and less than 1.
+/// A random number from 0 to below 1.
 fn random() -> f64 {
     use std::hash::{BuildHasher, RandomState};
     let number = RandomState::new().hash_one(0);

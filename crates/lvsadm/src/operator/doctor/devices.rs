@@ -8,7 +8,8 @@
 
 use serde_json::Value;
 
-/// A device where filters may withhold packets from the dataplane, or drop packets that it sends.
+/// A device whose filters may hide packets from the dataplane, or drop packets that the dataplane
+/// sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,

@@ -458,8 +458,8 @@ fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
     words
 }
 
-/// Reports a rule that the dataplane would refuse for `reason`. The position is that of the value
-/// that causes the error, if one value alone does.
+/// Reports a rule that the dataplane would refuse for `reason`. The position is the value that
+/// causes the error, if it is a single value.
 fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
     let alone = |key: &[String]| -> Vec<String> {
         let mut rule = key.to_vec();
@@ -505,7 +505,7 @@ impl CommandLine {
         }
     }
 
-    /// Adds an option without a value, if it is on.
+    /// Adds an option without a value, if `is_on`.
     fn flag(&mut self, name: &str, is_on: bool) {
         self.0.extend(is_on.then(|| name.to_owned()));
     }

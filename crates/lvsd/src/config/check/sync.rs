@@ -186,7 +186,7 @@ impl Checker<'_> {
     }
 
     /// Whether an address is this director's own. A loopback address with another port is not,
-    /// because it may be that of a tunnel to another director.
+    /// because it may be the end of a tunnel to another director.
     fn is_own(&self, peer: SocketAddr, listen: Option<SocketAddr>) -> bool {
         let ip = peer.ip();
         if ip.is_loopback() {

@@ -1,5 +1,5 @@
-//! The lines of keepalived's file and of those that it includes, as keepalived reads them: lines
-//! for some hosts, definitions (`$NAME=`), sequences and lists (`~SEQ`, `~LST`).
+//! The lines of keepalived's file and of its included files, as keepalived reads them: lines for
+//! some hosts, definitions (`$NAME=`), sequences and lists (`~SEQ`, `~LST`).
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

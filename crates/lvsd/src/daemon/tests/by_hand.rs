@@ -15,7 +15,7 @@ async fn manual_change_is_reverted() {
     daemon.stop().await;
 }
 
-/// Neither the next comparison, nor a reload, nor a restart reverts `lvsadm drain`.
+/// The next comparison, a reload and a restart do not revert `lvsadm drain`.
 #[tokio::test(start_paused = true)]
 async fn manually_drained_server_stays_drained() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);

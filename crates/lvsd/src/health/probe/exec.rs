@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// A child that writes endlessly neither fills the memory nor delays the end of the check.
+    /// A child that writes endlessly does not fill the memory or delay the end of the check.
     #[tokio::test]
     async fn exec_probe_ignores_child_that_writes_endlessly() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();

@@ -206,7 +206,7 @@ fn status(text: &str) -> Option<Vec<(u16, u16)>> {
 }
 
 impl Http {
-    /// The keys that `https` has as well.
+    /// The keys of an `http` check that an `https` check has, too.
     pub(super) const OWN: [&'static str; 9] = [
         "port",
         "host",

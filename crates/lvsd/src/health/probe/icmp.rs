@@ -1,5 +1,5 @@
-//! ICMP errors about connections of probes: several ICMP errors, and a TCP reset, cause the same
-//! error of a socket.
+//! ICMP errors about connections of probes: a socket reports several ICMP errors, and a TCP reset,
+//! as the same error.
 
 use std::io::IoSliceMut;
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ impl IcmpError {
         };
     }
 
-    /// Takes the oldest queued ICMP error of a socket.
+    /// Reads the oldest queued ICMP error of a socket.
     pub(super) fn of(socket: &impl AsFd) -> Option<Self> {
         let mut bytes = [0; 64];
         let mut pieces = [IoSliceMut::new(&mut bytes)];

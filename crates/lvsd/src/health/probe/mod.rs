@@ -50,7 +50,7 @@ use crate::text::Keys;
 /// The reason why a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeError {
-    /// The server does not serve, for this reason.
+    /// The check failed at the server, for this reason.
     Server(Reason),
     /// This host could not make the check, which says nothing about the server; the text is the
     /// reason.
@@ -100,8 +100,8 @@ impl ProbeError {
 /// firewall.
 ///
 /// The number of the error decides, not its [`io::ErrorKind`]: EPERM comes from this host's filter,
-/// EACCES from a route that prohibits or from ICMPv6 "administratively prohibited", and both are
-/// one kind.
+/// EACCES from a route that prohibits or from ICMPv6 "administratively prohibited", and both have
+/// the same kind.
 fn is_own_shortage(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),

@@ -17,7 +17,7 @@ pub(super) struct Parsed {
     pub(super) advice: Advice,
 }
 
-/// Parses a line: words separated by spaces or commas, in any case of letters; `#` begins a
+/// Parses a line: words separated by spaces or commas, in upper or lower case; `#` begins a
 /// description. An unknown word, or none at all, is an error.
 pub(super) fn parse(line: &[u8]) -> Result<Parsed, String> {
     let text = String::from_utf8_lossy(line);

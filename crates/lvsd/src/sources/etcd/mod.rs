@@ -58,7 +58,7 @@ pub struct Cluster {
     pub prefix: String,
     /// The name of this director.
     pub director: String,
-    /// The time without a renewal after which a director counts as gone.
+    /// The time without a renewal after which a director counts as absent.
     pub lease: Duration,
 }
 

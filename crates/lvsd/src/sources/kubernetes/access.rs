@@ -55,7 +55,7 @@ fn wrong<T>(what: impl Into<String>, help: impl Into<String>) -> Result<T, Wrong
     Err((what.into(), help.into()))
 }
 
-/// A kubeconfig file, as far as lvsd reads it.
+/// The parts of a kubeconfig file that lvsd reads.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 struct File {

@@ -377,7 +377,7 @@ fn text(
     Ok(text)
 }
 
-/// The check of a service's servers; `None` for that of `[defaults]`.
+/// The check of a service's servers; `None` for the check in `[defaults]`.
 fn check(
     service: &Service,
     options: &Options<'_>,

@@ -20,7 +20,7 @@ const WRITES: Duration = Duration::from_secs(10);
 /// The maximum accepted duration of a Lease, in seconds.
 const LONGEST: u32 = 300;
 
-/// The state of the Lease as far as this director has read it.
+/// The state of the Lease, as this director last read it.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
     /// The last version of the Lease that this director has read, and when it first read that
@@ -39,7 +39,7 @@ pub(super) struct Claim {
 /// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Another director holds the Lease.
+    /// Another director owns the Lease.
     Wait,
     /// Write the Lease with its current resource version, or create it.
     Write(Value),

@@ -537,7 +537,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Handles an error of reading or writing the Lease. If the request was refused, this director
+    /// Handles a failure to read or write the Lease. If the request was refused, this director
     /// serves without writing; any other error ends the session.
     fn not_kept(&mut self, error: Error) -> Result<(), Error> {
         if !error.is_refused() {

@@ -1,4 +1,4 @@
-//! The objects that an API server has, as far as directors need them (pure).
+//! The objects of an API server that directors need (pure: no I/O).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
