@@ -155,8 +155,8 @@ fn open(address: &Address) -> Result<UnixStream, Error> {
             _ => Error::Connect { address, source },
         }
     })?;
-    // A path that the user has named is trusted: only users with write access to its directory can
-    // listen there.
+    // A path that the user has specified is trusted: only users with write access to its directory
+    // can listen there.
     if !matches!(address, Address::Path(_))
         && let Some((uid, _)) = impostor(&stream)
     {
@@ -205,7 +205,7 @@ impl Client {
             Address::Usual(_) => open_usual(address)?,
             _ => open(address)?,
         };
-        // A socket that takes no timeout is none of this system's.
+        // Every socket of this system supports a timeout.
         let _ = stream.set_read_timeout(Some(patience));
         let _ = stream.set_write_timeout(Some(patience));
         let mut client = Self {
@@ -333,8 +333,8 @@ impl Client {
         loop {
             let line: Line<I, R> = self.receive()?;
             if let Some(failure) = line.error {
-                // A dataplane that has no room for another connection answers before it is asked,
-                // with the number 0.
+                // A dataplane that has no slot for another connection answers before the first
+                // request, with the number 0.
                 return Err(Error::Refused(failure));
             }
             if line.id != id {
@@ -358,7 +358,8 @@ impl Client {
         line.push(b'\n');
         match self.stream.get_mut().write_all(&line) {
             Ok(()) => Ok(()),
-            // It may have sent the reason before it closed the connection: that is read next.
+            // The dataplane may have sent the reason before it closed the connection: read the
+            // reason next.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             Err(error) => Err(self.failed(&error)),
         }

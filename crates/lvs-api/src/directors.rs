@@ -95,7 +95,7 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
             key.len()
         ));
     }
-    // A file of zeros is what a crash leaves.
+    // A crash can leave a file of zeros.
     if key.contains(&0) {
         return Err(format!(
             "the key {name} is damaged (it contains zeros): copy it from another director"

@@ -87,7 +87,7 @@ impl Life {
                 .is_some_and(|mask| mask & SIGKILL != 0)
         };
         match state {
-            // The other threads have the files.
+            // The other threads still use the files.
             "Z" | "X" if threads > 1 => Self::Ending,
             "Z" | "X" => Self::Gone,
             _ if flags & ENDING != 0 || pending("SigPnd:") || pending("ShdPnd:") => Self::Ending,

@@ -61,14 +61,14 @@ fn retry<T>(
 ) -> T {
     let begin = Instant::now();
     loop {
-        // Looked at first: a program that begins to answer and ends in between has answered.
+        // Read the time first: a program that starts to answer and then exits has answered.
         let waited = begin.elapsed();
         let result = attempt();
         if !failed(&result) {
             return result;
         }
         if waited > START_LIMIT || !promised(waited) {
-            // The start may have been completed between the attempt and the look.
+            // The start may have been completed between the attempt and the check.
             return attempt();
         }
         thread::sleep(PAUSE);
@@ -131,8 +131,8 @@ impl Processes<'_> {
                     return false;
                 }
                 let age = self.seconds(own.start - process.start);
-                // A shell's child before its exec still has the shell's command line. While it is
-                // replaced, it has none.
+                // Before its exec, a child of a shell has the command line of the shell. During the
+                // exec, it has none.
                 let before_exec = waited <= EXEC_LIMIT
                     && age <= EXEC_LIMIT
                     && process.parent == own.parent
@@ -164,7 +164,7 @@ impl Processes<'_> {
         let directory = self.root.join(pid.to_string());
         let stat = fs::read_to_string(directory.join("stat")).ok()?;
         let (_, mut fields) = name_and_fields(&stat)?;
-        // A zombie process starts nothing.
+        // A zombie process does not start a dataplane.
         fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
         Some(Process {
             parent: fields.next()?.parse().ok()?,
@@ -216,7 +216,7 @@ mod tests {
         fn add(&self, pid: u32, parent: u32, start: u64, command_line: &str, net: Option<u32>) {
             let directory = self.0.path().join(pid.to_string());
             fs::create_dir_all(directory.join("ns")).expect("this test owns the file");
-            // Fields 5 to 21 do not matter.
+            // The values of fields 5 to 21 are not used.
             let between = "0 ".repeat(17);
             let stat = format!("{pid} (a) b) S {parent} {between}{start} 0 0\n");
             fs::write(directory.join("stat"), stat).expect("this test owns the file");
@@ -308,7 +308,7 @@ mod tests {
     fn client_waits_one_second_for_sibling_before_exec() {
         for command_line in ["bash\0setup.sh\0", ""] {
             assert!(waits_for(5, 100_000, command_line, Some(7)));
-            // It becomes `ip netns exec`.
+            // The process becomes `ip netns exec`.
             assert!(waits_for(5, 100_000, command_line, Some(8)));
             assert!(!waits_for(4, 100_000, command_line, Some(7)), "no sibling");
             assert!(!waits_for(5, 99_800, command_line, Some(7)), "too old");
@@ -343,7 +343,7 @@ mod tests {
                 promises > 0
             },
         );
-        // Three failed, and one more after the last look.
+        // Three attempts failed, and one more was made after the last check.
         assert_eq!(result, 4);
         let result = retry(|| 1, |_| false, |_| panic!("the retry succeeds"));
         assert_eq!(result, 1);

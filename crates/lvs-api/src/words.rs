@@ -9,7 +9,7 @@ pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option
     let limit = (letters / 3).max(1);
     known
         .into_iter()
-        // The difference of the lengths is the least distance, and takes no time to see.
+        // The difference of the lengths is a lower bound of the distance, and is fast to compute.
         .filter(|one| one.chars().count().abs_diff(letters) <= limit)
         .map(|one| (strsim::osa_distance(word, one), one))
         .filter(|(distance, _)| *distance <= limit)

@@ -195,7 +195,7 @@ mod tests {
             waits
         });
         assert!(waits);
-        // All users together may have four.
+        // All read-only users together may have four lists.
         let users: Vec<_> = (2..7).filter_map(|uid| places.take(Some(uid))).collect();
         let mut lists: Vec<_> = users[..LISTS_MAX].iter().map(Place::list).collect();
         assert!(lists.iter().all(Option::is_some));

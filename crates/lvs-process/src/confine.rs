@@ -108,7 +108,7 @@ pub struct Places {
 /// Sandboxes the dataplane. Call it before its threads start.
 pub fn dataplane(places: &Places) -> Confinement {
     let mut done = Confinement::default();
-    // It starts nothing that could have more rights.
+    // The process starts no program that needs more rights.
     let given_up = rustix::thread::set_no_new_privs(true);
     match given_up
         .map_err(|error| error.to_string())

@@ -117,7 +117,7 @@ impl Server {
                     let _ = thread::Builder::new()
                         .name("control-conn".into())
                         .spawn(move || {
-                            // An error here is that the client went away.
+                            // The only error is that the client has closed its connection.
                             let _ = serve_connection(&stream, &place, denied, &*dataplane);
                         });
                 }
@@ -215,7 +215,7 @@ impl Leaving {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Release);
-        // Wakes the thread. If that is not possible the thread stays behind, and does no harm.
+        // Wakes the thread. If this is not possible, the thread remains, and is harmless.
         if self.address.connect().is_ok()
             && let Some(thread) = self.thread.take()
         {

@@ -96,7 +96,8 @@ const DATAGRAM_PART: usize = 2;
 impl Balancer {
     pub(super) fn new(most: usize, seed: u64) -> Self {
         let mut director = Director::new(lvs_core::Options {
-            // A connection that is just over and one that is just begun may both be there.
+            // A connection that has just ended and a connection that has just started may both be
+            // in the table.
             max_connections: most + most / 8 + 64,
             seed,
             ..lvs_core::Options::default()
@@ -323,7 +324,7 @@ impl Entry {
                 (Hook::Transit, answer)
             }
         };
-        // The verdict is not needed: the bytes have moved already.
+        // The verdict is not needed: the bytes were already forwarded.
         let _ = inner
             .director
             .handle_packet(&PacketMeta::new(hook, tuple, transport, len), now);

@@ -99,7 +99,7 @@ pub(super) async fn pump(
             match chunk {
                 Chunk::Nothing => break,
                 Chunk::End => {
-                    // It may be gone, which its own direction finds out.
+                    // The receiver may be closed, which the other direction detects.
                     let _ = rustix::net::shutdown(to, rustix::net::Shutdown::Write);
                     return Ok(());
                 }
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn pipes_are_bounded() {
-        // As if other threads had all of them, but for one.
+        // Simulates other threads that use all pipes but one.
         PIPES.fetch_add(PIPES_MAX - 1, Ordering::Relaxed);
         let before = PIPES.load(Ordering::Relaxed);
         let taken: Vec<Pipe> = std::iter::from_fn(Pipe::take).collect();

@@ -181,7 +181,7 @@ impl Proxy {
         let mut inner = balancer.lock();
         let ends = |inner: &crate::balancer::Inner, service: &ServiceId| {
             let service = inner.director.control.service(&(*service).into());
-            // A datagram's server that has gone would be a black hole.
+            // Datagrams to a removed server would be lost.
             service.is_some_and(|service| {
                 service.config().extras.on_server_down != OnServerDown::Kernel
                     || matches!(ServiceId::from(service.key()), ServiceId::Udp { .. })
@@ -240,7 +240,7 @@ fn files() -> usize {
 /// Returns the number of connections that fit into `files` descriptors, of which `others` are
 /// needed for other purposes.
 fn most(files: usize, others: usize) -> usize {
-    // Two of a connection, in addition to those of pipes.
+    // Two descriptors for each connection, in addition to those of pipes.
     let pipes = PIPE_DESCRIPTORS.min(files / 4);
     let most = files.saturating_sub(others + pipes) / 2;
     most.clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)

@@ -80,7 +80,7 @@ impl Workers {
     /// Serves until the close signal is closed.
     pub(super) fn serve(&self, listeners: Listeners, close_signal: &Arc<CloseSignal>) {
         for (worker, socket) in self.0.iter().zip(listeners.sockets) {
-            // A worker ends when the process does.
+            // A worker exits only with the process.
             let _ = worker.send(Order {
                 service: listeners.service,
                 address: listeners.address,

@@ -85,7 +85,8 @@ impl Arena {
         let Owners::Flags(flags) = &self.owners else {
             return None;
         };
-        // Acquire: what its last owner wrote is seen, and nothing of ours comes before.
+        // Acquire: the writes of the last owner are visible, and no later access moves before this
+        // one.
         if flags.get(slot)?.swap(true, Ordering::Acquire) {
             return None;
         }

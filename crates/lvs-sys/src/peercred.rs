@@ -96,7 +96,7 @@ impl Process {
         };
         // SAFETY: one `pollfd`, which lives for the call; the call does not wait.
         let ended = unsafe { libc::poll(&raw mut poll, 1, 0) };
-        // A descriptor of a process becomes readable when it ends (pidfd_open(2)).
+        // A process descriptor becomes readable when the process exits (pidfd_open(2)).
         ended == 0
     }
 }

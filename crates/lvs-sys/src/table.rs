@@ -61,7 +61,7 @@ impl Mapping {
 
     /// Requests large pages. Without them the memory is only slower.
     fn advise(&self) {
-        // Refused where the kernel has none.
+        // The kernel refuses this if it has no large pages.
         let _ = self.madvise(0, self.len - LARGE, libc::MADV_HUGEPAGE);
     }
 
@@ -116,7 +116,7 @@ impl TablePages {
                 }
                 match mapping.madvise(offset, LARGE, COLLAPSE) {
                     Ok(()) => made += 1,
-                    // There is no such memory in one piece now.
+                    // At present, no contiguous memory of this size is available.
                     Err(error)
                         if matches!(
                             error.raw_os_error(),
@@ -215,7 +215,7 @@ mod tests {
                 assert!(made <= len * 8 / LARGE, "{made}");
                 assert_eq!(paused, len * 8 / LARGE);
             }
-            // The kernel has none.
+            // The kernel has no large pages.
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}"),
         }
         let kept = words.iter().step_by(page_size() / size_of::<AtomicU64>());

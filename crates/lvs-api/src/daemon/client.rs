@@ -115,11 +115,11 @@ impl Client {
         if head.code != 200 {
             return Err(self.refusal(&head, stream));
         }
-        // There may be none for a long time.
+        // No event may arrive for a long time.
         let _ = stream.get_ref().set_read_timeout(None);
         loop {
             let line = self.line(&mut stream, BODY_MAX)?;
-            // An empty line ends an event; a comment shows that the daemon runs.
+            // An empty line terminates an event; a comment shows that the daemon runs.
             if let Some(event) = line.strip_prefix(b"data:")
                 && !each(self.json(event)?)
             {

@@ -67,7 +67,7 @@ pub(super) fn line(
     others: &[(&'static str, Value)],
 ) -> String {
     let mut time = String::new();
-    // A clock that cannot be read is no reason to lose the line.
+    // If the clock cannot be read, the line is still written.
     let _ = SystemTime.format_time(&mut Writer::new(&mut time));
     let mut line = String::from("{");
     for (name, value) in [

@@ -91,8 +91,8 @@ impl Queue {
         };
         let len = text.len();
         let before = self.shared.bytes.fetch_add(len, Ordering::AcqRel);
-        // Never waits: it is tried once, and the channel's own lock is held for no call of the
-        // system but a wake-up.
+        // This never waits: it tries once, and no system call except a wake-up runs under the lock
+        // of the channel.
         let lost = self.shared.lost.swap(0, Ordering::AcqRel);
         let sent = before.saturating_add(len) <= BYTES_MAX
             && self

@@ -90,7 +90,7 @@ impl SharedArray {
     /// # Errors
     /// If the file cannot be mapped, can become shorter, or is too short.
     pub fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
-        // Files that are not in memory have no seals: `EINVAL`.
+        // Files of a file system on disk have no seals: `EINVAL`.
         if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -194,7 +194,7 @@ impl Drop for SharedArray {
 /// Opens the pinned array at this path; also returns its length in words.
 fn pinned_array(path: &Path) -> io::Result<(OwnedFd, usize)> {
     let (fd, [_, value, entries]) = pinned_map(path, BPF_MAP_TYPE_ARRAY)?;
-    // Entries begin at 8 bytes each.
+    // The kernel aligns each entry to 8 bytes.
     let words = u64::from(value).div_ceil(8) * u64::from(entries);
     let words = usize::try_from(words).map_err(|_| io::ErrorKind::InvalidInput)?;
     Ok((fd, words))

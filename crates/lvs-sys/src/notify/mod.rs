@@ -95,7 +95,7 @@ pub fn install(places: &Places) -> io::Result<Listener> {
         filter: code.as_mut_ptr(),
     };
     // With the second flag a signal cannot interrupt a call after the supervisor has received it:
-    // the program would repeat a change that was made.
+    // otherwise the program would repeat a change that was already made.
     let flags =
         libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     // SAFETY: the program and its instructions live until after the call, which copies them.

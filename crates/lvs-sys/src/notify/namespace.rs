@@ -102,7 +102,7 @@ mod tests {
     fn owners_of_own_network_namespace_are_found() {
         let own = File::open("/proc/self/ns/net").expect("readable");
         let Ok(owners) = owners(&own) else {
-            // The namespace belongs to a user namespace above this one.
+            // The namespace belongs to an ancestor of this user namespace.
             return;
         };
         assert!(!owners.is_empty());

@@ -109,7 +109,7 @@ impl Caller {
 
     /// Returns a copy of the caller's descriptor `number`.
     pub(super) fn descriptor(&self, number: u64) -> Option<OwnedFd> {
-        // The kernel reads the low half, too.
+        // The kernel also reads only the low half.
         let number = (number & 0xffff_ffff) as u32;
         pidfd_getfd(&self.pidfd, number.cast_signed(), PidfdGetfdFlags::empty()).ok()
     }
@@ -138,7 +138,7 @@ impl Caller {
     /// Its memory; `None` if the thread has exited.
     pub(super) fn memory(&self, call: &Call, listener: &Listener) -> Option<Memory> {
         let memory = Memory(self.file("mem", OFlags::RDWR).ok()?);
-        // The caller still waits, so the memory was its own when the file was opened.
+        // The caller still waits, so the file was its own memory when it was opened.
         listener.is_valid(call.id).then_some(memory)
     }
 
@@ -156,7 +156,7 @@ impl Caller {
 /// The user namespace of a thread, and whether it has CAP_NET_ADMIN there; `None` if it has exited.
 fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
     let user = namespace(directory, USER)?;
-    // Without a number, they would be those of this thread.
+    // Without a thread number, the call would read the capabilities of this thread.
     let thread = Pid::from_raw(i32::try_from(thread).ok()?)?;
     let rights = capabilities(Some(thread)).ok()?;
     Some((user, rights.effective.contains(CapabilitySet::NET_ADMIN)))

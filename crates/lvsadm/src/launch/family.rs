@@ -271,7 +271,7 @@ fn change(
             owner: None,
         }),
         SET_SERVICE => {
-            // Missing attributes are an error whether the service exists or not.
+            // Missing attributes are an error, whether or not the service exists.
             service_config(of_service, family, None)?;
             let found = dataplane.services(Some(service))?;
             let now = found.first().ok_or(Errno::ESRCH)?;

@@ -124,7 +124,7 @@ pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
         number(4)?.min(MINOR),
         0,
         number(12)? & ABILITIES,
-        // Requests in the background: 16, and 12 of them are many.
+        // Maximum number of background requests: 16; from 12 on, the device counts as congested.
         u32::from_ne_bytes([16, 0, 12, 0]),
         u32::try_from(WRITE_MAX).unwrap_or(0),
         1,
@@ -204,7 +204,7 @@ pub(super) fn entries(all: &[(u32, String)], at: usize, room: usize) -> Vec<u8> 
             break;
         }
         let end = out.len() + length;
-        // Programs take the number of a file from elsewhere, but a 0 hides the entry.
+        // Programs read the number of a file elsewhere, but a 0 would hide the entry.
         for value in [1, index as u64 + 1] {
             out.extend(value.to_ne_bytes());
         }
@@ -237,7 +237,7 @@ mod tests {
             assert!(short.extent().is_err() && short.data().is_err());
             assert_eq!(short.name(), None, "the name has no final NUL");
         }
-        // It has fewer bytes than it names.
+        // The request has fewer bytes than its header specifies.
         let bytes = request(WRITE, &[9; 41]);
         assert!(Request::of(&bytes).expect("a header").data().is_err());
         assert!(init(&[7, 0, 0, 0]).is_err());

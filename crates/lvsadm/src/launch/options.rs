@@ -203,7 +203,7 @@ pub(super) fn get(
         }
         _ => return Err(Errno::EINVAL),
     };
-    // The kernel shortens the text of the version only.
+    // The kernel truncates only the text of the version.
     match answer.len() <= room {
         true => Ok(answer),
         false => Err(Errno::EINVAL),

@@ -253,7 +253,7 @@ mod tests {
             text.contains("-6 address add 2001:db8::10/128 dev lo nodad"),
             "{text}"
         );
-        // ARP is IPv4's.
+        // ARP exists only for IPv4.
         for undo in [false, true] {
             let text = dr(&vips(&["2001:db8::10"]), undo);
             assert!(
