@@ -91,7 +91,7 @@ fn feed(
 /// Whether the control socket, the packet path and the keeper answer within `patience`.
 fn answers(address: &Address, patience: Duration) -> Result<(), Error> {
     let mut client = match Client::connect_patiently(address, patience) {
-        // With all places in use it is busy, and alive.
+        // If all slots are in use, the dataplane is busy, but works.
         Err(Error::Refused(failure)) if failure.code == FailureCode::Full => return Ok(()),
         other => other?,
     };

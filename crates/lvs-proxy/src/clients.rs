@@ -125,7 +125,7 @@ impl Queue {
         let pause = u64::try_from(NEW_IDLE.as_millis()).unwrap_or(u64::MAX);
         for _ in 0..LOOKS.min(self.talking.len()) {
             let (_, client) = self.talking.pop_first()?;
-            // Its turn comes again after that of all other clients.
+            // The client's next turn is after the turns of all other clients.
             *next += 1;
             client.number.store(*next, Ordering::Release);
             self.talking.insert(*next, Arc::clone(&client));
@@ -358,7 +358,7 @@ mod tests {
         let left: Vec<bool> = flood.iter().map(taken).collect();
         assert!(left[..901].iter().all(|taken| *taken), "the oldest go");
         assert!(left[901..].iter().all(|taken| !taken));
-        // Nor can a flood that is not given up hold more than it should.
+        // A flood that is not evicted cannot occupy more slots than its share.
         let more = (0..2000_u16).map(|n| slot(&clients, 1, client(3000 + n, 1), 4));
         let more: Vec<Admission> = more.collect();
         assert!(matches!(more.last(), Some(Admission::Full)));
@@ -441,7 +441,7 @@ mod tests {
         assert!(others.iter().filter(|one| taken(one)).count() <= 1);
         // No client of it is near the front, so that the search is short.
         assert!(refused > 0);
-        // Without other services, it has all places.
+        // Without other services, the service may use all slots.
         let alone = Arc::new(Clients::default());
         let mut own: Vec<Slot> = (1..=1000)
             .map(|port| some(slot(&alone, 1, client(1, port), 0)))

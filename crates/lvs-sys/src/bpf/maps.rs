@@ -500,7 +500,7 @@ impl MapPlace {
 
     /// Empties the map's entry for programs.
     pub fn clear(&self) {
-        // There was none: that is as well.
+        // An absent entry is not an error.
         let _ = self.element(BPF_MAP_DELETE_ELEM, 0);
     }
 

@@ -318,7 +318,7 @@ impl Connection<'_> {
     }
 
     fn ask<R>(&mut self, ask: impl Fn(&mut Client) -> Result<R, Error>) -> Result<R, Errno> {
-        // A connection that was open already may be to a dataplane that has ended.
+        // An existing connection may be to a dataplane that has exited.
         let mut reconnect = self.link.client.is_some();
         loop {
             let client = match self.link.client.take() {
@@ -384,7 +384,7 @@ impl Connection<'_> {
                 return Err(Errno::EBUSY);
             }
             Err(place::LockError::Held(_)) => self.link.is_shared = true,
-            // There is no place for a lock.
+            // No lock file can be created.
             Err(_) => {}
         }
         Ok(())
@@ -442,7 +442,7 @@ impl Dataplane for Connection<'_> {
     }
 
     fn table_size(&mut self) -> Result<u32, Errno> {
-        // A call, because a connection may be to a dataplane that has ended.
+        // Make a call, because the connection may be to a dataplane that has exited.
         self.ask(|client| {
             client.call::<Timeouts>(&Call::TimeoutsGet {})?;
             Ok(client.hello().table_size)

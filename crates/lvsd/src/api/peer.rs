@@ -23,7 +23,7 @@ pub(crate) enum Peer {
     Tcp(SocketAddr),
     /// A client of the daemon's own socket.
     Local {
-        /// A short name of the client's user.
+        /// The user of the client, as text.
         who: String,
         /// The reason why the client has no write access.
         denied: Option<String>,

@@ -528,7 +528,7 @@ mod tests {
         let closed = chain(at, "accept").replace("policy accept", "policy drop");
         let answer = found(&closed);
         assert!(answer[0].contains("unless a rule accepts it"), "{answer:?}");
-        // The rules of a chain that the first chain calls are in the host's stack again.
+        // The rules in the listing after this chain belong to the host's stack again.
         let both =
             format!("{closed}table ip f {{\n\tchain INPUT {{\n\t\ttcp dport 80 drop\n\t}}\n}}\n");
         assert!(found(&both)[1].contains("no longer receives"));

@@ -117,7 +117,7 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
             assert!(message.contains(part), "{part}: {message}");
         }
     }
-    // Where it need not be used, the dataplane goes without.
+    // If the kernel fast path is not required, the dataplane starts without it.
     for fast_path in ["off", "auto"] {
         load(&format!(
             "[dataplane]\nfast_path = \"{fast_path}\"\nbackend = \"tun\"\nreverse_path = \"loose\"\n"

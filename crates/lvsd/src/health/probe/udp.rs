@@ -73,7 +73,7 @@ impl ProbeKind for Udp {
         socket.send(&self.payload).await.map_err(failed)?;
         let mut answer = [0; PAYLOAD_MAX];
         let received = if self.silence_ok {
-            // Well before the check's own time is up.
+            // Well before the time limit of the check.
             let limit = asked.timeout.mul_f32(0.9);
             match tokio::time::timeout(limit, socket.recv(&mut answer)).await {
                 Ok(received) => received,
@@ -196,7 +196,7 @@ mod tests {
             probe(&check, address).await
         };
         let ask = async |more: &str| ask_for("30s", more).await;
-        // All of its time is waited for.
+        // The probe waits for all of its time.
         let silent = async |more: &str| ask_for("300ms", more).await;
         assert!(ask("payload = \"hello\"").await.is_ok());
         assert!(ask("payload = \"hello\", reply = \"hel\"").await.is_ok());
