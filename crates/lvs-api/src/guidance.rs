@@ -106,7 +106,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
             "ignore_tunneled is 1. To balance packets that arrive through a tunnel as well, set ignore_tunneled = 0 in [sysctl] in the file of lvsd."
         }
         "own_address" => {
-            "A client tries ports of a virtual address that no service has: this is ordinary, or a service is missing in the file of lvsd."
+            "A client tries ports of a virtual address that no service has: this is normal, or a service is missing in the file of lvsd."
         }
         "no_local_port" => {
             "Add addresses for full NAT (`local_addresses` in [dataplane] in the file of lvsd), or shorten the timeouts \

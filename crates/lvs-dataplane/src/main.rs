@@ -516,7 +516,7 @@ fn run(
         (Ok(state_keeper), _) => state_keeper,
         (Err(error), WarmRestart::On) => return Err(error).context("--warm-restart on"),
         (Err(error), _) => {
-            warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
+            warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
             None
         }
     };

@@ -58,7 +58,7 @@ pub(crate) const OPTIONS: [OwnOption; 3] = [
 pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     (
         "LVS_SOCKET",
-        "the same as --socket (default: a socket in /run/lvs, named by the network namespace)",
+        "the same as --socket (default: the socket of the network namespace, in /run/lvs)",
     ),
     ("LVS_AUTOSTART=1", "start lvs-dataplane if none answers"),
 ];

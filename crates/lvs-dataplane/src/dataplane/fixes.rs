@@ -67,7 +67,7 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
 pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
     match reason {
         AcceptReason::NoService => {
-            "Ordinary for the host's own traffic. If a service should have accepted the packet: lvsadm explain tcp SRC:PORT VIP:PORT."
+            "This is normal for the host's own traffic. If a service should have accepted the packet: lvsadm explain tcp SRC:PORT VIP:PORT."
         }
         AcceptReason::NotNew => {
             "The dataplane has restarted, or a connection was idle for longer than its timeout: the host resets it. If it is often the latter, use longer timeouts (lvsadm --set)."
@@ -82,7 +82,7 @@ pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
             "Passive FTP needs a persistent service at port 21 (-p), or a service of a mark with both ports."
         }
         AcceptReason::NoConnection => {
-            "Ordinary for connections that servers open themselves. If clients see replies from a server's own address, the dataplane has restarted, or their requests bypass the director."
+            "This is normal for connections that servers open themselves. If clients see replies from a server's own address, the dataplane has restarted, or their requests bypass the director."
         }
         AcceptReason::BackupOnly => {
             "The sysctl backup_only is set. To let this director forward: lvsadm --stop-daemon backup, or sysctl backup_only=0."
@@ -181,7 +181,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         }
         FrameDrop::HostStray => "ip route show dev lvs-host0: only virtual addresses belong there.",
         FrameDrop::OwnAddress => {
-            "A client tries ports of a virtual address without a service: ordinary, or a service is missing (lvsadm -A)."
+            "A client tries ports of a virtual address without a service: this is normal, or a service is missing (lvsadm -A)."
         }
     }
 }

@@ -494,7 +494,7 @@ fn open_warm_restart(
         Ok((Arc::new(warm_restart) as Arc<dyn WarmState>, shards))
     });
     made.inspect_err(|error| {
-        warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
+        warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
     })
     .ok()
 }

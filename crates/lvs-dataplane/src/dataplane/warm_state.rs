@@ -176,7 +176,7 @@ impl WarmState for WarmRestart {
 
     fn has_taken_over(&self) {
         if let Err(error) = self.has_taken_over() {
-            warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
+            warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
         }
     }
 

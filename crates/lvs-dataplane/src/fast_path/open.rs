@@ -83,7 +83,7 @@ impl FastPath {
             Ok(pins) => pins,
             Err(error) => {
                 info!(
-                    "no warm restart: if this dataplane is killed, its connections end: no BPF file system: {error}"
+                    "no warm restart (no BPF file system: {error}): if this dataplane is killed, its connections end"
                 );
                 return alone(error);
             }
@@ -97,7 +97,9 @@ impl FastPath {
                 });
             }
             Err(error) => {
-                warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
+                warn!(
+                    "no warm restart ({error}): if this dataplane is killed, its connections end"
+                );
                 return alone(error);
             }
         };

@@ -315,7 +315,7 @@ pub(super) fn attach(
     let link = program.attach(ifindex)?;
     if let Err(error) = link.pin(path) {
         warn!(
-            "no warm restart: if this dataplane is killed, its connections end: {}: {error}",
+            "no warm restart ({}: {error}): if this dataplane is killed, its connections end",
             path.display()
         );
     }

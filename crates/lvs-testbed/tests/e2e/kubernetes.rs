@@ -1204,7 +1204,7 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
         bed.director(0)?.stop(Signal::SIGTERM)?;
         bed.start(0)?;
         bed.wait("the stored servers to be used", |bed| {
-            bed.status(0).contains("kept from before lvsd began")
+            bed.status(0).contains("from before the start of lvsd")
         })?;
         ensure!(before == [0, 1].map(|index| bed.servers(index, &bed.web())));
         bed.start_api_server("first")?;

@@ -322,7 +322,7 @@ impl View {
         )?;
         out.counters(
             "lvs_config_reloads",
-            "Readings of the file while lvsd ran",
+            "Times that lvsd has read the file since its start",
             [
                 ([("result", "taken")], counts.reloads),
                 ([("result", "refused")], counts.reloads_refused),
@@ -351,7 +351,7 @@ impl View {
             )?;
             out.gauge(
                 "lvs_proxy_connections_max",
-                "Maximum of simultaneously relayed connections and clients",
+                "Maximum number of simultaneously relayed connections and clients",
                 proxy.most,
             )?;
             out.counter(
@@ -361,7 +361,7 @@ impl View {
             )?;
             out.counter(
                 "lvs_proxy_evicted",
-                "Clients of datagrams that were evicted for others",
+                "Datagram clients that were evicted for other clients",
                 proxy.evicted,
             )?;
             out.counter(
@@ -445,7 +445,7 @@ impl View {
         }
         out.counter(
             "lvs_dataplane_restarts",
-            "Dataplanes that lvsd found in place of a previous one",
+            "Times that lvsd found another dataplane instead of the previous one",
             self.counts.dataplane_restarts,
         )?;
         self.processes(out)?;
@@ -474,7 +474,7 @@ impl View {
         )?;
         out.gauge(
             "lvs_table_capacity",
-            "Maximum of connections in the dataplane's table",
+            "Maximum number of connections in the dataplane's table",
             info.capacity,
         )?;
         out.gauge(

@@ -547,7 +547,7 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
             };
             match at {
                 Some(at) => write!(text, "{items}, {} ago", lasted(now.saturating_sub(at))),
-                None => write!(text, "{items}, kept from before lvsd began"),
+                None => write!(text, "{items}, from before the start of lvsd"),
             }
         }
     };

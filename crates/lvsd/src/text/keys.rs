@@ -215,7 +215,7 @@ impl Keys<'_> {
             Err(error) => {
                 self.report(
                     Diagnostic::error(self.place(key), format!("cannot read {path:?}: {error}"))
-                        .help("name a file that lvsd can read"),
+                        .help("write the path of a file that lvsd can read"),
                 );
                 None
             }

@@ -31,7 +31,7 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )?;
     out.gauge(
         "lvs_vrrp_active",
-        "Whether the dataplane owns the virtual addresses, or is to own them",
+        "Whether the dataplane owns the virtual addresses, or is about to take them over",
         u32::from(vrrp.active),
     )?;
     out.gauge(

@@ -205,7 +205,8 @@ impl Checker<'_> {
             Err(error) => {
                 let title = format!("cannot read {:?}: {error}", path.get_ref());
                 self.report(
-                    Diagnostic::error(path.span(), title).help("name a file that lvsd can read"),
+                    Diagnostic::error(path.span(), title)
+                        .help("write the path of a file that lvsd can read"),
                 );
                 None
             }

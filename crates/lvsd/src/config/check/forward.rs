@@ -60,7 +60,7 @@ impl Checker<'_> {
                         value.span(),
                         format!("unknown forwarding method `{}`", value.get_ref()),
                     )
-                    .help(format!("here it is called \"{word}\"")),
+                    .help(format!("lvsd calls it \"{word}\"")),
                 );
                 return None;
             }
@@ -152,7 +152,7 @@ impl Checker<'_> {
             let title = format!("unknown checksum of a tunnel `{}`", value.get_ref());
             self.report(
                 Diagnostic::error(value.span(), title)
-                    .help(format!("here it is called \"{}\"", known.name())),
+                    .help(format!("lvsd calls it \"{}\"", known.name())),
             );
             return None;
         }

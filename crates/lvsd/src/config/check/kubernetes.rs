@@ -187,7 +187,8 @@ impl Checker<'_> {
         let finding = match std::fs::metadata(file.get_ref()) {
             Err(error) => {
                 let title = format!("cannot read {:?}: {error}", file.get_ref());
-                Diagnostic::error(file.span(), title).help("name a file that lvsd can read")
+                Diagnostic::error(file.span(), title)
+                    .help("write the path of a file that lvsd can read")
             }
             Ok(meta) if meta.mode() & 0o007 != 0 => {
                 let help = format!(

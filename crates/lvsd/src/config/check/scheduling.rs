@@ -225,7 +225,7 @@ impl Checker<'_> {
                     .label("the scheduler chooses no other server for them")
                     .help(fix(
                         fallback,
-                        "drain = \"0s\" to delete servers at once, or \"30s\" to accept it",
+                        "set drain = \"0s\" to delete servers at once, or \"30s\" to accept this",
                     )),
                 );
             }
@@ -270,13 +270,13 @@ impl Checker<'_> {
             let title = "clients of a server whose check fails are refused";
             let help = fix(
                 fallback,
-                "on_check_failure = \"remove\", or \"quiesce\" to accept it",
+                "set on_check_failure = \"remove\", or \"quiesce\" to accept this",
             );
             (at, title, help)
         } else if !quiesces_at_zero(config, templates_stay) {
             let at = raw.persistence.as_ref().map(Spanned::span);
             let title = "clients stay on a server whose check fails";
-            let help = "set on_check_failure = \"remove\", the sysctl expire_quiescent_template = 1, or \"quiesce\" to accept it";
+            let help = "set on_check_failure = \"remove\", the sysctl expire_quiescent_template = 1, or \"quiesce\" to accept this";
             (at, title, help.to_owned())
         } else {
             return chosen;

@@ -165,7 +165,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     weight.span(),
-                    format!("the scheduler {name} does not go by weights"),
+                    format!("the scheduler {name} does not use weights"),
                 )
                 .help(format!(
                     "remove the weight{}; 0 still takes a server out of service",

@@ -334,7 +334,7 @@ fn implausible_settings_cause_warnings() {
     for (text, wanted) in [
         (
             service("scheduler = \"rr\"", ["", "weight = 2"]),
-            "11:10 the scheduler rr does not go by weights",
+            "11:10 the scheduler rr does not use weights",
         ),
         (
             service("", ["weight = 0", "weight = 0"]),

@@ -40,7 +40,7 @@ error: unknown forwarding method `masq`
 5 | forward = "masq"
   |           ^^^^^^
   |
-  = help: here it is called "nat"
+  = help: lvsd calls it "nat"
 
 error: unknown key `intervall`
  --> test.toml:6:25

@@ -164,7 +164,7 @@ impl Access {
             Err(error) => {
                 return wrong(
                     format!("cannot read {path:?}: {error}"),
-                    "name a file that lvsd can read",
+                    "write the path of a file that lvsd can read",
                 );
             }
         };
