@@ -225,7 +225,7 @@ impl Checker<'_> {
                     .label("the scheduler chooses no other server for them")
                     .help(fix(
                         fallback,
-                        "set drain = \"0s\" to delete servers at once, or \"30s\" to accept this",
+                        "drain = \"0s\" to delete servers at once, or \"30s\" to accept this",
                     )),
                 );
             }
@@ -270,7 +270,7 @@ impl Checker<'_> {
             let title = "clients of a server whose check fails are refused";
             let help = fix(
                 fallback,
-                "set on_check_failure = \"remove\", or \"quiesce\" to accept this",
+                "on_check_failure = \"remove\", or \"quiesce\" to accept this",
             );
             (at, title, help)
         } else if !quiesces_at_zero(config, templates_stay) {
