@@ -184,7 +184,7 @@ fn relay(
             Err(error) => return Err(error).context("reading a tunnel's packets"),
         };
         if let Some(frame) = unwrap(&mut buffer[..ETHERNET + length], from, destination, source) {
-            // A full queue drops, as it would on a wire.
+            // A full queue drops packets, as a link does.
             let _ = packet.send(frame);
         }
     }
@@ -253,7 +253,7 @@ fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
             let sum: u64 = words
                 .map(|word| u64::from(word[0]) << 8 | word.get(1).map_or(0, |&low| u64::from(low)))
                 .sum();
-            // Ones' complement: a right sum is a multiple of 2^16 - 1.
+            // Ones' complement: a correct sum is a multiple of 2^16 - 1.
             sum.is_multiple_of(0xffff).then_some((version, 8))
         }
         _ => None,

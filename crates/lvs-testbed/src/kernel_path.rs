@@ -142,7 +142,7 @@ impl Programs {
         // Sometimes the frame has a sum of the card, if the kernel supports that. With padding, the
         // kernel cuts off the sum as well, and would then report a wrong sum.
         self.turns += 1;
-        // The starting point of look-ups does not matter.
+        // The starting point of look-ups does not affect the result.
         self.kernel
             .try_homes([self.turns.is_multiple_of(2), self.turns.is_multiple_of(3)]);
         if self.turns.is_multiple_of(2) {
@@ -159,7 +159,7 @@ impl Programs {
         }
         let (verdict, out) = match run {
             Ok(run) => run,
-            // It wants to see a whole IP header where the EtherType announces one.
+            // The kernel requires a complete IP header if the EtherType is IP.
             Err(_) if bytes.len() < 14 + 40 => return None,
             Err(error) => panic!("the kernel tries programs out: {error}"),
         };

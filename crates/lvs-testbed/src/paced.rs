@@ -148,7 +148,7 @@ fn send(rate: u64, downloads: &Receiver<Download>) {
         turn = (turn + 1) % MOMENTS;
         moments[turn].retain_mut(|download| goes_on(download, rate, &bytes));
         next += step;
-        // A late stream catches up: the clock decides what is due, not the number of turns.
+        // A late stream catches up: the clock determines the number of due bytes.
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
 }
@@ -164,7 +164,7 @@ fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
                 download.took = Instant::now();
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // Its buffer is full.
+            // The send buffer is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(_) => return false,
         }

@@ -105,7 +105,7 @@ fn ports(src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
 
 fn finish(src: SocketAddr, dst: SocketAddr, protocol: Protocol, at: usize, l4: &mut [u8]) {
     let sum = oracle::transport(src.ip(), dst.ip(), protocol.0, l4);
-    // Not zero: to UDP that is none at all, and to TCP both zeros are the same.
+    // Not zero: for UDP, zero means "no checksum"; for TCP, both zeros are equal.
     let sum = if sum == 0 { 0xffff } else { sum };
     l4[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }

@@ -342,7 +342,7 @@ impl Lab {
                 for host in self.hosts() {
                     super::end_loss(host)?;
                 }
-                // No update is lost for good: the replication uses TCP.
+                // No update is lost permanently: the replication uses TCP.
                 self.wait_in_step()?;
                 for director in &self.directors {
                     let reported = self.site.lvsadm_on(&director.host, "sync")?;
@@ -356,7 +356,7 @@ impl Lab {
     /// Established connections with a server, or with any (`""`), in a director's table.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let reported = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
-        // The connections of the scenario before this one have been closed.
+        // The connections of the previous scenario have been closed.
         let open = reported
             .lines()
             .filter(|line| line.contains("ESTABLISHED") && line.contains(server));
@@ -435,7 +435,7 @@ impl Lab {
     fn drain(&self) -> Result<()> {
         let (server, service) = self.drained();
         for director in &self.directors {
-            // By hand, which counts as a drain.
+            // A manual weight change, which counts as a drain.
             let words = format!(
                 "-e -t {service} -r {server} {} -w 0",
                 self.site.options.forward.flag()
@@ -524,7 +524,7 @@ impl Director {
             )
             .replace("10.9.0.1:", &format!("10.9.0.{number}:"));
         if forward == Forward::Tun {
-            // Servers here take no IPv6 from a tunnel.
+            // The servers here do not accept IPv6 from a tunnel.
             let begin = lvsd
                 .find("[[service]]\nname      = \"web6\"")
                 .context("IPv6")?;
@@ -549,7 +549,7 @@ impl Director {
                 .replace("name      = \"web\"\n", "name      = \"web\"\ndiscover   = { etcd = \"web\" }\n");
         }
         if scenario == Scenario::Alone {
-            // One client's connections go to all servers, some to the one that is drained.
+            // The connections of one client use all servers, including the drained server.
             lvsd = lvsd.replace(
                 "scheduler = \"mh\"",
                 "scheduler_flags = [\"mh-port\"]\nscheduler = \"mh\"",
@@ -590,7 +590,7 @@ impl Director {
             }
             Routing::ExaBgp => {
                 put(&self.host, "/etc/exabgp/exabgp.conf", &own(EXABGP))?;
-                // Its place in the example is the host's own.
+                // The example has another place for the script.
                 let script = "/etc/exabgp/announce-lvs";
                 put(&self.host, script, ANNOUNCE)?;
                 self.host.sh(&format!(

@@ -420,7 +420,7 @@ impl Bed {
             ];
             match events.into_iter().flatten().min() {
                 Some(next) if next < end => {
-                    // An event that is due and does not go away must not stop the clock.
+                    // An event that stays due must not stop the clock.
                     self.now = next.max(self.now + Duration::from_millis(1)).min(end);
                     self.director.advance(self.now);
                 }
@@ -477,7 +477,8 @@ impl Bed {
         };
         programs.fold(&mut self.director.control);
         self.seen.lock().forwarded = programs.forwarded;
-        // A walk behind each packet: then the master sends each message that the kernel sends.
+        // Walk over the connections after each packet, so that the master sends each message that
+        // the kernel sends.
         if self.director.shard.has_master() {
             let _ = (self.director.shard).sync_offloaded_piece(0, usize::MAX, self.now);
         }
@@ -554,7 +555,7 @@ impl Bed {
         }
         self.output.recycle();
         if port == HOST {
-            // Nothing for the director: it goes its way.
+            // The packet is not for the director, and continues on its path.
             let stray = self.pipeline.counters.dropped_for(FrameDrop::HostStray) != strays;
             if stray || self.pipeline.counters.left != left {
                 self.transmit(frame);

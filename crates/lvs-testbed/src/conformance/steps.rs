@@ -66,7 +66,7 @@ impl Known {
         if !tunnelled && read.dst.ip() != dst.ip() {
             return Some(read.dst);
         }
-        // A configured port of 0 stands for the packet's.
+        // A configured port of 0 means the port of the packet.
         let filled = |addr: &SocketAddr| match addr.port() {
             0 => SocketAddr::new(addr.ip(), dst.port()),
             _ => *addr,
@@ -271,8 +271,8 @@ impl Replay<'_> {
             self.bed.inject(CLIENTS, &from_client(&packet));
         }
         if self.random {
-            // Chosen at random: any server, but one where the kernel found one. Thresholds are
-            // reached elsewhere, though.
+            // The server was chosen at random: any server is accepted, but there must be one if the
+            // kernel found one. Thresholds may be reached at another time.
             if !self.limited {
                 log.compare("forwarded", &expected.is_some(), &server.is_some());
             }

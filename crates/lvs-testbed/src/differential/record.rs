@@ -133,7 +133,7 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
         GRE => l4 + 4,
         _ => return fields,
     };
-    // The director has filled in the time before it put the packet into the tunnel.
+    // The director has filled in the time stamp before it encapsulated the packet.
     let packet = ip.get(inner..).unwrap_or_default();
     let header = ipv4::header_len(packet);
     if packet.len() >= header && header > ipv4::HEADER_LEN && packet[0] >> 4 == 4 {

@@ -211,7 +211,7 @@ impl Bed {
     /// # Panics
     /// As [`new`](Self::new).
     pub fn fast_path(scene: &Scene, entropy: &mut Entropy<'_>) -> Result<Self, FastPathError> {
-        // The layout of the table follows from all choices before it.
+        // The layout of the table depends on all earlier choices.
         let mut before = entropy.clone();
         drop(table(scene, &mut before));
         let control = Control::new(options(&mut before));
@@ -431,7 +431,7 @@ impl Bed {
             }
             for (port, frames) in self.output.queues() {
                 for frame in frames {
-                    // The received packet of this frame is not known any more.
+                    // The received packet of this frame is unknown by now.
                     let link = if port == HOST { 0 } else { 14 };
                     let ip = &frame.bytes()[link..];
                     assert!(oracle::parts(ip).is_some(), "released: {}", hex(ip));
@@ -545,7 +545,7 @@ impl Bed {
                 return vec![sent];
             }
         }
-        // An earlier frame may have reduced the room in it.
+        // An earlier frame may have reduced its free space.
         if self.slot.tailroom() + self.slot.len() < lvs_packet::frame::MAX_FRAME {
             self.slot = Frame::new();
         }
@@ -824,7 +824,7 @@ impl Decide for Either<'_> {
 
 fn came(ip: &[u8], offload: &Offload) -> Came {
     let mut ip = ip.to_vec();
-    // The length of an aggregate may be left out.
+    // The length of a super-packet may be 0.
     let at = if ip.first().is_some_and(|byte| byte >> 4 == 6) {
         4
     } else {

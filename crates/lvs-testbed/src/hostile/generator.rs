@@ -185,7 +185,7 @@ impl<'a> Generator<'a> {
                 }
                 let mut frame = packet::ethernet_ip(mac, PEER, ip);
                 if frame.len() < 60 && self.entropy.one_in(2) {
-                    // As a real wire pads it, and not always with zeros.
+                    // Padding as on a real link, not always with zeros.
                     frame.resize(60, 0xa5);
                 }
                 frame
@@ -380,7 +380,7 @@ impl<'a> Generator<'a> {
         let number = self.entropy.below(self.scene.servers.len());
         let (server, _) = self.scene.server(number, &offer);
         let virt = SocketAddr::new(vip, offer.port);
-        // About what the director has sent to the server, or to the client.
+        // The error is about a packet that the director has sent to the server or to the client.
         let (from, src, dst, inner) = match self.entropy.below(4) {
             0 | 1 if server.is_ipv4() == client.is_ipv4() => {
                 let inner = self.datagram(offer.protocol, client, server);
@@ -839,14 +839,14 @@ impl<'a> Generator<'a> {
                 let pieces = packet::fragments(&whole, &[size, 8 + size % 64], id);
                 let mut piece = pieces[self.entropy.below(pieces.len())].clone();
                 match self.entropy.below(8) {
-                    // Somewhere else: overlaps and holes.
+                    // At another offset: overlaps and gaps.
                     0..=2 => {
                         let units = u16::try_from(self.entropy.below(40)).unwrap_or(0);
                         self.set_offset(&mut piece, offset_at, units);
                     }
                     // Beyond 64 KiB.
                     3 => self.set_offset(&mut piece, offset_at, 0x1fff - (id & 7)),
-                    // Of a length that cannot be.
+                    // With an impossible length.
                     4 => {
                         let len = piece.len() - self.entropy.below(9);
                         piece.truncate(len);

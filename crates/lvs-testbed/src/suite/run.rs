@@ -139,7 +139,7 @@ impl Progress {
                 self.began.elapsed().as_secs(),
                 if terminal { " " } else { "\n" },
             );
-            // A closed pipe is no reason to stop.
+            // A closed pipe must not stop the tests.
             let _ = std::io::stdout().flush();
         }
     }
@@ -155,7 +155,7 @@ fn run(
     let mut command = if test.waits {
         Command::new(&test.executable)
     } else {
-        // Computing tests take the time that waiting tests leave.
+        // Computing tests use the processor time that waiting tests leave.
         let mut nice = Command::new("nice");
         nice.args(["-n", "10"]).arg(&test.executable);
         // Many make a connection table for each recording. The C library clears one of megabytes only if it has not

@@ -119,7 +119,7 @@ fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
     let script =
         "ip link set eth0 down; ip link set eth1 down; ip link set eth0 up; ip link set eth1 up";
     event(&site, &places, "a link that is set up", script)?;
-    // The carrier alone: the other end of the cable.
+    // Only the carrier is lost: the other end of the cable is pulled.
     settle(&places)?;
     let mac = site.director.sh("cat /sys/class/net/eth0/address")?;
     site.testbed

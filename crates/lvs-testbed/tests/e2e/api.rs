@@ -261,7 +261,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     })
     .with_context(|| format!("{seen:#?}\n{}", exporter.log()))?;
 
-    // A Prometheus finds lvsd well.
+    // A Prometheus scrapes lvsd successfully.
     let config = dir.join("prometheus.yml");
     fs::write(
         &config,
@@ -400,7 +400,7 @@ fn api_agrees_with_commands() -> Result<()> {
     let mut lvsd = start(&site)?;
     let program = programs::find("lvsd")?;
 
-    // One truth.
+    // The API and the commands show the same state.
     let calm = |mut status: Value| {
         for key in ["uptime", "check_lag_ms", "dataplane"] {
             status[key] = Value::Null;
@@ -487,7 +487,7 @@ fn api_agrees_with_commands() -> Result<()> {
         "{done}"
     );
 
-    // A reload that takes the address away closes it, and nothing else.
+    // A reload that removes the address closes only this listener.
     let text = fs::read_to_string(&path)?
         .replace("listen = \"127.0.0.1:9560\"", "listen = \"127.0.0.1:9561\"");
     fs::write(&path, text)?;
@@ -570,7 +570,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     browser.open("http://127.0.0.1:9560/")?;
     browser.wait_for("#verdict", "All is well", long)?;
 
-    // A hostile name is words, wherever it stands.
+    // A hostile name is shown as text, everywhere on the page.
     let seen =
         browser.run("return [...document.querySelectorAll('.name')].map((e) => e.textContent)")?;
     ensure!(
@@ -632,7 +632,7 @@ fn dashboard_works_in_browser() -> Result<()> {
         json(&site, "v1/status").is_ok_and(|s| s["admin"] == serde_json::json!([]))
     })?;
 
-    // A dead server is seen: first on the page, with the reason.
+    // A dead server is shown first on the page, with the reason.
     site.programs.remove(2).kill();
     let killed = std::time::Instant::now();
     let dead = format!("{}:80", site.real_address(2));

@@ -391,7 +391,7 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     };
     let mut lvsd = start(&site, &text)?;
     wait_health(&site, "clients", &["up", "up"], &lvsd)?;
-    // The second server does not take clients' packets any more; its own address serves.
+    // The second server no longer accepts packets of clients; its own address still answers.
     let broken = match forward {
         Forward::Nat => "ip route replace default via 10.0.0.250",
         _ => {

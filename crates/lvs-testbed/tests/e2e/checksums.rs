@@ -27,7 +27,7 @@ fn amount(full: u64) -> u64 {
 const CHAIN: u64 = 8;
 
 fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {
-    // Values at which sums carry over are worth more than others.
+    // Values at which sums carry over are tested more often.
     let mut octets = [0; 16];
     match entropy.below(4) {
         0 => octets.fill(0xff),
@@ -120,7 +120,7 @@ fn translations(seed: u64, count: u64, six: bool) {
                     });
                     unfinished += 1;
                 }
-                // UDP of IPv4 may have none; then one is made.
+                // UDP over IPv4 may have no checksum; then the director computes one.
                 1 if parts.protocol == 17 && !six => ip[at..at + 2].fill(0),
                 _ => {}
             }

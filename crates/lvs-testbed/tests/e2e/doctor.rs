@@ -66,7 +66,7 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     );
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "0")?;
 
-    // A card that these links are not: what its tools print is made up.
+    // These links have no such network card: the output of its tools is simulated.
     let tools = [
         ("ethtool", "echo large-receive-offload: on"),
         (
@@ -156,7 +156,7 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
 fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
     let site = site("doctlost", Forward::Nat)?;
     let dataplane = site.dataplane.as_ref().context("a dataplane")?;
-    // It reads nothing while the client floods it.
+    // The dataplane reads nothing while the client floods it.
     dataplane.signal(Signal::SIGSTOP)?;
     let flood = site.client.sh(&format!(
         r#"perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); my $to = sockaddr_in(9, inet_aton("{}"));

@@ -89,7 +89,7 @@ fn log_without_reader_delays_no_packet() -> Result<()> {
         open.pause_ms = 5;
         let steady = site.client.steady_load(&open)?;
         for _ in 0..3 {
-            // Each is worth a line.
+            // Each connection causes one log line.
             site.director
                 .sh("ip rule add to 198.51.100.1 table 77; ip rule del to 198.51.100.1 table 77; ip addr add 198.51.100.9/32 dev lo; ip addr del 198.51.100.9/32 dev lo")?;
             requests(&site, 40)?;
@@ -118,7 +118,7 @@ fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     );
     let output = refused_by(&site, &NOBODY, own)?;
     ensure!(output.contains("only root with CAP_NET_ADMIN"), "{output}");
-    // All of them may look.
+    // All of these users may read the state.
     for launcher in [&BARE_ROOT[..], &["unshare", "-U", "-r", "--"], &NOBODY] {
         let output = refused_by(&site, launcher, &add)?;
         ensure!(
@@ -157,7 +157,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
             output.contains("it is possibly not a dataplane"),
             "{output}"
         );
-        // They do not answer either: a connection to them must not wait forever.
+        // The foreign processes do not answer: a connection to them must not wait forever.
         for squatter in &squatters {
             squatter.signal(Signal::SIGSTOP)?;
         }

@@ -233,7 +233,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     registered[1].signal(Signal::SIGKILL)?;
     wait_usable(&site, &[2, 3], &lvsd)?;
 
-    // Only the invalid key is left out, and its service stays as it was.
+    // Only the invalid key is ignored, and its service stays unchanged.
     for garbage in ["garbage", "[[service]]\naddress = \"nonsense\"\n"] {
         put(&site, 1, "/lvs/services/web", garbage)?;
         wait_status(&site, "the report of the invalid value", |status| {
@@ -387,7 +387,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         })
         .with_context(plan)?;
     }
-    // As soon as it answers, it counts.
+    // The member is used as soon as it answers.
     let _member = self::member(&site, 0, 1, &[])?;
     wait_status(&site, "etcd to be known", |status| {
         status.contains("etcd /lvs/: 2 keys, revision")
@@ -514,7 +514,7 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
     file("ca", &shown, "password")?;
     ask(&site, &site.director, "d1", "reload")?;
     wait_usable(&site, &[1], &lvsd)?;
-    // It may read, and not write: others do not see it, and that is all.
+    // The director may read but not write: other directors do not see it, and nothing else changes.
     wait_status(
         &site,
         "a write that is not permitted to be reported",
@@ -605,7 +605,7 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
         registered().contains("directors/d1")
     })?;
 
-    // etcd takes it for gone.
+    // etcd considers the director dead.
     let leases = ctl(&site, 0, "lease list")?;
     for lease in leases.lines().filter(|line| !line.contains("found")) {
         // One that has ended in the meantime is lost as well.

@@ -176,7 +176,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     let text = refused(&site, &[], &["--rules", "/nonexistent"])?;
     ensure!(text.contains("/nonexistent"), "{text}");
 
-    // A socket file that a killed dataplane left is no obstacle.
+    // A socket file of a killed dataplane does not prevent the start.
     let socket = site
         .testbed
         .dir()

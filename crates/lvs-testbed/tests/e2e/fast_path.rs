@@ -330,7 +330,7 @@ fn datagrams_around_partial_checksums_arrive_through_nat() -> Result<()> {
     for checksum in ["udpcsum", "noudpcsum"] {
         tunnel(client, "1", &site.vip.to_string(), checksum)?;
         client.sh("ip neigh add 198.18.5.2 lladdr 02:00:00:00:05:02 dev vx")?;
-        // There is no listener, which the server's kernel counts after the checksums.
+        // There is no listener: the server's kernel counts such datagrams after the checksum test.
         let arrived = || server.counter("Udp", "NoPorts");
         let (before, (start, _)) = (arrived()?, shares(&site)?);
         let script = "exec 3> /dev/udp/198.18.5.2/9; while sleep 0.01; do echo x >&3; done";
@@ -368,7 +368,7 @@ fn fast_path_detects_earlier_program() -> Result<()> {
     };
     const FINDING: &str = "not forwarded by the kernel fast path: lvs_ingress is not the first";
     ensure!(!doctor()?.contains(FINDING));
-    // TCX_PASS: our program is not run.
+    // TCX_PASS: lvs_ingress does not run.
     let pass = [set(0, 0), EXIT];
     let other = put_in_front(&site.director, "eth0", ProgramKind::Ingress, &pass)?;
     let output =
@@ -378,7 +378,7 @@ fn fast_path_detects_earlier_program() -> Result<()> {
         common::SOON,
         output,
     )?;
-    // All goes through the dataplane.
+    // The dataplane forwards all packets.
     let before = wait_for_none(&site, |(requests, replies)| requests + replies)?;
     download.goes_on()?;
     drop(other);
@@ -467,7 +467,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let listed = site.lvsadm("-L -n -c")?;
     let known = connections(&listed)?;
     let question = format!("explain tcp {} {}", known[0].source, site.service(80));
-    // After each change, a packet of the connection has to come by first.
+    // After each change, a packet of the connection has to arrive first.
     let output = |what: &str| {
         wait_until(what, Duration::from_secs(20), || {
             let output = site.lvsadm(&question);
@@ -649,7 +649,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     let url = format!("http://{}/much", site.vip);
     site.client
         .run("curl", &["-sS", "-f", "-m", "120", "-o", "/dev/null", &url])?;
-    // An orderly end leaves nothing.
+    // An orderly stop removes everything.
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(Signal::SIGTERM)?;
     dataplane.wait(Duration::from_secs(10))?;

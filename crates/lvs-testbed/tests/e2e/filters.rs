@@ -213,7 +213,7 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     let there = site.testbed.port_of(sender)?;
     let ended = site.director.run("perl", &["-e", DETACH, "eth0"])?;
     ensure!(ended == "1", "{ended:?} programs");
-    // Nothing is there to turn this. The switch has heard nothing of the sender from here.
+    // No program turns this frame back. The switch has not learned its source address here.
     let (leaked, received) = (seen(&site.director)?, received(&site)?);
     send(&site, vip, 3000)?;
     wait_until("the dataplane to handle the fragments", SOON, || {
@@ -483,7 +483,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         ))?;
         serves(&site, &format!("ingress {priority}"))?;
         let seen = director("nft list table netdev early")?;
-        // Behind the shield there is nothing left of it.
+        // After the shield, none of these packets remain.
         let dropped = !seen.contains("packets 0 bytes 0");
         ensure!(dropped == (priority < -300), "{priority}: {seen}");
         director("nft delete table netdev early")?;

@@ -147,7 +147,7 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
     report.all_ok(report.ok)?;
     ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
 
-    // Left behind on purpose, the dataplane forwards on.
+    // The dataplane was left running on purpose, and continues to forward.
     let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     Ok(())
@@ -367,7 +367,7 @@ fn replacing_reload_loses_no_request() -> Result<()> {
         },
     )
     .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
-    // More than are under way to the old one.
+    // More than the number of requests in progress at the old server.
     steady.wait_for_more(1 + site.load().concurrency)?;
     let report = steady.finish()?;
     report.all_ok(report.ok)?;
@@ -631,7 +631,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         ensure!(!report.servers.contains_key("rs3"), "{report:?}");
         anyhow::Ok(())
     };
-    // One of two refuses the director's checks: that is too few.
+    // One of two servers refuses the checks: the service is below its quorum.
     let mut open = load.clone();
     open.keepalive = true;
     open.pause_ms = 5;

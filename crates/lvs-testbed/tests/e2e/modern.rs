@@ -278,7 +278,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     for _ in 0..4 {
         clients.push(idle(&site.client, virt)?);
     }
-    // Out of the network from one moment to the next: it cannot say good-bye.
+    // The server is disconnected suddenly, and cannot close its connections.
     site.servers[1].sh("ip link set eth0 down")?;
     daemon.has(1)?;
     let output = wait_until("the resets", SOON, || {

@@ -271,7 +271,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
         known.contains("77:02"),
         "neighbour of the director: {known}"
     );
-    // The client's own repetitions are what gives it away.
+    // Only the repetitions of the client reveal the change.
     let url = format!("http://{}/id", site.vip);
     let printed = site.client.run("curl", &["-sS", "-f", "-m", "120", &url])?;
     ensure!(printed == "rs1\n", "{printed}");

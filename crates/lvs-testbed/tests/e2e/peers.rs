@@ -155,7 +155,7 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
             "packets of the connections to arrive at the other director",
             || number(&site, &second, "replicated") == CLIENTS,
         )?;
-        // It is there again, and has nothing.
+        // The director has returned with an empty table.
         let vip = site.vip;
         let mut plug = format!("ip addr del {vip}/32 dev eth0; ip link set eth0 up\n");
         match forward {

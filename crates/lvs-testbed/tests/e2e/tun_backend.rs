@@ -397,7 +397,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
         .sh("curl --fail --silent --max-time 60 http://192.0.2.1:22/id")?;
     ensure!(printed == "director\n", "{printed}");
 
-    // The virtual address answers as a host does that has nothing else: echo, RST.
+    // The virtual address answers like a host without other services: echo replies and RST.
     let vip = site.vip.to_string();
     site.client.run(programs::own()?, &["ping", &vip])?;
     site.client

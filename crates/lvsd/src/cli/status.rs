@@ -918,7 +918,7 @@ mod tests {
         for words in [
             "lvsd 1 (pid 7), up 59s; NO DATAPLANE answers",
             "\nlvsd is not confined; the dataplane is confined by landlock, not by seccomp (why)\n",
-            "\nproxied: 1 of 2 at a time; 3 refused at the maximum, 4 evicted, 5 without a server\n",
+            "\nproxied connections: 1 (maximum 2); 3 refused at the maximum, 4 evicted, 5 without a server\n",
             "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80           up 1h02m          weight 0   active 7     inactive 0  drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m        weight 0   active 7     inactive 0  connection refused\n",

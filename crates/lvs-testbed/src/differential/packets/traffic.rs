@@ -225,7 +225,7 @@ impl Traffic {
             dst.set_port(self.entropy.u16() | 1);
         }
         if by_vip {
-            // The host's complaint about it would go to itself.
+            // The host would send the error about it to itself.
             let payload = self.entropy.payload(100);
             let ip = self.packet(source, dst, false, &payload);
             return ("answer of direct routing", ip);
@@ -391,7 +391,7 @@ impl Traffic {
     fn echo(&mut self) -> Vec<u8> {
         let client = self.client().ip();
         let mut payload = self.payload();
-        // The stand-in for the host does not cut its answers.
+        // The simulated host does not fragment its answers.
         payload.truncate(500);
         let kind = match (client.is_ipv4(), self.entropy.one_in(4)) {
             (true, false) => 8,
@@ -493,8 +493,8 @@ impl Traffic {
         match self.entropy.below(5) {
             0 => {
                 let server = self.server();
-                // Not 0: a packet for a connection that ends at once, and finds no other server,
-                // would meet it or not.
+                // Not 0: whether a packet reaches a connection that is removed at once, with no
+                // other server, depends on timing.
                 let weight = self.entropy.pick(&[1, 2, 5]);
                 if self.removed.contains(&server) {
                     return Vec::new();

@@ -408,7 +408,7 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
         ("-n 32M", "-u -b 100M -l 1200 -n 3M")
     };
     let options = [stream, datagrams].map(|words| [words.to_owned(), format!("{words} -R")]);
-    // Packets that a receiver has no room for were not lost on the way.
+    // Packets that do not fit into the receiver's buffer were not lost on the way.
     let no_room = || -> Result<u64> {
         let counter = |host: &Host| host.counter("Udp", "RcvbufErrors");
         Ok(counter(&site.client)? + counter(&site.servers[0])?)
@@ -469,12 +469,12 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     load.requests = 40;
     spread(&ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
-    // A new server takes its share at once.
+    // A new server gets its share at once.
     site.lvsadm(&format!("-a -t {service} -r {} {flag}", server(2)))?;
     load.requests = 60;
     spread(&ok(site.client.load(&load)?, 60)?, &[20, 20, 20])?;
 
-    // Weight 0: the connection that is open goes on, new ones go elsewhere.
+    // Weight 0: the open connection continues, and new connections use other servers.
     let mut open = site.load();
     open.sizes = vec![1000];
     open.keepalive = true;
@@ -537,8 +537,8 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
         let report = ok(site.client.load(&load)?, 100)?;
         let resets = resets(site)? - before;
         for ((server, count), share) in report.servers.iter().zip(shares) {
-            // The end of one connection and the beginning of the next may overtake each other, and one that was reset
-            // is forgotten early.
+            // The end of one connection and the start of the next may be processed in either order,
+            // and a reset connection is removed early.
             ensure!(
                 count.abs_diff(share) <= 3 + resets,
                 "{scheduler}: {server}, {resets} resets: {:?}",
