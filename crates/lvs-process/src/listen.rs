@@ -45,7 +45,7 @@ pub enum BindError {
     /// There is a file at the path that is not a socket.
     #[error("{path} is not a socket: remove it, or use another --socket", path = .0.display())]
     NotASocket(PathBuf),
-    /// The system refused.
+    /// The operating system refused the operation.
     #[error("cannot listen at {address}: {source}; {}", fix(source))]
     Io {
         /// The address.

@@ -144,7 +144,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// As [`check`], for calls that return a length.
+/// Like [`check`], for calls that return a length.
 fn check_len(result: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

@@ -17,7 +17,7 @@ pub(crate) struct OwnOption {
     pub(crate) name: &'static str,
     /// The name of its argument; empty without one.
     pub(crate) argument: &'static str,
-    /// Its position on the command line.
+    /// Position of the option on the command line.
     pub(crate) place: Place,
     pub(crate) help: &'static str,
 }

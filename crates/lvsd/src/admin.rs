@@ -44,7 +44,7 @@ struct StoredOverride {
     /// Its deadline on the boot-time clock, which is not adjusted when the wall clock is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
-    /// Its begin on that clock.
+    /// The start of the override on that clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     began: Option<Moment>,
 }

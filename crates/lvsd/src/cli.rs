@@ -143,7 +143,7 @@ enum Command {
     /// Print the changes that a reload of the configuration would make, without making them. The
     /// exit code is 1 if the daemon would refuse the reload.
     Plan {
-        /// As JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -266,7 +266,7 @@ enum Command {
 /// The change of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Switch {
-    /// Begin maintenance.
+    /// Start maintenance.
     On,
     /// End maintenance.
     Off,

@@ -34,7 +34,7 @@ impl Times {
 /// Counts of the checks of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckCounts {
-    /// Their durations.
+    /// Durations of the checks.
     pub times: Times,
     /// The number of successful checks.
     pub good: u64,

@@ -163,7 +163,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// Its name in the output of monitoring plugins.
+    /// Returns the name of the level in the output of monitoring plugins.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ok => "OK",

@@ -249,7 +249,7 @@ calls! {
         },
         /// Delete a rule for marks. Answer: [`Done`](super::Done).
         "mark.delete" MarkDelete {
-            /// Its position in the list, from 1.
+            /// Position of the rule in the list, from 1.
             position: usize,
         },
         /// Replace all rules for marks. Answer: [`Done`](super::Done).

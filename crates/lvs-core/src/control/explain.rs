@@ -70,9 +70,9 @@ impl Explanation {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Candidate {
-    /// Its address.
+    /// Address of the server.
     pub server: SocketAddr,
-    /// Its weight.
+    /// Weight of the server.
     pub weight: i32,
     /// Connections in active states.
     pub active: u32,

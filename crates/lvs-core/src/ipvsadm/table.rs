@@ -329,11 +329,11 @@ pub enum Meaning {
 pub struct OptionSpec {
     /// Long name, without `--`.
     pub long: &'static str,
-    /// Its short name, if it has one.
+    /// Short name of the option, if it has one.
     pub short: Option<u8>,
-    /// Its argument.
+    /// Argument of the option.
     pub argument: Argument,
-    /// The meaning.
+    /// Meaning of the option.
     pub meaning: Meaning,
     /// Help text for operators.
     pub help: &'static str,

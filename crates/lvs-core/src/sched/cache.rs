@@ -32,9 +32,9 @@ pub(super) struct Entry<T> {
 
 #[derive(Clone, Debug)]
 pub(super) struct Cache<T> {
-    /// The kernel's buckets, for the search for idle entries. The kernel's hash has no key, so that
-    /// clients can choose destinations that fill one bucket: no packet causes a search of a whole
-    /// bucket.
+    /// The kernel's buckets, for the search for idle entries. The kernel's hash has no key, so
+    /// clients can choose destinations that fill one bucket. Therefore, no packet causes a search
+    /// of a whole bucket.
     buckets: Vec<BTreeMap<IpAddr, Entry<T>>>,
     len: usize,
     /// Checks since the last full check.

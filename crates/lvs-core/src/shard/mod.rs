@@ -286,7 +286,7 @@ impl Shard {
         self.table.next_wakeup()
     }
 
-    /// Connections now.
+    /// Returns the number of open connections.
     pub fn len(&self) -> usize {
         self.table.len()
     }

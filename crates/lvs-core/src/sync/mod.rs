@@ -107,9 +107,9 @@ pub fn ports(sysctl: u32) -> u16 {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 pub enum SyncRole {
-    /// Sends.
+    /// Sends connections.
     Master,
-    /// Receives.
+    /// Receives connections.
     Backup,
 }
 

@@ -49,7 +49,7 @@ pub struct Entry {
     pub sequences: Option<Sequences>,
     /// Name of a persistence engine.
     pub engine: Option<Vec<u8>>,
-    /// Its data.
+    /// Data of the persistence engine.
     pub data: Option<Vec<u8>>,
 }
 

@@ -120,7 +120,7 @@ macro_rules! reasons {
             /// Every reason, in the order of their indices.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Its index in [`Self::ALL`], for arrays of counters.
+            /// Returns the index of the reason in [`Self::ALL`], for arrays of counters.
             #[inline]
             pub const fn index(self) -> usize {
                 self as usize

@@ -149,9 +149,9 @@ pub enum StartError {
     /// A sysctl is refused.
     #[error("--sysctl {name}={value}: {error}")]
     Sysctl {
-        /// Its name.
+        /// Name of the sysctl.
         name: String,
-        /// The value.
+        /// Value of the sysctl.
         value: String,
         /// The reason.
         error: lvs_core::Error,

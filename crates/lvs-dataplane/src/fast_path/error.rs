@@ -51,9 +51,9 @@ pub enum FastPathError {
     /// Another setting excludes the kernel fast path.
     #[error("{why}: {fix}")]
     Setting {
-        /// The setting.
+        /// The setting that excludes the kernel fast path.
         why: &'static str,
-        /// The fix.
+        /// The fix for this setting.
         fix: &'static str,
     },
     /// The built-in BPF object is not valid.

@@ -160,7 +160,7 @@ pub fn write_header(
 /// A fragment header in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentHeader {
-    /// Its position.
+    /// Position of the header in the packet.
     pub at: usize,
     /// Identification of the datagram.
     pub id: u32,

@@ -328,7 +328,7 @@ impl ProgramArray {
         pin(&self.fd, path)
     }
 
-    /// Its descriptor's number, for the instructions of a program.
+    /// Returns the number of the descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }

@@ -33,7 +33,7 @@ pub struct Call {
     pub thread: u32,
     /// The system call.
     pub kind: Kind,
-    /// Its arguments.
+    /// Arguments of the system call.
     pub arguments: [u64; 6],
 }
 

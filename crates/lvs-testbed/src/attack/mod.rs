@@ -270,7 +270,7 @@ pub struct AttackOptions {
 /// Result of an attack.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Its name.
+    /// Name of the attack.
     pub name: &'static str,
     /// The promised bound.
     pub bound: &'static str,

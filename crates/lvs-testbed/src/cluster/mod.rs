@@ -146,7 +146,7 @@ impl Balancer {
 /// Result of a scenario: one line of JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Its name.
+    /// Name of the scenario.
     pub scenario: String,
     /// Number of directors.
     pub directors: usize,

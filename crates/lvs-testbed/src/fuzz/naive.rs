@@ -501,7 +501,7 @@ pub enum Op {
     Edit(u8, i32, u32, u32),
     /// The service is removed.
     Delete(u8),
-    /// Seconds pass.
+    /// Advances the clock by this number of seconds.
     Wait(u64),
     /// A sysctl is set.
     Sysctl(&'static str, i32),

@@ -33,7 +33,7 @@ impl<'a> Entropy<'a> {
         matches!(self.source, Source::Bytes([]))
     }
 
-    /// Fills `out`.
+    /// Fills `out` with choices.
     pub fn fill(&mut self, out: &mut [u8]) {
         match &mut self.source {
             Source::Seed(state) => {
@@ -102,7 +102,7 @@ impl<'a> Entropy<'a> {
         items[self.below(items.len())]
     }
 
-    /// `len` bytes.
+    /// Returns `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         self.fill(&mut out);

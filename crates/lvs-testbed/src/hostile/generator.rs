@@ -35,7 +35,7 @@ pub enum Act {
     },
     /// The last sent frames return, as in a loop of switches.
     Loop,
-    /// Time passes.
+    /// Advances the clock by this duration.
     Wait(Duration),
     /// Sets whether neighbours answer address resolution.
     Neighbours(bool),
@@ -50,7 +50,7 @@ pub enum Act {
 /// A frame, and the port on which it arrives.
 #[derive(Clone, Debug)]
 pub struct Shot {
-    /// Its source.
+    /// The side that sends the frame.
     pub from: Side,
     /// The frame: of Ethernet, or a bare packet from the host.
     pub frame: Frame,
@@ -295,7 +295,7 @@ impl<'a> Generator<'a> {
         self.datagram(offer.protocol, src, SocketAddr::new(vip, port))
     }
 
-    /// From a server to a client.
+    /// Creates a packet from a server to a client.
     fn answer(&mut self) -> Vec<u8> {
         let (client, offer) = (self.client(), self.offer());
         let server = self.entropy.below(self.scene.servers.len());

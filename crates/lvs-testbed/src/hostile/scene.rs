@@ -10,7 +10,7 @@ use lvs_core::{
 /// A forwarding method, with the IP versions of clients and of servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Method {
-    /// Its name.
+    /// Name of the method.
     pub name: &'static str,
     /// NAT, full NAT, direct routing or a tunnel.
     pub forwarding: Forwarding,
@@ -90,11 +90,11 @@ impl Method {
 /// A service of the scene.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Its protocol.
+    /// Protocol of the service.
     pub protocol: Protocol,
-    /// Its port.
+    /// Port of the service.
     pub port: u16,
-    /// Its scheduler.
+    /// Scheduler of the service.
     pub scheduler: &'static str,
     flags: u32,
     engine: Option<&'static str>,

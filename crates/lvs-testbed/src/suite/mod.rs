@@ -103,7 +103,7 @@ struct Test {
     executable: PathBuf,
     /// Directory of the package: tests expect to run there, as with `cargo test`.
     package: PathBuf,
-    /// Its name in libtest's list.
+    /// Name of the test in libtest's list.
     name: String,
     /// The name of the test with its package and executable.
     title: String,

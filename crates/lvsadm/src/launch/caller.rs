@@ -92,7 +92,7 @@ impl Caller {
         self.has_net_admin && owners.contains(&self.user)
     }
 
-    /// Its process.
+    /// Returns the process id of the caller.
     pub(super) fn process(&self) -> Option<u32> {
         process(&self.directory)
     }
@@ -135,7 +135,7 @@ impl Caller {
         Look(self.thread)
     }
 
-    /// Its memory; `None` if the thread has exited.
+    /// Opens the memory of the caller; `None` if the thread has exited.
     pub(super) fn memory(&self, call: &Call, listener: &Listener) -> Option<Memory> {
         let memory = Memory(self.file("mem", OFlags::RDWR).ok()?);
         // The caller still waits, so the file was its own memory when it was opened.

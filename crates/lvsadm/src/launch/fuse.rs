@@ -39,7 +39,7 @@ const VALID_SECONDS: u64 = 60;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request<'a> {
     pub(super) operation: u32,
-    /// Its number.
+    /// Number of the request.
     pub(super) unique: u64,
     pub(super) node: u64,
     /// The thread that makes the request.

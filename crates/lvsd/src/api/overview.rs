@@ -34,7 +34,7 @@ pub struct Overview {
     pub host: String,
     /// Version of lvsd.
     pub version: String,
-    /// Its file.
+    /// Path of the daemon's configuration file.
     pub config: String,
     /// Seconds since its start.
     pub uptime: u64,

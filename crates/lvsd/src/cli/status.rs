@@ -71,7 +71,7 @@ fn has_name(service: &ServiceStatus, name: &str) -> bool {
 /// The format of the text.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
-    /// Colours.
+    /// Whether the output has colours.
     colour: bool,
     /// Maximum width of a line; `None`: each server has one line of any length.
     width: Option<usize>,

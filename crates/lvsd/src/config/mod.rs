@@ -90,7 +90,7 @@ pub struct Config {
 pub struct Discovery {
     /// The source of the servers.
     pub source: Source,
-    /// Its line.
+    /// Line of `discover` in the file.
     pub line: usize,
     /// The port of discovered servers for which the source has no port.
     pub port: u16,
@@ -569,7 +569,7 @@ pub enum LoadError {
         line: usize,
         /// Offset of this byte, from 0.
         offset: usize,
-        /// Its value.
+        /// Value of the invalid byte.
         byte: u8,
     },
     /// The configuration is invalid.

@@ -531,7 +531,7 @@ pub(super) struct RawQuorumTable {
 /// A server as a string, `"10.0.0.99:80"`, or as a table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawTarget {
-    /// Its address.
+    /// The address of the server.
     Address(String),
     /// The table, as of a server.
     Table(Box<RawServer>),

@@ -16,7 +16,7 @@ use crate::config::{self, Config};
 pub struct Compared {
     /// Services that were compared.
     pub services: usize,
-    /// Their servers.
+    /// Number of compared servers.
     pub servers: usize,
     /// Whether keepalived has printed its complete configuration; else it has printed only the
     /// names of services and servers.

@@ -220,7 +220,7 @@ pub struct Found {
 /// A dataplane's report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataplaneView {
-    /// Its state.
+    /// The state of the dataplane.
     pub info: Info,
     /// All services of the dataplane, of every owner, with their servers and counters.
     pub services: Vec<ServiceInfo>,

@@ -39,7 +39,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// With the dataplane at `address`.
+    /// Creates the value for the dataplane at `address`.
     pub fn new(address: &Address) -> Self {
         Self {
             address: address.clone(),

@@ -30,7 +30,7 @@ enum Event {
     Delete(u8, u8),
     /// Another program deletes a service.
     DeleteService(u8),
-    /// Time passes.
+    /// The daemon executes one step.
     Step,
 }
 

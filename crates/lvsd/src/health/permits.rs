@@ -18,8 +18,8 @@ const PER_TARGET: usize = 64;
 /// Maximum number of descriptors of all probes, even if the limit of this process is higher.
 const MOST: usize = 16_384;
 const LEAST: usize = 64;
-/// Number of descriptors that are reserved for other purposes; also the divisor for an additional
-/// share of all descriptors.
+/// Descriptors that are reserved for other purposes: this number, and the number of all descriptors
+/// divided by [`OTHERS_PART`].
 const RESERVED: usize = 128;
 const OTHERS_PART: usize = 4;
 

@@ -84,7 +84,7 @@ pub struct DesiredService {
     pub name: String,
     /// The service's line in the file.
     pub line: usize,
-    /// Its settings.
+    /// Settings of the service.
     pub config: ServiceConfig,
     /// The filter of the service's new connections.
     pub filter: SourceFilter,
@@ -93,7 +93,7 @@ pub struct DesiredService {
     /// Time for which the connections of a server continue after it was removed from the
     /// configuration.
     pub drain: Duration,
-    /// Its servers.
+    /// Servers of the service.
     pub servers: Vec<DesiredServer>,
     /// Whether the list of servers may be incomplete: the dataplane's servers stay until the source
     /// has answered.

@@ -63,7 +63,7 @@ pub struct Gathered {
 /// A server that a source names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Record {
-    /// Its address.
+    /// Address of the server.
     pub ip: IpAddr,
     /// The server's port, if the source sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -63,7 +63,7 @@ pub(in crate::control) enum Packets {
     Any,
 }
 
-/// The step that has led to a connection's server.
+/// The step that chose the server of a connection.
 #[derive(Clone, Copy)]
 pub(in crate::control) enum By<T> {
     Pin,

@@ -71,7 +71,7 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 pub(crate) struct Worker {
     context: Arc<Context>,
     threads: Arc<Threads<Self>>,
-    /// Its number.
+    /// Number of the worker.
     number: usize,
     decider: Decider,
     pipeline: Pipeline,

@@ -1,4 +1,4 @@
-//! From choices to frames.
+//! Creates frames from random choices.
 
 use std::net::{IpAddr, SocketAddr};
 

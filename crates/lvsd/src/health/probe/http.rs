@@ -42,7 +42,7 @@ pub struct Http {
 /// A page that the check requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Page {
-    /// From `/` on.
+    /// The path of the page, from `/` on.
     path: String,
     method: Method,
     /// First and last of each range.

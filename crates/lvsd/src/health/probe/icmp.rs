@@ -61,7 +61,7 @@ impl IcmpError {
         })
     }
 
-    /// Its name.
+    /// Returns the name of the error.
     pub(super) fn name(self) -> String {
         let name = match (self.is_ipv6, self.kind, self.code) {
             (false, UNREACHABLE, 0) => "network unreachable",

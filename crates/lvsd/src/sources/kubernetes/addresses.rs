@@ -108,9 +108,9 @@ impl FromStr for Range {
 /// `[[kubernetes.pool]]`: addresses for Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Its name.
+    /// Name of the pool.
     pub name: String,
-    /// Its addresses.
+    /// Address ranges of the pool.
     pub ranges: Vec<Range>,
     /// Services that request no pool get addresses of this pool.
     pub auto_assign: bool,

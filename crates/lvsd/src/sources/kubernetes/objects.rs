@@ -153,9 +153,9 @@ pub(super) struct Conditions {
 pub(super) enum Use {
     /// The endpoint receives no connections, because it terminates and no longer answers.
     Gone,
-    /// No new connections.
+    /// The endpoint accepts no new connections.
     Drain,
-    /// New connections.
+    /// The endpoint accepts new connections.
     Ready,
 }
 
