@@ -227,7 +227,7 @@ impl Client {
         serde_json::from_slice(bytes).map_err(|error| {
             let strange = serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
             let hint = if strange {
-                "; is it of another version?"
+                "; does it run another version?"
             } else {
                 ""
             };

@@ -393,7 +393,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("udp-service", Some(b'u'), arg("host[:port]"), Meaning::Udp, "UDP service"),
     option("sctp-service", None, arg("host[:port]"), Meaning::Sctp, "SCTP service"),
     option("fwmark-service", Some(b'f'), arg("mark"), Meaning::Fwmark, "service of a firewall mark"),
-    option("ipv6", Some(b'6'), NO, Meaning::Ipv6, "the firewall mark is of IPv6 packets"),
+    option("ipv6", Some(b'6'), NO, Meaning::Ipv6, "the firewall mark applies to IPv6 packets"),
     option("scheduler", Some(b's'), arg("scheduler"), set(F::Scheduler), "scheduler; wlc if not given"),
     option("pe", None, arg("engine"), set(F::Pe), "persistence engine"),
     option("persistent", Some(b'p'), Argument::Optional("seconds"), set(F::Persistent), "persistent service; 360 seconds if not given"),

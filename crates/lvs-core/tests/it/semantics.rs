@@ -314,7 +314,7 @@ fn marked_packets_without_servers_bypass_to_host() {
 }
 
 #[test]
-fn ipv6_without_servers_bypasses_to_host_itself() {
+fn ipv6_packet_to_the_host_without_servers_is_bypassed() {
     let key = ServiceKey::Mark {
         family: Family::V6,
         mark: 5,
@@ -623,7 +623,7 @@ fn backup_only_director_forwards_no_packet() {
 /// A new template counts as synchronised (`ip_vs_conn_new`): within the refresh period it is not
 /// sent for its first packet.
 #[test]
-fn short_template_waits_for_its_refresh() {
+fn new_template_is_not_sent_within_the_refresh_period() {
     let sent = |timeout| {
         let mut config = rr();
         config.flags = ServiceFlags(ServiceFlags::PERSISTENT);

@@ -319,7 +319,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let name = name.ok_or_else(|| {
                 Refusal::new(
                     StatusCode::NOT_FOUND,
-                    "there is nothing here; see /metrics, /v1/overview, and /v1/openapi.json for the rest",
+                    "this path does not exist; see /metrics, /v1/overview, and /v1/openapi.json for the rest",
                 )
             })?;
             let name = decode(name)?;
@@ -411,7 +411,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(
         StatusCode::UNAUTHORIZED,
-        "the token is not that of token_file; lvsd reads that file at its start and with `lvsd reload`",
+        "the token differs from the token in token_file; lvsd reads that file at its start and with `lvsd reload`",
     ))
 }
 

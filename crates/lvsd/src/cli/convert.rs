@@ -44,7 +44,7 @@ fn converted(
     });
     let kind = known.or_else(|| kind(&name, &text)).ok_or_else(|| {
         format!(
-            "{name} is not a kind of file that can be converted; name its kind with --from keepalived, ldirectord or lvs-conf"
+            "{name} is not recognised as a file that can be converted; specify its format with --from keepalived, ldirectord or lvs-conf"
         )
     })?;
     let options = Options {

@@ -100,7 +100,7 @@ pub(super) fn remote(text: &str) -> Result<(), String> {
         _ => 0,
     };
     if services != 1 || table.len() != 1 {
-        return Err("it is not one [[service]] and nothing else".to_owned());
+        return Err("it must contain exactly one [[service]]".to_owned());
     }
     match table.values().any(|value| runs_programs(value.get_ref())) {
         true => Err(
@@ -558,7 +558,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
             span.clone(),
             format!("the number {written} is out of range"),
         )
-        .help(format!("no number of this file is above {}", u32::MAX));
+        .help(format!("a number in this file cannot exceed {}", u32::MAX));
     }
     Diagnostic::error(span.clone(), one_line(message))
 }

@@ -73,7 +73,7 @@ pub fn lock(address: &Address) -> Result<Steering, String> {
             )
         }
         LockError::Io(error) => {
-            format!("cannot be sure to be the only lvsd for {address}: {error}")
+            format!("cannot determine whether another lvsd manages {address}: {error}")
         }
     })
 }

@@ -262,7 +262,7 @@ impl fmt::Display for FrameError {
             }
             Self::Io(error) => error.fmt(f),
             Self::TooLong => f.write_str("the peer sent a frame above the maximum length"),
-            Self::Forged => f.write_str("the peer's data was changed on its way"),
+            Self::Forged => f.write_str("the peer's data was changed in transit"),
             Self::Malformed => {
                 f.write_str("the peer sent an unknown message: does it run another version?")
             }

@@ -369,7 +369,7 @@ impl Shield {
             return Ok(());
         }
         self.commit(batch)
-            .map_err(|failure| self.os("hide connections of the host's own", failure))
+            .map_err(|failure| self.os("hide the host's own connections", failure))
     }
 
     /// Reverts [`add_local_clients`](Self::add_local_clients), for several connections at once:
@@ -388,7 +388,7 @@ impl Shield {
             return Ok(());
         }
         self.commit(batch)
-            .map_err(|failure| self.os("show connections of the host's own", failure))
+            .map_err(|failure| self.os("show the host's own connections", failure))
     }
 
     fn os(&self, what: &str, failure: Failure) -> ShieldError {

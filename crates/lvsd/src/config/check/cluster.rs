@@ -76,7 +76,7 @@ impl Checker<'_> {
             if !Cluster::is_name(name.get_ref()) {
                 let title = format!("{:?} is not the name of a director", name.get_ref());
                 self.report(Diagnostic::error(name.span(), title).help(
-                    "use 1 to 128 characters without whitespace and slashes, and another name on each director",
+                    "use 1 to 128 characters without whitespace and slashes, and a different name on each director",
                 ));
             }
             return name.get_ref().clone();
@@ -89,7 +89,7 @@ impl Checker<'_> {
                     table.clone(),
                     "the host name cannot be used for this director",
                 )
-                .help("add director = \"...\", another name on each director"),
+                .help("add director = \"...\", a different name on each director"),
             );
         }
         name
@@ -324,9 +324,11 @@ impl Checker<'_> {
         for service in &raw.service {
             let discover = service.get_ref().discover.as_ref();
             if let Some(pool) = discover.and_then(|discover| discover.get_ref().etcd.as_ref()) {
-                self.report(Diagnostic::error(pool.span(), "no etcd is named").help(
-                    "add [cluster] with etcd = [\"https://10.0.0.5:2379\"] to the main file",
-                ));
+                self.report(
+                    Diagnostic::error(pool.span(), "the file has no [cluster]").help(
+                        "add [cluster] with etcd = [\"https://10.0.0.5:2379\"] to the main file",
+                    ),
+                );
             }
         }
     }

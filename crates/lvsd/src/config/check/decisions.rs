@@ -130,7 +130,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(place, "the sorry server is a server of the service")
-                    .help("use another address; this server serves only while too few of the other servers do"),
+                    .help("use another address; this server is used only while too few of the other servers are usable"),
             );
             return None;
         }

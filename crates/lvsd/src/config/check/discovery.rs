@@ -116,7 +116,7 @@ impl Checker<'_> {
             && is_srv(name)
         {
             self.report(
-                Diagnostic::error(port.span(), "SRV records name the port themselves")
+                Diagnostic::error(port.span(), "SRV records contain the port")
                     .help("remove `port`, or use a name with A and AAAA records, which has no underscore at its beginning"),
             );
         }

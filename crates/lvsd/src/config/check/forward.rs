@@ -79,7 +79,7 @@ impl Checker<'_> {
         if let (Some(Forwarding::Route), Some(value), Some(backend)) = (method, raw, &self.routed) {
             let finding = Diagnostic::error(
                 value.span(),
-                "direct routing needs frames, and the backend `tun` has packets only",
+                "direct routing needs frames, and the backend `tun` has only packets",
             )
             .context(backend.clone(), "the backend")
             .help("set forward = \"nat\" or \"tun\", or remove `backend`");

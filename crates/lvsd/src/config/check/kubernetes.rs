@@ -243,7 +243,7 @@ impl Checker<'_> {
         if !(1..=CLASS_MAX).contains(&class.len()) || !class.bytes().all(right) {
             let title = format!("{class:?} is not a class of load balancers");
             self.report(Diagnostic::error(written.span(), title).help(
-                "write what Services have in spec.loadBalancerClass: \"example.org/external\"",
+                "write the value of spec.loadBalancerClass of the Services: \"example.org/external\"",
             ));
         }
         class.clone()
@@ -298,7 +298,7 @@ impl Checker<'_> {
                 };
                 if let Some(title) = title {
                     self.report(Diagnostic::error(name.span(), title).help(
-                        "write lower-case letters, digits and `-`, another name for each pool",
+                        "write lower-case letters, digits and `-`, a different name for each pool",
                     ));
                 }
                 name.get_ref().clone()
@@ -307,7 +307,7 @@ impl Checker<'_> {
                 self.missing(
                     &span,
                     "`name`",
-                    "add name = \"public\", which Services can ask for",
+                    "add name = \"public\", which Services can request",
                 );
                 String::new()
             }
@@ -331,10 +331,10 @@ impl Checker<'_> {
                         Ok(range) => {
                             let known = others.iter().flat_map(|pool| &pool.ranges);
                             if known.chain(&ranges).any(|other| other.overlaps(&range)) {
-                                let title = format!("{text} has addresses of another range");
+                                let title = format!("{text} overlaps another range");
                                 self.report(
                                     Diagnostic::error(written.span(), title)
-                                        .help("assign each address to one pool, once"),
+                                        .help("assign each address to exactly one range"),
                                 );
                             }
                             ranges.push(range);

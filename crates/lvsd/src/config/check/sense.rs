@@ -150,7 +150,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(at, "all servers of the service have the weight 0")
                     .label("the service refuses every new connection")
-                    .help("set another weight for one of them, unless the service is to lose all its connections"),
+                    .help("set another weight for one of them, unless the service must not accept connections"),
             );
         }
         let name = raw

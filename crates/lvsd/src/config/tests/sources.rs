@@ -163,7 +163,7 @@ fn invalid_cluster_is_refused() {
         assert!(report.to_string().contains(words), "{keys}: {report}");
     }
     for (servers, words) in [
-        ("{ etcd = \"web\" }", "no etcd is named"),
+        ("{ etcd = \"web\" }", "the file has no [cluster]"),
         ("{ etcd = \"a b\" }", "is not the name of a pool"),
         ("{ etcd = \"a\", dns = \"b\" }", "names DNS and etcd"),
     ] {
