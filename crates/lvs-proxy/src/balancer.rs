@@ -78,7 +78,7 @@ pub(super) struct Balancer {
 pub struct Counts {
     /// Connections, and clients that send datagrams.
     pub connections: usize,
-    /// Greatest number of clients at a time.
+    /// Maximum number of clients at a time.
     pub most: usize,
     /// Connections refused because the limit was reached.
     pub full: u64,

@@ -152,8 +152,8 @@ impl Defense {
         }
     }
 
-    /// Whether an entry is dropped: entries with few packets are dropped more often, the fewer
-    /// packets they have (`todrop_entry`).
+    /// Whether an entry is dropped: the fewer packets it has, the more often it is dropped
+    /// (`todrop_entry`).
     pub(crate) fn draws_lot(&mut self, idle: Duration, packets: u32) -> bool {
         let (Ok(rate @ 1..=8), true) = (u8::try_from(packets), idle >= Duration::from_secs(60))
         else {

@@ -14,7 +14,8 @@ use crate::{Request, Scheduler, Server, ServiceFlags};
 
 /// The kernel's `CONFIG_IP_VS_MH_TAB_INDEX`, as the default.
 const INDEX: u8 = 12;
-/// Slots of the tables from index 8 on: the largest primes below its power of two.
+/// Numbers of slots for the table indices from 8 on: the largest primes below two to the power of
+/// the index.
 const SLOTS: [u32; 10] = [
     251, 509, 1021, 2039, 4093, 8191, 16_381, 32_749, 65_521, 131_071,
 ];

@@ -550,7 +550,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let (about, description) = about.split_at(HOST_WORDS);
     let own = pins::about(processors());
     if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
-        return Err("it was in a removed network namespace, whose number this one has".to_owned());
+        return Err("it belonged to a removed network namespace with the same number as this one".to_owned());
     }
     if about != own {
         return Err("it was another version, or the number of processors has changed".to_owned());

@@ -81,8 +81,8 @@ pub enum Answer {
 }
 
 /// Installs the filter in this thread and in all processes and threads that it starts. The
-/// capability CAP_SYS_ADMIN permits that without `no_new_privs`, so set-user-ID programs below keep
-/// working.
+/// capability CAP_SYS_ADMIN permits that without `no_new_privs`, so set-user-ID programs that they
+/// start keep working.
 ///
 /// # Errors
 /// `EBUSY` ([`io::ErrorKind::ResourceBusy`]) if a filter with a listener is installed already;

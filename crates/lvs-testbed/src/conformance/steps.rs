@@ -439,7 +439,7 @@ fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
 /// persistence engine and its data, origin.
 type Entry = [String; 7];
 
-/// Compares the connections with a listing: as a multiset, the times nearly.
+/// Compares the connections with a listing, in any order and with approximate times.
 pub(super) fn compare_conns(
     bed: &Bed,
     step: &Value,

@@ -252,7 +252,7 @@ pub(super) struct RawCluster {
     pub(super) prefix: Option<Spanned<String>>,
     /// File with the certificates of the authorities that sign the members'. Required with `https`.
     pub(super) ca: Option<Spanned<String>>,
-    /// File with the certificate that lvsd shows. Default: none.
+    /// File with the certificate that lvsd presents. Default: none.
     pub(super) cert: Option<Spanned<String>>,
     /// File with the private key of that certificate. Required with `cert`.
     pub(super) key: Option<Spanned<String>>,
@@ -494,7 +494,7 @@ pub(super) struct RawLimits {
     pub(super) rate: Option<Spanned<Whole>>,
     /// Maximum number of new connections per second from one source. Default: no limit.
     pub(super) source_rate: Option<Spanned<Whole>>,
-    /// Bits of an IPv4 address that make a source. Default: 32.
+    /// Bits of an IPv4 address that identify a source. Default: 32.
     pub(super) source_bits_v4: Option<Spanned<Whole>>,
     /// Bits of an IPv6 address that make a source. Default: 64.
     pub(super) source_bits_v6: Option<Spanned<Whole>>,

@@ -134,7 +134,7 @@ impl State {
     }
 }
 
-/// The options of a SYN that count.
+/// The relevant options of a SYN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offer {
     /// The window scale.
