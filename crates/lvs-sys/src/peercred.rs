@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_credentials_of_socket_pair_are_those_of_this_process() -> io::Result<()> {
+    fn peer_credentials_of_socket_pair_identify_this_process() -> io::Result<()> {
         let (a, _b) = UnixStream::pair()?;
         let cred = peer_cred(&a)?;
         assert_eq!(cred.pid, std::process::id());
