@@ -280,7 +280,7 @@ pub struct AdminEntry {
     /// The override.
     #[serde(flatten)]
     pub spec: AdminSpec,
-    /// Since when, in seconds since 1970.
+    /// Time at which this state began, in seconds since 1970.
     pub since: u64,
 }
 

@@ -137,7 +137,7 @@ pub enum LockError {
     /// Another process has the lock.
     #[error("it is locked{}", .0.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
     Held(Option<u32>),
-    /// The system refused.
+    /// The operating system refused the operation.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -78,7 +78,7 @@ fn retry<T>(
 /// The processes in a `/proc`.
 struct Processes<'a> {
     root: &'a Path,
-    /// This process.
+    /// Process id of this process.
     own: u32,
     /// The unit of times in `/proc/PID/stat`.
     ticks_per_second: u64,
@@ -87,7 +87,7 @@ struct Processes<'a> {
 /// The relevant properties of a process.
 struct Process {
     parent: u32,
-    /// In ticks after boot.
+    /// Start time of the process, in ticks after boot.
     start: u64,
     command_line: Vec<u8>,
 }

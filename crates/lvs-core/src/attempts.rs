@@ -45,7 +45,7 @@ impl Sub for Attempts {
 }
 
 impl Attempts {
-    /// Unanswered connections that make a server suspicious; fewer are chance.
+    /// Number of unanswered connections from which a server is suspicious; fewer may be chance.
     const FEW: u64 = 3;
 
     /// Whether the server itself is the cause of its unanswered attempts. `others` are the attempts
@@ -113,9 +113,9 @@ impl AttemptCounters {
     }
 }
 
-/// Ticks of the estimator, two seconds each, in ten seconds.
+/// Number of estimator ticks, of two seconds each, in ten seconds.
 const TICKS: usize = 5;
-/// Periods of ten seconds in a minute.
+/// Number of ten-second periods in a minute.
 const TENS: usize = 6;
 const MINUTES: usize = 5;
 

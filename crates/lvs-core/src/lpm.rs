@@ -18,7 +18,7 @@ use crate::Prefix;
 
 /// Number of bits of the address that one node evaluates.
 const STRIDE: u8 = 6;
-/// Number of places of a node.
+/// Number of places in a node.
 const PLACES: u8 = 1 << STRIDE;
 
 /// Networks, each with a value. Among equal networks, the last one applies.

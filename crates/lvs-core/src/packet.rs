@@ -50,7 +50,7 @@ impl fmt::Display for Protocol {
 pub enum Hook {
     /// Addressed to a virtual or local address, or routed to this host by a mark: `LOCAL_IN`.
     Local,
-    /// Passing through: `FORWARD`.
+    /// The packet passes through the host: `FORWARD`.
     Transit,
     /// The packet was made by this host: `LOCAL_OUT`.
     Output,

@@ -117,6 +117,6 @@ pub trait Scheduler: fmt::Debug + Send {
 pub struct HashSlot {
     /// The slot's number, from 0.
     pub number: u32,
-    /// Slots of the table.
+    /// Number of slots in the table.
     pub of: u32,
 }

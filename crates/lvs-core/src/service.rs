@@ -57,7 +57,7 @@ pub enum ServiceKey {
 }
 
 impl ServiceKey {
-    /// A TCP service.
+    /// Returns the key of a TCP service.
     pub const fn tcp(addr: SocketAddr) -> Self {
         Self::Address {
             protocol: Protocol::TCP,
@@ -65,7 +65,7 @@ impl ServiceKey {
         }
     }
 
-    /// A UDP service.
+    /// Returns the key of a UDP service.
     pub const fn udp(addr: SocketAddr) -> Self {
         Self::Address {
             protocol: Protocol::UDP,

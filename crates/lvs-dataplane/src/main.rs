@@ -217,7 +217,7 @@ struct Restart {
     #[arg(long, value_enum, default_value_t = WarmRestart::Off)]
     warm_restart: WarmRestart,
 
-    /// Be that process.
+    /// Become the state keeper.
     #[arg(long, hide = true, value_name = "NAME")]
     hold: Option<String>,
 

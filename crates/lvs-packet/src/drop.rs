@@ -52,8 +52,8 @@ reasons! {
         NoSource => "no_source",
         /// Too short to be translated.
         ShortHeader => "untranslatable",
-        /// A SYN of an unknown client, while SYNs used more than half of the time, and their share
-        /// was exhausted.
+        /// A SYN from an unknown client. SYNs took more than half of the time, and the share for
+        /// unknown clients was used up.
         SynFlood => "syn_flood",
         /// A combination of address families or a method that this version cannot send; with the
         /// backend tun, this includes direct routing, and connections of this host itself to

@@ -44,7 +44,7 @@ struct Queue {
 #[derive(Debug)]
 pub struct Held {
     queues: HashMap<Cause, Queue>,
-    /// Queues of local clients.
+    /// Number of queues of local clients.
     clients: usize,
     frames: usize,
     bytes: usize,

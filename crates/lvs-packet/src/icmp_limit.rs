@@ -63,7 +63,7 @@ impl Limits {
 pub struct Bucket {
     /// Cost of one token in nanoseconds; 0 means no limit.
     cost: i64,
-    /// Maximum of saved nanoseconds.
+    /// Maximum number of saved nanoseconds.
     full: i64,
     /// The time, in nanoseconds, from which unused credit accumulates.
     since: AtomicI64,
@@ -116,7 +116,7 @@ fn nanos(now: Instant) -> i64 {
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     addr: IpAddr,
-    /// As in [`Bucket`].
+    /// As the field of the same name in [`Bucket`].
     since: i64,
     last: i64,
 }
@@ -133,7 +133,7 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// Full buckets.
+    /// Creates full buckets.
     pub fn new(limits: Limits) -> Self {
         Self {
             all: Bucket::new(limits.per_second, limits.burst),

@@ -13,9 +13,8 @@ pub struct PortId(pub u16);
 impl PortId {
     /// The port through which packets reach the host.
     pub const HOST: Self = Self(0);
-    /// The port of the TUN backend's device. It is the same device as [`Self::HOST`], but the host
-    /// forwards packets that are sent on this port, and receives packets that are sent on the
-    /// other.
+    /// The port of the TUN backend's device. [`Self::HOST`] is the same device, but the host
+    /// forwards a packet that is sent on this port, and receives a packet that is sent on `HOST`.
     pub const HOP: Self = Self(1);
 
     /// The index, for tables.

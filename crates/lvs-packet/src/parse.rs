@@ -19,7 +19,7 @@ pub const HEADERS: [(Protocol, usize); 3] = [
     (Protocol::SCTP, sctp::HEADER_LEN + sctp::CHUNK_LEN),
 ];
 
-/// Version 4, and a header without options.
+/// First byte of an IPv4 header without options.
 pub(crate) const PLAIN: u8 = 0x45;
 
 /// Fields of an IP header, and the place of the transport header.

@@ -47,7 +47,7 @@ pub enum ReversePath {
     /// Any route is accepted.
     #[default]
     Off,
-    /// Through any interface.
+    /// A route through any interface is accepted.
     Loose,
     /// The route to the source must use the interface on which the packet arrived.
     Strict,

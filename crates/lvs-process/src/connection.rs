@@ -33,7 +33,7 @@ const READER_TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes of an answer that are gathered before they are written.
 const BUFFER: usize = 64 << 10;
-/// Lower priority of threads for read-only clients (setpriority(2)).
+/// Nice value of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;
 
 /// A request of which only the method is parsed.

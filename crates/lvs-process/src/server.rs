@@ -25,10 +25,10 @@ use lvs_api::place::Lock;
 use lvs_sys::peer_groups::peer_in_group;
 use lvs_sys::peercred;
 
-/// Longest time that the server waits at its end for answers in progress.
+/// Longest time that a stopping server waits for answers in progress.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Groups with additional rights.
+/// Groups whose members have additional rights.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
     /// The group whose members have write access, in addition to root and the dataplane's own user.

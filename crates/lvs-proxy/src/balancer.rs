@@ -131,7 +131,7 @@ impl Balancer {
         Instant::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// Milliseconds since the beginning.
+    /// Returns the milliseconds since the start of the proxy.
     pub(super) fn clock(&self) -> u64 {
         u64::try_from(self.zero.elapsed().as_millis()).unwrap_or(u64::MAX)
     }

@@ -26,7 +26,7 @@ const LEAVING_MAX: usize = 1024;
 /// If a source has more than one in this many of its service's slots, its new clients replace its
 /// own earlier ones.
 const SOURCE_PART: usize = 16;
-/// Clients that are examined for eviction.
+/// Number of clients that are examined for an eviction.
 const LOOKS: usize = 64;
 
 /// All clients.
@@ -38,7 +38,7 @@ struct Table {
     services: HashMap<ServiceId, Queue>,
     /// The queues by their length and number, to find the longest one at once.
     by_length: BTreeMap<(usize, u64), ServiceId>,
-    /// Clients in the queues.
+    /// Number of clients in the queues.
     present: usize,
     /// Clients in the queues, and clients that are being evicted.
     held: usize,

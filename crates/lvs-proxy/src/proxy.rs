@@ -23,7 +23,7 @@ const CONNECTIONS_MIN: usize = 16;
 /// Descriptors for other purposes than listeners and checks: the API's 128, the sockets' 64, files,
 /// and the event loops of threads.
 const RESERVE: usize = 384;
-/// Number of descriptors for pipes, if there are many connections.
+/// Maximum number of descriptors for pipes.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
 
 /// The proxy of this process. Clones refer to the same proxy.

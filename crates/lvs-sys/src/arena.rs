@@ -26,7 +26,7 @@ pub struct Arena {
 
 /// The record of lent slots.
 enum Owners {
-    /// A flag for each.
+    /// A flag for each slot.
     Flags(Box<[AtomicBool]>),
     /// The first word of each slot: the kernel owns it if the word is 0. The given number of first
     /// bytes of a slot is never lent.

@@ -55,7 +55,7 @@ pub struct Process(Option<OwnedFd>);
 /// `SO_PEERPIDFD` of socket.h, since Linux 6.5.
 #[cfg(not(any(target_arch = "sparc64", target_arch = "sparc")))]
 const SO_PEERPIDFD: libc::c_int = 77;
-/// The number on sparc.
+/// `SO_PEERPIDFD` on sparc.
 #[cfg(any(target_arch = "sparc64", target_arch = "sparc"))]
 const SO_PEERPIDFD: libc::c_int = 0x0056;
 

@@ -10,7 +10,7 @@ use super::arena::{Arena, Lent};
 use super::packet::{PacketSocket, VNET_HDR_LEN};
 use super::{page_size, set_option};
 
-/// Header of a slot, which only the kernel writes.
+/// Length in bytes of the header of a slot, which only the kernel writes.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
 /// The status word of a slot that this process uses: it is neither 0 (the kernel's) nor
 /// `TP_STATUS_USER`.
@@ -33,10 +33,10 @@ pub struct PacketRing {
     mac: usize,
 }
 
-/// Bytes of a line of the cache.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Number of slots by which prefetching is ahead of reading while frames are waiting.
+/// Number of slots by which prefetching runs ahead of reading while frames are waiting.
 const AHEAD: usize = 12;
 
 /// A frame in a ring, or the mark of a frame that is in the socket's queue.

@@ -10,7 +10,7 @@ use lvs_core::memory::{Layout, Memory, Region};
 
 use super::{check, page_size};
 
-/// A large page.
+/// Size of a large page in bytes.
 const LARGE: usize = 2 << 20;
 
 /// An anonymous mapping, all zeros at first.

@@ -17,7 +17,8 @@ use lvs_packet::wire::Mac;
 
 use crate::packet;
 
-/// Longest frame for which the kernel test-runs a program: it must fit a page.
+/// Maximum length of a frame for a test run of a program in the kernel: the frame must fit into a
+/// page.
 const LONGEST: usize = 3000;
 /// Interface index of the loopback, whose link-layer address is all zeros.
 const LOOPBACK: u32 = 1;
@@ -29,7 +30,7 @@ const XDP_REDIRECTED: i32 = 4;
 /// Packets that the programs have forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
-    /// All packets.
+    /// Number of all packets.
     pub all: u64,
     /// Packets that XDP forwarded, before the kernel allocated a socket buffer.
     pub early: u64,

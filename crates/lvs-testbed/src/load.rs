@@ -206,7 +206,7 @@ impl Host {
 /// Period of the counts of steady requests in milliseconds, unless the test sets another.
 const PROGRESS_MS: u64 = 100;
 
-/// Limit for a number of answers, which a busy machine may exceed four times.
+/// Time limit for a number of answers. On a busy machine, the test waits four times as long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Requests in progress.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error, starting};
 
-/// The environment variable that requests it with the value `1`.
+/// The environment variable that requests an automatic start, with the value `1`.
 pub const VARIABLE: &str = "LVS_AUTOSTART";
 
 const DATAPLANE: &str = "lvs-dataplane";

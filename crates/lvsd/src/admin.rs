@@ -232,7 +232,7 @@ impl Admin {
         self.entries.values().map(|stored| &stored.entry)
     }
 
-    /// All overrides, with their begins and deadlines by the present wall clock.
+    /// All overrides. Their start times and deadlines follow the present wall clock.
     pub fn shown(&self, now: Now) -> Vec<AdminEntry> {
         let shown = self.entries.values().map(|stored| {
             let mut entry = stored.entry.clone();

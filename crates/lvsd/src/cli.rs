@@ -49,9 +49,9 @@ use crate::sources::{self, Gathered};
 use crate::watchdog::{self, Pulses};
 use crate::words::counted;
 
-/// The file is invalid or missing.
+/// Exit code if the configuration file is invalid or missing.
 const EXIT_CONFIG: u8 = 3;
-/// Any other error.
+/// Exit code for any other error.
 const EXIT_FAILURE: u8 = 1;
 
 /// Path of the configuration.
@@ -63,7 +63,7 @@ const STARTER: &str = include_str!("cli/starter.toml");
 /// Directory of the state that must survive a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
-/// Period of the heartbeats.
+/// Interval of the heartbeats.
 const BEAT: Duration = Duration::from_millis(100);
 
 /// Longest wait of `lvsd stop` for the running daemon.

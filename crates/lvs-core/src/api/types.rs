@@ -526,7 +526,7 @@ pub struct AnnounceSpec {
     pub hold: u32,
 }
 
-/// Addresses that a dataplane announces by routes, at most.
+/// Maximum number of addresses that a dataplane announces by routes.
 pub const ANNOUNCED_MAX: usize = 4096;
 
 /// One address of [`AnnounceSpec::addresses`].
@@ -621,7 +621,7 @@ pub struct PeerStanding {
 }
 
 impl PeerStanding {
-    /// Seconds without synchronisation after which the peer's state is a finding; shortly after a
+    /// A peer that has not synchronised for this number of seconds is a finding; shortly after a
     /// start it is not.
     pub const ALARM: u64 = 10;
 
@@ -975,10 +975,10 @@ pub struct CaptureFilter {
     /// IP protocol number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<u8>,
-    /// Source or destination.
+    /// Addresses, each of which may be the source or the destination.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<core::net::IpAddr>,
-    /// Source or destination.
+    /// Ports, each of which may be the source or the destination.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<u16>,
     /// Only packets that are dropped or refused.
@@ -1007,7 +1007,7 @@ pub struct CapturedPacket {
 /// A line of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer<T> {
-    /// The request's number.
+    /// Number of the request.
     pub id: u64,
     /// Result or failure.
     #[serde(flatten)]

@@ -12,7 +12,7 @@ use crate::{Protocol, SctpChunk, TcpFlags};
 pub(crate) struct State(pub(crate) u8);
 
 impl State {
-    /// Before the first transition; of UDP, the only state.
+    /// State before the first transition; the only state of UDP.
     pub(crate) const NONE: Self = Self(0);
     pub(crate) const TCP_ESTABLISHED: Self = Self(1);
     pub(crate) const TCP_SYN_SENT: Self = Self(2);
@@ -43,7 +43,7 @@ impl State {
         }
     }
 
-    /// Counted as active (`tcp_state_active_table`).
+    /// Whether a connection in this state counts as active (`tcp_state_active_table`).
     pub(crate) fn is_active(self, protocol: Protocol) -> bool {
         match protocol {
             // ESTABLISHED, SYN_SENT, SYN_RECV, SYNACK.

@@ -35,7 +35,7 @@ impl Templates {
         })
     }
 
-    /// Greatest number of entries.
+    /// Maximum number of entries.
     #[cfg(test)]
     pub(crate) const fn capacity(&self) -> usize {
         self.table.capacity()

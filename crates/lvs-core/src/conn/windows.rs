@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-/// Slots of a window.
+/// Number of slots in a window.
 const WINDOW: usize = 32;
 
 /// Number of windows in `slots`.

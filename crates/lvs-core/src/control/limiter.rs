@@ -12,11 +12,11 @@ use core::ops::Range;
 use core::time::Duration;
 use siphasher::sip::SipHasher13;
 
-/// Sources in one set; a new source evicts the source that has opened the fewest connections
-/// recently.
+/// Number of sources in a set; a new source evicts the source that has opened the fewest
+/// connections recently.
 const WAYS: usize = 4;
 
-/// Sets of sources: 16,384 sources, 256 KiB for each service with such a limit.
+/// Number of sets: together 16,384 sources, which need 256 KiB for each service with such a limit.
 const SETS: usize = 4096;
 
 /// Nanoseconds in a second, which is also the size of a burst.

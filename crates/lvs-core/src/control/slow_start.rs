@@ -19,7 +19,7 @@ use crate::{Control, Instant, Pool, Server, ServerId};
 
 /// Factor for all weights during a slow start.
 const FINER: i32 = 10;
-/// Weights above this are precise enough without the multiplication.
+/// Weights above this value are precise enough without the multiplication.
 const FINE: i32 = 100_000;
 
 /// The servers of a service that accept connections, and the time since when.

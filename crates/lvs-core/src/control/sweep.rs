@@ -12,7 +12,7 @@ use crate::shard::{ServerLink, Shard};
 pub(super) struct SweepWork {
     /// Remove the connections of removed servers.
     pub(super) flush_removed: bool,
-    /// Rounds of `drop_entry`.
+    /// Number of rounds of `drop_entry`.
     pub(super) drop_entry: u32,
     /// Close the connections of failed servers, as their services require.
     pub(super) end_down: bool,

@@ -27,7 +27,7 @@ const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 /// Timeout in seconds of an entry whose message and protocol have none.
 const TIMEOUT: u32 = 180;
 
-/// The order of two packets that arrive within this time at two directors is unknown.
+/// If two packets reach two directors within this time of each other, their order is unknown.
 const TIE: Duration = RECENT;
 
 /// Results for connections received by synchronisation.
@@ -37,7 +37,7 @@ pub struct TakenOver {
     pub taken: u64,
     /// Number of invalid connections.
     pub nonsense: u64,
-    /// The table is full.
+    /// Number of connections that could not be stored because the table was full.
     pub no_room: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct TakenOver {
 pub struct ItemResults {
     /// Connections that were taken over.
     pub taken: TakenOver,
-    /// Connections that have ended.
+    /// Number of connections that have ended.
     pub ended: u64,
     /// Connections that stay unchanged, because this director owns them.
     pub kept: u64,

@@ -18,7 +18,7 @@ use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFl
 
 /// The persistence timeout if `-p` has no value.
 const DEFAULT_PERSISTENCE: u32 = 360;
-/// 31 days: the longest timeout that ipvsadm accepts.
+/// The longest timeout that ipvsadm accepts, in seconds: 31 days.
 const TIMEOUT_MAX: i64 = 86_400 * 31;
 /// Maximum length of the names of schedulers, persistence engines and interfaces, in bytes; the
 /// rest is ignored.

@@ -17,9 +17,9 @@ use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags};
 
 /// The version of IPVS that listings name.
 const IPVS_VERSION: &str = "1.2.1";
-/// Characters of an IPv4 service's protocol, address and port that are printed.
+/// Width, in characters, of the column with the protocol, address and port of an IPv4 service.
 const SERVICE_WIDTH: usize = 33;
-/// Characters of an IPv4 server's address and port that are printed.
+/// Width, in characters, of the column with the address and port of an IPv4 server.
 const SERVER_WIDTH: usize = 28;
 /// Maximum number of characters that ipvsadm reserves for an address with its port.
 const ENDPOINT_MAX: usize = 59;

@@ -46,7 +46,7 @@ pub enum CommandName {
 }
 
 impl CommandName {
-    /// The name in messages.
+    /// The name of the command in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AddService => "add-service",
@@ -236,7 +236,7 @@ impl Flag {
         Self::TunRemcsum,
     ];
 
-    /// The name in messages.
+    /// The name of the option in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Numeric => "numeric",

@@ -12,7 +12,7 @@ use crate::hash::{fold, hash_32};
 /// Binary logarithm of the number of buckets (`CONFIG_IP_VS_LBLC_TAB_BITS`).
 const BITS: u32 = 10;
 const BUCKETS: usize = 1 << BITS;
-/// If there are more entries, unused ones are searched every minute (`max_size`).
+/// If the cache has more entries than this, unused entries are removed once a minute (`max_size`).
 const MAX: usize = BUCKETS * 16;
 /// No entries are added above this number (`atomic_read(&tbl->entries) < tbl->max_size * 3 / 2`).
 const HARD_MAX: usize = MAX * 3 / 2;

@@ -46,7 +46,7 @@ pub(super) const ABOUT: About = About {
 /// one.
 #[derive(Clone, Debug)]
 pub struct MaglevHashing {
-    /// Slots of the table.
+    /// Number of slots in the table.
     slots: u32,
     /// Number of bits to which weights are reduced.
     weight_bits: u32,

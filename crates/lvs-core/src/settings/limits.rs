@@ -5,7 +5,7 @@
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default, deny_unknown_fields))]
 pub struct Limits {
-    /// Connections at a time.
+    /// Maximum number of simultaneous connections.
     pub connections: u32,
     /// Maximum number of new connections per second and in a burst.
     pub rate: u32,

@@ -31,7 +31,7 @@ use core::time::Duration;
 /// Number of packets of a connection whose client has repeated its SYN once.
 const SYN_AND_REPEAT: u32 = 2;
 
-/// Longest time that packets of silently ended connections are dropped.
+/// Longest time in seconds for which packets of silently ended connections are dropped.
 const SILENCE: u32 = 120;
 
 /// Sequence numbers of a TCP segment (RFC 9293 section 3.1).
@@ -115,7 +115,7 @@ pub(crate) struct Down {
 }
 
 impl Down {
-    /// Connection `index` is new.
+    /// Records that connection `index` is new.
     pub(crate) fn track(&mut self, index: u32) {
         *self.expected.entry(index) = Expected::default();
     }

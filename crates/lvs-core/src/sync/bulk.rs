@@ -33,7 +33,7 @@ const RANGE_BITS: u32 = 10;
 /// Length of a digest.
 pub const DIGEST_LEN: usize = RANGES * 12;
 
-/// Bytes of an item before its connection.
+/// Length of an item's header in bytes; the connection follows it.
 const HEADER: usize = 8;
 
 /// Maximum number of bytes in the outgoing buffer.
@@ -312,7 +312,7 @@ impl Ranges {
     }
 }
 
-/// Identity of a connection.
+/// The fields that identify a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) protocol: Protocol,

@@ -16,7 +16,7 @@ const NAME_MAX: usize = 16;
 const OPTION_SEQ: u8 = 1;
 const OPTION_DATA: u8 = 2;
 const OPTION_NAME: u8 = 3;
-/// A receiver that does not support the option may skip it.
+/// A receiver that does not support an option with this bit may skip the option.
 const OPTION_SKIPPABLE: u8 = 0x40;
 const SEQ_LEN: usize = 24;
 /// Flags that announce sequence numbers.

@@ -15,7 +15,7 @@ const WAITING_MAX: usize = 16 << 20;
 /// Number of bytes after which a session sends before it reads more messages from its queue. The
 /// last message may exceed it.
 const PORTION: usize = 256 << 10;
-/// The most ranges that a peer may request again.
+/// Maximum number of ranges that a peer may request again.
 const WANTED_MAX: usize = lvs_core::sync::bulk::RANGES;
 
 /// The queues of all connected peers.

@@ -26,8 +26,8 @@ use crate::warm_restart::Record;
 use lvs_packet::steer::Steering;
 use lvs_sys::lock;
 
-/// Number of services and servers up to which each change is stored at once. With more, changes are
-/// stored within a second.
+/// With at most this number of services and servers, each change is stored at once. With more,
+/// changes are stored within a second.
 const FEW: usize = 256;
 
 /// The state that is stored for a successor, and the time of storing.

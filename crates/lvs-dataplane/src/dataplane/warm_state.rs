@@ -17,7 +17,7 @@ use crate::host::keeper::Keeper;
 use crate::host::setup::Outliving;
 use crate::warm_restart::{Record, WarmRestart};
 
-/// Servers whose counters are stored while the control half is locked once.
+/// Number of servers whose counters are stored during one lock of the control half.
 const PORTION: usize = 4096;
 
 /// The state that a successor takes over.

@@ -116,7 +116,7 @@ impl FastPath {
 /// The filters that attach programs if the kernel has no tcx. This function tests whether they
 /// work.
 pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
-    /// Interface index of the loopback, which every network namespace has.
+    /// Interface index of the loopback interface in every network namespace.
     const LOOPBACK: u32 = 1;
     let has_tcx = || match attached::ids(LOOPBACK, Place::Ingress) {
         Err(error) => error.raw_os_error() != Some(libc::EINVAL),

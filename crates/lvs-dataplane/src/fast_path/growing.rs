@@ -19,7 +19,7 @@ use lvs_sys::lock;
 #[derive(Debug)]
 pub(super) struct Growing {
     name: &'static str,
-    /// Words of an entry.
+    /// Number of words in an entry.
     entry: usize,
     array: Mutex<Arc<SharedArray>>,
     /// The array's name in the BPF file system, if the array must survive a kill of this process.

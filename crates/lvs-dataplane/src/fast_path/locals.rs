@@ -33,7 +33,7 @@ use lvs_sys::{MapPlace, SharedMap};
 const PLACE: &str = "lvs_locals";
 const ENDS: &str = "lvs_local_ends";
 
-/// Slots in one bucket of the map ([`Layout::WAYS`]).
+/// Number of slots in one bucket of the map ([`Layout::WAYS`]).
 const WAYS: u32 = 8;
 const _: () = assert!(WAYS as usize == Layout::WAYS);
 
@@ -303,7 +303,7 @@ impl FastPath {
         }
     }
 
-    /// The connection has ended.
+    /// Removes the entry of a connection that has ended.
     fn forget_local(&self, worker: usize, end: &LocalEnd) {
         if let Some(ends) = self.locals.ends.get() {
             let _ = ends.remove(&reply(end));

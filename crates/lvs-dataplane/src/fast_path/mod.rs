@@ -106,9 +106,9 @@ pub struct WayOut {
 /// The fates of the frames that the programs received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// Frames forwarded to servers.
+    /// Number of frames that the programs forwarded to servers.
     pub requests: u64,
-    /// Frames forwarded to clients.
+    /// Number of frames that the programs forwarded to clients.
     pub replies: u64,
     /// Passed to userspace, because the programs found no connection.
     pub unknown: u64,
@@ -169,7 +169,7 @@ pub struct FastPath {
     known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
     /// The pins of the maps for a successor; `None` if the maps are not kept.
     pins: Option<Pins>,
-    /// Excludes other dataplanes.
+    /// Lock that excludes other dataplanes.
     claim: Option<File>,
     /// Whether the maps were created by another dataplane.
     found: bool,

@@ -35,8 +35,8 @@ use lvs_sys::{
 pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
 /// The maximum number of virtual services that programs use without a dataplane.
 const SERVICES: u32 = 1 << 17;
-/// The maximum number of successors in a row that live for a short time: the inherited state may be
-/// the reason why they crash.
+/// Maximum number of consecutive successors that may exit early. Then the inherited state may be
+/// the reason for their crashes, and the next successor does not use it.
 const TRIES_MOST: u64 = 5;
 
 impl FastPath {
@@ -550,7 +550,10 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let (about, description) = about.split_at(HOST_WORDS);
     let own = pins::about(processors());
     if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
-        return Err("it belonged to a removed network namespace with the same number as this one".to_owned());
+        return Err(
+            "it belonged to a removed network namespace with the same number as this one"
+                .to_owned(),
+        );
     }
     if about != own {
         return Err("it was another version, or the number of processors has changed".to_owned());

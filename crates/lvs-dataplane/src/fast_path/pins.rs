@@ -40,7 +40,7 @@ const LINK: &str = "link-";
 /// The name of the link of an XDP program.
 const XDP_LINK: &str = "xdp-";
 
-/// The reason why a directory cannot be claimed.
+/// The reason why this dataplane cannot claim a directory.
 pub(super) const ANOTHER: &str =
     "another dataplane of this network namespace uses the kernel fast path";
 /// Time limit for other dataplanes to finish a claim or a sweep of a directory.
@@ -279,7 +279,7 @@ pub(super) fn is_over(conf: &[u64]) -> bool {
 
 /// The version of a description: it changes with the shape or meaning of any map.
 const VERSION: u64 = 7;
-/// "LVSKERNL".
+/// The word "LVSKERNL", which marks a description.
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 
 /// The word of `lvs_about` with the cookie of the network namespace; 0 if the kernel has none.

@@ -25,7 +25,7 @@ const ROUTES_MAX: usize = 4096;
 /// Maximum number of reported next hops that do not answer.
 const SILENT_MAX: usize = 64;
 
-/// Interface and address.
+/// Index of the interface, and address of the neighbour.
 type Key = (u32, IpAddr);
 
 /// The neighbours that the kernel resolves for the dataplane, and the times of the requests.

@@ -40,9 +40,9 @@ pub(crate) struct View {
     pub(crate) intercept: Arc<Intercept>,
     /// The rules that set marks on packets.
     pub(crate) marks: Option<Arc<[MarkRule]>>,
-    /// The sysctl `pmtu_disc`.
+    /// Value of the sysctl `pmtu_disc`.
     pub(crate) pmtu_disc: bool,
-    /// The sysctl `ignore_tunneled`.
+    /// Value of the sysctl `ignore_tunneled`.
     pub(crate) ignore_tunneled: bool,
     /// Increases when the control half has changed, so that shards must be swept.
     pub(crate) config: u64,

@@ -10,8 +10,8 @@ use lvs_core::{Control, ServiceKey};
 
 /// Number of counters of a server, without new connections.
 const COUNTED: usize = 4;
-/// Words that are stored for a server: its counters, and the part of them that the BPF programs
-/// have counted.
+/// Number of words that are stored for a server: its counters, and the part of them that the BPF
+/// programs have counted.
 pub(crate) const KEPT_WORDS: usize = 1 + 2 * COUNTED;
 
 /// The index of a server's counters.

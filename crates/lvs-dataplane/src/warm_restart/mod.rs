@@ -38,12 +38,13 @@ use lvs_sys::lock;
 pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);
 /// Maximum number of servers whose counters are stored. Only the written pages use memory.
 const RECORDS: usize = 1 << 20;
-/// Bytes for services and settings, which are stored twice: enough for more than a million servers.
+/// Number of bytes for services and settings, which are stored twice: enough for more than a
+/// million servers.
 const TEXT: usize = 1 << 29;
 /// The message if the memory has connections, but no complete services and servers.
 pub(crate) const INCOMPLETE: &str =
     "its services and servers could not be stored for a warm restart, see its log";
-/// "LVSOUTLV".
+/// The word "LVSOUTLV", which marks the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
 /// The version of the memory's format, without the connection table. It changes with the meaning of
 /// any word.

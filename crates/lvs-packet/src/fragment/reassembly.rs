@@ -31,7 +31,7 @@ const PIECES_MAX: usize = 1024;
 const PIECE_COST: usize = 256;
 /// Memory of a datagram without fragments: its entry in the table, and its list of fragments.
 const QUEUE_COST: usize = 320;
-/// Parts of the table with a lock each, so that workers seldom wait for each other.
+/// Number of parts of the table. Each has its own lock, so that workers seldom wait for each other.
 const SHARDS: usize = 16;
 
 /// A reassembled datagram.

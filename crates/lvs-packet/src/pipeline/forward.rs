@@ -19,7 +19,7 @@ use crate::wire::decrement_ttl;
 use crate::wire::icmp::ErrorKind;
 
 impl Pipeline {
-    /// Client to server.
+    /// Forwards a packet from a client to a server.
     pub(super) fn forward<N: Net>(
         &mut self,
         frame: &mut Frame,

@@ -184,7 +184,7 @@ fn queue_of(queues: &mut Vec<Vec<Frame>>, port: PortId) -> &mut Vec<Frame> {
 
 /// Maximum number of frames of each kind that are kept for reuse.
 const POOL_MAX: usize = 512;
-/// The usual length of a frame that is made here: a packet of 1500 bytes in a tunnel.
+/// Usual length in bytes of a frame that the pipeline builds: a packet of 1500 bytes in a tunnel.
 const SMALL: usize = 1920;
 
 fn keep(large: &mut Vec<Frame>, small: &mut Vec<Frame>, mut frame: Frame) {

@@ -18,7 +18,7 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::{ETHERNET_LEN, decrement_ttl, ipv4, ipv6, is_ipv6};
 
 impl Pipeline {
-    /// Server to client.
+    /// Forwards a packet from a server to a client.
     pub(super) fn reply<N: Net>(
         &mut self,
         frame: &mut Frame,

@@ -15,9 +15,9 @@ use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16
 /// The address and port of a packet that is translated: source or destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Source: replies.
+    /// Translate the source, as in replies.
     Source,
-    /// Destination: requests.
+    /// Translate the destination, as in requests.
     Destination,
 }
 

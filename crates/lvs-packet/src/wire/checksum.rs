@@ -98,14 +98,14 @@ impl Delta {
     /// No change.
     pub const NONE: Self = Self(0);
 
-    /// A 16-bit word changes.
+    /// Records that a 16-bit word changes.
     #[inline]
     #[must_use]
     pub const fn word(self, old: u16, new: u16) -> Self {
         Self(self.0 + (!old) as u64 + new as u64)
     }
 
-    /// An IPv4 address changes.
+    /// Records that an IPv4 address changes.
     #[inline]
     #[must_use]
     pub fn addr(self, old: Ipv4Addr, new: Ipv4Addr) -> Self {
@@ -113,7 +113,7 @@ impl Delta {
         Self(self.0 + u64::from(!old) + u64::from(new))
     }
 
-    /// An IPv6 address changes.
+    /// Records that an IPv6 address changes.
     #[inline]
     #[must_use]
     pub fn addr6(self, old: Ipv6Addr, new: Ipv6Addr) -> Self {

@@ -8,8 +8,8 @@ use tracing::field::{Field, Visit};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-/// The longest value, in bytes: a line with two such values fits into the queue even if every byte
-/// is escaped.
+/// Maximum length of a value in bytes: a line with two such values fits into the queue even if
+/// every byte is escaped.
 const VALUE_MAX: usize = 1200;
 
 /// Collects the fields of an event.

@@ -16,7 +16,7 @@ use super::journal::{Journal, parts};
 const LINES_MAX: usize = 4096;
 /// Maximum bytes of all waiting lines together.
 const BYTES_MAX: usize = 1 << 20;
-/// The longest line; more of it is cut off.
+/// Maximum length of a line in bytes; the rest of a longer line is cut off.
 const LINE_MAX: usize = 16 << 10;
 /// Mark at the end of a truncated line.
 const CUT: &str = " [...]";

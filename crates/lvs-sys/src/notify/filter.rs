@@ -34,9 +34,9 @@ pub struct Places {
 }
 
 impl Places {
-    /// The upper end of descriptor numbers: 1,024, so that `select` accepts all of them.
+    /// Upper limit of the descriptor numbers: 1,024, because `select` accepts no larger numbers.
     const END: u32 = 1024;
-    /// Numbers of each kind.
+    /// Number of descriptor numbers for each kind.
     const EACH: u32 = 32;
 
     /// Returns the highest possible ranges for a program that may have `limit` descriptors; `None`

@@ -20,7 +20,7 @@ pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
 /// Time after which an answer counts as lost. On a busy machine, a process may wait for a processor
 /// for seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of a datagram, which contains its number.
+/// Length in bytes of a datagram, which contains its number.
 const LEN: usize = 8;
 
 /// Options of the probe.

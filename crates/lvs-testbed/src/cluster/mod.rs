@@ -156,7 +156,7 @@ pub struct Outcome {
     pub forward: String,
     /// Family of the downloads: `ipv4` or `ipv6`.
     pub family: String,
-    /// Downloads, byte for byte.
+    /// Number of downloads, whose content is compared byte by byte.
     pub downloads: u64,
     /// Downloads that failed.
     pub broken: u64,

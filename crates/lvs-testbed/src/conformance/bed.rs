@@ -56,7 +56,7 @@ const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xff
 /// The size of the kernel's connection table, which listings print.
 pub(super) const KERNEL_TABLE_SIZE: u32 = 4096;
 
-/// Maximum of times that the host may send a packet back; more is a loop.
+/// Maximum number of times that the host may send a packet back; more is a loop.
 const ROUNDS: usize = 8;
 
 pub(super) const fn port_name(port: PortId) -> &'static str {

@@ -59,9 +59,9 @@ pub struct ConformanceOptions {
 /// Numbers of cases of one kind, by result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Cases with the kernel's result.
+    /// Number of cases with the kernel's result.
     pub passed: usize,
-    /// Cases with another result.
+    /// Number of cases with another result.
     pub failed: usize,
     /// Number of cases that were not replayed, by the missing feature.
     pub skipped: BTreeMap<String, usize>,
@@ -299,12 +299,12 @@ pub fn conformance(
 }
 
 impl ConformanceReport {
-    /// Cases that passed.
+    /// Number of cases that passed.
     pub fn passed(&self) -> usize {
         self.kinds.values().map(|counts| counts.passed).sum()
     }
 
-    /// Cases that failed.
+    /// Number of cases that failed.
     pub fn failed(&self) -> usize {
         self.kinds.values().map(|counts| counts.failed).sum()
     }

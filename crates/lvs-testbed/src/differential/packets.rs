@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use self::traffic::Traffic;
 use crate::hostile::Entropy;
 
-/// Steps of a case.
+/// Number of steps of a case.
 const STEPS: usize = 24;
 
 /// The forwarding method of a case's servers.

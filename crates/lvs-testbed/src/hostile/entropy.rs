@@ -33,7 +33,7 @@ impl<'a> Entropy<'a> {
         matches!(self.source, Source::Bytes([]))
     }
 
-    /// Fills `out` with choices.
+    /// Fills `out` with random choices.
     pub fn fill(&mut self, out: &mut [u8]) {
         match &mut self.source {
             Source::Seed(state) => {
@@ -88,7 +88,7 @@ impl<'a> Entropy<'a> {
         }
     }
 
-    /// True once in `times`.
+    /// Returns `true` in one of `times` calls on average.
     pub fn one_in(&mut self, times: usize) -> bool {
         // The last number, so that a fuzzer's zeros make nothing unusual.
         self.below(times) == times - 1

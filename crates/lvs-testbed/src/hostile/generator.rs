@@ -104,7 +104,7 @@ impl<'a> Generator<'a> {
         self.entropy.is_empty()
     }
 
-    /// The next act.
+    /// Chooses the next act.
     pub fn next_act(&mut self) -> Act {
         match self.entropy.below(256) {
             0..=222 => Act::Send(vec![self.frame()]),
@@ -125,7 +125,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Mostly milliseconds, seldom minutes.
+    /// Returns a pause: usually milliseconds, seldom minutes.
     fn pause(&mut self) -> Duration {
         let factor = self.entropy.pick(&[1, 1, 1, 1, 1, 10, 10, 2000]);
         Duration::from_millis(u64::from(self.entropy.u8()) * factor)

@@ -15,7 +15,7 @@ use crate::{oracle, packet};
 
 /// Number of acts between two listings.
 const ROUND: u64 = 250;
-/// Conversations at a time.
+/// Number of simultaneous conversations.
 const TALKS: usize = 12;
 
 /// Passes `frames` frames or more through a packet path with and one without the programs of the

@@ -97,7 +97,7 @@ pub enum Vip {
 /// Options of a [`Site`].
 #[derive(Clone, Debug)]
 pub struct SiteOptions {
-    /// Name in messages.
+    /// Name of the site in messages.
     pub label: String,
     /// The networks between the hosts.
     pub topology: Topology,

@@ -32,7 +32,7 @@ const FULL: &str = "LVS_TEST_FULL";
 /// it, and shows the output of failed tests alone.
 pub(crate) const LOGS: &str = "LVS_TEST_LOGS";
 
-/// The exit status of a test that the host does not permit.
+/// The exit status of a test that cannot run because the host does not permit it.
 const NOT_RUN: i32 = 77;
 const NOT_RUN_TEXT: &str = "77";
 

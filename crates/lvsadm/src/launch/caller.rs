@@ -333,7 +333,7 @@ pub(super) struct Buffers {
     parts: Parts,
     /// Flags of the call.
     pub(super) flags: i32,
-    /// Room for ancillary data.
+    /// Number of bytes for ancillary data.
     pub(super) control: usize,
     place: Place,
 }

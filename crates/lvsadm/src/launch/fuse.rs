@@ -32,7 +32,7 @@ pub(super) const REQUEST_MAX: usize = 2 * WRITE_MAX + 4096;
 const IN: usize = 40;
 const OUT: usize = 16;
 
-/// Time that the kernel may use an answer about a name.
+/// Time in seconds for which the kernel may use an answer about a name.
 const VALID_SECONDS: u64 = 60;
 
 /// A request.
@@ -110,7 +110,7 @@ pub(super) fn answer(unique: u64, result: Result<Vec<u8>, Errno>) -> Vec<u8> {
 /// The answer to `INIT`: the features of this server.
 pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
     const MAJOR: u32 = 7;
-    /// Linux 5.4: no later addition is needed.
+    /// The minor version of the protocol, that of Linux 5.4: no later addition is needed.
     const MINOR: u32 = 31;
     /// `O_TRUNC` is a part of `OPEN`; the kernel caches the targets of links.
     const ABILITIES: u32 = 1 << 3 | 1 << 23;

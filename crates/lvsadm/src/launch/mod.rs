@@ -277,7 +277,7 @@ fn hand_over(
     }
 }
 
-/// First word of the supervisor when it answers calls.
+/// First word of the supervisor, as soon as it answers calls.
 const READY: &str = "ready";
 
 /// The supervisor reads these bytes from the memory of the program, to check whether it is
@@ -396,7 +396,7 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
 /// Writes an error to the system log. Without a system log, the error is lost: standard error
 /// belongs to the program.
 fn log(text: &str) {
-    /// Facility `daemon`, priority `err`.
+    /// The priority of the log lines: facility `daemon`, severity `err`.
     const PRIORITY: u8 = 3 << 3 | 3;
     let line = format!("<{PRIORITY}>{NAME}[{}]: {text}", std::process::id());
     if let Ok(socket) = UnixDatagram::unbound() {

@@ -6,7 +6,8 @@ use super::{
 };
 use crate::invocation::Invocation;
 
-/// Dispatch, help, completions and the manual page use it.
+/// All operator commands. The dispatcher, the help, the completions and the manual page use this
+/// list.
 pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "watch",

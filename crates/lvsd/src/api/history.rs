@@ -50,7 +50,7 @@ struct Point {
 pub struct Curves {
     /// Seconds between two points.
     pub step: u64,
-    /// Seconds since 1970.
+    /// Times of the points, in seconds since 1970.
     pub time: Vec<u64>,
     /// Servers that received new connections.
     pub usable: Vec<u32>,

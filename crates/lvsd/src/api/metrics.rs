@@ -64,7 +64,7 @@ const WORKER_COUNTERS: [WorkerCounter; 6] = [
     ),
 ];
 
-/// The names of the two processes.
+/// The names of the two processes, as values of a label.
 const LVSD: &str = "lvsd";
 const DATAPLANE: &str = "lvs-dataplane";
 

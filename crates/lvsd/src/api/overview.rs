@@ -28,7 +28,7 @@ const LINES_MAX: usize = 100;
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
 pub struct Overview {
-    /// Seconds since 1970.
+    /// Time of the overview, in seconds since 1970.
     pub now: u64,
     /// The name of the director's host.
     pub host: String,
@@ -36,7 +36,7 @@ pub struct Overview {
     pub version: String,
     /// Path of the daemon's configuration file.
     pub config: String,
-    /// Seconds since its start.
+    /// Time since the start of lvsd, in seconds.
     pub uptime: u64,
     /// The result of the last read of the file.
     pub loaded: LoadStatus,

@@ -21,7 +21,7 @@ use crate::snapshot::Snapshot;
 
 /// Interval at which the files are written.
 const EVERY: Duration = Duration::from_secs(2);
-/// The share of the time for writing connections is one in this number.
+/// Writing connections may use one in this many parts of the time.
 const SHARE: u32 = 20;
 /// Longest time to wait for a dataplane's answer.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -102,7 +102,7 @@ struct Message {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
-    /// Default author of changes.
+    /// Author of changes that name none.
     who: String,
     /// Whether the client may make changes.
     may_change: bool,

@@ -15,7 +15,7 @@ use crate::words::counted;
 
 /// Exit code if some statements have no counterpart, and are comments in the result.
 const EXIT_LOSSY: u8 = 4;
-/// keepalived could not run.
+/// Exit code if keepalived could not run, so that the result was not compared.
 const EXIT_NOT_COMPARED: u8 = 5;
 
 /// A format of source files, as it is named on the command line.

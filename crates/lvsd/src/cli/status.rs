@@ -22,9 +22,9 @@ use crate::config::label;
 use crate::verdict::{self, Level, ServiceState, Verdict};
 use crate::words::counted;
 
-/// Columns of a line, unless the terminal is narrower.
+/// Width of the output in columns, unless the terminal is narrower.
 const COLUMNS: usize = 80;
-/// Reasons of dropped packets in the line about them.
+/// Maximum number of reasons in the line about dropped packets.
 const DROPS_MAX: usize = 3;
 /// Interval of updates of `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);

@@ -57,7 +57,7 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
 /// The start time of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
-    /// Seconds after boot.
+    /// Time in seconds after boot.
     At(u64),
     /// Before this boot, or at an unknown time.
     Earlier,

@@ -505,7 +505,7 @@ pub(super) struct RawLimits {
 pub(super) enum RawPassive {
     /// Whether a suspicious server is set down.
     TakesOut(bool),
-    /// Failed attempts to connect.
+    /// The number of failed attempts to connect.
     Number(Whole),
 }
 
@@ -590,9 +590,9 @@ pub(super) struct RawServer {
 /// `tunnel = { ... }`, or `tunnel = "gre"` for `tunnel = { type = "gre" }`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawTunnel {
-    /// The type.
+    /// The type as a string.
     Word(String),
-    /// The table.
+    /// The type with options, as a table.
     Table(RawTunnelTable),
 }
 
@@ -646,7 +646,7 @@ pub(super) struct RawCheckTable {
 }
 
 impl RawCheckTable {
-    /// The keys that every kind has.
+    /// The keys that a check of any kind can have.
     pub(super) const KEYS: [&'static str; 9] = [
         "fall",
         "fast_interval",
@@ -703,7 +703,7 @@ pub(super) struct OneOrMore(pub(super) Vec<String>);
 /// The forms that a value may have in the file. A form that a type does not accept is refused with
 /// `EXPECTED`.
 trait Shape<'de>: Sized {
-    /// After "expected", in an error.
+    /// The text that follows "expected" in an error message.
     const EXPECTED: &'static str;
 
     fn string<E: de::Error>(text: &str) -> Result<Self, E> {

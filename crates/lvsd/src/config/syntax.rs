@@ -7,8 +7,8 @@ use toml::de::{DeTable, Error};
 
 use crate::text::{Diagnostic, Findings, KEPT_MAX};
 
-/// Distance after the first error in which the parser looks for further errors: it stores all of
-/// them.
+/// Distance in bytes after the first error within which the parser looks for further errors: it
+/// stores all of them.
 const REACH: usize = 64 << 10;
 
 /// Maximum number of characters of a line in which the check looks for an unusual character.

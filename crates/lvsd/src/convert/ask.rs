@@ -11,7 +11,7 @@ use landlock::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Time limit for keepalived's output.
+/// Time limit for keepalived to print its configuration.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Interval of the checks whether keepalived has exited.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);

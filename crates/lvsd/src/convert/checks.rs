@@ -69,7 +69,7 @@ const RHYTHM: &[&str] = &[
 const DAY: f64 = 86_400.0;
 /// The longest timeout of a check, in seconds.
 const TIMEOUT_MAX: f64 = 600.0;
-/// Maximum of consecutive failures after which a server is down.
+/// Maximum number of consecutive failures that a check may require before a server is down.
 const FALL_MAX: f64 = 1000.0;
 
 /// The reason why `warmup` is lost.
@@ -494,7 +494,7 @@ fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<Stri
     (written, host)
 }
 
-/// `200 301-302 4xx`.
+/// Converts status codes such as `200 301-302 4xx`.
 fn statuses(item: &Item, name: &str, lost: &mut Vec<String>) -> Option<String> {
     let code = |text: &str| {
         text.parse::<u16>()

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::keepalived::{following, range};
 
-/// Greatest number of addresses in ranges.
+/// Maximum number of addresses in all ranges.
 const ROOM: usize = super::ADDRESSES_MAX;
 
 /// Services by name, `192.0.2.1:80 tcp` or `mark 7 ipv4`.

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::LENGTH_MAX;
 
-/// Greatest number of patterns from braces, and of files of a pattern.
+/// Maximum number of patterns that braces expand to, and of files that match a pattern.
 const MATCHES_MAX: usize = 1024;
 
 /// The text of a file.
@@ -55,7 +55,7 @@ pub fn included(directory: &Path, pattern: &str) -> Result<Vec<(String, String)>
         .collect()
 }
 
-/// `a{b,c{d,e}}`: `ab`, `acd`, `ace`.
+/// Expands braces: `a{b,c{d,e}}` becomes `ab`, `acd` and `ace`.
 fn braces(pattern: &str) -> Result<Vec<String>, String> {
     let mut done = Vec::new();
     let mut open = vec![pattern.to_owned()];

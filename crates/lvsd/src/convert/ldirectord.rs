@@ -33,7 +33,7 @@ struct Settings {
     /// The timeout of negotiate checks.
     negotiate_timeout: Option<f64>,
     failures: Option<u32>,
-    /// Attempts of a ping.
+    /// Number of attempts of a ping.
     attempts: Option<u32>,
     quiescent: Option<bool>,
     clean_stop: Option<bool>,
@@ -857,7 +857,7 @@ fn pair(text: &str) -> Option<((String, String), &str)> {
     .next()
 }
 
-/// `192.0.2.1:80`, `[2001:db8::1]:http`, `192.0.2.1`.
+/// Parses an address such as `192.0.2.1:80`, `[2001:db8::1]:http` or `192.0.2.1`.
 fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
         return Some((ip, None));

@@ -78,11 +78,11 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     }
 }
 
-/// Maximum length of a file; a longer file is refused.
+/// Maximum length of a file in bytes; a longer file is refused.
 pub const LENGTH_MAX: u64 = 16 << 20;
 /// Maximum number of included files, and their maximum depth.
 const INCLUDES_MAX: usize = 256;
-/// Greatest number of addresses in ranges and groups.
+/// Maximum number of addresses in all ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;
 
 /// The files of an `include` of a file in this directory, each with its name and text; or the

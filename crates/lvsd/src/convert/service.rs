@@ -391,7 +391,7 @@ pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
     kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
 }
 
-/// Placeholder for the port of the server in the command of a check.
+/// Placeholder for the server's port in the command of a check.
 const PORT: &str = "\"{port}\"";
 
 /// Whether the check runs a program and passes the port of the server to it.

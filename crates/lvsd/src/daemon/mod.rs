@@ -88,7 +88,7 @@ pub struct Options {
     pub last_good: Option<PathBuf>,
     /// The connection to the service manager.
     pub notify: Notify,
-    /// The path of the administrative states of servers.
+    /// The path of the file with the administrative states of servers.
     pub admin: Option<PathBuf>,
     /// The requests over the control socket.
     pub requests: Option<mpsc::Receiver<Request>>,

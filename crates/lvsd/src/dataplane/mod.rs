@@ -50,7 +50,7 @@ pub use crate::dataplane::plan::Planned;
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, Plan, diff};
 
-/// The limit of time for the first answer of a dataplane that was started; at least `hang_limit`.
+/// Time limit for the first answer of a dataplane that lvsd has started; at least `hang_limit`.
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// The interval of attempts to connect to a starting dataplane.
 const START_POLL: Duration = Duration::from_millis(20);
@@ -69,7 +69,7 @@ const STABLE: Duration = Duration::from_secs(60);
 
 /// The default of `hang_limit`: a dataplane that is silent for this time is killed and replaced.
 const HANG_LIMIT: Duration = Duration::from_secs(10);
-/// The limit of time for the answer to a request to stop.
+/// Time limit for a dataplane to answer a request to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The reason why no connection could be opened.

@@ -401,7 +401,7 @@ impl Present {
         theirs.or_else(|| Some(reported(self.server_of(service)?, service)))
     }
 
-    /// The service whose packets those to a server of the service `of` would be.
+    /// Returns the service that would receive the packets to a server of the service `of`.
     fn service_at(&self, of: &ServiceId, server: SocketAddr) -> Option<&Service> {
         let at = |ip: IpAddr| self.services.get(&ip).into_iter().flatten();
         let mut beside = at(server.ip()).filter(|other| other.id != *of);

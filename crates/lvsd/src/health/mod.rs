@@ -757,8 +757,8 @@ const OUT: Duration = Duration::from_secs(60);
 /// failed server.
 const NOT_MADE_MIN: u32 = 3;
 
-/// Maximum of different reasons that are logged for a server that is down: a program may print a
-/// new reason each time.
+/// Maximum number of different reasons that are logged for a server that is down: a program may
+/// print a new reason each time.
 const REASONS_MAX: usize = 8;
 
 /// A number from 0 to 1, which differs each time. Its randomness is not important.

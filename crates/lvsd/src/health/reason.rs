@@ -40,7 +40,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// All codes.
+    /// All reasons, in the order of their codes.
     #[cfg(test)]
     pub(crate) const ALL: [Self; 14] = [
         Self::CheckFailed,

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Steps for each doubling.
+/// Number of steps for each doubling.
 const STEPS: usize = 8;
-/// 1 µs to an hour.
+/// Number of buckets, from 1 µs to an hour.
 const BUCKETS: usize = 32 * STEPS;
 
 /// Samples of times, for quantiles.

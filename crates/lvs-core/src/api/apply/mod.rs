@@ -113,7 +113,7 @@ impl Control {
 /// other changes may be made in the meantime; packets and the clock may continue.
 pub struct Changes<'a> {
     calls: &'a [Call],
-    /// Calls that were checked.
+    /// Number of checked calls.
     checked: usize,
     noted: Option<Noted>,
     steps: VecDeque<Step<'a>>,

@@ -19,7 +19,7 @@ use super::memory::{Layout, Region};
 /// Bit in the word of a bucket: at least one entry with this bucket as its first one is in the
 /// overflow.
 pub(super) const OVERFLOWED: u64 = 0x80;
-/// Seven bits of each byte.
+/// The lower seven bits of each byte.
 const TAGS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
 /// A word whose bytes are all 1.
 const ONES: u64 = 0x0101_0101_0101_0101;

@@ -10,7 +10,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// References in a line: 64 bytes of them.
+/// Number of references in a line, which is 64 bytes long.
 const WIDTH: usize = 8;
 /// Average number of references in a line when the index contains its planned number of entries.
 const LOAD: usize = 4;

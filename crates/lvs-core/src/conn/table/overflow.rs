@@ -83,7 +83,7 @@ pub(super) struct Overflow {
     slots: u32,
     /// For each first bucket, and whether it has wide slots: the number of entries in the overflow.
     pub(super) homes: BTreeMap<(bool, usize), u32>,
-    /// Raised with each entry.
+    /// Incremented for each inserted entry.
     pub(super) sequence: u64,
 }
 
@@ -113,7 +113,7 @@ impl Overflow {
         self.used = used;
     }
 
-    /// A free slot.
+    /// Takes a free slot.
     pub(super) fn take(&mut self) -> Option<u32> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);

@@ -419,7 +419,7 @@ impl<'a> Entry<'a> {
         self.set_hot(HOT_SERVER, both(self.timeout(), record));
     }
 
-    /// Packets from the client.
+    /// Number of packets from the client.
     #[inline]
     pub(crate) fn in_packets(self) -> u32 {
         low(self.hot(HOT_FLAGS))

@@ -471,7 +471,7 @@ fn timer_burst_is_spread_before_its_deadline() {
 /// A simple model of a table, which has only its entries.
 #[derive(Default)]
 struct Naive {
-    /// The newest last.
+    /// The expected entries; the newest is the last.
     entries: Vec<(u32, Draft, Instant)>,
 }
 

@@ -25,9 +25,10 @@ use alloc::vec::Vec;
 use super::slot::{Entry, UNARMED};
 use crate::Instant;
 
-/// 2^22 ns, about 4.2 ms: the kernel's tick at HZ=250 is 4 ms.
+/// Binary logarithm of a tick in nanoseconds: 2^22 ns are about 4.2 ms; the kernel's tick at HZ=250
+/// is 4 ms.
 const TICK_SHIFT: u32 = 22;
-/// Ticks of a page, and pages of a book, in bits.
+/// Binary logarithm of the number of ticks in a page, and of the number of pages in a book.
 const PAGE_BITS: u32 = 12;
 const PAGE: u64 = 1 << PAGE_BITS;
 const BOOK: u64 = 1 << PAGE_BITS;
@@ -41,7 +42,7 @@ const SPAN: u64 = (BOOKS as u64 - 1) << (2 * PAGE_BITS);
 /// Ticks are stored modulo this value.
 const ARMED_MASK: u64 = (1 << 31) - 1;
 
-/// Words of a chunk: the next chunk of its bucket, its bucket, and records.
+/// Number of words in a chunk: the next chunk of its bucket, its bucket, and records.
 const CHUNK: usize = 64;
 const CHUNK_SHIFT: u32 = 6;
 const HEADER: usize = 2;

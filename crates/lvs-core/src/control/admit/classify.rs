@@ -19,7 +19,8 @@ use crate::{
     Verdict,
 };
 
-/// Other servers to try if full NAT has no free local port towards the chosen server.
+/// Number of other servers that are tried if full NAT has no free local port towards the chosen
+/// server.
 const OTHERS: usize = 8;
 
 /// Reasons why a packet opens no connection.
@@ -249,7 +250,7 @@ fn next_server<S: State>(
     Err(DropReason::NoLocalPort.into())
 }
 
-/// A template decides (`ip_vs_sched_persist`).
+/// Lets a template decide (`ip_vs_sched_persist`).
 fn persistent<S: State>(
     state: &mut S,
     number: u32,

@@ -12,7 +12,7 @@ use crate::Family;
 pub(super) enum FtpCommand {
     /// The client requests that the server announce its address.
     Passive(Mode),
-    /// The client listens there.
+    /// The client listens at this address.
     Active(SocketAddr),
 }
 

@@ -12,7 +12,8 @@ use crate::host::update::Update;
 use crate::host::view::View;
 use crate::sync::Prepared;
 
-/// Changes that are made with the control half locked: some ten microseconds.
+/// Number of changes that are made during one lock of the control half, which takes some ten
+/// microseconds.
 const PIECE: usize = 16;
 
 impl Handle {

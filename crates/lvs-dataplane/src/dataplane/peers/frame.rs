@@ -88,7 +88,7 @@ const SERVICES: u16 = 4;
 pub(super) struct Introduction {
     /// Random; chosen at each start of the dataplane.
     pub(super) identity: [u8; 16],
-    /// Chosen for each session.
+    /// Random bytes, chosen for each session.
     pub(super) nonce: [u8; 32],
 }
 
@@ -203,7 +203,7 @@ impl Handshake {
 pub(super) enum Kind {
     /// From the sender: the keys of its digests, 16 bytes.
     Keys = 1,
-    /// From the sender: items.
+    /// From the sender: connections and templates.
     Items = 2,
     /// From the sender: a serial number of 8 bytes, the digest of all connections after the frames
     /// before this one, and the digests of its services.

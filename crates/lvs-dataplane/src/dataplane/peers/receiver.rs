@@ -25,11 +25,12 @@ const SILENCE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(500);
 /// The time between two attempts while the peer refuses the handshake.
 const AGAIN_REFUSED: Duration = Duration::from_secs(5);
-/// Connections that a packet worker takes over at a time: less than 100 microseconds.
+/// Number of connections that a packet worker takes over at a time, which takes less than 100
+/// microseconds.
 const PORTION: usize = 64;
 /// Maximum number of portions that wait for one packet worker.
 const PORTIONS_MAX: usize = 2;
-/// Slots that the packet worker examines at once.
+/// Number of slots that the packet worker examines at a time.
 const PIECE: usize = 8192;
 /// Number of consecutive digests that may each request repairs. Afterwards only one digest in this
 /// many does.

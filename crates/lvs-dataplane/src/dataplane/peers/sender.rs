@@ -16,11 +16,12 @@ use super::{Peer, Peers, Place};
 use crate::dataplane::hub::{Message, Outgoing, Work};
 use lvs_process::deadline::write_within;
 
-/// Slots that a packet worker examines at once, as in a listing: 512 connections.
+/// Number of slots that a packet worker examines at a time; as in a listing, it sends up to 512
+/// connections of them.
 const PIECE: usize = 8192;
 /// Number of queued bytes above which the walk over the table pauses.
 const AHEAD: usize = 256 << 10;
-/// Bytes of items in a frame, at most.
+/// Maximum number of bytes of items in a frame.
 const ITEMS_MAX: usize = 64 << 10;
 /// Queued items are combined up to this many bytes, so that a frame becomes nearly full.
 const PORTION: usize = ITEMS_MAX / 4;

@@ -22,11 +22,11 @@ pub const SLOT: usize = 27 * 64;
 /// Minimum number of slots of the ring: 14 MiB of memory for each interface.
 const SLOTS: usize = 8192;
 
-/// Bytes of a slot for a SYN, which usually has no data.
+/// Size in bytes of a slot for a SYN, which usually has no data.
 const FIRST_SLOT: usize = 5 * 64;
 
-/// The fewest slots for SYNs: enough for 400,000 SYNs a second while the worker does not run for 40
-/// ms. 5 MiB.
+/// Minimum number of slots for SYNs, 5 MiB in total: enough for 400,000 SYNs a second while the
+/// worker does not run for 40 ms.
 const FIRST_SLOTS: usize = 16_384;
 
 /// Several workers share the slots; each gets at least 1/`SHARE_LEAST` of them.

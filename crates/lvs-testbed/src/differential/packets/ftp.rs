@@ -9,7 +9,7 @@ use crate::conformance::case::Json;
 use crate::hostile::Entropy;
 use crate::packet;
 
-/// Steps of a case.
+/// Number of steps of a case.
 const STEPS: usize = 28;
 
 const FIN: u8 = 1;

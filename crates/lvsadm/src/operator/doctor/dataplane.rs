@@ -6,7 +6,7 @@ use lvs_core::api::{FastPathInfo, Info, ReasonCount, ServiceInfo, TablesState};
 use super::{Findings, Scope, Since, When};
 use crate::operator::service_text;
 
-/// Services that a finding about dropped packets names at most.
+/// Maximum number of services that a finding about dropped packets names.
 const NAMED_MAX: usize = 3;
 
 pub(super) fn look(

@@ -10,7 +10,7 @@ use crate::config::raw::{RawQuorum, RawService, RawTarget};
 use crate::config::{BelowQuorum, Quorum, Server};
 use crate::text::Diagnostic;
 
-/// Maximum of a quorum: no service has more servers.
+/// Maximum quorum: no service has more servers.
 const QUORUM_MAX: i64 = 65_536;
 
 impl Checker<'_> {

@@ -22,7 +22,7 @@ const NAME_SERVERS_MAX: usize = 8;
 const DNS_PORT: u16 = 53;
 
 impl Checker<'_> {
-    /// `[dns]`.
+    /// Checks `[dns]`.
     pub(super) fn lookups(&mut self, raw: Option<&Spanned<RawDns>>) -> Lookups {
         let usual = Lookups::default();
         let Some(spanned) = raw else {

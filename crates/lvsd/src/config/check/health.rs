@@ -157,7 +157,7 @@ impl Checker<'_> {
         None
     }
 
-    /// `passive` of a check.
+    /// Checks `passive` of a health check.
     fn passive(&mut self, value: Option<&Spanned<RawPassive>>) -> Option<Passive> {
         let value = value?;
         match value.get_ref() {

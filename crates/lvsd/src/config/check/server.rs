@@ -83,7 +83,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Upper and lower threshold.
+    /// Checks the upper and the lower threshold.
     fn thresholds(&mut self, raw: &RawServer) -> (Option<i64>, Option<i64>) {
         let bound = 0..=i64::from(i32::MAX);
         let upper = self.number(

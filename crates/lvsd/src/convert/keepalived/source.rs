@@ -531,7 +531,7 @@ fn continued(line: &str) -> Option<&str> {
     line.trim_end().strip_suffix('\\')
 }
 
-/// `$NAME=VALUE`.
+/// Parses `$NAME=VALUE`.
 fn defined(text: &str) -> Option<(&str, &str)> {
     let (name, value) = text.strip_prefix('$')?.split_once('=')?;
     is_name(name).then_some((name, value))

@@ -17,9 +17,9 @@ pub(super) struct IcmpError {
     code: u8,
 }
 
-/// Type "destination unreachable".
+/// The ICMP type "destination unreachable".
 const UNREACHABLE: u8 = 3;
-/// The same type in ICMPv6.
+/// The ICMPv6 type "destination unreachable".
 const UNREACHABLE6: u8 = 1;
 
 impl IcmpError {

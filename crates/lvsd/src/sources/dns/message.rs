@@ -13,7 +13,7 @@ use super::name_of;
 pub(super) const DATAGRAM_MAX: u16 = 1232;
 /// Maximum number of examined records of an answer.
 const RECORDS_MAX: usize = 4096;
-/// Maximum of aliases from the requested name to the name with the records.
+/// Maximum length of the chain of aliases from the requested name to the name with the records.
 const CHAIN_MAX: usize = 16;
 
 /// The type of the question.

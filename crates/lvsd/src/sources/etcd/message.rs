@@ -229,7 +229,7 @@ pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
 }
 
-/// The reason of a refusal.
+/// Parses the reason for a refusal.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     // `error` and `message` contain the same text; answers have both.
     #[derive(Default, Deserialize)]

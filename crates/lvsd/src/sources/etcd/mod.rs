@@ -44,7 +44,7 @@ const PROBE: Duration = Duration::from_secs(5);
 const DIFFER_MAX: u32 = 3;
 /// Changes that arrive within this time are sent to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
-/// Length of a session that counts as a success.
+/// A session of at least this length counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
@@ -71,7 +71,7 @@ impl Cluster {
     pub const TIMEOUT: Duration = Duration::from_secs(3);
     /// Permitted durations of a lease.
     pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
-    /// Bytes of a prefix or a name.
+    /// Maximum length of a prefix or a name in bytes.
     pub(crate) const NAME_MAX: usize = 128;
 
     /// Whether the name can be a part of an etcd key between slashes.

@@ -63,7 +63,7 @@ const WATCH_MAX: Duration = Duration::from_secs(WATCH + 30);
 const GATHER: Duration = Duration::from_millis(200);
 /// Shortest interval between two watches of a kind.
 const WATCH_MIN: Duration = Duration::from_secs(1);
-/// Length of a session that counts as a success.
+/// A session of at least this length counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// Maximum number of statuses and Events that are written before the watches are read again.
 const WRITES: usize = 32;
