@@ -72,7 +72,7 @@ fn settle(places: &[Place<'_>]) -> Result<()> {
         PATIENCE,
         || {
             let misled = places.iter().try_for_each(Place::mislead);
-            // The longest pause between two announcements is a second.
+            // The longest pause between two announcements is one second.
             std::thread::sleep(Duration::from_millis(1300));
             let wrong = |place: &Place<'_>| place.known().is_ok_and(|known| known.contains(WRONG));
             misled.is_ok() && places.iter().all(wrong)

@@ -193,8 +193,8 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &expected)
                 .with_context(|| format!("port {port}"))?;
         }
-        // Every datagram's port. Servers refuse ports that they do not have, and the client
-        // receives the error from the VIP.
+        // The servers receive datagrams to every port. They refuse ports that they do not use, and
+        // the client receives the error from the VIP.
         if forward == Forward::Nat {
             let _dns = [
                 servers::dnsmasq(&site.servers[0])?,
@@ -208,7 +208,7 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
                 "{answers}"
             );
         }
-        // A port in no range belongs to the host.
+        // A port outside all ranges belongs to the host.
         let refused = site
             .client
             .sh(&format!("curl -s -m 60 http://{vip}:8100/ || echo $?"))?;

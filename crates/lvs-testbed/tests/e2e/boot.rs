@@ -66,7 +66,7 @@ fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
     bring_back_arm(&site)?;
     clients_are_served(&site)?;
     wait_for_finding(&site, "waiting for", false)?;
-    // The same for an interface that is removed later.
+    // The dataplane does the same for an interface that is removed later.
     site.director.sh("ip link delete eth1")?;
     wait_for_finding(&site, waiting, true)?;
     bring_back_arm(&site)?;

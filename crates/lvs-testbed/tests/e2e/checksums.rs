@@ -27,7 +27,7 @@ fn amount(full: u64) -> u64 {
 const CHAIN: u64 = 8;
 
 fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {
-    // Values at which sums carry over are tested more often.
+    // Values at which the sums have a carry are tested more often.
     let mut octets = [0; 16];
     match entropy.below(4) {
         0 => octets.fill(0xff),
@@ -35,7 +35,7 @@ fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {
         _ => entropy.fill(&mut octets),
     }
     entropy.fill(&mut octets[12..16]);
-    // Groups have no connections.
+    // Multicast groups have no connections.
     if six {
         octets[0] &= 0x7f;
         octets.into()
@@ -173,7 +173,8 @@ fn checksums_of_translated_icmp_errors_are_correct() {
         let six = entropy.one_in(2);
         let mut inner = random(entropy, six);
         let parts = oracle::parts(&inner).expect("valid by construction");
-        // Routers quote what they like, eight bytes of transport header at least.
+        // Routers may quote different amounts of the packet, but at least eight bytes of the
+        // transport header.
         if entropy.one_in(2) {
             inner.truncate(parts.l4 + 8 + entropy.below(20));
         }

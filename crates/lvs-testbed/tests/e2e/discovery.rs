@@ -58,7 +58,7 @@ fn unbound(site: &Site, host: &Host, servers: &[usize]) -> Result<Proc> {
             site.real_address(*n)
         );
     }
-    // Too many records for a datagram: incomplete answers must not be used.
+    // The records do not fit into one datagram: lvsd must not use the truncated answers.
     for n in 0..60 {
         data += &format!(
             " local-data: \"_web._tcp.pool.test. 1 IN SRV 20 1 80 spare-server-number-{n}.pool.test.\"\n"
@@ -154,7 +154,8 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
         wait_usable(&site, servers, &lvsd)?;
         steady.wait_for_more(20)?;
     }
-    // A zone that was emptied by mistake, then an unreachable name server: the last answer applies.
+    // First the zone is emptied by mistake, then the name server is unreachable: lvsd uses the last
+    // usable answer.
     zone(&site, &[])?;
     dnsmasq.signal(Signal::SIGHUP)?;
     wait_until(
@@ -164,7 +165,7 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     )?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     dnsmasq.kill();
-    // Also in the next daemon.
+    // The next daemon uses it, too.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site)?;

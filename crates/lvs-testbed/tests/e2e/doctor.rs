@@ -178,7 +178,7 @@ fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
 #[test]
 fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     let site = site("docttun", Forward::Tun)?;
-    // Before anything has come: what will be.
+    // Before any such packet arrives, the doctor reports what will happen.
     let output = fix(&site, "full packets of clients do not fit")?;
     ensure!(output.contains("advmss"), "{output}");
     let upload = site.serve("up", 100_000)?;
@@ -226,7 +226,7 @@ fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
         .context("the one-arm site has a router")?;
     router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
     site.start_dataplane(&[])?;
-    // It may be refused for that very reason.
+    // This command may fail for the same reason.
     let _ = site.add_service(80, "rr");
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);

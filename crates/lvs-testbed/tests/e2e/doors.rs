@@ -177,7 +177,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
         })
         .with_context(|| lvsd.log())?;
         requests(&site, 20)?;
-        // The message to a second one names the first.
+        // The second dataplane's error message names the first one.
         let mut second = site.director.spawn(
             programs::find("lvsd")?,
             &["--config", &config.display().to_string()],
@@ -268,7 +268,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     replaced(&lvsd, second)?;
     wait_until("traffic", common::SOON, || requests(&site, 20).is_ok())?;
 
-    // And a hung one does not outlive the daemon.
+    // A hung dataplane does not outlive the daemon either.
     let third = dataplane(&lvsd)?;
     site.director.sh(&format!("kill -STOP {third}"))?;
     let status = lvsd.stop(Signal::SIGINT)?;
@@ -364,7 +364,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     load.keepalive = true;
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
-    // Users of both kinds that are answered have been.
+    // Users of both kinds that may receive answers have received some.
     for kind in 0..2 {
         wait_until("an answer to a hostile user", common::SOON, || {
             let mut alike = users.iter().skip(kind).step_by(3);
@@ -372,9 +372,9 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
         })?;
     }
     steady.wait_for_more(1)?;
-    // New connections need the lock that lists are made under.
+    // Opening connections needs the lock that is held while lists are made.
     requests(&site, 200)?;
-    // Users with write access still have it.
+    // Users with write access still receive answers.
     site.lvsadm("-L -n --stats -t 198.51.100.1:80")?;
     let report = steady.finish()?;
     report.all_ok(report.ok)?;

@@ -32,7 +32,7 @@ fn same(names: &[&str], seed: u64) {
                     "{name}: {all} of {frames} frames were forwarded by the programs, {early} of them by XDP"
                 );
                 assert!(all > frames / 20, "{all} of {frames}");
-                // Every other one has the chance; what goes into tunnels has none.
+                // Every second packet can use the kernel fast path; packets into tunnels cannot.
                 let tunnel = !["nat", "fullnat", "dr"]
                     .iter()
                     .any(|kind| name.starts_with(kind));

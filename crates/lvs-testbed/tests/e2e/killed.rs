@@ -83,7 +83,7 @@ fn downloads(
     let mut options = SiteOptions::new(label, forward);
     options.servers = 2;
     options.paced = Some(RATE);
-    // The director is measured: clients and servers have a processor of their own.
+    // The director is measured: clients and servers use another processor.
     let real_time = number > FEW;
     options.real_time = real_time;
     if by == By::Device {
@@ -128,7 +128,7 @@ fn downloads(
     }
     let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     report.all_ok(number)?;
-    // In the second after they have opened, pauses are caused by that.
+    // In the second after the connections opened, their opening causes pauses.
     let by_second = &report.stalls_by_second;
     let open = usize::try_from(opening.as_secs() + 1)?.min(by_second.len());
     let pause = by_second[open..].iter().max().copied().unwrap_or(0);
