@@ -105,7 +105,7 @@ fn accept(listener: &TcpListener, handler: Handler, name: &Arc<str>) {
     for stream in listener.incoming().flatten() {
         let name = name.clone();
         thread::spawn(move || {
-            // A client that goes away is no news.
+            // A client that closes its connection is not an error.
             let _ = ready(&stream).and_then(|peer| handler(stream, peer, &name));
         });
     }
@@ -145,7 +145,7 @@ fn shell(mut stream: TcpStream, peer: SocketAddr, name: &str) -> Result<()> {
             return Ok(());
         }
     };
-    // Users there and here, and the command.
+    // The names of the local and the remote user, and the command.
     for _ in 0..3 {
         until(&mut reader, 0)?;
     }
@@ -239,7 +239,7 @@ fn connect(range: RangeInclusive<u16>, to: SocketAddr) -> Result<TcpStream> {
                 stream.set_read_timeout(Some(LIMIT))?;
                 return Ok(stream);
             }
-            // The last connection from this port may not be over.
+            // The previous connection from this port may still exist.
             Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => {}
             Err(error) => return Err(error).with_context(|| format!("connect to {to}")),
         }
@@ -390,7 +390,7 @@ fn print(to: SocketAddr) -> Result<()> {
     let mut file = vec![b'x'; BLOCK];
     file.push(0);
     accepted(&file)?;
-    // The end that closes first keeps the port for a while: here the server.
+    // The end that closes first keeps the port in TIME_WAIT; here, that is the server.
     let _ = stream.read(&mut [0]);
     Ok(())
 }

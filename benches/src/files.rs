@@ -195,7 +195,7 @@ async fn accept(listener: TcpListener, bytes_a_second: u64) -> io::Result<Infall
         free: Mutex::new(Instant::now()),
     });
     loop {
-        // A client that goes away is no news.
+        // A client that closes its connection is not an error.
         let Ok((stream, _)) = listener.accept().await else {
             sleep(PAUSE).await;
             continue;
@@ -262,7 +262,7 @@ impl Ask {
         let mut tasks = JoinSet::new();
         for (target, asked) in self.targets.iter().zip(&all) {
             for client in 0..self.clients {
-                // The same for each target.
+                // Each target has the same number of clients.
                 let client = Client {
                     target: *target,
                     start,

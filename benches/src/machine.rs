@@ -357,13 +357,14 @@ mod tests {
 
     #[test]
     fn processor_time_of_exited_process_counts_once() {
-        // 11 has used 5 seconds of which 3 were before, and was waited for; 12 came and went; 20 is
-        // another's.
+        // Process 11 has used 5 seconds, 3 of them before the measurement, and its parent has
+        // waited for it; 12 started and ended during the measurement; 20 belongs to another
+        // program.
         let first = snapshot(&[(10, 1, 1), (11, 10, 3), (20, 1, 50)], &[(10, 7), (20, 9)]);
         let then = snapshot(&[(10, 1, 2), (20, 1, 90)], &[(10, 7 + 5 + 4), (20, 30)]);
         assert!((then.used_by(&first, &[10]) - 7.0).abs() < 1e-9);
         assert!(then.used_by(&first, &[99]).abs() < 1e-9);
-        // A thread that has ended reduces no other thread's time.
+        // A thread that has ended does not reduce the time of other threads.
         let less = snapshot(&[(10, 1, 0), (11, 10, 4)], &[(10, 7)]);
         assert!((less.used_by(&first, &[10]) - 1.0).abs() < 1e-9);
     }

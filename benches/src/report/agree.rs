@@ -130,7 +130,8 @@ fn beside(plot: &str, first: &[Series], second: &[Series], margin: f64) -> Besid
             continue;
         };
         let (low, high) = (one.median.min(other.median), one.median.max(other.median));
-        // Nothing in both is no difference; nothing in one is all.
+        // If both values are 0, there is no difference; if only one is 0, the difference is
+        // complete.
         let apart = if high <= 0.0 {
             0.0
         } else {

@@ -245,7 +245,7 @@ mod tests {
             (x, spread.median, spread.max, spread.rounds.0),
             (2.0, 2.0, 3.0, 2)
         );
-        // One alone has no spread.
+        // One run alone has no spread.
         document.runs.remove(0);
         let rounds = |document: &Document| {
             let series = document.series("e", "rate", &["p"]);

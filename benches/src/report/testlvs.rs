@@ -165,7 +165,8 @@ impl Experiment for Testlvs {
     fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let (flood, most) = times(turn.quick);
         if turn.round > 1 {
-            // The kernel's tables, of connections and of SYNs, still have those of the last round.
+            // The kernel's tables of connections and SYNs still contain entries of the previous
+            // round.
             *bed = self.bed(turn.peer, turn.yardsticks)?;
         }
         if bed.who.is_ours() {

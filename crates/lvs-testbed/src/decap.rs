@@ -214,7 +214,7 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
         IPV6 => (6, 0),
         GRE => gre_header(payload)?,
         GUE => gue_header(payload)?,
-        // Packets with a checksum arrive at the other socket.
+        // Packets with a checksum arrive at the other socket, and are skipped here.
         _ if payload.get(2..4)? == GUE_PORT.to_be_bytes() && payload.get(6..8)? == [0, 0] => {
             let (version, len) = gue_header(payload.get(8..)?)?;
             (version, 8 + len)

@@ -140,8 +140,8 @@ impl Programs {
             bytes[..6].fill(0);
         }
         self.kernel.set_virtual_time(now);
-        // Sometimes the frame has a sum of the card, if the kernel supports that. With padding, the
-        // kernel cuts off the sum as well, and would then report a wrong sum.
+        // Sometimes the frame has a checksum from the network card, if the kernel supports it. With
+        // padding, the kernel removes this checksum as well, and would then report a wrong one.
         self.turns += 1;
         // The starting point of look-ups does not affect the result.
         self.kernel
@@ -302,7 +302,7 @@ pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
 /// A frame without its IP identification: each of the two packet paths counts separately.
 pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
-    // A packet without "don't fragment", or a fragment with it.
+    // A packet without "don't fragment", or a fragment with this flag.
     let counts =
         |ip: &[u8]| ip[0] == 0x45 && (ip[6] & 0x40 == 0 || ip[6] & 0x3f != 0 || ip[7] != 0);
     if frame.get(14..34).is_some_and(counts) {

@@ -341,7 +341,7 @@ impl LoadReport {
 
     fn count_stalls(&mut self) {
         self.stall_ms = self.stalls.keys().last().copied().unwrap_or(0);
-        // The second longest pause of a hundred.
+        // Of a hundred pauses, this is the second longest.
         let mut above = self.ok / 100;
         for (stall, count) in self.stalls.iter().rev() {
             if *count > above {
@@ -571,7 +571,8 @@ fn request(
         Progress::count(&progress.bytes, read as u64);
         let now = Instant::now();
         match pauses.last_mut() {
-            // Seconds as they are shown: a longer pause in another one must not hide this one.
+            // The report shows whole seconds: a longer pause in another second must not hide this
+            // one.
             Some((from, to)) if (*to - start).as_secs() == (now - start).as_secs() => {
                 if now - since > *to - *from {
                     (*from, *to) = (since, now);

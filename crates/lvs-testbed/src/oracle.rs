@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn oracle_checksums_equal_published_values() {
-        // The header in RFC 1071's tradition: Wikipedia's example of an IPv4 header.
+        // An IPv4 header that is Wikipedia's example for RFC 1071.
         let header = [
             0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8,
             0, 0xc7,

@@ -88,9 +88,9 @@ pub fn with_extension(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     header.extend(body);
     header.resize(header.len().next_multiple_of(8), 0);
     header[1] = match kind {
-        // In words of 4 bytes, less 2.
+        // The length field counts words of 4 bytes, minus 2.
         AUTHENTICATION => u8::try_from(header.len() / 4 - 2).unwrap_or(0),
-        // Fragments have no length.
+        // The fragment header has no length field.
         44 => header[1],
         _ => u8::try_from(header.len() / 8 - 1).unwrap_or(0),
     };

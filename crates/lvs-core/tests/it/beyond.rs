@@ -213,7 +213,7 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
         let expected = [(false, vip, 0xf000_0000, Some(0x9000_0000))];
         assert_eq!(resets.iter().map(of).collect::<Vec<_>>(), expected);
         assert!(resets[0].forward.is_some());
-        // Once.
+        // The reset is sent only once.
         assert_eq!(send(&mut director, &ack, numbers, now), ends);
         assert_eq!(director.shard.take_late_resets(), []);
     }
@@ -270,7 +270,7 @@ fn server_down_refuses_waiting_client() {
     );
     remove(&mut director, 1, now);
     let resets = drain(&mut director, now);
-    // RFC 9293 section 3.10.7.3: in SYN-SENT, what counts is the acknowledgement of the SYN.
+    // RFC 9293 section 3.10.7.3: in SYN-SENT, only the acknowledgement of the SYN is compared.
     assert_eq!((resets[0].seq, resets[0].ack), (0, Some(78)));
     assert_eq!((resets[1].seq, resets[1].ack), (78, None));
 }
@@ -601,7 +601,7 @@ fn slow_start_raises_share_of_new_server_gradually() {
     ] {
         director.advance(at(seconds));
         let got = shares(&mut director, 1000, at(seconds));
-        // Two others have 100 parts each, this one `share`.
+        // Two other servers have a share of 100 each, and this one has `share`.
         let expected = 1000 * share / (200 + share);
         assert!(
             got[2].abs_diff(expected) <= 10,
@@ -962,7 +962,7 @@ fn flood_of_syns_makes_no_server_suspicious() {
 
 #[test]
 fn port_scan_makes_no_server_suspicious() {
-    // Closed ports, then open ones.
+    // First the ports are closed, then open.
     assert!(!blames(Forwarding::Nat, |_, _| Some(RST), None));
     assert!(!blames(Forwarding::Nat, |_, _| Some(SYN | ACK), Some(RST)));
     assert!(!blames(Forwarding::Route, |_, _| None, Some(RST)));

@@ -46,7 +46,7 @@ fn connection_listing_is_ordered_by_slot() {
             .collect()
     };
     let before = listed(&director, now);
-    // Not in the order of their arrival, but always in the same order.
+    // Connections are not listed in the order of their arrival, but always in the same order.
     assert!(before.is_sorted_by_key(|(slot, _)| *slot));
     let in_order = |listed: &[(ConnId, u16)]| listed.iter().map(|&(_, port)| port).collect();
     let mut all: Vec<u16> = in_order(&before);

@@ -127,7 +127,7 @@ fn virt(kind: usize) -> SocketAddr {
 }
 
 fn client(number: u8) -> SocketAddr {
-    // Two of each address, and one from port 0, which no client uses.
+    // Each address has two connections, one of them from port 0, which no client uses.
     SocketAddr::from(([192, 0, 2, number / 2], u16::from(number) * 1000))
 }
 

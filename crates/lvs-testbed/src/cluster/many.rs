@@ -539,7 +539,7 @@ impl Director {
             }
         }
         if let Some(etcd) = etcd {
-            // It names the last server of the first service.
+            // Remove the last server of the first service from the file: it is in etcd.
             let mut servers = lvsd.match_indices("[[service.server]]\n");
             let (begin, _) = servers.nth(2).context("a server")?;
             let length = lvsd[begin..].find("\n\n").context("its end")? + 2;
@@ -590,7 +590,7 @@ impl Director {
             }
             Routing::ExaBgp => {
                 put(&self.host, "/etc/exabgp/exabgp.conf", &own(EXABGP))?;
-                // The example has another place for the script.
+                // The example has the script in another directory.
                 let script = "/etc/exabgp/announce-lvs";
                 put(&self.host, script, ANNOUNCE)?;
                 self.host.sh(&format!(

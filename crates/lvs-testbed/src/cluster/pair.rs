@@ -136,7 +136,7 @@ impl Lab {
         let mut options = SiteOptions::new(&format!("cluster-{}", scenario.name()), forward);
         options.standby = true;
         if forward == Forward::Nat {
-            // The servers of the example.
+            // The example has two servers.
             options.servers = 2;
         }
         options.vip = Vip::Dataplane;
@@ -392,7 +392,7 @@ impl Lab {
 
     fn wait_track(&self, index: usize, value: i64) -> Result<()> {
         if self.kind == Balancer::HaProxy {
-            // Long enough to receive the other's advertisement.
+            // This is long enough to receive the other director's advertisement.
             std::thread::sleep(Duration::from_secs(2));
             return Ok(());
         }
@@ -597,7 +597,7 @@ impl Lab {
         deed(self)?;
         self.wait_active(then_active)?;
         self.ask_by_ipv6()?;
-        // Longer than the announcements of the neighbours and the takeover.
+        // This is longer than the announcements to the neighbours and the takeover.
         std::thread::sleep(Duration::from_millis(1500));
         let _ = ping.stop(Signal::SIGINT);
         longest_gap(&ping.log())

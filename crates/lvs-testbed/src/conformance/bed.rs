@@ -603,7 +603,7 @@ impl Bed {
         }
         let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));
         let inner = match icmp {
-            // A fragment does not contain the packet that an error is about.
+            // A fragment does not contain the quoted packet of an error.
             Some(Icmp::Error(error)) if packet.fragment.is_none() => {
                 Some((error.inner.protocol, error.inner.dst))
             }

@@ -285,7 +285,7 @@ fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -
     }
     let flags = be16(frame.bytes(), 6);
     put16(frame.bytes_mut(), 6, flags & !ipv4::MF);
-    // An error means an MTU too small for anything: the packet is lost.
+    // An error contains an MTU below the minimum: the packet is lost.
     let sizes = history.map(|history| &history.sizes[..]);
     if let Ok(cutter) = Cutter::v4(frame.bytes(), mtu, sizes, packet.df) {
         let pieces = cutter.frames().map(|piece| piece.bytes().to_vec());

@@ -137,7 +137,7 @@ fn kind(case: &Value) -> &'static str {
 
 fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let kind = kind(case);
-    // A message to a backup is not a frame.
+    // A message to a synchronisation backup is not a frame.
     if kind == "sync" && case.get("datagrams").is_none() {
         return sync::replay_backup(case, log);
     }
@@ -157,7 +157,7 @@ fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
     }
     if traced {
         let mut plain = Log::new(Through::Userspace, traced);
-        // Such a case would have been skipped above.
+        // Such a case would have been skipped earlier.
         let _ = replay_all(case, &mut plain);
         compare_traces(&plain.seen.lock(), &mut log);
     }

@@ -309,7 +309,8 @@ impl Replay<'_> {
             let packet = self.first_packet(protocol, client, dst, step);
             let sent = self.bed.inject(CLIENTS, &from_client(&packet));
             let (mut server, _) = self.known.whither(&sent, dst, None);
-            // The configured port of 0 again: the names are those of the recording.
+            // A configured port of 0 means the port of the packet, here too: the names are those of
+            // the recording.
             if let Some(addr) = server.as_deref().and_then(|s| s.parse::<SocketAddr>().ok())
                 && !servers.contains(&addr)
                 && let Some(named) = servers.iter().find(|named| named.ip() == addr.ip())

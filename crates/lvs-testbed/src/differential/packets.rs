@@ -116,7 +116,7 @@ fn client(six: bool, entropy: &mut Entropy<'_>) -> IpAddr {
         Ipv6Addr::new(0x2001, 0xdb8, a, 0, 0, 0, 0, b).into()
     } else {
         let [a, b, c] = [entropy.u8(), entropy.u8(), entropy.u8()];
-        // No network with a special meaning.
+        // The address is in no network with a special meaning.
         Ipv4Addr::new(20 + a % 80, b, c, 1 + entropy.u8() % 250).into()
     }
 }

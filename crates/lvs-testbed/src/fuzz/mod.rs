@@ -151,8 +151,8 @@ pub fn peer_decode(bytes: &[u8]) {
     shard.listen_to(PEER, [3, 4]);
     shard.set_has_receiver(true);
     for second in 0..2 {
-        // Twice: the second time, the connections exist; in between, this director becomes the
-        // owner of some.
+        // Apply the message twice: the second time, its connections exist. Between the two, this
+        // director becomes the owner of some.
         let now = Instant::from_secs(second);
         let ties = choice & 2 != 0;
         control.apply_items(&mut shard, PEER, ties, items.iter().cloned(), now);
@@ -240,12 +240,13 @@ pub fn sync_decode(bytes: &[u8]) {
     let backup = sync::Backup::new(choice >> 4, None, 1500, false);
     control.start_backup(backup).expect("none runs");
     for part in 0..2 {
-        // Twice: the second time, the connections exist.
+        // Apply the message twice: the second time, its connections exist.
         now = Instant::from_secs(part);
         director.handle_sync(&message, now);
     }
-    // Timeouts in messages may be anything that fits 32 bits of seconds: what lasts longer than an
-    // hour is taken away with its server, and what has none is no server's.
+    // Timeouts in messages may have any number of seconds in 32 bits. Connections that last longer
+    // than an hour are removed with their server; connections without a timeout belong to no
+    // server.
     director.advance(Instant::from_secs(3600));
     let bound: u32 = servers(&director).map(|server| server.total()).sum();
     assert!(usize::try_from(bound).is_ok_and(|bound| bound <= director.shard.len()));

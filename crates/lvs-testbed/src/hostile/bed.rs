@@ -431,7 +431,7 @@ impl Bed {
             }
             for (port, frames) in self.output.queues() {
                 for frame in frames {
-                    // The received packet of this frame is unknown by now.
+                    // The received packet of this frame is no longer known.
                     let link = if port == HOST { 0 } else { 14 };
                     let ip = &frame.bytes()[link..];
                     assert!(oracle::parts(ip).is_some(), "released: {}", hex(ip));
@@ -637,7 +637,7 @@ impl Bed {
             if let Some(partial) = &mut offload.checksum {
                 match partial.start.checked_sub(14) {
                     Some(start) => partial.start = start,
-                    // Inside the link header.
+                    // The frame ends within the link header.
                     None => offload = Offload::default(),
                 }
             }
@@ -765,7 +765,7 @@ impl Bed {
             }
             (Tunnel::Gre { .. }, 47) => l4.get(4..),
             (Tunnel::Gue { .. }, 17) => {
-                // Over IPv6 only tunnels may do without (RFC 6935).
+                // Over IPv6, only tunnels may omit the checksum (RFC 6935).
                 let bare = self.scene.method.tunnel.checksum() == TunnelChecksum::None;
                 let absent = bare && l4.get(6..8) == Some(&[0, 0]);
                 if !absent && !matches!(health, Health::Right | Health::Absent) {
@@ -834,7 +834,7 @@ fn came(ip: &[u8], offload: &Offload) -> Came {
         let right = oracle::header_is_right(&ip);
         packet::relength(&mut ip);
         if !right {
-            // A wrong checksum stays wrong.
+            // A packet with a wrong checksum must still have a wrong checksum.
             ip.truncate(0);
         }
     }

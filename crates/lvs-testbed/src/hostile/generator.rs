@@ -265,7 +265,7 @@ impl<'a> Generator<'a> {
                 packet::tcp(src, dst, flags, sequence, &self.entropy.payload(len))
             }
         };
-        // Type of service, "don't fragment", few hops.
+        // Changes the type of service, "don't fragment", or the number of hops.
         match self.entropy.below(8) {
             0 if ip[0] >> 4 == 4 => ip[6] = 0x40,
             1 if ip[0] >> 4 == 4 => ip[1] = self.entropy.u8(),
@@ -411,7 +411,7 @@ impl<'a> Generator<'a> {
             2 => inner.truncate(self.entropy.below(64)),
             3 => self.damage(&mut inner),
             4 => {
-                // The packet inside is itself such an error, or a fragment.
+                // The quoted packet is itself such an error, or a fragment.
                 if src.is_ipv4() && inner.len() >= 20 {
                     let at = self.entropy.pick(&[6, 7, 9]);
                     inner[at] = self.entropy.u8();
@@ -622,7 +622,7 @@ impl<'a> Generator<'a> {
                 }
             }
             8 => {
-                // Somewhere in the payload: the transport checksum is wrong.
+                // Changes a byte of the payload, so that the transport checksum is wrong.
                 let at = 20 + self.entropy.below(60);
                 if let Some(byte) = ip.get_mut(at) {
                     *byte ^= 1 << self.entropy.below(8);
@@ -812,7 +812,7 @@ impl<'a> Generator<'a> {
                 Shot { from, frame }
             })
             .collect();
-        // Fisher and Yates.
+        // Fisher–Yates shuffle.
         for last in (1..shots.len()).rev() {
             shots.swap(last, self.entropy.below(last + 1));
         }
@@ -839,14 +839,14 @@ impl<'a> Generator<'a> {
                 let pieces = packet::fragments(&whole, &[size, 8 + size % 64], id);
                 let mut piece = pieces[self.entropy.below(pieces.len())].clone();
                 match self.entropy.below(8) {
-                    // At another offset: overlaps and gaps.
+                    // The fragment has another offset, which makes overlaps and gaps.
                     0..=2 => {
                         let units = u16::try_from(self.entropy.below(40)).unwrap_or(0);
                         self.set_offset(&mut piece, offset_at, units);
                     }
-                    // Beyond 64 KiB.
+                    // The fragment ends beyond 64 KiB.
                     3 => self.set_offset(&mut piece, offset_at, 0x1fff - (id & 7)),
-                    // With an impossible length.
+                    // The fragment has an impossible length.
                     4 => {
                         let len = piece.len() - self.entropy.below(9);
                         piece.truncate(len);

@@ -207,7 +207,7 @@ impl Scene {
             clients: (1..=8).map(|last| addr(family, CLIENTS, last)).collect(),
             servers: real,
             router: addr(servers, BACK, 99),
-            // One-packet scheduling excludes it.
+            // Full NAT cannot be combined with one-packet scheduling.
             offers: match method.forwarding {
                 Forwarding::FullNat => OFFERS.map(|offer| Offer {
                     flags: offer.flags & !ServiceFlags::ONE_PACKET,
@@ -235,7 +235,7 @@ impl Scene {
     /// The port at a server of a service's port.
     pub const fn server_port(&self, offer: &Offer) -> u16 {
         match offer.port {
-            // IPsec follows the connections of this port to this port.
+            // IPsec follows connections from this port to this port.
             500 => 500,
             port => port.wrapping_add(self.shift),
         }

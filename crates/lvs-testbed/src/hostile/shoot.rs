@@ -114,7 +114,7 @@ fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let refused: usize = frames
         .chunks_mut(BATCH)
         .map(|batch| {
-            // The receiver must read the frames, and not lose them.
+            // The receiver must read all frames, and lose none.
             std::thread::sleep(std::time::Duration::from_micros(200));
             socket.send(batch)
         })

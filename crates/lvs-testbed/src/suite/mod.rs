@@ -160,7 +160,7 @@ struct Profile {
 ///
 /// When the executables cannot be listed.
 pub fn main(options: &TestsOptions) -> Result<()> {
-    // Tests stop the programs that they start with these.
+    // Tests stop the programs that they start with these signals.
     lvs_sys::signals::restore_signals();
     let (mut tests, mut omitted) = tests(options)?;
     tests.sort_by_key(|test| test.turn);
@@ -176,7 +176,7 @@ pub fn main(options: &TestsOptions) -> Result<()> {
             .jobs
             .unwrap_or(if options.rest { 4 } else { 3 } * processors)
             .max(1),
-        // Some unit tests wait, too.
+        // Some unit tests wait, so there is one more than processors.
         computing: processors + 1,
         each: Duration::from_secs(if options.rest { 1800 } else { 900 }),
     };

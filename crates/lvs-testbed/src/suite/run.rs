@@ -158,8 +158,8 @@ fn run(
         // Computing tests use the processor time that waiting tests leave.
         let mut nice = Command::new("nice");
         nice.args(["-n", "10"]).arg(&test.executable);
-        // Many make a connection table for each recording. The C library clears one of megabytes only if it has not
-        // just received its memory from the kernel.
+        // Many tests allocate a connection table for each recording. The C library clears a table
+        // of megabytes unless the kernel has just provided the memory.
         nice.env("MALLOC_MMAP_THRESHOLD_", "1048576");
         nice
     };

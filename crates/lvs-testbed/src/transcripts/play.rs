@@ -69,7 +69,7 @@ impl Stage {
         etc::replace(dir.path(), &session.hosts, &session.unknown_services)?;
         let mut options = Options::default();
         if session.kernel.starts_with("6.1.") {
-            // Debian 12 builds its kernel without it.
+            // The kernel of Debian 12 does not have this scheduler.
             options.schedulers.remove("twos");
         }
         let dataplane = MemoryDataplane::new(options)?;

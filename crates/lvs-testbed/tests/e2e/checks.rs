@@ -231,7 +231,8 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
         )
         .with_context(|| why(name))?;
     }
-    // The agent halves the weight of 10, and the program sets a weight of 1.
+    // The agent of one server requests half of the weight 10, and the program of the other server
+    // requests 1.
     let weights = || {
         let listing = site.lvsadm("-L -n").unwrap_or_default();
         (

@@ -32,7 +32,7 @@ fn same(names: &[&str], seed: u64) {
                     "{name}: {all} of {frames} frames were forwarded by the programs, {early} of them by XDP"
                 );
                 assert!(all > frames / 20, "{all} of {frames}");
-                // Every second packet can use the kernel fast path; packets into tunnels cannot.
+                // The XDP program runs for half of the frames; it forwards no frames into tunnels.
                 let tunnel = !["nat", "fullnat", "dr"]
                     .iter()
                     .any(|kind| name.starts_with(kind));

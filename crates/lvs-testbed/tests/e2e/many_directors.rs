@@ -183,7 +183,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     };
     common::ok(site.client.load(&load)?, 20)?;
     site.client.sh(&format!("ping -c 1 -W 60 {VIP}"))?;
-    // This address belongs to a host on the link, and no client uses it.
+    // A host on the link asks for the address; the dataplane does not answer ARP for it.
     let asked = site.servers[1].sh(&format!(
         "ip addr del {VIP}/32 dev lo; ip route add {VIP}/32 dev eth0; ping -c 1 -W 1 {VIP}; ip neigh show {VIP}"
     ));

@@ -434,10 +434,10 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     daemon.start(&[0])?;
     let listed = || site.lvsadm("--json -L -n");
     ensure!(listed()?.contains("\"slow_start\":3600"), "{}", listed()?);
-    // The first connection is not yet established, so it does not exempt the second one.
+    // The first server is not yet established, so it causes no slow start of the second one.
     daemon.reload(&[0, 1])?;
     ensure!(!listed()?.contains("\"slow_start\":10"), "{}", listed()?);
-    // When the setting is added, existing connections count as established.
+    // When the setting is added, existing servers count as established.
     let is_set = |present: bool| {
         wait_until(&format!("the setting: {present}"), SOON, || {
             listed().is_ok_and(|text| text.contains("\"slow_start\":3600") == present)

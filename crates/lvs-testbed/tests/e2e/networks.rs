@@ -343,7 +343,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
             .groups()
             .is_ok_and(|groups| groups.contains(group))
     })?;
-    // Only listeners of the group receive solicitations, including the client.
+    // Only listeners of the group receive solicitations, including those that the client sends.
     let mut load = LoadOptions::new(virt);
     load.requests = 20;
     site.client.load(&load)?.all_ok(20)?;

@@ -416,8 +416,8 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     copy_services(&site, &first, &second)?;
     wait_for_tables(&site, "alike")?;
     let (vip, server) = (site.vip, |n: usize| format!("{}:80", site.real_address(n)));
-    // Servers fail and return in opposite orders. lvsd then arranges the servers of mh in their
-    // earlier order.
+    // Servers fail and return in opposite orders, with the changes that lvsd makes. Afterwards the
+    // tables of mh are equal.
     let flap = |director: &Host, order: [usize; 2]| -> Result<()> {
         for n in order {
             let server = server(n);
@@ -478,7 +478,8 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
         ensure!(log.matches("as this director again").count() == 1, "{log}");
     }
 
-    // A server whose weight was changed to 0 from another value has other slots of mh.
+    // A server with weight 0 keeps the mh slots of its earlier weight, which differs between the
+    // directors.
     edit(7)?;
     edit(0)?;
     let server = server(1);

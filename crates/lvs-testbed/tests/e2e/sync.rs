@@ -473,7 +473,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
         let listing = site.lvsadm_on(&standby, "-L -c -n");
         listing.is_ok_and(|listing| listing.contains("192.0.2.100:0"))
     })?;
-    // No other client would be assigned to this server.
+    // With weight 0, the server gets no other clients.
     let server = site.real_address(number - 1);
     site.lvsadm_on(&standby, &format!("-e -t {service} -r {server} -m -w 0"))?;
     if let Some(dataplane) = &mut site.dataplane {

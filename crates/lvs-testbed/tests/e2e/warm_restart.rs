@@ -42,7 +42,7 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let log = site.director.dir().join("next");
     let log = log.display();
-    // The new namespace inherits the state that is stored under the number of the old one.
+    // The state of the old namespace is moved to the number of the new one.
     let script = format!(
         "own=$(stat -Lc %i /proc/self/ns/net); exec unshare -n sh -c '\
          mv /sys/fs/bpf/lvs/'$own' /sys/fs/bpf/lvs/$(stat -Lc %i /proc/self/ns/net) && \
@@ -59,7 +59,7 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
         !output.contains(":80") && !output.contains("203.0.113"),
         "{output}"
     );
-    // The end of the namespace removes everything.
+    // The orderly stop of the dataplane removes everything.
     ensure!(output.trim().ends_with("left:"), "{output}");
     Ok(())
 }
