@@ -74,7 +74,8 @@ impl Life {
         /// `PF_EXITING` and `PF_SIGNALED` of `linux/sched.h`.
         const ENDING: u32 = 0x4 | 0x400;
         const SIGKILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
-        // Behind the name in parentheses: state (3rd field), flags (9th), threads (20th).
+        // After the name in parentheses follow the state (3rd field), the flags (9th) and the
+        // threads (20th).
         let Some((_, mut fields)) = name_and_fields(stat) else {
             return Self::Gone;
         };

@@ -295,7 +295,7 @@ fn sctp_event(chunk: SctpChunk) -> usize {
         14 => 7, // SHUTDOWN COMPLETE
         9 => 8,  // ERROR
         6 => 9,  // ABORT
-        _ => 0,  // DATA, SACK, HEARTBEAT and whatever is not known
+        _ => 0,  // DATA, SACK, HEARTBEAT and unknown chunks
     }
 }
 

@@ -256,7 +256,7 @@ pub(crate) mod tests {
             for flags in [0, ServiceFlags::SCHED1].map(ServiceFlags) {
                 let mut pool = pool(about.name, &[1, 1]);
                 assert!(!letters(&mut pool, clients(flags)).contains('-'));
-                // All ask for one address, which may belong to either.
+                // All clients request one address, which may belong to either server.
                 let refuses = (0..2).any(|server| {
                     set_weight(&mut pool, server, 0);
                     let refuses = letters(&mut pool, clients(flags)).contains('-');

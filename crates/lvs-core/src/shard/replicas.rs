@@ -480,10 +480,10 @@ pub(super) mod tests {
             ),
             (50, 50)
         );
-        // Further packets are no news.
+        // Further packets cause no message.
         let _ = one.packet(1, 0x10, at(3));
         assert!(!one.shard.has_changes());
-        // The end is: first of what it does, then of itself.
+        // The end causes two messages: first a change of the state, and later the removal.
         let _ = one.packet(1, 0x04, at(3));
         assert_eq!(one.tell(&mut two, at(3)), taken(1));
         assert_eq!(two.shard.len(), 50);

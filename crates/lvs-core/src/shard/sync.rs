@@ -252,7 +252,8 @@ mod tests {
         pass(&director, conn, 200);
         walk(&mut director);
         assert_eq!(entries(&mut director), 1, "the 103rd to the 253rd");
-        // It comes back to userspace, whose next packet is decided with those before it.
+        // The connection returns to userspace. Its next packet is counted together with the earlier
+        // ones.
         pass(&director, conn, 60);
         director.shard.withdraw(conn);
         send(&mut director, Protocol::UDP, 0);

@@ -365,12 +365,12 @@ fn with_another_version(by: By) -> Result<()> {
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn connections_survive_another_version_fast_path() -> Result<()> {
+fn connections_survive_fast_path_of_another_version() -> Result<()> {
     with_another_version(By::Kernel)
 }
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn connections_survive_another_version_state_keeper() -> Result<()> {
+fn connections_survive_state_keeper_of_another_version() -> Result<()> {
     with_another_version(By::StateKeeper)
 }

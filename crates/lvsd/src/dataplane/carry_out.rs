@@ -436,8 +436,7 @@ mod tests {
             changes.extend((1..10).map(|host| server(n, host / 2)));
         }
         let (refusals, requests, held) = run(&changes);
-        // Of each good service four servers stand there twice; server 0 is 10.0.0.0, which is one
-        // more.
+        // Each valid service gets four servers twice, and server 0 (10.0.0.0) once.
         assert_eq!(refusals.len(), 100 + 100 * 4, "{:?}", &refusals[..9]);
         assert_eq!(held.len(), 100);
         assert!(requests <= 3 * refusals.len() + 200 + 1, "{requests}");

@@ -191,7 +191,8 @@ fn service_in_no_source_keeps_vip_and_marks_until_all_sources_answered() {
     assert_eq!(plan.changes, []);
     let unnamed: HashSet<ServiceId> = plan.unnamed.into_iter().collect();
     assert_eq!(unnamed, [id(0), many].into());
-    // Addresses of those that are named are decided about, and those of all where others have them.
+    // The desired state decides about addresses of named services, and about all addresses that
+    // other services have, too.
     let given_up = [own(&[named].into())];
     assert_eq!(diff(&desired(Some(vip)), &before).changes, given_up);
     assert_eq!(diff(&desired(None), &before).changes, given_up);

@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_host_rules_by_source_are_one_finding() {
+    fn doctor_reports_all_host_rules_by_source_in_one_finding() {
         let ruleset = "table inet filter {\n\tchain block {\n\t\tip saddr 203.0.113.0/24 drop\n\t\tip saddr @bad counter packets 0 \
             bytes 0 drop\n\t\tip saddr 10.0.0.0/8 accept\n\t\tip saddr 10.0.0.0/8 tcp dport 22 drop\n\t}\n}\n\
             *filter\n-A INPUT -s 198.51.100.0/24 -j DROP\n-A INPUT -s 198.51.100.0/24 -d 10.9.9.9/32 -j DROP\n";

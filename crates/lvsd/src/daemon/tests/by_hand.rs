@@ -119,7 +119,7 @@ async fn override_survives_reload_restart_and_dataplane() {
     }
 
     let world = daemon.end(Signal::Stop).await;
-    // Of a file, by its place: the next daemon has the same one here.
+    // The next daemon reads the same stored overrides.
     let again = Running::start(world, Dead::default(), FILE);
     tokio::time::sleep(Duration::from_secs(5)).await;
     again

@@ -192,7 +192,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Ca
             came => return Ok(came),
         }
     }
-    Err("answers only other questions".to_owned())
+    Err("its answers do not match the question".to_owned())
 }
 
 async fn stream(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Came, String> {

@@ -120,7 +120,8 @@ fn header(text: &str, wrong: &dyn Fn(&dyn fmt::Display) -> Error) -> Result<Head
         return Err(wrong(&"it is empty"));
     }
     let value = HeaderValue::from_str(&format!("Bearer {}", text.trim()));
-    let mut value = value.map_err(|_| wrong(&"it has characters that no token has"))?;
+    let mut value =
+        value.map_err(|_| wrong(&"it contains characters that are not permitted in a token"))?;
     value.set_sensitive(true);
     Ok(value)
 }
