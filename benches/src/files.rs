@@ -408,8 +408,8 @@ mod tests {
         assert!(draw(7).iter().all(|lot| *lot < 16));
     }
 
-    /// Two clients of a server of 400 kB/s get no more than that together, on any machine; and the
-    /// files arrive complete.
+    /// Two clients together receive no more than 400 kB/s from a server with this capacity, on any
+    /// machine, and the files arrive completely.
     #[test]
     fn server_never_exceeds_its_capacity() {
         let asked = runtime().expect("a runtime").block_on(async {

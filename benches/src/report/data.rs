@@ -38,7 +38,7 @@ pub(super) struct Run {
     pub(super) cpu: CpuSeconds,
     /// The reason why the measurement is unreliable.
     pub(super) disturbed: Option<String>,
-    /// Further notes, such as the reason of a failure.
+    /// Further notes, such as the reason for a failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) notes: Vec<String>,
 }

@@ -41,7 +41,7 @@ pub fn socket(dataplane: &Address) -> Address {
 /// this process. The daemon trusts the same clients as a dataplane.
 ///
 /// # Errors
-/// The reason of the refusal.
+/// The reason for the refusal.
 pub fn may_change(
     socket: &impl AsFd,
     (uid, gid): (u32, u32),

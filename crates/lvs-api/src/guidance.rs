@@ -9,7 +9,7 @@ use lvs_core::api::{ReasonCount, ServiceInfo};
 /// The owner of the services of `lvsd`, as recorded in the dataplane.
 pub const OWNER: &str = "lvsd";
 
-/// Options of `lvs-dataplane` that fixes name, and that are keys of `[dataplane]`.
+/// Options of `lvs-dataplane` that fixes contain, and that `[dataplane]` has as keys.
 const OPTIONS: [&str; 11] = [
     "--clamp-mss",
     "--echo",
@@ -24,7 +24,7 @@ const OPTIONS: [&str; 11] = [
     "--workers",
 ];
 
-/// The begin of the sentence that names keys.
+/// The beginning of the sentence that names keys.
 const WITH_LVSD: &str = "With lvsd:";
 
 /// Whether `lvsd` manages one of these services.

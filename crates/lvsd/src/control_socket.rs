@@ -100,7 +100,7 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
     }
 }
 
-/// The user of the remote process, and a slot for the connection; or the reason of a refusal.
+/// The user of the remote process, and a slot for the connection; or the reason for a refusal.
 fn admit(
     stream: &UnixStream,
     rights: &Rights,

@@ -87,7 +87,7 @@ const LONG_ENOUGH: Duration = Duration::from_secs(30);
 /// Time for which the slot of an offloaded connection is not used again: a BPF program may still
 /// read it.
 const QUARANTINE: Duration = Duration::from_millis(200);
-/// The time without new next hops after their numbers have run out.
+/// The time without new next hops after all their numbers have been used.
 const HOPS_REST: Duration = Duration::from_millis(200);
 
 /// A next hop: the interface, the MTU of the route, and the source and destination MAC addresses.
@@ -313,7 +313,7 @@ impl FastPath {
 
     // --- next hops and services of connections ---------------------------------------------------
 
-    /// The number of a next hop; `None` if the numbers have run out for now.
+    /// The number of a next hop; `None` if all numbers are in use at present.
     pub fn hop(&self, way: WayOut, now: Instant) -> Option<u16> {
         let mut hops = lock(&self.hops);
         if let Some(&hop) = hops.known.get(&way) {

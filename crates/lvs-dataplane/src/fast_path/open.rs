@@ -402,7 +402,7 @@ struct Programs {
 }
 
 impl Programs {
-    /// Loads the programs, which find `maps` and each other.
+    /// Loads the programs, with references to `maps` and to each other.
     fn load(
         maps: &AllMaps,
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,

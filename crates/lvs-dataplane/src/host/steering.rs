@@ -54,7 +54,7 @@ pub(crate) const RULE_PORTS: (u16, u16) = (1, u16::MAX - 1);
 /// Number of addresses of a family above which adjacent addresses share a route.
 const SINGLE_ROUTES: usize = 1024;
 
-/// An error with the rules and routes.
+/// An error when rules or routes are set.
 #[derive(Debug, thiserror::Error)]
 pub enum SteeringError {
     /// The process has no permission to change rules and routes.

@@ -36,7 +36,7 @@ pub(crate) const LOGS: &str = "LVS_TEST_LOGS";
 const NOT_RUN: i32 = 77;
 const NOT_RUN_TEXT: &str = "77";
 
-/// The start of the reason of a test that neither `make test` nor `make test-all` runs.
+/// The start of the reason for a test that neither `make test` nor `make test-all` runs.
 const BY_HAND: &str = "by hand";
 
 /// The executable with the end-to-end tests; its name is that of the directory in `tests/`.

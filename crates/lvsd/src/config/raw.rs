@@ -488,7 +488,7 @@ pub(super) struct RawFilter {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawLimits {
-    /// Connections at a time. Default: no limit.
+    /// Maximum number of simultaneous connections. Default: no limit.
     pub(super) connections: Option<Spanned<Whole>>,
     /// New connections a second. Default: no limit.
     pub(super) rate: Option<Spanned<Whole>>,

@@ -277,7 +277,7 @@ impl Reporter {
     }
 }
 
-/// Logs a further reason of a server that stays down.
+/// Logs a further reason why a server stays down.
 pub(super) fn log_reason(service: &Service, key: &Key, reason: &Reason) {
     let (name, server, code) = (&service.name, key.1, reason.code.name());
     tracing::warn!(event = "server_reason", service = %name, %server, code, "server is still down, now for another reason: {reason}");

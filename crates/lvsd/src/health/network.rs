@@ -13,7 +13,7 @@ use super::{Advice, Check, Code, Pins, ProbeError, Reason, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
-    /// Performs one check within its timeout. The search for the reason of a failure may take as
+    /// Performs one check within its timeout. The search for the reason for a failure may take as
     /// long again.
     fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }

@@ -91,7 +91,7 @@ pub(crate) struct Wheel {
     /// Records of a portion of the page that is distributed, and the number to distribute now.
     portion: usize,
     owed: usize,
-    /// Progress of the portions within the page.
+    /// How far the portions have advanced within the page.
     portioned: u64,
     linked: usize,
     /// Whether the present tick has entries that are not due yet.

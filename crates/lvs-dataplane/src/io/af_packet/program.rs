@@ -118,7 +118,7 @@ impl Assembler {
         }
     }
 
-    /// Searches the loaded address in the ranges.
+    /// Searches the ranges for the loaded address.
     fn look(&mut self, ranges: &[Range], six: bool) {
         match ranges {
             [] => self.jump(Label::Other(six)),

@@ -211,7 +211,7 @@ pub(super) struct Event {
     pub(super) kv: KeyValue,
 }
 
-/// The reason of a refusal by etcd. In streams, the reason is in a nested object, with other names.
+/// The reason for a refusal by etcd. In streams, the reason is in a nested object, with other names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Wrong {

@@ -736,7 +736,7 @@ fn status(service: &Service, addresses: &[IpAddr]) -> Value {
     })
 }
 
-/// Logs the reason of a failed write, unless it was logged before.
+/// Logs the reason for a failed write, unless it was logged before.
 fn log_new(known: Option<&String>, why: &str) {
     if known.map(String::as_str) != Some(why) {
         tracing::warn!(event = "unwritten", "{why}");
