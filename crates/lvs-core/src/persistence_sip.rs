@@ -1,7 +1,7 @@
 //! Persistence engines: data in addition to the client's address that connect related connections.
 //! SIP is the only one.
 
-/// Longest data of an engine (`IP_VS_PEDATA_MAXLEN`).
+/// Maximum length of an engine's data in bytes (`IP_VS_PEDATA_MAXLEN`).
 const DATA_MAX: usize = 255;
 
 /// The name of the SIP engine.

@@ -62,7 +62,7 @@ struct Queue {
 #[derive(Debug)]
 struct Client {
     source: IpAddr,
-    /// Its position in its queue; 0 after it has released its slot.
+    /// Position of the client in its queue; 0 after the client has released its slot.
     number: AtomicU64,
     answered: AtomicBool,
     talks: AtomicBool,

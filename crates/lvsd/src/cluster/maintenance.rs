@@ -15,7 +15,8 @@ use crate::replace::replace_for_good;
 pub(super) struct Kept {
     #[serde(flatten)]
     pub(super) wish: Maintenance,
-    /// Its start on the boot-time clock, which is not adjusted when the wall clock is set.
+    /// Start of the maintenance on the boot-time clock, which is not adjusted when the wall clock
+    /// is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) began: Option<Moment>,
 }

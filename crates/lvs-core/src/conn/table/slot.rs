@@ -128,7 +128,7 @@ impl Layout {
     ];
 }
 
-/// In w6's upper half: not in the wheel.
+/// Value of w6's upper half if the entry is not in the wheel.
 pub(super) const UNARMED: u32 = u32::MAX;
 
 const HALF: u64 = 0xffff_ffff;
