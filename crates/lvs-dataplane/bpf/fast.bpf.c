@@ -621,17 +621,21 @@ INLINE int is_finished(u32 word, u64 pseudo)
 	return word >> 16 != fold(pseudo);
 }
 
-// Changes a finished checksum for new ports and new addresses, whose differences are in `sum`. `old`: the header.
-INLINE int change_datagram(struct __sk_buff *skb, u32 *old, u32 ports, u64 sum, u32 at, const int v4)
+// Changes the finished checksum of a datagram for new addresses, whose differences are in `sum`, and for new ports. `udp`:
+// the header in the frame, which already contains the new ports. `old`: the header as it arrived.
+INLINE void change_datagram(struct __sk_buff *skb, u32 *udp, const u32 *old, u64 sum, const int v4)
 {
+	u32 ports = udp[0];
 	u16 check = changed(old[1] >> 16, sum + (u32)~old[0] + ports);
 	// 0 would mean "no checksum".
 	if (!check) check = 0xffff;
-	u32 before[2] = { old[0], old[1] }, after[2] = { ports, (old[1] & 0xffff) | (u32)check << 16 };
-	// Update the sum of the network card: the change of the addresses is compensated by the IPv4 header checksum; without
-	// that checksum, by the checksum of the datagram.
-	if (v4) csum_update(skb, csum_diff(before, 8, after, 8, 0));
-	return store_bytes(skb, at + 6, &check, 2, 0);
+	u32 word = (old[1] & 0xffff) | (u32)check << 16;
+	udp[1] = word;
+	if (!v4) return;
+	// Update the sum of the network card, if there is one. The IPv4 header checksum compensates for the change of the addresses.
+	u64 diff = (u64)(u32)~old[0] + ports + (u32)~old[1] + word;
+	diff = (u32)diff + (diff >> 32);
+	csum_update(skb, (u32)diff + (u32)(diff >> 32));
 }
 
 // Computes the checksum of a datagram that has none and gets other addresses or ports, as the kernel's IPVS does. The
@@ -696,7 +700,10 @@ INLINE int forward_v4(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 		if (t->packet.flags) return finish_datagram(skb, t, ip[3], ip[4], ip[5]);
 		u64 bare = (u64)t->head[3] + t->head[4] + swap(t->len - 20) + swap(UDP);
 		u64 sum = (u64)(u32)~old + addr + (u32)~other + new_other;
-		if (is_finished(t->head[6], bare)) return change_datagram(skb, t->head + 5, ip[5], sum, ETH + 20, 1);
+		if (is_finished(t->head[6], bare)) {
+			change_datagram(skb, ip + 5, t->head + 5, sum, 1);
+			return 0;
+		}
 	}
 	// These helpers recognise an unfinished checksum.
 	u32 field = ETH + 20 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
@@ -755,7 +762,10 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 	if (proto == UDP) {
 		u64 bare = (u64)swap(t->len - 40) + swap(UDP);
 		for (int i = 2; i < 10; i++) bare += t->head[i];
-		if (is_finished(t->head[11], bare)) return change_datagram(skb, t->head + 10, ip[10], (u32)diff, ETH + 40, 0);
+		if (is_finished(t->head[11], bare)) {
+			change_datagram(skb, ip + 10, t->head + 10, (u32)diff, 0);
+			return 0;
+		}
 	}
 	u32 field = ETH + 40 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
 	if (l4_csum_replace(skb, field, 0, diff, zero | pseudo)) return -1;
