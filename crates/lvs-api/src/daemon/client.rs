@@ -346,7 +346,7 @@ mod tests {
                 "HTTP/1.0 200 OK\r\ncontent-length: -1\r\n\r\n",
                 "is not this lvsd",
             ),
-            ("HTTP/1.0 200 OK\r\n\r\n[]", "is it of another version?"),
+            ("HTTP/1.0 200 OK\r\n\r\n[]", "does it run another version?"),
             ("HTTP/1.0 502 Bad\r\n\r\n<html>", "is not this lvsd"),
         ] {
             let error_text = answered(text).expect_err("an error");

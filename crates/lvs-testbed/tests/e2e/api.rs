@@ -590,7 +590,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     ensure!(browser.run("return document.querySelectorAll('td.do button').length")? == 0);
     browser.type_into("#token", "wrong-token-0123456789")?;
     browser.click("#unlock button")?;
-    browser.wait_for("#rights", "the token is not", long)?;
+    browser.wait_for("#rights", "the token differs", long)?;
     browser.type_into("#token", TOKEN)?;
     browser.click("#unlock button")?;
     browser.wait_for("#rights", "Changes are allowed", long)?;

@@ -172,7 +172,10 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     wait_until(
         "lvsd status to report the answer from before the restart",
         Duration::from_secs(20),
-        || ask(&site, "status").is_ok_and(|status| status.contains("kept from before")),
+        || {
+            ask(&site, "status")
+                .is_ok_and(|status| status.contains("from before the start of lvsd"))
+        },
     )?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     steady.wait_for_more(100)?;

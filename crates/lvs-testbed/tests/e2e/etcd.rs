@@ -272,7 +272,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site, &site.director, "d1")?;
     wait_status(&site, "the stored servers to be used", |status| {
-        status.contains("kept from before") && status.contains("DOES NOT ANSWER")
+        status.contains("from before the start of lvsd") && status.contains("DOES NOT ANSWER")
     })?;
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
     for (n, member) in members.iter_mut().enumerate() {
@@ -281,7 +281,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     wait_status(&site, "etcd to be back", |status| {
         status.contains("etcd /lvs/: ")
             && !status.contains("DOES NOT ANSWER")
-            && !status.contains("kept from before")
+            && !status.contains("from before the start of lvsd")
     })?;
     let mut first = register(&site, 0)?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;

@@ -53,7 +53,10 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     );
     let output = site.director.sh(&script)?;
     let log = fs::read_to_string(site.director.dir().join("next"))?;
-    ensure!(log.contains("in a removed network namespace"), "{log}");
+    ensure!(
+        log.contains("it belonged to a removed network namespace"),
+        "{log}"
+    );
     ensure!(!log.contains("continuing with the state of"), "{log}");
     ensure!(
         !output.contains(":80") && !output.contains("203.0.113"),

@@ -324,7 +324,7 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
     *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
     for (token, words) in [
         (None, "Authorization: Bearer"),
-        (Some("0123456789abcdeF"), "the token is not"),
+        (Some("0123456789abcdeF"), "the token differs"),
         (Some(""), "Authorization: Bearer"),
     ] {
         let (code, body) = post(&api, "/v1/admin", token, drain).await;

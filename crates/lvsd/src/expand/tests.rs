@@ -211,12 +211,15 @@ fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
         "check = { type = \"exec\", command = \"/bin/true\" }\n[[service.server]]",
     );
     for (wrong, words) in [
-        ("", "not one [[service]]"),
+        ("", "exactly one [[service]]"),
         ("\u{0}\u{1}", "line 1"),
         ("[[service]", "line 1"),
         ("[lvsd]\nlog = \"off\"\n", "belongs into the main file"),
-        (&format!("{good}{other}"), "not one [[service]]"),
-        (&format!("{good}[[mark]]\nset = 1\n"), "not one [[service]]"),
+        (&format!("{good}{other}"), "exactly one [[service]]"),
+        (
+            &format!("{good}[[mark]]\nset = 1\n"),
+            "exactly one [[service]]",
+        ),
         (&exec, "run programs here"),
         (
             "[[service]]\nadress = \"x\"\n",

@@ -213,7 +213,7 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
         (
             "[dataplane]\nicmp_limit = 9999999999999999999999999999999999999999",
             "test.toml:2:14",
-            "above 4294967295",
+            "cannot exceed 4294967295",
         ),
     ] {
         let message = errors(text);

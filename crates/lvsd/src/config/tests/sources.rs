@@ -17,7 +17,7 @@ fn invalid_source_is_refused() {
         ("{ dns = \"a b\" }", "is not a name"),
         (
             "{ dns = \"_a._tcp.b\", port = 80 }",
-            "SRV records name the port themselves",
+            "SRV records contain the port",
         ),
         ("{ dns = \"a.b\", port = 0 }", "port 0 is out of range"),
         ("{ dsn = \"a.b\" }", "did you mean `dns`?"),
@@ -287,7 +287,7 @@ fn kubernetes_invalid_keys_are_refused() {
         (&format!("{server}{POOL}{POOL}"), "two pools have this name"),
         (
             &format!("{server}{POOL}{}", POOL.replace("public", "other")),
-            "has addresses of another range",
+            "overlaps another range",
         ),
         (
             &format!("{server}[[kubernetes.pool]]\n"),
