@@ -33,7 +33,7 @@ const RESERVED: RangeInclusive<u16> = 512..=1023;
 const PRINTERS: RangeInclusive<u16> = 721..=731;
 /// Bytes of a block of the UDP file, and of what is printed.
 const BLOCK: usize = 1024;
-/// A SYN that was lost is sent again after a second, which is no failure.
+/// A lost SYN is repeated after a second, which is not a failure.
 const LIMIT: Duration = Duration::from_millis(2500);
 
 /// Serves all classic services.
@@ -105,7 +105,7 @@ fn accept(listener: &TcpListener, handler: Handler, name: &Arc<str>) {
     for stream in listener.incoming().flatten() {
         let name = name.clone();
         thread::spawn(move || {
-            // A client that goes away is no news.
+            // A client that closes its connection is not an error.
             let _ = ready(&stream).and_then(|peer| handler(stream, peer, &name));
         });
     }
@@ -145,7 +145,7 @@ fn shell(mut stream: TcpStream, peer: SocketAddr, name: &str) -> Result<()> {
             return Ok(());
         }
     };
-    // Users there and here, and the command.
+    // The names of the local and the remote user, and the command.
     for _ in 0..3 {
         until(&mut reader, 0)?;
     }
@@ -239,7 +239,7 @@ fn connect(range: RangeInclusive<u16>, to: SocketAddr) -> Result<TcpStream> {
                 stream.set_read_timeout(Some(LIMIT))?;
                 return Ok(stream);
             }
-            // The last connection from this port may not be over.
+            // The previous connection from this port may still exist.
             Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => {}
             Err(error) => return Err(error).with_context(|| format!("connect to {to}")),
         }
@@ -390,7 +390,7 @@ fn print(to: SocketAddr) -> Result<()> {
     let mut file = vec![b'x'; BLOCK];
     file.push(0);
     accepted(&file)?;
-    // The end that closes first keeps the port for a while: here the server.
+    // The end that closes first keeps the port in TIME_WAIT; here, that is the server.
     let _ = stream.read(&mut [0]);
     Ok(())
 }
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn shell_and_printer_check_port_of_client() {
+    fn shell_and_printer_servers_check_source_port_of_client() {
         assert!(
             nix::unistd::geteuid().is_root(),
             "reserved ports: run this test as root"

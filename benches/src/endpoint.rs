@@ -93,7 +93,7 @@ fn serve(port: u16) -> Result<()> {
     for stream in listener.incoming() {
         let stream = stream?;
         thread::spawn(move || {
-            // A client that goes away is no news.
+            // A client that closes its connection is not an error.
             let _ = serve_one(stream);
         });
     }

@@ -195,7 +195,7 @@ async fn accept(listener: TcpListener, bytes_a_second: u64) -> io::Result<Infall
         free: Mutex::new(Instant::now()),
     });
     loop {
-        // A client that goes away is no news.
+        // A client that closes its connection is not an error.
         let Ok((stream, _)) = listener.accept().await else {
             sleep(PAUSE).await;
             continue;
@@ -262,7 +262,7 @@ impl Ask {
         let mut tasks = JoinSet::new();
         for (target, asked) in self.targets.iter().zip(&all) {
             for client in 0..self.clients {
-                // The same for each target.
+                // Each target has the same number of clients.
                 let client = Client {
                     target: *target,
                     start,
@@ -390,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn set_of_files_has_its_sizes() {
+    fn file_set_has_the_specified_sizes() {
         let sizes = sizes(76_000, 1_800_000);
         assert_eq!(sizes.len(), 16);
         assert_eq!((sizes[0], sizes[15]), (76_000, 1_800_000));
@@ -408,10 +408,10 @@ mod tests {
         assert!(draw(7).iter().all(|lot| *lot < 16));
     }
 
-    /// Two clients of a server of 400 kB/s get no more than that together, on any machine; and the
-    /// files arrive complete.
+    /// Two clients together receive no more than 400 kB/s from a server with this capacity, on any
+    /// machine, and the files arrive completely.
     #[test]
-    fn server_keeps_its_capacity() {
+    fn server_never_exceeds_its_capacity() {
         let asked = runtime().expect("a runtime").block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
             let target = listener.local_addr().expect("an address");

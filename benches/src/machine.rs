@@ -48,8 +48,8 @@ pub struct Calibration {
     pub cpu0: f64,
     /// The same measurement on CPU 1 alone.
     pub cpu1: f64,
-    /// The slower CPU if both measure at the same time. If it is well above the others, the two
-    /// share a core, or the hypervisor uses it for other guests.
+    /// The slower CPU if both measure at the same time. If it is much higher than the others, the
+    /// two CPUs share a core, or the hypervisor uses it for other guests.
     pub both: f64,
 }
 
@@ -98,8 +98,7 @@ struct Task {
     process: u32,
     parent: u32,
     name: String,
-    /// CPU time, in nanoseconds. `/proc/stat` samples at the tick and is of no use at partial
-    /// load.
+    /// CPU time, in nanoseconds. `/proc/stat` samples at the tick and is useless at partial load.
     used: u64,
 }
 
@@ -249,8 +248,8 @@ pub struct Used {
     pub seconds: f64,
     /// CPU time of the director's process, and of those that it has started.
     pub process: f64,
-    /// Threads that receive on the director's interfaces. Where they have none, that work is in
-    /// the sender's process.
+    /// Threads that receive on the director's interfaces. If there are none, the sender's process
+    /// does this work.
     pub softirq: f64,
     /// Other soft interrupts that have a thread.
     pub other_softirq: f64,
@@ -357,20 +356,21 @@ mod tests {
     }
 
     #[test]
-    fn time_of_ended_process_counts_once() {
-        // 11 has used 5 seconds of which 3 were before, and was waited for; 12 came and went; 20 is
-        // another's.
+    fn processor_time_of_exited_process_counts_once() {
+        // Process 11 has used 5 seconds, 3 of them before the measurement, and its parent has
+        // waited for it; 12 started and ended during the measurement; 20 belongs to another
+        // program.
         let first = snapshot(&[(10, 1, 1), (11, 10, 3), (20, 1, 50)], &[(10, 7), (20, 9)]);
         let then = snapshot(&[(10, 1, 2), (20, 1, 90)], &[(10, 7 + 5 + 4), (20, 30)]);
         assert!((then.used_by(&first, &[10]) - 7.0).abs() < 1e-9);
         assert!(then.used_by(&first, &[99]).abs() < 1e-9);
-        // A thread that has ended reduces no other thread's time.
+        // A thread that has ended does not reduce the time of other threads.
         let less = snapshot(&[(10, 1, 0), (11, 10, 4)], &[(10, 7)]);
         assert!((less.used_by(&first, &[10]) - 1.0).abs() < 1e-9);
     }
 
     #[test]
-    fn ended_program_is_included() {
+    fn usage_includes_exited_programs() {
         let first = Snapshot::take();
         let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
         let nested = format!("sh -c '{spin}'; true");

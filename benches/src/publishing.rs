@@ -30,7 +30,7 @@ impl Publishing {
     /// Opens the connections, and fills the map.
     ///
     /// # Errors
-    /// Where BPF is not permitted.
+    /// If BPF is not permitted.
     pub fn new() -> Result<Self> {
         let options = Options {
             max_connections: 1 << 20,

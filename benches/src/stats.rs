@@ -16,12 +16,12 @@ impl fmt::Display for Rounds {
     }
 }
 
-/// The median of some values, the least and the greatest.
+/// The median, the minimum and the maximum of some values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     /// The median; of an even number, the mean of the middle two.
     pub median: f64,
-    /// The least.
+    /// The minimum.
     pub min: f64,
     /// The greatest.
     pub max: f64,
@@ -55,7 +55,7 @@ mod tests {
     use super::{Rounds, Spread};
 
     #[test]
-    fn rounds_are_printed() {
+    fn number_of_rounds_is_printed_in_singular_or_plural() {
         assert_eq!(
             [1, 2].map(|n| Rounds(n).to_string()),
             ["1 round", "2 rounds"]
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn median_of_any_order_is_the_middle() {
+    fn median_does_not_depend_on_order() {
         assert_eq!(Spread::of([]), None);
         let three = Spread::of([3.0, 1.0, 2.0]).expect("three values");
         assert_eq!(

@@ -14,11 +14,11 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Maximum of bytes that a host prints for one step: its histogram has up to 100,000 lines.
+/// Maximum number of bytes that a host prints for one step: its histogram has up to 100,000 lines.
 const MOST_PRINTED: usize = 4 << 20;
 /// Maximum length of a line, in bytes.
 const MOST_LINE: usize = 4096;
-/// Maximum of bytes that are stored of a host's error messages.
+/// Maximum number of bytes that are stored of a host's error messages.
 const MOST_COMPLAINT: usize = 2048;
 /// Prefix of the lines that this program prints.
 const MARK: &str = "lvs-bench: ";
@@ -167,7 +167,7 @@ impl Place {
                 for option in options {
                     command.arg(format!("-o{option}"));
                 }
-                // The first value that ssh sees of an option counts.
+                // If an option is given more than once, ssh uses its first value.
                 command.args(["-oConnectTimeout=10", "-oServerAliveInterval=5"]);
                 if let Some(port) = port {
                     command.args(["-p", &port.to_string()]);
@@ -369,7 +369,7 @@ impl Drop for Host {
         if let Ok(group) = i32::try_from(self.child.id()) {
             let _ = killpg(Pid::from_raw(group), Signal::SIGTERM);
         }
-        // ssh and sh end at once; a process that does not is left behind.
+        // ssh and sh exit immediately. A process that does not exit is left behind.
         for _ in 0..50 {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;

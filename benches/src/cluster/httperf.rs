@@ -138,7 +138,7 @@ impl Figures {
         }
         let replies = count("Total:", "replies ")?;
         let mut took = after("Total:", "test-duration ")?;
-        // The last requests may have been given up so long after they were made.
+        // The timeout of the last requests may expire this long after they were sent.
         if errors.timeout > 0 {
             took = (took - timeout).max(took.min(seconds));
         }
@@ -198,7 +198,7 @@ impl Figures {
 
     fn finish(&mut self) {
         let wrong = self.errors.total() + self.status[3] + self.status[4];
-        // A connection that could not be begun is none.
+        // A connection that could not be started does not count as tried.
         let tried = self.connections.max(wrong).max(1);
         self.error_percent = number(wrong) / number(tried) * 100.0;
         self.lifetime = self.percentiles();
@@ -240,7 +240,7 @@ fn histogram(printed: &str) -> BTreeMap<u32, u64> {
             Some((whole.checked_add(1)?, words.next()?.parse().ok()?))
         };
         let mut bin = bin;
-        // `:` stands for what is empty.
+        // `:` represents an empty value.
         if let Some((time, count)) = bin() {
             bins.insert(time, count);
         }
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(figures.errors.no_descriptor, 3);
         assert_eq!(figures.errors.total(), 10);
         assert!((figures.error_percent - 4.0).abs() < 1e-9);
-        // 480 in the two seconds before the last second of waiting.
+        // In the two seconds before the last second of waiting, there were 480.
         assert!((figures.rate - 240.0).abs() < 1e-9);
         assert_eq!(
             (figures.response_ms, figures.connect_ms),
@@ -316,7 +316,7 @@ mod tests {
         assert!((sum.rate - 480.0).abs() < 1e-9);
         assert_eq!((sum.connections, sum.errors.timeout), (1000, 14));
         assert!((sum.response_ms.expect("a time") - 7.5).abs() < 1e-9);
-        // Connections are missing in the histograms.
+        // Some connections are missing in the histograms.
         assert_eq!(sum.lifetime, None);
         assert_eq!(Figures::merge([&one, &one]).lifetime, one.lifetime);
         assert_eq!(

@@ -20,7 +20,7 @@ pub use self::httperf::{Errors, Figures, Lifetime};
 
 /// The version of the output of `--json`; see docs/report.md.
 const SCHEMA: u32 = 1;
-/// Maximum of steps in one run.
+/// Maximum number of steps in one run.
 const MOST_STEPS: usize = 1000;
 /// Maximum request rate, in requests per second.
 const MOST_RATE: u32 = 1_000_000;
@@ -36,7 +36,8 @@ const ON_THE_WAY: Duration = Duration::from_secs(3);
 /// Servers, requests and hosts of a measurement.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Hosts that ask: local, netns:NAME (a namespace of `ip netns`), `ssh:[USER@]HOST[:PORT]`
+    /// Hosts that send requests: local, netns:NAME (a namespace of `ip netns`),
+    /// `ssh:[USER@]HOST[:PORT]`
     #[arg(required = true, value_name = "HOST")]
     hosts: Vec<Place>,
     /// Servers; if there are several (A,B), the hosts use them in turn
@@ -66,7 +67,7 @@ pub struct Options {
     /// Additional seconds that httperf may take; a host that takes longer has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     grace: u32,
-    /// An option for ssh, in the form of its -o (IdentityFile=key); may be given several times
+    /// An option for ssh, in the form of its -o (IdentityFile=key); can be repeated
     #[arg(long = "ssh-option", value_name = "OPTION")]
     ssh_options: Vec<String>,
     /// httperf, on the hosts

@@ -107,8 +107,8 @@ impl Bed {
         let mut testbed = Testbed::new("bench")?;
         let [client, director, server] = testbed.hosts(["client", "director", "server"])?;
         let number = BEDS.fetch_add(1, Ordering::Relaxed);
-        // A receiving thread is found by its interface's name, and namespaces of other beds, of
-        // other processes too, may still be about: 15 characters are there.
+        // A receiving thread is found by the name of its interface, and other beds, even of other
+        // processes, may have namespaces at the same time. A name has at most 15 characters.
         let name = format!("{}-{number}", std::process::id());
         let devices = ["c", "d", "e", "s"].map(|letter| format!("{letter}{name}"));
         let mut bed = Self {
@@ -386,8 +386,8 @@ impl Bed {
             Contender::Ipvs(method) => self.start_ipvs(method),
             Contender::Nftables => peers::nftables(&self.director),
             Contender::AfPacket(method) => self.start_dataplane("af_packet", method, None),
-            // Its table is allocated at once; a few packets of each connection of a million are
-            // enough to open.
+            // The table is allocated at once. A few packets of each of a million connections are
+            // enough to open them.
             Contender::FastPath(method) => self.start_dataplane("af_packet", method, None),
             Contender::Xdp => self.start_dataplane("af_packet", Method::Nat, None),
             Contender::Other => {
@@ -455,8 +455,8 @@ impl Bed {
                     host.sh(&format!("ethtool -K {device} gro on"))?;
                 }
             }
-            // Millions of connections are opened with as few packets as possible; those of TCP are
-            // as they always are.
+            // Millions of connections are opened with as few packets as possible. TCP connections
+            // use the usual number.
             if self.purpose == Purpose::Flood {
                 words.extend(["--fast-path-after", "1"]);
             }

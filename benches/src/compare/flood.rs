@@ -111,7 +111,8 @@ impl Flood {
             forward.open(bed, yardsticks)?;
         }
         if bed.who.is_fast_path() {
-            // Opens the connections that were not offloaded because others came first.
+            // Opens the connections that were not offloaded because other connections were
+            // offloaded first.
             forward.open(bed, yardsticks)?;
         }
         let few = Self {

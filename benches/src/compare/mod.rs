@@ -196,7 +196,8 @@ impl Options {
             .flat_map(|group| &group.rows)
             .map(|row| row.name.as_str())
             .collect();
-        // A whole name means that row alone; else it is the beginning of some.
+        // A complete name selects only that row; any other text selects all rows that begin with
+        // it.
         let is_asked = |row: &str| {
             names
                 .iter()

@@ -1,4 +1,4 @@
-//! The other programs: how each is started, and on which core.
+//! The compared third-party programs: the start and the core of each.
 
 use std::fs;
 use std::path::Path;
@@ -110,7 +110,7 @@ http {
 
 pub(super) fn nftables(director: &Host) -> Result<()> {
     director.sh(&format!("nft -f - <<'EOF'{NFTABLES}EOF\n"))?;
-    // They count by network namespace, and appear with the first rule that needs them.
+    // These counters exist for each network namespace, from the first rule that needs them.
     for (name, value) in [
         ("nf_conntrack_udp_timeout", 7200),
         ("nf_conntrack_udp_timeout_stream", 7200),

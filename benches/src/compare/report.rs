@@ -215,8 +215,8 @@ pub(super) fn table(lines: &[Line], outcomes: &[Outcome]) -> String {
     text
 }
 
-/// Median CPU nanoseconds a unit of the director's process, of soft interrupts with threads, of the
-/// ends.
+/// Median CPU time of a unit in nanoseconds: of the director's process, of soft interrupts with
+/// their threads, and of the ends.
 fn cpu(outcome: &Outcome) -> Option<[f64; 3]> {
     let all: Vec<_> = outcome
         .samples

@@ -95,7 +95,7 @@ impl Work {
         match self {
             Self::Flood(..) => window + 0.45,
             Self::Tcp(..) | Self::Cost(..) => window.ceil() + 0.8,
-            // Of one percentile; the other one is there then.
+            // The time for one percentile; the other one needs no further time.
             Self::Ping(..) => 1.2,
             Self::Memory(Memory::Churn | Memory::Workers(_)) => 0.8,
             Self::Memory(Memory::IdleCpu(_)) => 2.0,

@@ -156,7 +156,7 @@ impl<'a> Runner<'a> {
             match self.measure(outcome.job.work) {
                 Ok(sample) if sample.disturbed.is_some() && !self.manner.busy => {
                     outcome.rejected += 1;
-                    // Each part of them has been tried as often.
+                    // Each part of the round trips has been tried equally often.
                     if matches!(outcome.job.work, Work::Ping(..)) {
                         break;
                     }
@@ -333,7 +333,7 @@ impl<'a> Runner<'a> {
         let pinged = self.pinged.clone();
         for _ in 0..TURNS {
             for &one in pinged.iter().filter(|(_, beside)| *beside == loaded) {
-                // One that has failed is not tried again.
+                // A contender that has failed is not measured again.
                 let all = self.trips.remove(&one);
                 let all = all.unwrap_or_else(|| Ok(Trips::default()));
                 let all = all.and_then(|(mut trips, disturbed)| {

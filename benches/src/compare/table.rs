@@ -645,7 +645,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_have_unique_names_and_jobs() {
+    fn comparison_rows_have_unique_names_and_jobs() {
         let groups = all();
         let mut names: Vec<_> = groups
             .iter()

@@ -76,7 +76,7 @@ impl Tcp {
             Self::Requests | Self::Connections => requests(&printed)?,
         };
         let per_second = match self {
-            // In KiB.
+            // The result is in KiB.
             Self::Bulk => value * 1e9 / 8.0 / 1024.0,
             Self::Requests | Self::Connections => value,
         };

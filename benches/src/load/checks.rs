@@ -29,8 +29,8 @@ pub struct Options {
 /// Measures in a network namespace of its own.
 pub(super) fn run(options: Options) -> Result<()> {
     raise_limits();
-    // In a network namespace of its own: loopback answers, and a link without a host at its other
-    // end swallows all packets.
+    // The benchmark runs in its own network namespace: the loopback interface answers, and a link
+    // without a host at its other end drops all packets.
     if std::env::var_os("LVS_CHECKS_INSIDE").is_none() {
         let program = std::env::current_exe()?;
         let mut words = vec!["-n".to_owned(), "--".into(), "sh".into(), "-c".into()];
@@ -76,7 +76,7 @@ pub(super) fn run(options: Options) -> Result<()> {
             "[[service.server]]\naddress = \"10.98.{high}.{low}:80\"\n"
         ));
     }
-    // Servers of a test may be where no real one is.
+    // Servers of a benchmark may have addresses that real servers cannot have.
     let (config, _) =
         Config::from_toml("checks", &text).map_err(|report| anyhow::anyhow!("{report}"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -85,7 +85,7 @@ pub(super) fn run(options: Options) -> Result<()> {
     runtime.block_on(async {
         let (mut checks, mut reports) = Checks::new(Network::default(), None);
         checks.set(checks_of(&config.services));
-        // All at once, at the start; then spread.
+        // At the start, all checks run at once; later they are spread.
         tokio::time::sleep(Duration::from_secs(5)).await;
         let (mut up, mut down) = (0, 0);
         let mut count = |report| {

@@ -100,7 +100,7 @@ fn fill(target: SocketAddr, count: u32) -> Result<()> {
         let addr = Ipv4Addr::from_bits(CLIENTS.to_bits() + number / PORTS);
         let port = u16::try_from(1024 + number % PORTS)?;
         UdpSocket::bind((addr, port))?.send_to(b"x", target)?;
-        // No faster than the director opens connections.
+        // Send no faster than the director opens connections.
         if number % 64 == 63 {
             thread::sleep(Duration::from_micros(200));
         }

@@ -14,14 +14,14 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub enum Load {
     /// Full sync of very many connections to an empty director: duration, and round trips of
-    /// clients meanwhile
+    /// clients during the full sync
     Bulk {
         /// Number of connections
         #[arg(default_value_t = 1_000_000)]
         connections: u32,
     },
-    /// `lvsadm -Lnc` with very many connections: duration, memory, and round trips of clients
-    /// meanwhile
+    /// `lvsadm -Lnc` with very many connections: duration, memory, and round trips of clients in
+    /// the meantime
     Listing {
         /// Connections of each table
         #[arg(default_values_t = [100_000, 1_000_000])]

@@ -44,7 +44,8 @@ pub(super) fn run(rounds: usize) -> Result<()> {
     let key = key.display().to_string();
     let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds {
-        // The second case runs on a machine that the first has warmed.
+        // In the second case, the machine is already warm from the first. Therefore the order
+        // alternates.
         let order = if round % 2 == 0 {
             [false, true]
         } else {
@@ -84,7 +85,7 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, replicated: bool
             peer,
             "--sync-key",
             key,
-            // Each of them, at its first packet.
+            // Replicate each connection at its first packet.
             "--sysctl",
             "sync_threshold=1 50",
         ],

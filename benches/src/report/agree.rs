@@ -130,7 +130,8 @@ fn beside(plot: &str, first: &[Series], second: &[Series], margin: f64) -> Besid
             continue;
         };
         let (low, high) = (one.median.min(other.median), one.median.max(other.median));
-        // Nothing in both is no difference; nothing in one is all.
+        // If both values are 0, there is no difference; if only one is 0, the difference is
+        // complete.
         let apart = if high <= 0.0 {
             0.0
         } else {
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn points_in_one_report_only_are_counted() {
+    fn points_missing_in_one_report_are_counted() {
         let first = report(&[[10.0, 20.0]]);
         let mut second = first.clone();
         second.runs[0].values.truncate(1);

@@ -38,7 +38,7 @@ pub(super) struct Run {
     pub(super) cpu: CpuSeconds,
     /// The reason why the measurement is unreliable.
     pub(super) disturbed: Option<String>,
-    /// Further notes, such as the reason of a failure.
+    /// Further notes, such as the reason for a failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) notes: Vec<String>,
 }
@@ -245,7 +245,7 @@ mod tests {
             (x, spread.median, spread.max, spread.rounds.0),
             (2.0, 2.0, 3.0, 2)
         );
-        // One alone has no spread.
+        // One run alone has no spread.
         document.runs.remove(0);
         let rounds = |document: &Document| {
             let series = document.series("e", "rate", &["p"]);

@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_shares_in_nftables() {
+    fn weights_become_shares_in_nftables() {
         let service = Service {
             port: 80,
             scheduler: "wrr",

@@ -44,7 +44,7 @@ pub(super) fn look(peer: &str) -> Look {
         "lvs-nat-fast-path" => RGBColor(86, 180, 233),
         "nftables" => RGBColor(230, 159, 0),
         "haproxy" => RGBColor(213, 94, 0),
-        // None is left of those: a brown that is as far from each.
+        // No distinct colour is left in the palette: this brown differs from each of them equally.
         "ip_vs" => RGBColor(102, 51, 17),
         _ => RGBColor(204, 121, 167),
     };
@@ -282,7 +282,7 @@ where
             ErrorBar::new_vertical(x, y.min, y.median, y.max, spread.filled(), 5)
         }))?;
     }
-    // Bars grow at the right end only where there is room for a legend; lines mostly begin low.
+    // Lines usually start low, so the legend fits; bars need additional space at the right.
     chart
         .configure_series_labels()
         .position(if bars.is_empty() {
@@ -329,7 +329,7 @@ fn axis(axis: &super::Axis) -> String {
 /// `4096` is `4.1k`.
 fn short(value: f64) -> String {
     if (0.0..1.0).contains(&value) {
-        // No more digits than it has.
+        // Print no more digits than the value has.
         return format!("{:.3}", value)
             .trim_end_matches('0')
             .trim_end_matches('.')
@@ -586,7 +586,7 @@ mod tests {
         assert!(near(powers((64.0, 70.4)), 10.0, 100.0));
         assert!(near(powers((1.0, 70.4)), 1.0, 100.0));
         assert!(near(powers((0.3, 5000.0)), 0.3, 5000.0));
-        // Never empty.
+        // The result is never empty.
         assert!(near(powers((10.0, 10.0 * 1.1)), 10.0, 100.0));
         assert!(near(powers((80.0, 100.0)), 10.0, 100.0));
     }

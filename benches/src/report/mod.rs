@@ -327,7 +327,7 @@ impl Options {
             );
             document.rounds = rounds;
             document.busy |= self.busy;
-            // Tried again.
+            // Failed measurements are repeated.
             document.missing.clear();
             return Ok(document);
         }
@@ -455,7 +455,7 @@ impl Options {
                             disturbed,
                             notes,
                         }),
-                        // Ctrl-C ends the programs that measure as well.
+                        // Ctrl-C also ends the measuring programs.
                         Err(_) if stop.load(Ordering::Relaxed) => interrupted(stop)?,
                         Err(error) => {
                             let why = format!("round {round}: {error:#}");

@@ -371,7 +371,7 @@ impl Orourke {
         let errors = self.all(document, ERRORS);
         for series in self.all(document, REPLIES) {
             let of_peer = errors.iter().find(|errors| errors.peer == series.peer);
-            // Up to the first rate with errors.
+            // Use the rates up to the first one with errors.
             let good = series.points.iter().take_while(|(rate, _)| {
                 let errors = of_peer.and_then(|errors| at(errors, *rate));
                 errors.is_some_and(|errors| errors.max <= LEAST_PERCENT)

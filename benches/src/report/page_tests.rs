@@ -168,7 +168,7 @@ fn check(seen: &Seen, experiment: &dyn Experiment, document: &Document, plot: &s
         let drawn = seen.drawn.iter().find(|(own, ..)| *own == colour);
         let (_, width, height) =
             drawn.unwrap_or_else(|| panic!("{id}: nothing of {peer} in {colour}"));
-        // More than the legend's key.
+        // The width must be more than that of the legend's key.
         assert!(
             *height > 0.05 && (*width > 0.5 || !bars.is_empty()),
             "{id}: {peer} is {width} by {height}"
@@ -236,7 +236,7 @@ fn page_names_missing_peers_and_plots() {
     ] {
         assert!(page.contains(words), "{words}: {page}");
     }
-    // Nor has it a bar.
+    // A missing value has no bar either.
     let plots = orourke.plots().iter();
     let bars = plots.filter(|plot| plot.name == "cost");
     let all = sample();
@@ -256,8 +256,9 @@ fn page_names_missing_peers_and_plots() {
 
 #[test]
 #[ignore = "needs jsonschema"]
-fn report_matches_its_schema() {
-    // Debian's: another one of that name need not work, or be there for this user.
+fn benchmark_report_matches_its_schema() {
+    // Use the program of Debian: another program with this name may not work, or may not exist for
+    // this user.
     const JSONSCHEMA: &str = "/usr/bin/jsonschema";
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/report.schema.json");
     let directory = tempfile::tempdir().expect("a directory");
@@ -321,7 +322,7 @@ fn peers_have_colours_of_the_palette() {
 
 /// Variants of one peer differ in one plot, too.
 #[test]
-fn variants_of_a_peer_look_different() {
+fn peers_of_one_experiment_look_different() {
     for experiment in EXPERIMENTS {
         let peers = peers::of(experiment);
         let looks: HashSet<String> = peers

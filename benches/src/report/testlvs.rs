@@ -165,7 +165,8 @@ impl Experiment for Testlvs {
     fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let (flood, most) = times(turn.quick);
         if turn.round > 1 {
-            // The kernel's tables, of connections and of SYNs, still have those of the last round.
+            // The kernel's tables of connections and SYNs still contain entries of the previous
+            // round.
             *bed = self.bed(turn.peer, turn.yardsticks)?;
         }
         if bed.who.is_ours() {
@@ -499,7 +500,8 @@ fn resident(bed: &Bed) -> Result<Option<f64>> {
     Ok(bytes)
 }
 
-/// Percent of honest requests that were served once the flood had begun, and the mean time of all.
+/// Percentage of honest requests that were served after the start of the flood, and their mean
+/// time.
 fn fares(asked: &Asked) -> (f64, Option<f64>) {
     let during = |bins: &[u64]| -> f64 {
         let bins = bins.iter().zip(0_u32..);

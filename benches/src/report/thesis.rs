@@ -303,7 +303,7 @@ impl Experiment for Thesis {
                 let (Some(rr), Some(lc)) = (at("lvs-nat rr"), at("lvs-nat lc")) else {
                     continue;
                 };
-                // Not with --quick.
+                // With --quick, this peer is not measured.
                 let wrr = at("lvs-nat wrr").map(|wrr| format!("wrr {}, ", spread(&wrr)));
                 let Some(times) = self.beside(document, &plot, servers) else {
                     continue;

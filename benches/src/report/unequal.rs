@@ -103,7 +103,8 @@ impl Experiment for Unequal {
     }
 
     fn at_once(&self) -> usize {
-        // Two with all schedulers at once would be limited by the core of the ends.
+        // The core that both endpoints share would limit two peers with all schedulers at the same
+        // time.
         PEERS.len() - 1
     }
 
@@ -198,7 +199,7 @@ impl Experiment for Unequal {
             .clone()
             .map(|(_, served, _)| served.median)
             .fold(0.0, f64::max);
-        // Of those that use all that is there.
+        // Compare only those that use the full capacity.
         let best = waits.filter(|(_, served, _)| served.max >= 0.95 * most);
         let mut best: Vec<_> = best.collect();
         best.sort_by(|a, b| a.2.median.total_cmp(&b.2.median));

@@ -1,4 +1,4 @@
-//! The asking side.
+//! The client of the control protocol.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -52,7 +52,7 @@ pub enum Error {
     /// only root and this user are trusted.
     #[error(
         "{address} is served by a process of user {uid}, which is neither this user nor root with \
-         CAP_NET_ADMIN: it may not be a dataplane. If it is yours, let it listen on a path (--socket /run/...) and give that path"
+         CAP_NET_ADMIN: it is possibly not a dataplane. If it is yours, start it with --socket /run/... and use that path here"
     )]
     Impostor {
         /// The address of the dataplane.
@@ -60,7 +60,7 @@ pub enum Error {
         /// The user of the process that listens.
         uid: u32,
     },
-    /// The path is not that of a socket.
+    /// The path is not a socket.
     #[error("{address} is not a socket: name the dataplane's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
     NotASocket {
         /// The address of the dataplane.
@@ -96,7 +96,7 @@ pub enum Error {
         /// The process id of the dataplane, if it is in this PID namespace.
         pid: Option<u32>,
     },
-    /// The connection ended before the answer did.
+    /// The connection was closed before the answer was complete.
     #[error(
         "the dataplane at {address} exited while it was answering: read its log, and start it again"
     )]
@@ -104,7 +104,7 @@ pub enum Error {
         /// The address of the dataplane.
         address: Address,
     },
-    /// The received bytes are no valid answer.
+    /// The received bytes are not a valid answer.
     #[error("the process that answers at {address} is not a dataplane: {message}")]
     Garbled {
         /// The address of the dataplane.
@@ -155,8 +155,8 @@ fn open(address: &Address) -> Result<UnixStream, Error> {
             _ => Error::Connect { address, source },
         }
     })?;
-    // A path that the user has named is trusted: only users with write access to its directory can
-    // listen there.
+    // A path that the user has specified is trusted: only users with write access to its directory
+    // can listen there.
     if !matches!(address, Address::Path(_))
         && let Some((uid, _)) = impostor(&stream)
     {
@@ -205,7 +205,7 @@ impl Client {
             Address::Usual(_) => open_usual(address)?,
             _ => open(address)?,
         };
-        // A socket that takes no timeout is none of this system's.
+        // Every socket of this system supports a timeout.
         let _ = stream.set_read_timeout(Some(patience));
         let _ = stream.set_write_timeout(Some(patience));
         let mut client = Self {
@@ -287,8 +287,8 @@ impl Client {
         })
     }
 
-    /// As [`list`](Self::list), until `each` gives `false`. Then the connection is of no use any
-    /// more, and every later call fails.
+    /// As [`list`](Self::list), until `each` gives `false`. The connection is then unusable, and
+    /// every later call fails.
     ///
     /// # Errors
     /// [`Error::Stopped`], and as [`list`](Self::list).
@@ -333,8 +333,8 @@ impl Client {
         loop {
             let line: Line<I, R> = self.receive()?;
             if let Some(failure) = line.error {
-                // A dataplane that has no room for another connection answers before it is asked,
-                // with the number 0.
+                // A dataplane that has no slot for another connection answers before the first
+                // request, with the number 0.
                 return Err(Error::Refused(failure));
             }
             if line.id != id {
@@ -358,7 +358,8 @@ impl Client {
         line.push(b'\n');
         match self.stream.get_mut().write_all(&line) {
             Ok(()) => Ok(()),
-            // It may have sent the reason before it closed the connection: that is read next.
+            // The dataplane may have sent the reason before it closed the connection: read the
+            // reason next.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             Err(error) => Err(self.failed(&error)),
         }

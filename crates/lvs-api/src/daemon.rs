@@ -41,7 +41,7 @@ pub fn socket(dataplane: &Address) -> Address {
 /// this process. The daemon trusts the same clients as a dataplane.
 ///
 /// # Errors
-/// The reason of the refusal.
+/// The reason for the refusal.
 pub fn may_change(
     socket: &impl AsFd,
     (uid, gid): (u32, u32),
@@ -258,7 +258,7 @@ impl fmt::Display for Target {
 pub struct AdminSpec {
     /// The servers.
     pub target: Target,
-    /// Their state.
+    /// The state of the servers.
     pub state: AdminState,
     /// The operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -280,7 +280,7 @@ pub struct AdminEntry {
     /// The override.
     #[serde(flatten)]
     pub spec: AdminSpec,
-    /// Since when, in seconds since 1970.
+    /// Time at which this state began, in seconds since 1970.
     pub since: u64,
 }
 
@@ -307,11 +307,11 @@ pub struct Reloaded {
 /// The state of the daemon, its dataplane and its services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Its process.
+    /// Process id of the daemon.
     pub pid: u32,
-    /// Its version.
+    /// Version of the daemon.
     pub version: String,
-    /// Its file.
+    /// Path of the daemon's configuration file.
     pub config: String,
     /// lvsd's uptime in seconds.
     pub uptime: u64,
@@ -353,7 +353,7 @@ pub struct Status {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DirectorSeen {
-    /// Its name.
+    /// Name of the director.
     pub name: String,
     /// Whether the entry is for this director.
     pub own: bool,
@@ -446,7 +446,7 @@ pub struct DataplaneStatus {
     /// Whether the dataplane is not needed because all services are proxied.
     #[serde(default)]
     pub idle: bool,
-    /// Its process.
+    /// Process id of the dataplane.
     pub pid: Option<u32>,
     /// The dataplane's version; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -496,7 +496,7 @@ impl DataplaneStatus {
 pub struct ServiceStatus {
     /// The service's name in the file.
     pub name: String,
-    /// Its identity.
+    /// Identity of the service.
     pub service: ServiceId,
     /// Whether lvsd proxies the service itself.
     #[serde(default)]
@@ -512,7 +512,7 @@ pub struct ServiceStatus {
     /// The sorry server, if it receives the new connections.
     #[serde(default)]
     pub sorry: Option<SocketAddr>,
-    /// The configured sorry server, also while it does not serve or is drained.
+    /// The configured sorry server, even if it is not in use or is drained.
     #[serde(default)]
     pub sorry_server: Option<SocketAddr>,
     /// Whether the service's VIP is released until enough servers are up.
@@ -630,7 +630,7 @@ pub struct Event {
     /// Address or mark of that service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<ServiceId>,
-    /// Its server.
+    /// The affected server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<SocketAddr>,
     /// The details as text.

@@ -9,7 +9,7 @@ use lvs_core::sync::PORT;
 
 use crate::files::open_without_waiting;
 
-/// Characters that a key has at least, and at most.
+/// Minimum length of a key, in characters.
 const KEY_MIN: usize = 32;
 const KEY_MAX: usize = 4096;
 
@@ -91,11 +91,11 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let key = text.trim_ascii();
     if text.len() > KEY_MAX || key.len() < KEY_MIN {
         return Err(format!(
-            "the key {name} has {} characters; required are {KEY_MIN} to {KEY_MAX}: openssl rand -hex 32 > {name}",
+            "the key {name} has {} characters, and {KEY_MIN} to {KEY_MAX} are required: openssl rand -hex 32 > {name}",
             key.len()
         ));
     }
-    // A file of zeros is what a crash leaves.
+    // A crash can leave a file of zeros.
     if key.contains(&0) {
         return Err(format!(
             "the key {name} is damaged (it contains zeros): copy it from another director"

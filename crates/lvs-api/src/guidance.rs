@@ -9,7 +9,7 @@ use lvs_core::api::{ReasonCount, ServiceInfo};
 /// The owner of the services of `lvsd`, as recorded in the dataplane.
 pub const OWNER: &str = "lvsd";
 
-/// Options of `lvs-dataplane` that fixes name, and that are keys of `[dataplane]`.
+/// Options of `lvs-dataplane` that fixes contain, and that `[dataplane]` has as keys.
 const OPTIONS: [&str; 11] = [
     "--clamp-mss",
     "--echo",
@@ -24,7 +24,7 @@ const OPTIONS: [&str; 11] = [
     "--workers",
 ];
 
-/// The begin of the sentence that names keys.
+/// The beginning of the sentence that names keys.
 const WITH_LVSD: &str = "With lvsd:";
 
 /// Whether `lvsd` manages one of these services.
@@ -89,7 +89,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
             "A limit of the service: raise it in `limits` in the file of lvsd and run lvsd reload, or see which clients open so many connections (lvsadm -Lnc)."
         }
         "source_rate" => {
-            "One source opens more connections than the limit of the service for one source allows. Behind an address translator many clients are one source: if these are legitimate clients, raise `source_rate` in `limits` in the file of lvsd and run lvsd reload."
+            "One source opens more connections than the limit of the service for one source allows. Clients behind one NAT router count as one source: if these are legitimate clients, raise `source_rate` in `limits` in the file of lvsd and run lvsd reload."
         }
         "table_full" | "evicted_half_open" | "evicted_ended" | "evicted_unused"
         | "evicted_idle" | "evicted_template" => {
@@ -106,10 +106,10 @@ fn by_reason(reason: &str) -> Option<&'static str> {
             "ignore_tunneled is 1. To balance packets that arrive through a tunnel as well, set ignore_tunneled = 0 in [sysctl] in the file of lvsd."
         }
         "own_address" => {
-            "A client tries ports of a virtual address that no service has: this is ordinary, or a service is missing in the file of lvsd."
+            "A client tries ports of a virtual address that no service has: this is normal, or a service is missing in the file of lvsd."
         }
         "no_local_port" => {
-            "More addresses for full NAT (`local_addresses` in [dataplane] in the file of lvsd), or shorter timeouts \
+            "Add addresses for full NAT (`local_addresses` in [dataplane] in the file of lvsd), or shorten the timeouts \
              (lvsadm --set)."
         }
         "server_removed" => {
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_without_command_gets_no_advice() {
+    fn fix_without_command_is_unchanged() {
         let nothing = "Nothing: this is what --fast-path is for.";
         assert_eq!(with_keys(nothing), nothing);
     }

@@ -1,4 +1,4 @@
-//! Whether a process runs or is ending. The kernel frees the resources of a killed process after
+//! Whether a process runs or is exiting. The kernel frees the resources of a killed process after
 //! its memory, which takes seconds for a large process.
 
 use std::fs;
@@ -69,12 +69,13 @@ impl Life {
         }
     }
 
-    /// By `/proc/PID/stat` and `/proc/PID/status`.
+    /// Parses `/proc/PID/stat` and `/proc/PID/status`.
     fn read(stat: &str, status: &str) -> Self {
         /// `PF_EXITING` and `PF_SIGNALED` of `linux/sched.h`.
         const ENDING: u32 = 0x4 | 0x400;
         const SIGKILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
-        // Behind the name in parentheses: state (3rd field), flags (9th), threads (20th).
+        // After the name in parentheses follow the state (3rd field), the flags (9th) and the
+        // threads (20th).
         let Some((_, mut fields)) = name_and_fields(stat) else {
             return Self::Gone;
         };
@@ -87,7 +88,7 @@ impl Life {
                 .is_some_and(|mask| mask & SIGKILL != 0)
         };
         match state {
-            // The other threads have the files.
+            // The other threads still use the files.
             "Z" | "X" if threads > 1 => Self::Ending,
             "Z" | "X" => Self::Gone,
             _ if flags & ENDING != 0 || pending("SigPnd:") || pending("ShdPnd:") => Self::Ending,
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_process_is_ending_until_its_threads_have_exited() {
+    fn killed_process_counts_as_exiting_until_its_threads_have_exited() {
         let none = "0000000000000000";
         assert_eq!(life("S", 0x0040_0040, 9, none), Life::Running);
         assert_eq!(life("R", 0x0040_0044, 9, none), Life::Ending);

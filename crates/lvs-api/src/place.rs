@@ -83,7 +83,7 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
         Err(held @ LockError::Held(_)) => return Err(held),
         other => other,
     };
-    // Older versions know nothing but the name.
+    // Earlier versions lock only the name.
     let name = match address {
         Address::Usual(_) => "lvsd".to_owned(),
         Address::Abstract(name) if name == DEFAULT_SOCKET.as_bytes() => "lvsd".to_owned(),
@@ -106,7 +106,7 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
                         return Err(LockError::Held(pid));
                     }
                 }
-                // It belongs to another process, or does not exist any more.
+                // The lock belongs to another process, or does not exist any more.
                 _ => break None,
             },
             Err(error) => {
@@ -137,7 +137,7 @@ pub enum LockError {
     /// Another process has the lock.
     #[error("it is locked{}", .0.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
     Held(Option<u32>),
-    /// The system refused.
+    /// The operating system refused the operation.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -150,7 +150,7 @@ impl Lock {
     /// See [`LockError`].
     pub fn beside(socket: &Path, suffix: &str, limits: Limits) -> Result<Self, LockError> {
         let mut file = Self::locked(&lock_path(socket, suffix), OFlags::CREATE, limits)?;
-        // For processes that find it locked.
+        // The content is for processes that find the file locked.
         file.set_len(0)?;
         file.rewind()?;
         writeln!(file, "{}", std::process::id())?;
@@ -296,7 +296,7 @@ mod tests {
             assert_eq!(owner_beside(&socket, ".lock"), there(true));
         }
         let _other = Lock::beside(&socket, ".lvsd.lock", Limits::LOOK).expect("another one");
-        // A process that removes the file releases a lock of its own only.
+        // A process that removes the file releases only its own lock.
         fs::remove_file(path.join("socket.lock")).expect("this test owns the file");
         let second = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the new file is free");
         Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the new file is locked");

@@ -61,14 +61,14 @@ fn retry<T>(
 ) -> T {
     let begin = Instant::now();
     loop {
-        // Looked at first: a program that begins to answer and ends in between has answered.
+        // Read the time first: a program that starts to answer and then exits has answered.
         let waited = begin.elapsed();
         let result = attempt();
         if !failed(&result) {
             return result;
         }
         if waited > START_LIMIT || !promised(waited) {
-            // The start may have been completed between the attempt and the look.
+            // The start may have been completed between the attempt and the check.
             return attempt();
         }
         thread::sleep(PAUSE);
@@ -78,7 +78,7 @@ fn retry<T>(
 /// The processes in a `/proc`.
 struct Processes<'a> {
     root: &'a Path,
-    /// This process.
+    /// Process id of this process.
     own: u32,
     /// The unit of times in `/proc/PID/stat`.
     ticks_per_second: u64,
@@ -87,7 +87,7 @@ struct Processes<'a> {
 /// The relevant properties of a process.
 struct Process {
     parent: u32,
-    /// In ticks after boot.
+    /// Start time of the process, in ticks after boot.
     start: u64,
     command_line: Vec<u8>,
 }
@@ -131,8 +131,8 @@ impl Processes<'_> {
                     return false;
                 }
                 let age = self.seconds(own.start - process.start);
-                // A shell's child before its exec still has the shell's command line. While it is
-                // replaced, it has none.
+                // Before its exec, a child of a shell has the command line of the shell. During the
+                // exec, it has none.
                 let before_exec = waited <= EXEC_LIMIT
                     && age <= EXEC_LIMIT
                     && process.parent == own.parent
@@ -164,7 +164,7 @@ impl Processes<'_> {
         let directory = self.root.join(pid.to_string());
         let stat = fs::read_to_string(directory.join("stat")).ok()?;
         let (_, mut fields) = name_and_fields(&stat)?;
-        // A zombie process starts nothing.
+        // A zombie process does not start a dataplane.
         fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
         Some(Process {
             parent: fields.next()?.parse().ok()?,
@@ -216,7 +216,7 @@ mod tests {
         fn add(&self, pid: u32, parent: u32, start: u64, command_line: &str, net: Option<u32>) {
             let directory = self.0.path().join(pid.to_string());
             fs::create_dir_all(directory.join("ns")).expect("this test owns the file");
-            // Fields 5 to 21 do not matter.
+            // The values of fields 5 to 21 are not used.
             let between = "0 ".repeat(17);
             let stat = format!("{pid} (a) b) S {parent} {between}{start} 0 0\n");
             fs::write(directory.join("stat"), stat).expect("this test owns the file");
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn no_dataplane_process_is_not_waited_for() {
+    fn client_without_dataplane_process_does_not_wait() {
         assert!(!Proc::new().is_starting(true, Duration::ZERO));
         assert!(!waits_for(5, 100_000, "nginx\0", Some(7)));
         assert!(!waits_for(
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn young_dataplane_is_waited_for() {
+    fn client_waits_for_recently_started_dataplane() {
         for command_line in [
             "lvs-dataplane\0--own-vips\0",
             "/usr/sbin/lvs-dataplane\0",
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn younger_process_is_not_waited_for() {
+    fn client_does_not_wait_for_process_younger_than_itself() {
         assert!(!waits_for(1, 100_001, "lvsd\0status\0", Some(7)));
         // Started in the same tick: the process number decides.
         let proc = Proc::new();
@@ -282,13 +282,13 @@ mod tests {
     }
 
     #[test]
-    fn dataplane_older_than_the_limit_is_not_waited_for() {
+    fn client_does_not_wait_for_dataplane_older_than_the_limit() {
         assert!(waits_for(1, 99_000, "lvs-dataplane\0", Some(7)));
         assert!(!waits_for(1, 98_990, "lvs-dataplane\0", Some(7)));
     }
 
     #[test]
-    fn dataplane_of_another_namespace_is_waited_for_only_with_a_path() {
+    fn client_waits_for_dataplane_of_another_namespace_only_with_a_path() {
         let proc = Proc::new();
         proc.add(11, 1, 100_000, "lvs-dataplane\0", Some(8));
         assert!(!proc.is_starting(true, Duration::ZERO));
@@ -298,17 +298,17 @@ mod tests {
     }
 
     #[test]
-    fn dataplane_behind_a_launcher_is_waited_for_before_entering_the_namespace() {
+    fn client_waits_for_launched_dataplane_before_it_enters_the_namespace() {
         let command_line = "nsenter\0--net=/run/netns/lb\0lvs-dataplane\0";
         assert!(waits_for(5, 100_000, command_line, Some(8)));
         assert!(!waits_for(5, 99_800, command_line, Some(8)), "too old");
     }
 
     #[test]
-    fn sibling_before_exec_is_waited_for_one_second() {
+    fn client_waits_one_second_for_sibling_before_exec() {
         for command_line in ["bash\0setup.sh\0", ""] {
             assert!(waits_for(5, 100_000, command_line, Some(7)));
-            // It becomes `ip netns exec`.
+            // The process becomes `ip netns exec`.
             assert!(waits_for(5, 100_000, command_line, Some(8)));
             assert!(!waits_for(4, 100_000, command_line, Some(7)), "no sibling");
             assert!(!waits_for(5, 99_800, command_line, Some(7)), "too old");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_process_is_not_waited_for() {
+    fn client_does_not_wait_for_exited_process() {
         let proc = Proc::new();
         proc.add(11, 5, 100_000, "", Some(7));
         let stat = proc.0.path().join("11/stat");
@@ -343,7 +343,7 @@ mod tests {
                 promises > 0
             },
         );
-        // Three failed, and one more after the last look.
+        // Three attempts failed, and one more was made after the last check.
         assert_eq!(result, 4);
         let result = retry(|| 1, |_| false, |_| panic!("the retry succeeds"));
         assert_eq!(result, 1);

@@ -17,9 +17,9 @@ use super::address;
 use super::place::{self, LOCK, Lock, STEERED};
 use lvs_sys::netns;
 
-/// Maximum of files that a sweep examines.
+/// Maximum number of files that a sweep examines.
 const FILES_MOST: usize = 4096;
-/// Maximum of processes whose network namespace is read.
+/// Maximum number of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
 /// The age from which files of a namespace without visible processes are removed, if not all
 /// processes are visible (without `CAP_SYS_PTRACE`, or in a process namespace).
@@ -55,7 +55,7 @@ pub fn tidy(address: &Address, but: &str) {
         return;
     };
     let names = names(directory).into_iter();
-    // Only our files have such names.
+    // Only files of this project have such names.
     let own = names.filter(|name| {
         let rest = name.to_str().and_then(|name| {
             let socket = path.file_name()?.to_str()?;
@@ -100,7 +100,7 @@ fn remove(socket: &Path, files: &[PathBuf]) {
     };
     let (last, first): (Vec<_>, Vec<_>) = files.iter().partition(|path| is_lock(path));
     for file in first.into_iter().chain(last) {
-        // It may be gone, or another user's.
+        // The file may be removed already, or belong to another user.
         let _ = fs::remove_file(file);
     }
 }
@@ -171,8 +171,8 @@ fn live() -> (HashSet<u64>, bool) {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let ids: Vec<u32> = ids.take(PROCESSES_MOST).collect();
-    // A namespace is also known by the inode of a file that each has its own of, and that can be
-    // seen of every process.
+    // A namespace can also be identified by the inode of a file that each namespace has, and that
+    // every process can read.
     let file = |id: u32| fs::metadata(format!("/proc/{id}/net/dev")).map(|meta| meta.ino());
     let (mut files, mut others) = (HashSet::new(), HashSet::new());
     let mut sees_all = is_first_of_processes() && ids.len() < PROCESSES_MOST;
@@ -184,7 +184,7 @@ fn live() -> (HashSet<u64>, bool) {
                     files.extend(file(id).ok());
                 }
             }
-            // It has ended.
+            // The process has exited.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(_) => match file(id) {
                 Ok(file) => {
@@ -194,7 +194,7 @@ fn live() -> (HashSet<u64>, bool) {
             },
         }
     }
-    // Someone hides processes, or `/proc` is not mounted.
+    // The administrator hides processes, or `/proc` is not mounted.
     sees_all &= Path::new("/proc/1").exists() && others.is_subset(&files);
     inodes.extend(mounted);
     (inodes, sees_all)
@@ -233,7 +233,7 @@ mod tests {
     const OWN: &str = "netns-1.sock";
 
     #[test]
-    fn sweep_namespace_gone_removes_its_files_only() {
+    fn sweep_removes_only_files_of_removed_namespace() {
         let root = tempfile::tempdir().expect("a directory");
         let mine = [
             "netns-1.sock.7.lvsd.toml",
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_same_inode_other_cookie_removes_state() {
+    fn sweep_removes_state_of_same_inode_with_another_cookie() {
         let root = tempfile::tempdir().expect("a directory");
         let of = [
             "netns-1.sock.6.lvsd.toml",
@@ -275,7 +275,7 @@ mod tests {
             panic!("no files of other dataplanes")
         });
         assert_eq!(left(root.path()), of[1..]);
-        // Without a cookie nothing is known of others.
+        // Without a cookie, other namespaces cannot be identified.
         files(root.path(), &of);
         sweep_in(root.path(), &own, None, || {
             panic!("no files of other dataplanes")
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_running_process_keeps_files() {
+    fn sweep_keeps_files_of_running_process() {
         let root = tempfile::tempdir().expect("a directory");
         files(root.path(), &["netns-3.sock.9.lvsd.json"]);
         let own = root.path().join(OWN);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_without_visible_processes_removes_old_files_only() {
+    fn sweep_without_visible_processes_removes_only_old_files() {
         let root = tempfile::tempdir().expect("a directory");
         files(root.path(), &["netns-3.sock.lock", "netns-4.sock.lock"]);
         let old = fs::File::options()

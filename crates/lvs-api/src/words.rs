@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-/// The word of `known` that `word` was probably meant to be: at most a third of its letters, and at
-/// least one, may be wrong, missing, additional or swapped.
+/// The word of `known` that `word` was probably meant to be: up to a third of its letters, or one
+/// letter if it is shorter, may be wrong, missing, additional or swapped.
 pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let letters = word.chars().count();
     let limit = (letters / 3).max(1);
     known
         .into_iter()
-        // The difference of the lengths is the least distance, and takes no time to see.
+        // The difference of the lengths is a lower bound of the distance, and is fast to compute.
         .filter(|one| one.chars().count().abs_diff(letters) <= limit)
         .map(|one| (strsim::osa_distance(word, one), one))
         .filter(|(distance, _)| *distance <= limit)

@@ -45,7 +45,7 @@ impl Sub for Attempts {
 }
 
 impl Attempts {
-    /// Unanswered connections that make a server suspicious; fewer are chance.
+    /// Number of unanswered connections from which a server is suspicious; fewer may be chance.
     const FEW: u64 = 3;
 
     /// Whether the server itself is the cause of its unanswered attempts. `others` are the attempts
@@ -56,7 +56,7 @@ impl Attempts {
     /// the share of the other servers.
     pub fn is_suspicious(self, others: Self) -> bool {
         let Self { opened, unanswered } = self;
-        // A connection may have been opened before the time began.
+        // A connection may have been opened before the counted interval.
         let opened = opened.max(unanswered);
         let [opened, unanswered] = [opened, unanswered].map(u128::from);
         let exceeds_others = unanswered.saturating_mul(others.opened.into())
@@ -113,9 +113,9 @@ impl AttemptCounters {
     }
 }
 
-/// Ticks of the estimator, two seconds each, in ten seconds.
+/// Number of estimator ticks, of two seconds each, in ten seconds.
 const TICKS: usize = 5;
-/// Periods of ten seconds in a minute.
+/// Number of ten-second periods in a minute.
 const TENS: usize = 6;
 const MINUTES: usize = 5;
 
@@ -238,10 +238,10 @@ mod tests {
             "too few attempts for a decision"
         );
         assert!(!attempts(1_000, 30).is_suspicious(good), "3 in 100");
-        // A flood reaches all servers alike.
+        // A flood affects all servers alike.
         assert!(!attempts(1_000, 300).is_suspicious(attempts(3_000, 900)));
         assert!(!attempts(u64::MAX, u64::MAX / 4).is_suspicious(attempts(u64::MAX, u64::MAX / 4)));
-        // All servers are broken, or there is no other.
+        // All servers are broken, or there is no other server.
         assert!(attempts(10, 10).is_suspicious(attempts(30, 30)));
         assert!(attempts(10, 10).is_suspicious(Attempts::default()));
         assert!(!attempts(0, 0).is_suspicious(Attempts::default()));

@@ -73,7 +73,7 @@ impl Director {
     }
 
     /// As [`handle_packet`](Self::handle_packet), with the hint of [`Shard::ahead`] and
-    /// [`Shard::aim`] where to find the packet's connection. The verdict is the same.
+    /// [`Shard::aim`] to the slot of the packet's connection. The verdict is the same.
     pub fn handle_packet_ahead(
         &mut self,
         meta: &PacketMeta<'_>,

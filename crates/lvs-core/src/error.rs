@@ -99,7 +99,7 @@ impl fmt::Display for Error {
             Self::FullNatOnePacket => {
                 "full NAT keeps connections, and one-packet scheduling does not: use only one of the two"
             }
-            Self::UnknownHelper => "no helper of this name; there is one: ftp",
+            Self::UnknownHelper => "there is no helper of this name; the only helper is ftp",
             Self::HelperPorts => "a helper has up to 8 different ports from 1 to 65535",
             Self::TooManyPins => {
                 "the maximum of 16384 expected health check connections is reached: try again in ten seconds"

@@ -10,7 +10,7 @@ use core::net::IpAddr;
 use crate::Prefix;
 use crate::lpm::PrefixMap;
 
-/// Maximum of prefixes in one filter, allowed and denied ones together: some 10 MB.
+/// Maximum number of prefixes in one filter, allowed and denied ones together: some 10 MB.
 pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
 
 /// Allowed and denied sources of new connections. The longest prefix that contains a source

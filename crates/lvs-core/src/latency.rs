@@ -9,7 +9,8 @@ use core::time::Duration;
 
 use crate::Instant;
 
-/// Time in which an average falls to a half: Finagle's decay time of 10 s is 10 s × ln 2.
+/// Time in nanoseconds in which an average falls to a half: Finagle's decay time of 10 s is 10 s ×
+/// ln 2.
 const HALF_LIFE: u64 = 6_931_471_806;
 
 /// The average time until a server's first answer to a new connection.
@@ -32,7 +33,7 @@ impl Latency {
         (average != 0).then(|| Duration::from_nanos(faded.max(1)))
     }
 
-    /// Records the time of an answer that arrived at `now`.
+    /// Records an answer that arrived at `now`, after the time `took`.
     pub(crate) fn observe(&self, took: Duration, now: Instant) {
         let sample = nanos(took);
         let average = self.average.load(Relaxed);
@@ -40,7 +41,7 @@ impl Latency {
         let new = if sample >= average {
             sample
         } else {
-            // kept is average × w; the sample weighs 1 − w.
+            // `kept` is average × w; the sample has the weight 1 − w.
             let weight = u128::from(average - kept) * u128::from(sample) / u128::from(average);
             kept + u64::try_from(weight).unwrap_or(0)
         };
@@ -74,7 +75,8 @@ fn fade(value: u64, age: u64) -> u64 {
     if halves >= 64 {
         return 0;
     }
-    // 2^−f for f in 0..1 is near 1 − 0.67157 f + 0.17157 f², which is exact at 0, 1/2 and 1.
+    // 2^−f for f in 0..1 is approximately 1 − 0.67157 f + 0.17157 f², which is exact at 0, 1/2 and
+    // 1.
     let f = u128::from(age % HALF_LIFE) * 65_536 / u128::from(HALF_LIFE);
     let factor = 65_536 - ((44_012 * f) >> 16) + ((11_244 * f * f) >> 32);
     u64::try_from((u128::from(value >> halves) * factor) >> 16).unwrap_or(u64::MAX)

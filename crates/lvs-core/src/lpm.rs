@@ -18,7 +18,7 @@ use crate::Prefix;
 
 /// Number of bits of the address that one node evaluates.
 const STRIDE: u8 = 6;
-/// Number of places of a node.
+/// Number of places in a node.
 const PLACES: u8 = 1 << STRIDE;
 
 /// Networks, each with a value. Among equal networks, the last one applies.
@@ -77,10 +77,10 @@ fn bits(addr: IpAddr) -> u128 {
     }
 }
 
-/// Sorts networks; of two that begin with the same bits, the shorter one is first. Removes
+/// Sorts networks; of two networks with the same first bits, the shorter one comes first. Removes
 /// duplicates.
 fn distinct<T: Copy>(mut entries: Vec<Entry<T>>) -> Vec<Entry<T>> {
-    // Stable: of two that are the same, the last one given is last.
+    // The sort is stable: of two equal prefixes, the one that was given last stays last.
     entries.sort_by_key(|entry| (entry.bits, entry.len));
     entries.dedup_by(|later, kept| {
         let same = (later.bits, later.len) == (kept.bits, kept.len);
@@ -153,8 +153,8 @@ impl<T: Copy> Tree<T> {
         };
         self.nodes[at] = node;
         self.fill_values(at, entries);
-        // Longer ones, by place: they lie side by side, but for the shorter ones, which begin alike
-        // and come first.
+        // Longer prefixes are grouped by place. Those of one place are adjacent, because shorter
+        // prefixes with the same first bits precede them.
         let deeper = |entry: &Entry<T>| entry.len > skip + STRIDE;
         let mut groups: Vec<(u8, Vec<Entry<T>>)> = Vec::new();
         for &entry in entries.iter().filter(|entry| deeper(entry)) {
@@ -178,7 +178,7 @@ impl<T: Copy> Tree<T> {
     fn fill_values(&mut self, at: usize, entries: &[Entry<T>]) {
         let skip = self.nodes[at].skip;
         let mut places = [None; PLACES as usize];
-        // In order, a longer one comes behind those that cover it.
+        // In sorted order, a longer prefix follows all prefixes that contain it.
         for (number, entry) in entries.iter().enumerate() {
             let Some(free) = (skip + STRIDE).checked_sub(entry.len) else {
                 continue;
@@ -272,8 +272,8 @@ mod tests {
             flip in 0..128_u32,
         ) {
             let map = PrefixMap::new(all.iter().copied().zip(0..));
-            // At random hardly any address is in a network: its first and last ones, and such that
-            // differ in one bit.
+            // Random addresses are almost never in a network: test its first and last addresses,
+            // and addresses that differ in one bit.
             let near = all.iter().flat_map(|prefix| {
                 let own = bits(prefix.addr());
                 let last = own | u128::MAX.checked_shr(prefix.bits().into()).unwrap_or(0);
@@ -299,8 +299,8 @@ mod tests {
 
     #[test]
     fn lpm_nodes_are_bounded_by_list() {
-        // Addresses in pairs that differ in the last bit only, far from each other: the worst there
-        // is.
+        // Pairs of addresses that differ only in the last bit, with large gaps between pairs: the
+        // worst case.
         let all = (0..10_000_u128).flat_map(|n| {
             let bits = n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835) & !1;
             [bits, bits | 1].map(|bits| (Prefix::new(IpAddr::V6(bits.into()), 128).unwrap(), ()))

@@ -17,7 +17,7 @@ use core::str::FromStr;
 
 use crate::{Prefix, Protocol, Tuple};
 
-/// Maximum of rules: each packet is compared with all of them.
+/// Maximum number of rules: each packet is compared with all of them.
 pub const RULES_MAX: usize = 1024;
 
 /// Ports from the first to the second, inclusive.
@@ -85,7 +85,7 @@ pub struct MarkRule {
 }
 
 impl MarkRule {
-    /// Maximum of addresses that a rule's destination may have.
+    /// Maximum number of addresses that a rule's destination may have.
     pub const ADDRESSES_MAX: usize = 1 << 12;
 
     /// Reads a rule from its words.

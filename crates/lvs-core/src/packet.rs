@@ -50,7 +50,7 @@ impl fmt::Display for Protocol {
 pub enum Hook {
     /// Addressed to a virtual or local address, or routed to this host by a mark: `LOCAL_IN`.
     Local,
-    /// Passing through: `FORWARD`.
+    /// The packet passes through the host: `FORWARD`.
     Transit,
     /// The packet was made by this host: `LOCAL_OUT`.
     Output,
@@ -165,7 +165,7 @@ impl Segment<'_> {
         trusted: false,
     };
 
-    /// Whether the checksum of the segment with these addresses is right (RFC 9293 section 3.1).
+    /// Whether the checksum of the segment with these addresses is correct (RFC 9293 section 3.1).
     pub(crate) fn is_intact(&self, tuple: &Tuple) -> bool {
         let sum = |bytes: &[u8]| -> u64 {
             let words = bytes.chunks(2);
@@ -283,7 +283,7 @@ pub struct IcmpError {
     pub inner: Tuple,
     /// The embedded ports were readable.
     pub inner_ports: bool,
-    /// Whether the checksum of the ICMP message is right.
+    /// Whether the checksum of the ICMP message is correct.
     pub checksum_ok: bool,
     /// Firewall mark; 0 is none.
     pub mark: u32,

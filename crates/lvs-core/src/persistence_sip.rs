@@ -1,7 +1,7 @@
 //! Persistence engines: data in addition to the client's address that connect related connections.
 //! SIP is the only one.
 
-/// Longest data of an engine (`IP_VS_PEDATA_MAXLEN`).
+/// Maximum length of an engine's data in bytes (`IP_VS_PEDATA_MAXLEN`).
 const DATA_MAX: usize = 255;
 
 /// The name of the SIP engine.
@@ -18,8 +18,8 @@ pub(crate) fn call_id(message: &[u8]) -> Option<&[u8]> {
         let start = header(message, from)?;
         let len = call_id_len(&message[start..]);
         if len == 0 {
-            // The kernel adds the place in the message to where it began, so the search leaps
-            // ahead.
+            // The kernel adds the offset from the start of the message to the previous start, so
+            // the search skips bytes.
             from += start;
             continue;
         }
@@ -41,7 +41,7 @@ fn header(message: &[u8], from: usize) -> Option<usize> {
         let name = match line {
             [b' ' | b'\t', ..] => None,
             _ if starts_with_ignoring_case(line, b"call-id") => Some(7),
-            // The compact form, unless it begins a longer name.
+            // The compact form, unless a longer name begins with it.
             [b'i' | b'I', next, ..] if !is_letter(*next) => Some(1),
             _ => None,
         };

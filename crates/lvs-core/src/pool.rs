@@ -226,7 +226,7 @@ impl Pool {
 
     fn position(&self, addr: SocketAddr) -> Option<usize> {
         let found = self.find(addr)?;
-        // No record is looked at: this takes microseconds for thousands of servers.
+        // No record is read: this takes microseconds for thousands of servers.
         self.servers
             .iter()
             .position(|server| Arc::ptr_eq(server, found))

@@ -52,7 +52,7 @@ impl Prefix {
         self.len
     }
 
-    /// Its family.
+    /// Returns the address family of the prefix.
     pub const fn family(&self) -> Family {
         Family::of(&self.addr)
     }

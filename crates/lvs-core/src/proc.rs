@@ -115,7 +115,7 @@ fn plain(out: &mut impl Write, info: &ConnInfo) -> fmt::Result {
     if let Some((name, data)) = &info.engine {
         write!(out, " {name} ")?;
         for &byte in data {
-            // Call-IDs are of Latin-1.
+            // Call-IDs are written as Latin-1.
             out.write_char(byte.into())?;
         }
     }

@@ -10,7 +10,7 @@ impl SplitMix64 {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next random number.
     pub const fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -4,9 +4,9 @@ use core::time::Duration;
 
 use crate::Instant;
 
-/// Nanoseconds of a slot: ten seconds.
+/// Length of a slot in nanoseconds: ten seconds.
 const SLOT: u64 = 10_000_000_000;
-/// Slots of a minute, and of five minutes.
+/// Number of slots in a minute, and in five minutes.
 const MINUTE: usize = 6;
 const SLOTS: usize = 30;
 /// Time without a packet after which a further packet is the first one of a new series.
@@ -29,7 +29,7 @@ pub struct RecentCounter {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct RecentCount {
-    /// All packets.
+    /// Number of all packets.
     pub count: u64,
     /// Packets in the last five minutes, or up to ten seconds less.
     pub recent: u64,
@@ -64,7 +64,7 @@ impl RecentCounter {
         self.last = self.last.max(now);
     }
 
-    /// All packets.
+    /// Number of all packets.
     pub const fn count(&self) -> u64 {
         self.count
     }

@@ -55,7 +55,7 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = servers;
     }
 
-    /// A server was put in front of the list, at index 0 (`add_dest`).
+    /// A server was inserted at the start of the list, at index 0 (`add_dest`).
     fn server_added(&mut self, servers: &[Arc<Server>]) {
         let _ = servers;
     }
@@ -117,6 +117,6 @@ pub trait Scheduler: fmt::Debug + Send {
 pub struct HashSlot {
     /// The slot's number, from 0.
     pub number: u32,
-    /// Slots of the table.
+    /// Number of slots in the table.
     pub of: u32,
 }

@@ -316,7 +316,8 @@ impl Server {
         if good {
             self.unanswered.store(0, Relaxed);
         } else {
-            // Two at the same moment may count as one, as the measured time may.
+            // Two simultaneous failures may count as one; so may two simultaneous samples of the
+            // response time.
             let more = self.unanswered().saturating_add(1);
             self.unanswered.store(more, Relaxed);
         }

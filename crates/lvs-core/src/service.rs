@@ -57,7 +57,7 @@ pub enum ServiceKey {
 }
 
 impl ServiceKey {
-    /// A TCP service.
+    /// Returns the key of a TCP service.
     pub const fn tcp(addr: SocketAddr) -> Self {
         Self::Address {
             protocol: Protocol::TCP,
@@ -65,7 +65,7 @@ impl ServiceKey {
         }
     }
 
-    /// A UDP service.
+    /// Returns the key of a UDP service.
     pub const fn udp(addr: SocketAddr) -> Self {
         Self::Address {
             protocol: Protocol::UDP,
@@ -117,7 +117,7 @@ impl From<&ServiceKey> for ServiceKeyOrd {
         match *key {
             ServiceKey::Mark { family, mark } => Self::Mark(family, mark),
             ServiceKey::Address { protocol, addr } => {
-                // Flow label and scope are no part of the identity.
+                // The flow label and the scope are not part of the identity.
                 Self::Address(protocol, SocketAddr::new(addr.ip(), addr.port()))
             }
         }
@@ -279,7 +279,7 @@ pub struct ServerConfig {
     /// Encapsulation, if the method is [`Forwarding::Tunnel`].
     #[cfg_attr(feature = "api", serde(default))]
     pub tunnel: Tunnel,
-    /// Number of connections at which the server gets no new ones; 0 is no limit.
+    /// Number of connections at which the server gets no new ones; 0 means no limit.
     #[cfg_attr(feature = "api", serde(default))]
     pub upper: u32,
     /// Number of connections below which the server gets new ones again; 0 is three quarters of

@@ -12,7 +12,7 @@ pub use crate::latency::Latency;
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Counts {
-    /// Connections (rates: a second).
+    /// New connections (in rates: connections a second).
     pub conns: u64,
     /// Packets from clients; a GSO/GRO super-packet counts as one.
     pub in_packets: u64,
@@ -39,7 +39,7 @@ impl Counts {
 impl Add for Counts {
     type Output = Self;
 
-    /// Field by field, wrapping.
+    /// Adds field by field. Overflowing fields wrap.
     fn add(self, other: Self) -> Self {
         self.zip(other, u64::wrapping_add)
     }
@@ -48,7 +48,7 @@ impl Add for Counts {
 impl Sub for Counts {
     type Output = Self;
 
-    /// Field by field, wrapping.
+    /// Subtracts field by field. Fields below zero wrap.
     fn sub(self, other: Self) -> Self {
         self.zip(other, u64::wrapping_sub)
     }

@@ -6,7 +6,7 @@ use core::time::Duration;
 /// A moment on a monotonic clock that the caller reads: nanoseconds since an origin of the caller's
 /// choice.
 ///
-/// The origin must stay the same for the life of a director. Only differences matter.
+/// The origin must stay the same for the life of a director. Only differences of times are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 

@@ -5,10 +5,10 @@
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 pub enum TunnelChecksum {
-    /// None.
+    /// No checksum.
     #[default]
     None,
-    /// In the outer header.
+    /// A checksum in the outer header.
     Full,
     /// Remote checksum offload (GUE).
     Remote,
@@ -128,7 +128,7 @@ static GUE: TunnelType = TunnelType {
 };
 
 impl Tunnel {
-    /// Its type.
+    /// Returns the description of the tunnel type.
     pub fn about(self) -> &'static TunnelType {
         match self {
             Self::Ipip => &IPIP,
@@ -169,7 +169,7 @@ impl Tunnel {
 
     /// Decodes the result of [`pack`](Self::pack).
     pub(crate) fn unpack(packed: u64) -> Self {
-        // Most servers are reached in other ways, and every packet asks.
+        // Most servers use no tunnel, and this function runs for every packet.
         if packed == 0 {
             return Self::Ipip;
         }

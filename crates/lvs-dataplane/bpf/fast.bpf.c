@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Established connections, forwarded in the kernel. The dataplane decides: it publishes a connection in the table that both
-// read (layout.h), and what a packet may change about it is its deadline and its counters. Everything else goes up.
+// The kernel fast path: forwards packets of established connections. The dataplane decides: it offloads a connection by marking it
+// in the table that both read (layout.h). A packet may change only the deadline and the counters of its connection. All other
+// packets continue to the dataplane.
 //
-//   lvs_filter   filter of the dataplane's packet socket, which sees a frame before tc does: looks the connection up, refuses
-//                what lvs_ingress is going to take, and leaves what it has found for it
-//   lvs_xdp      in front of both, where the operator wants it: forwards what it can before there is a socket buffer
-//   lvs_ingress  tc ingress of the same interface: does what was found
-//   lvs_alone    goes on where no filter has looked, for the dataplane is dead: looks itself, and leaves the rest to
-//                lvs_ingress. In one program, the two would take the kernel twice as long to verify
-//   lvs_held     goes on where lvs_alone finds no connection: drops packets to services, so that the host does not reset them
+//   lvs_filter   socket filter of the dataplane's packet socket, which receives a frame before tc: looks up the connection, refuses
+//                the frames that lvs_ingress is going to forward, and stores the result for lvs_ingress
+//   lvs_xdp      runs before both, if the operator requires it: forwards packets before the kernel allocates a socket buffer
+//   lvs_ingress  tc ingress of the same interface: carries out the decision of lvs_filter
+//   lvs_alone    continues lvs_ingress if no filter has read the frame, because the dataplane is dead: looks up the connection, and
+//                lets lvs_ingress forward. As one program, the two would double the time of the kernel's verifier
+//   lvs_held     continues lvs_alone if no connection is found: drops packets to services, so that the host does not reset them
 //
-// All run for one frame on one CPU without another in between, so that there is one decision for a frame, however the
-// dataplane changes the table meanwhile.
+// All of them run for one frame on one CPU, with no other frame in between. So each frame has one decision, however the dataplane
+// changes the table in the meantime.
 #include <linux/bpf.h>
 #include "layout.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define SEC(name) __attribute__((section(name), used))
-// The compiler is not to add to a pointer before it is checked: the verifier would not have it.
+// The compiler must not add to a pointer before it is checked: the verifier would refuse the program.
 #define CHECKED(p) __asm__ volatile("" : "+r"(p))
 #define READ(x) (*(volatile __typeof__(x) *)&(x))
-// What was read before is older than what is read after: an atomic operation on the stack. Where the processor keeps reads in
-// order anyway, the loader takes it out (fast_path/mod.rs).
+// Makes later reads happen after earlier reads, by an atomic operation on the stack. If the processor reads in order anyway,
+// the loader removes the operation (fast_path/open.rs).
 #define IN_ORDER() do { \
 		u64 cell = 0, old = __sync_fetch_and_add((volatile u64 *)&cell, 0); \
 		__asm__ volatile("" : : "r"(old)); \
@@ -32,11 +33,11 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The maps are made by the dataplane, which finds their names here.
+// The dataplane creates these maps and finds their names here.
 extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_met, lvs_services, lvs_rules, lvs_macs, lvs_locals, lvs_next;
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
-// That of the last tick, which is what deadlines need, and takes no reading of the processor's clock.
+// The time of the last tick, which is precise enough for deadlines and does not read the clock of the processor.
 static u64 (*ktime)(void) = (void *)160;
 static u32 (*processor)(void) = (void *)8;
 static long (*store_bytes)(struct __sk_buff *, u32 offset, const void *from, u32 len, u64 flags) = (void *)9;
@@ -61,24 +62,26 @@ static long (*adjust_room)(struct __sk_buff *, int len, u32 mode, u64 flags) = (
 #define OUTGOING 4
 #define IPV4 0x0800
 #define IPV6 0x86dd
-// The number of the VLAN in a tag; 0 in one that says a priority only.
+// The VLAN number in a tag; it is 0 in a tag that only sets a priority.
 #define VLAN_NUMBER 0xfff
 #define TCP 6
 #define UDP 17
 #define SCTP 132
-// FTP's control port, its data port, and the first port that its passive data connections may have.
+// FTP's control port, its data port, and the first port that its passive data connections may use.
 #define FTP 21
 #define FTP_DATA 20
 #define UNPRIVILEGED 1024
 #define FIN_SYN_RST 7
 #define ACK 16
-// Segments of an aggregate below this are the dataplane's to judge.
+// The dataplane decides on super-packets with segments smaller than this.
 #define SEGMENT_MIN 256
-// As are aggregates of more datagrams than this, and those that go into tunnels: the kernel does not put all of them there.
+// The dataplane also decides on super-packets with more datagrams than this, and on those for tunnels: the kernel does not
+// put all of them into tunnels.
 #define DATAGRAMS_MOST 127
-// In the place of TCP's flags: a datagram has no checksum.
+// Used instead of TCP's flags: a datagram has no checksum.
 #define ABSENT 1
-// Words of a datagram without one that are summed up at a time, and how often at most: longer ones are the dataplane's.
+// Words of a datagram without a checksum that are summed up at a time, and the maximum number of times: longer datagrams
+// continue to the dataplane.
 #define SUMMED_WORDS 128
 #define SUMMED_PIECES 18
 
@@ -92,7 +95,7 @@ INLINE u16 fold(u64 x)
 	return x;
 }
 
-// ---- finding -----------------------------------------------------------------------------------------------------------
+// ---- look-up -------------------------------------------------------------------------------------------------------------
 
 #define ROTL(x, b) ((x) << (b) | (x) >> (64 - (b)))
 INLINE void round_of(u64 *v)
@@ -120,38 +123,38 @@ INLINE u64 hash(const u64 *conf, u64 a, u64 b, u64 c, int words)
 	return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
-// One end of a packet. IPv4: `id` is the whole of word 0, and there are zeros behind it. IPv6: that, and the address.
+// One end of a packet. IPv4: `id` is the whole word 0, followed by zeros. IPv6: `id` and the address.
 struct end {
 	u64 id;
 	u64 addr[2];
 };
 
-// What a frame says, as far as it matters. It lies in a map, so that the verifier does not know what is in it: it would follow
-// the search for a connection for each protocol and family.
+// The required fields of a frame. The structure is in a map, so that the verifier does not know its content: otherwise the
+// verifier would follow the look-up for each protocol and family.
 struct packet {
-	struct end src, dst;   // as they are a key of lvs_locals
+	struct end src, dst;   // with the layout of a key of lvs_locals
 	u32 len;       // of the IP packet
 	u32 headers;   // IP and transport
-	u8 proto, flags;   // those of TCP; ABSENT
+	u8 proto, flags;   // flags of TCP; ABSENT
 };
 
-// 32-bit words from the IP header on that are looked at, and compared.
+// Number of 32-bit words, from the IP header on, that are read and compared.
 #define HEAD_V4 7
 #define HEAD_V6 12
 
-// The decision about a frame, and whom it is about.
+// The decision about a frame, and the packet that it is about.
 struct told {
-	u64 memo[4];   // whom frames were addressed to, last: what is hashed, and the hash
+	u64 memo[4];   // the last receiver of frames: the hashed words, and the hash
 	u32 head[HEAD_V6];
 	u32 handle;
 	u32 reply;
 	u32 hop;
 	u32 valid;
 	u32 len;
-	u32 shape;     // of the headers that go in front
-	u32 record;    // of the server, if there are any
+	u32 shape;     // of the outer headers
+	u32 record;    // record of the server, if outer headers exist
 	u8 proto, v6;
-	u16 port;      // of the other end, and its address, where both ends are translated
+	u16 port;      // port and address of the other end, if both ends are translated
 	u32 other[4];
 	u32 outer[TUNNEL_OUTER_WORDS * 2];
 	struct packet packet;
@@ -159,22 +162,22 @@ struct told {
 };
 _Static_assert(sizeof(struct told) == TOLD_BYTES, "layout.h");
 
-// In `valid`: no frame was looked at; this one the dataplane has; this one is lvs_ingress's.
+// Values of `valid`: no frame was read; the dataplane receives this frame; lvs_ingress forwards this frame.
 #define TOLD_NOTHING 0
 #define TOLD_LEAVE 1
 #define TOLD_TAKE 2
 
 #define HANDLE_NONE 0xffffffffU
-#define HANDLE_UP 0xfffffffeU    // the dataplane knows more
+#define HANDLE_UP 0xfffffffeU    // the dataplane has to look it up
 
-// Whether the entry at `slot` is that of the packet.
+// Whether the entry at `slot` belongs to the packet.
 INLINE int matches(const u64 *slot, const struct packet *p, const int v6, int reply)
 {
 	const struct end *client = reply ? &p->dst : &p->src, *peer = reply ? &p->src : &p->dst;
 	u64 word = READ(slot[0]);
 	u64 kinds = reply ? KIND_TEMPLATE : KIND_DISTINCT;
 	if ((word & (IDENTITY | kinds)) != client->id) return 0;
-	// What differs, without jumps: the verifier would follow each, for each entry.
+	// Collects the differences without jumps: the verifier would follow each jump for each entry.
 	u64 way, differ = 0, virt, server;
 	if (v6) {
 		u64 ends = READ(slot[WIDE_ENDS]), port = peer->id >> 32 & 0xffff;
@@ -194,14 +197,14 @@ INLINE int matches(const u64 *slot, const struct packet *p, const int v6, int re
 	return !(differ | ((way & WAY_METHOD) == METHOD_NAT ? server : virt));
 }
 
-// The kind of an entry that another connection covers: replies of NAT come from the server, all other packets go to the virtual
-// address or come from it.
+// The kind of an entry that another connection shadows: replies with NAT come from the server; all other packets have the
+// virtual address as destination or source.
 INLINE u64 shadowed(u32 method, int reply)
 {
 	return reply && method == METHOD_NAT ? KIND_SHADOWED_OUT : KIND_SHADOWED_IN;
 }
 
-// The first lane whose tag is the wanted one and whose slot is the packet's; WAYS if there is none.
+// The first lane with this tag whose slot belongs to the packet; WAYS if there is none.
 INLINE u32 in_bucket(u32 bucket, u64 tags, u8 tag, const struct packet *p, const int v6, int reply)
 {
 	u64 differ = (tags & 0x7f7f7f7f7f7f7f7fULL) ^ tag * 0x0101010101010101ULL;
@@ -217,8 +220,8 @@ INLINE u32 in_bucket(u32 bucket, u64 tags, u8 tag, const struct packet *p, const
 	return WAYS;
 }
 
-// The region of the table that has the connections of a client: that of its packet worker (Steering::of_client, in
-// lvs-packet/src/steer.rs). There a packet is looked for and nowhere else: what another worker has, goes up.
+// The region of the table for the connections of a client: the region of its packet worker (Steering::of_client, in
+// lvs-packet/src/steer.rs). Only this region is searched: packets of other workers' connections continue to the dataplane.
 INLINE u32 region_of(const u64 *conf, const struct end *client, const int v6)
 {
 	u32 workers = conf[CONF_WORKERS], sum;
@@ -242,12 +245,12 @@ INLINE u32 region_of(const u64 *conf, const struct end *client, const int v6)
 	return sum % workers;
 }
 
-// The slot of the packet's connection, if it is a packet of that direction.
+// The slot of the packet's connection, if the packet has this direction.
 INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply, u64 *memo)
 {
 	const struct end *client = reply ? &p->dst : &p->src;
 	u64 h, key = client->id | (u64)v6 << 63;
-	// Requests are addressed to few.
+	// Consecutive frames are often addressed to the same client: the last hash is stored.
 	if (reply && memo[0] == key && (!v6 || (memo[1] == client->addr[0] && memo[2] == client->addr[1]))) {
 		h = memo[3];
 	} else {
@@ -270,7 +273,7 @@ INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply
 	}
 	u64 low = h & 0x7f;
 	CHECKED(low);
-	// 1 instead of 0, without a jump: the verifier would follow both ways.
+	// Replaces 0 by 1 without a jump: the verifier would follow both branches.
 	u8 tag = low + ((low - 1) >> 63);
 #pragma clang loop unroll(disable)
 	for (int turn = 0; turn < 2; turn++) {
@@ -286,7 +289,7 @@ INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply
 	return overflowed ? HANDLE_UP : HANDLE_NONE;
 }
 
-// The slot of the connection by full NAT that the packet is a reply of.
+// The slot of the full NAT connection to which the reply belongs.
 INLINE u32 find_local(const struct packet *p)
 {
 	u32 zero = 0;
@@ -296,7 +299,7 @@ INLINE u32 find_local(const struct packet *p)
 	return found ? READ(found[LOCAL_PORT]) >> 32 : HANDLE_NONE;
 }
 
-// What stands for the client towards the server. `key` is written over.
+// The local address and port that replace the client towards the server. `key` is overwritten.
 INLINE u64 *local_of(u32 handle, const int v6, u32 *key)
 {
 	u32 zero = 0;
@@ -317,15 +320,15 @@ INLINE u64 *slot_of(u32 handle, const int v6)
 	return slots + (handle & (WAYS - 1)) * (v6 ? WIDE_BYTES : NARROW_BYTES) / 8;
 }
 
-// ---- reading -----------------------------------------------------------------------------------------------------------
+// ---- parser --------------------------------------------------------------------------------------------------------------
 
-// The bytes of a packet from its IP header on, as far as they are looked at.
+// The bytes of a packet from its IP header on, as far as they are read.
 union head {
 	u32 w[12];
 	u8 b[48];
 };
 
-// Fills in `p` from the first 28 (48) bytes; whether it is for us.
+// Fills in `p` from the first 28 (IPv6: 48) bytes; returns whether the packet can be forwarded here.
 INLINE int read_v4(const union head *h, struct packet *p)
 {
 	if (h->b[0] != 0x45 || (h->w[1] & 0xffff0000) & ~0x00400000u) return 0;   // options, fragments; "don't fragment" is fine
@@ -357,7 +360,7 @@ INLINE int read_v6(const union head *h, struct packet *p)
 	return h->b[7] > 1;
 }
 
-// Reads a frame, its first bytes into `words`. Returns the version of its IP; 0 if it is nothing that could be forwarded here.
+// Reads a frame, its first bytes into `words`. Returns its IP version; 0 if the frame cannot be forwarded here.
 INLINE int read_packet(struct __sk_buff *skb, struct packet *p, u32 *words)
 {
 	union head h;
@@ -392,7 +395,7 @@ INLINE int read_packet(struct __sk_buff *skb, struct packet *p, u32 *words)
 	return header >= 20 && p->len >= p->headers ? version : 0;
 }
 
-// ---- deciding ----------------------------------------------------------------------------------------------------------
+// ---- decision ------------------------------------------------------------------------------------------------------------
 
 INLINE void share(u32 what)
 {
@@ -401,21 +404,22 @@ INLINE void share(u32 what)
 	if (all) all[what & (SHARE_WORDS - 1)]++;
 }
 
-// Whether packets are given other addresses and ports.
+// Whether the method changes addresses and ports.
 INLINE int translates(u32 method)
 {
 	return method == METHOD_NAT || method == METHOD_FULL_NAT;
 }
 
-// The same number, of which the verifier knows nothing any more, because it was in a map: else it goes through what follows
-// again for each that it knows.
+// Returns the same number without the knowledge of the verifier, because the number was in a map: otherwise the verifier
+// would repeat the following code for each value that it knows.
 INLINE u32 forgotten(u32 *cell, u32 number)
 {
 	*cell = number;
 	return READ(*cell);
 }
 
-// Whether the packet is forwarded here: then `t` says how. Else what it is.
+// Returns SHARE_REQUESTS or SHARE_REPLIES if the packet is forwarded here, and stores the decision in `t`; otherwise returns
+// the reason.
 INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32 gso, struct told *t)
 {
 	t->reply = 1;
@@ -430,7 +434,7 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 		}
 	}
 	if (handle == HANDLE_NONE || handle == HANDLE_UP) return SHARE_UNKNOWN;
-	// Where it was found is of no matter for what follows.
+	// The following code does not depend on the result of the look-up.
 	handle = forgotten(&t->handle, handle);
 	u64 *slot = slot_of(handle, v6);
 	if (!slot) return SHARE_UNKNOWN;
@@ -438,7 +442,7 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 	u64 word = READ(slot[0]), state = READ(hot[HOT_STATE]), flags = READ(hot[HOT_FLAGS]) >> 32;
 	u64 epoch = READ(conf[CONF_EPOCH]) & 0xffff;
 	if (!epoch || (state >> 16 & 0xffff) != epoch) return SHARE_UNPUBLISHED;
-	// The dataplane writes the way to the client before the epoch.
+	// The dataplane writes the next hop to the client before the epoch.
 	IN_ORDER();
 	u64 way = (v6 ? READ(slot[WIDE_ENDS]) : READ(slot[NARROW_VIRT])) >> 48;
 	u32 method = way & WAY_METHOD;
@@ -529,19 +533,19 @@ INLINE int decide(const u64 *conf, int version, u32 gso, struct told *t)
 
 SEC("socket") int lvs_filter(struct __sk_buff *skb)
 {
-	// What this host sends is nothing to look at.
+	// Skip the frames that this host sends.
 	if (skb->pkt_type == OUTGOING) return 0;
 	u32 zero = 0;
 	u64 *conf = map_lookup(&lvs_conf, &zero);
 	struct told *t = map_lookup(&lvs_told, &zero);
 	if (!conf || !t) return PASS;
 	if (t->valid == TOLD_TAKE) {
-		// The frame before this one was not taken. No other is to go the same way.
+		// lvs_ingress did not receive the previous frame. No other frame may be lost in the same way.
 		conf[CONF_MISSED] = 1;
 		share(SHARE_LOST);
 	}
 	t->valid = TOLD_NOTHING;
-	// The dataplane's own, on its way back to the host.
+	// A frame of the dataplane, which is reinjected into the host.
 	if (skb->mark && skb->mark == conf[CONF_MARK]) return 0;
 	int what = SHARE_OTHER, version = read_packet(skb, &t->packet, t->head);
 	if (version) what = decide(conf, version, skb->gso_size, t);
@@ -556,7 +560,7 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 
 // ---- forwarding --------------------------------------------------------------------------------------------------------
 
-// The dataplane's time. It may have begun after the last tick.
+// The time of the dataplane, which may have started after the last tick.
 INLINE u64 dataplane_time(const u64 *conf)
 {
 	long long now = ktime() - conf[CONF_BASE];
@@ -568,7 +572,7 @@ INLINE void account(const u64 *conf, u64 *hot, const struct told *t, u32 len, u6
 	u64 server = READ(hot[HOT_SERVER]), until = now + (u64)(u32)server * 1000000000ULL;
 	u32 record = server >> 32, at = processor() * (u32)conf[CONF_SERVERS] + record;
 	u64 *counts = map_lookup(&lvs_counts, &at);
-	// Both have results, which makes them barriers.
+	// Both atomic operations have results, which makes them barriers.
 	if (t->reply) {
 		u64 before = __sync_lock_test_and_set(&hot[HOT_DEADLINE], until);
 		__asm__ volatile("" : : "r"(before));
@@ -585,13 +589,13 @@ INLINE void account(const u64 *conf, u64 *hot, const struct told *t, u32 len, u6
 			counts[COUNT_IN_BYTES] += len;
 		}
 	}
-	// The dataplane may have seen a FIN meanwhile, on another CPU. It writes the timeout first and the deadline after it: one of
-	// the two halves sees what the other has written.
+	// The dataplane may have seen a FIN in the meantime, on another CPU. It writes the timeout first and the deadline
+	// afterwards, so at least one side reads the value that the other side has written.
 	u32 timeout = READ(hot[HOT_SERVER]);
 	if (timeout != (u32)server) *(volatile u64 *)&hot[HOT_DEADLINE] = now + (u64)timeout * 1000000000ULL;
 }
 
-// New addresses and one hop less, in an IPv4 header.
+// Writes new addresses and decrements the TTL of an IPv4 header.
 INLINE void rewrite_v4(u32 *ip, u32 src, u32 dst)
 {
 	u32 hop = ip[2] & 0xffff;
@@ -604,38 +608,38 @@ INLINE void rewrite_v4(u32 *ip, u32 src, u32 dst)
 	ip[2] = less | (u32)(u16)~fold(sum) << 16;
 }
 
-// A checksum after words of 16 bits have changed, whose differences are in `sum` (RFC 1624).
+// A checksum after changes of 16-bit words, whose differences are in `sum` (RFC 1624).
 INLINE u16 changed(u16 check, u64 sum)
 {
 	return ~fold((u64)(u16)~check + sum);
 }
 
-// Whether the checksum of a datagram, of which `pseudo` is the sum over the pseudo-header, is finished: that of a packet inside may
-// not be, as in VXLAN. An unfinished one is that sum; so is one of 65,535 finished ones.
+// Whether the checksum of a datagram is finished; `pseudo` is the sum over its pseudo-header. The checksum of an inner
+// packet may be unfinished, as in VXLAN. An unfinished checksum equals `pseudo`; so does one of 65,535 finished ones.
 INLINE int is_finished(u32 word, u64 pseudo)
 {
 	return word >> 16 != fold(pseudo);
 }
 
-// Changes the finished checksum of a datagram for new addresses, whose differences are in `sum`, and for the ports that are in `udp`,
-// its header in the frame, already. `old`: the header as it arrived.
+// Changes the finished checksum of a datagram for new addresses, whose differences are in `sum`, and for new ports. `udp`:
+// the header in the frame, which already contains the new ports. `old`: the header as it arrived.
 INLINE void change_datagram(struct __sk_buff *skb, u32 *udp, const u32 *old, u64 sum, const int v4)
 {
 	u32 ports = udp[0];
 	u16 check = changed(old[1] >> 16, sum + (u32)~old[0] + ports);
-	// 0 means that the datagram has no checksum.
+	// 0 would mean "no checksum".
 	if (!check) check = 0xffff;
 	u32 word = (old[1] & 0xffff) | (u32)check << 16;
 	udp[1] = word;
 	if (!v4) return;
-	// If the card has summed the packet: what addresses change in that sum, the checksum of the IPv4 header takes back.
+	// Update the sum of the network card, if there is one. The IPv4 header checksum compensates for the change of the addresses.
 	u64 diff = (u64)(u32)~old[0] + ports + (u32)~old[1] + word;
 	diff = (u32)diff + (diff >> 32);
 	csum_update(skb, (u32)diff + (u32)(diff >> 32));
 }
 
-// Computes the checksum of a datagram that has none and goes on with other ends, as the kernel's IPVS does. It stays absent where
-// that of a packet inside is unfinished, as in VXLAN.
+// Computes the checksum of a datagram that has none and gets other addresses or ports, as the kernel's IPVS does. The
+// checksum stays absent if the checksum of an inner packet is unfinished, as in VXLAN.
 INLINE int finish_datagram(struct __sk_buff *skb, struct told *t, u32 src, u32 dst, u32 ports)
 {
 	u32 left = t->len - 20, at = ETH + 20, field = at + 6, old_ports = t->head[5];
@@ -645,7 +649,7 @@ INLINE int finish_datagram(struct __sk_buff *skb, struct told *t, u32 src, u32 d
 		u64 bytes = left < SUMMED_WORDS * 4 ? left : SUMMED_WORDS * 4;
 		CHECKED(bytes);
 		if (bytes < 1 || bytes > SUMMED_WORDS * 4) return -1;
-		// What is summed up are whole words.
+		// The sum is taken over whole words.
 		t->summed[(bytes - 1) >> 2 & (SUMMED_WORDS - 1)] = 0;
 		if (load_bytes(skb, at, t->summed, bytes)) return -1;
 		u64 whole = (bytes + 3) & ~3ULL;
@@ -655,10 +659,10 @@ INLINE int finish_datagram(struct __sk_buff *skb, struct told *t, u32 src, u32 d
 		at += bytes;
 		left -= bytes;
 	}
-	// A sum that the card has made has the ports and the checksum, too.
+	// A sum of the network card includes the ports and the checksum, too.
 	csum_update(skb, csum_diff(&old_ports, 4, &ports, 4, (u16)~fold(sum)));
-	// Neither writes what is unfinished. The first one makes the checksum another one than 0, which the second one, for which 0 is
-	// absent, would leave so.
+	// Neither helper changes an unfinished checksum. The first helper makes the checksum other than 0; the second helper
+	// would leave a 0 unchanged, because 0 means "no checksum".
 	if (l4_csum_replace(skb, field, 0, 1, 0)) return -1;
 	return l4_csum_replace(skb, field, 0, fold(sum + 0xfffe), BPF_F_MARK_MANGLED_0);
 }
@@ -701,7 +705,7 @@ INLINE int forward_v4(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 			return 0;
 		}
 	}
-	// These know whether a checksum is unfinished.
+	// These helpers recognise an unfinished checksum.
 	u32 field = ETH + 20 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
 	if (l4_csum_replace(skb, field, old, addr, zero | BPF_F_PSEUDO_HDR | 4)) return -1;
 	if (port != old_port && l4_csum_replace(skb, field, old_port, port, zero | 2)) return -1;
@@ -719,9 +723,9 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 	u32 *ip = (u32 *)(data + ETH), hops[2] = { ip[1] };
 	data[ETH + 7]--;
 	hops[1] = ip[1];
-	// A sum over the whole packet that the card has made (CHECKSUM_COMPLETE) goes along with the hop limit, which no checksum
-	// covers. For addresses it need not: what they change, the transport's checksum takes back. Kernels before 6.16 do not know
-	// that of IPv6 and would let the sum follow with BPF_F_PSEUDO_HDR, which only unfinished checksums need.
+	// A sum over the whole packet from the network card (CHECKSUM_COMPLETE) changes with the hop limit, which no checksum
+	// covers. It does not change with the addresses, because the transport checksum compensates them. Kernels before 6.16 do
+	// not support this for IPv6, and would change the sum with BPF_F_PSEUDO_HDR, which only unfinished checksums need.
 	u32 pseudo = csum_update(skb, csum_diff(&hops[0], 4, &hops[1], 4, 0)) < 0 ? BPF_F_PSEUDO_HDR : 0;
 	u64 ends = READ(slot[WIDE_ENDS]);
 	u32 method = ends >> 48 & WAY_METHOD;
@@ -770,7 +774,7 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 	return 0;
 }
 
-// The source port of GUE for the packet's flow (packet/rewrite/tunnel.rs).
+// The source port of GUE for the packet's flow (lvs-packet/src/rewrite/tunnel.rs).
 INLINE u32 mixed(u32 hash, u32 word)
 {
 	hash = (hash ^ word) * 0x9e3779b1U;
@@ -787,7 +791,7 @@ INLINE u16 source_port(const struct told *t, const int v6)
 	return 32768 + ((u64)hash * (60999 - 32768) >> 32);
 }
 
-// Puts outer headers in front of a packet whose own are done with.
+// Puts outer headers in front of a packet whose own headers are already changed.
 INLINE int encapsulate(struct __sk_buff *skb, struct told *t, const int v6)
 {
 	u32 *o = t->outer, shape = t->shape, len = shape & TUNNEL_LEN, between = len - (shape & TUNNEL_V6 ? 40 : 20), class, ttl, df = 0;
@@ -801,7 +805,7 @@ INLINE int encapsulate(struct __sk_buff *skb, struct told *t, const int v6)
 		ttl = data[ETH + 8];
 		df = shape & TUNNEL_DF && data[ETH + 6] & 0x40;
 	}
-	// What was marked as congested is not to be so twice (RFC 3168 section 9.1.1).
+	// A packet with a congestion mark does not get a second mark (RFC 3168 section 9.1.1).
 	if ((class & 3) == 3) class &= ~1U;
 	u32 inner = t->len + between;
 	u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
@@ -833,18 +837,18 @@ INLINE int encapsulate(struct __sk_buff *skb, struct told *t, const int v6)
 		}
 	}
 	if (len < 20 || len > TUNNEL_OUTER_WORDS * 8 || adjust_room(skb, len, BPF_ADJ_ROOM_MAC, flags)) return -1;
-	// Before Linux 6.2 the verifier forgets what it knows of a number that was on the stack meanwhile.
+	// Before Linux 6.2, the verifier forgets the limits of a number that was stored on the stack in between.
 	u64 bytes = len;
 	CHECKED(bytes);
 	if (bytes < 20 || bytes > TUNNEL_OUTER_WORDS * 8 || store_bytes(skb, ETH, o, bytes, 0)) return -1;
-	// A sum that the card has made is one of these as well now. That of an IPv4 header is nothing, and so is what there is
-	// behind the headers.
+	// A sum of the network card now includes the outer headers. The sum over an IPv4 header is 0, and so is the sum over the
+	// bytes after the headers.
 	if (shape & (TUNNEL_V6 | TUNNEL_GUE | TUNNEL_GRE)) csum_update(skb, csum_diff(0, 0, o, sizeof t->outer, 0));
 	u16 type = shape & TUNNEL_V6 ? swap(IPV6) : swap(IPV4);
 	return store_bytes(skb, 12, &type, 2, 0);
 }
 
-// Whether the frame is the one that `t` is about; its headers are where they can be written then.
+// Whether the frame is the one that `t` describes; its headers are then writable.
 INLINE int is_told(struct __sk_buff *skb, const struct told *t, const int v6)
 {
 	const u32 words = v6 ? HEAD_V6 : HEAD_V4;
@@ -856,16 +860,16 @@ INLINE int is_told(struct __sk_buff *skb, const struct told *t, const int v6)
 	return !differ;
 }
 
-// Does what `t` says.
+// Carries out the decision in `t`.
 INLINE int forward(struct __sk_buff *skb, const u64 *conf, struct told *t, const int v6, u64 now)
 {
 	u64 *slot = slot_of(t->handle, v6);
 	u64 *out = map_lookup(&lvs_hops, &t->hop);
 	if (!slot || !out) return NEXT;
 	u32 ifindex = READ(out[HOP_LINK]);
-	// A priority is for the link that it came by.
+	// A priority tag applies only to the link on which it arrived.
 	if (skb->vlan_present && vlan_pop(skb)) goto lost;
-	// Ethernet pads short frames, and senders may as well.
+	// Ethernet pads short frames, and senders may do so as well.
 	if (skb->len > ETH + t->len && !skb->gso_size && change_tail(skb, ETH + t->len, 0)) goto lost;
 	u32 headers = ETH + (v6 ? 48 : 28);
 	if ((void *)(long)skb->data + headers > (void *)(long)skb->data_end && pull_data(skb, headers)) goto lost;
@@ -880,7 +884,7 @@ lost:
 	return SHOT;
 }
 
-// Whether the deadline of a connection is still to come.
+// Whether the deadline of a connection has not passed yet.
 INLINE int lives(u32 handle, const int v6, u64 now)
 {
 	u64 *slot = slot_of(handle, v6);
@@ -899,17 +903,17 @@ SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 	u32 seen = told->valid;
 	told->valid = TOLD_NOTHING;
 	if (skb->mark && skb->mark == conf[CONF_MARK]) return NEXT;
-	// What the dataplane has.
+	// The dataplane has received this frame.
 	if (seen == TOLD_LEAVE && !READ(conf[CONF_TAKING_OVER])) return NEXT;
 	u64 now = dataplane_time(conf);
 	if (seen == TOLD_TAKE) {
 		if (told->v6 ? is_told(skb, told, 1) : is_told(skb, told, 0)) {
 			return told->v6 ? forward(skb, conf, told, 1, now) : forward(skb, conf, told, 0, now);
 		}
-		// Somebody has changed it on the way here.
+		// Another program has changed the frame between lvs_filter and lvs_ingress.
 		conf[CONF_MISSED] = 1;
 	}
-	// Nobody has looked: there is no dataplane. Or there is one that has just come.
+	// No filter has read the frame: no dataplane runs, or one has just started.
 	if (now > READ(conf[CONF_ALIVE])) return NEXT;
 	told->valid = seen;
 	tail_call(skb, &lvs_next, NEXT_ALONE);
@@ -917,13 +921,13 @@ SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 	return NEXT;
 }
 
-// Where a packet goes that may open a connection, and where it comes from. It lies in a map, so that the verifier does not know
-// what is in it: it would follow all rules for each protocol.
+// Destination and source of a packet that may open a connection. The structure is in a map, so that the verifier does not
+// know its content: otherwise the verifier would follow all rules for each protocol.
 struct flow {
 	u64 src[2], dst[2];   // as in a key of lvs_services
-	u16 port;             // its destination's
+	u16 port;             // port of the destination
 	u8 proto, v6;
-	u32 before;           // what a rule says that is about packets to services
+	u32 before;           // action of a rule for packets to services
 	u32 next;             // the first rule that was not compared yet; 0 before the frame was read
 };
 _Static_assert(sizeof(struct flow) <= sizeof ((struct told *)0)->outer, "it has the place of outer headers");
@@ -961,7 +965,7 @@ held:
 	return NEXT;
 }
 
-// Reads the flow of a frame; 0 if there are no ports: of other protocols, and fragments behind the first one.
+// Reads the flow of a frame; returns 0 if there are no ports: other protocols, and fragments after the first.
 INLINE int read_flow(struct __sk_buff *skb, struct flow *f)
 {
 	union head h;
@@ -992,7 +996,7 @@ INLINE int read_flow(struct __sk_buff *skb, struct flow *f)
 	return 1;
 }
 
-// Whether there is a service at the packet's destination.
+// Whether a service exists at the destination of the packet.
 INLINE int is_service(const struct flow *f)
 {
 	u64 rest = (u64)f->proto << 16 | (u64)f->v6 << 24;
@@ -1006,7 +1010,7 @@ INLINE int is_service(const struct flow *f)
 	return map_lookup(&lvs_services, key) != 0;
 }
 
-// 0 if a rule for marks has what the packet has. Without jumps: the verifier would follow each, for each rule.
+// Returns 0 if the packet matches a rule for marks. Without jumps: the verifier would follow each jump for each rule.
 INLINE u64 differs(const u64 *rule, const struct flow *f, u64 link)
 {
 	u64 port = swap(f->port), kind = (u64)f->proto << 16 | f->v6;
@@ -1016,7 +1020,8 @@ INLINE u64 differs(const u64 *rule, const struct flow *f, u64 link)
 		| ((link ^ rule[RULE_LINK]) & rule[RULE_LINK_MASK]) | ((kind ^ rule[RULE_KIND]) & rule[RULE_KIND_MASK]);
 }
 
-// Rules that one run of lvs_held compares, and then it runs again: the kernel verifies a loop over all of them for 0.1 s.
+// Number of rules that one run of lvs_held compares before it runs again: the kernel would need 0.1 s to verify a loop over
+// all rules.
 #define RULES_AT_ONCE 64
 _Static_assert(RULES % RULES_AT_ONCE == 0 && RULES / RULES_AT_ONCE <= 16, "a frame is given to 33 programs in turn at most");
 
@@ -1060,9 +1065,9 @@ SEC("held") int lvs_held(struct __sk_buff *skb)
 	return SHOT;
 }
 
-// ---- before there is a socket buffer -----------------------------------------------------------------------------------
+// ---- before the kernel allocates a socket buffer (XDP) -------------------------------------------------------------------
 
-// Reads a frame. Returns the version of its IP; 0 if it is nothing that could be forwarded here.
+// Reads a frame. Returns its IP version; 0 if the frame cannot be forwarded here.
 INLINE int read_frame(struct xdp_md *ctx, struct packet *p)
 {
 	u8 *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *l4;
@@ -1091,8 +1096,8 @@ INLINE int read_frame(struct xdp_md *ctx, struct packet *p)
 		return 0;
 	}
 	if (p->len > (u64)(end - data) - ETH) return 0;
-	// A host beside this one need not have finished the checksum, which then is that of the pseudo-header alone. With a socket
-	// buffer that is known; here one of 65,535 finished ones looks the same, and goes up.
+	// A neighbouring virtual host may leave the checksum unfinished: it is then the sum of the pseudo-header. A socket
+	// buffer marks this; XDP cannot distinguish it from one of 65,535 finished checksums, and passes both on.
 	u16 unfinished = fold(sum + swap(p->len - p->headers) + swap(p->proto));
 	if (p->proto == UDP) {
 		if (l4 + 8 > end) return 0;
@@ -1108,7 +1113,7 @@ INLINE int read_frame(struct xdp_md *ctx, struct packet *p)
 	return header >= 20 && p->len >= p->headers ? version : 0;
 }
 
-// Rewrites the packet for its way, all in place. 0 if it is too short, which has been looked at.
+// Rewrites the packet for its path in place. Returns 0 if the packet is too short, which was already checked.
 INLINE int rewrite(struct xdp_md *ctx, const u64 *slot, const struct told *t, const int v6, const u8 *macs)
 {
 	const u32 l4 = ETH + (v6 ? 40 : 20);
@@ -1168,7 +1173,7 @@ INLINE int forward_frame(struct xdp_md *ctx, const u64 *conf, struct told *t, co
 	u64 *slot = slot_of(t->handle, v6);
 	u64 *out = map_lookup(&lvs_hops, &t->hop);
 	if (!slot || !out || !READ(out[HOP_XDP])) return XDP_PASS;
-	// A checksum that is to be computed is lvs_ingress's to compute.
+	// lvs_ingress computes a missing checksum.
 	if (t->proto == UDP && t->packet.flags && translates(READ(slot[v6 ? WIDE_ENDS : NARROW_VIRT]) >> 48 & WAY_METHOD)) return XDP_PASS;
 	u32 ifindex = READ(out[HOP_LINK]), length = (u64)ctx->data_end - ctx->data;
 	if (length > ETH + t->len && xdp_adjust_tail(ctx, (int)(ETH + t->len) - (int)length)) return XDP_PASS;
@@ -1188,12 +1193,12 @@ SEC("xdp") int lvs_xdp(struct xdp_md *ctx)
 	struct told *t = map_lookup(&lvs_met, &zero);
 	if (!conf || !t) return XDP_PASS;
 	u64 now = dataplane_time(conf);
-	// Connections do not go on without a dataplane for ever.
+	// Without a dataplane, connections continue for a limited time.
 	if (now > READ(conf[CONF_ALIVE])) return XDP_PASS;
 	int version = read_frame(ctx, &t->packet);
 	if (!version) return XDP_PASS;
 	int what = decide(conf, version, 0, t);
-	// What goes into a tunnel is lvs_ingress's.
+	// lvs_ingress sends packets into tunnels.
 	if ((what != SHARE_REQUESTS && what != SHARE_REPLIES) || t->shape) return XDP_PASS;
 	return version == 6 ? forward_frame(ctx, conf, t, 1, now) : forward_frame(ctx, conf, t, 0, now);
 }

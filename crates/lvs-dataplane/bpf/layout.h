@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What the dataplane and its programs in the kernel share: numbers, not types, because the dataplane writes the same memory as
-// 64-bit words. `lvs-dataplane/src/fast_path/layout.rs` has the other half, and a test compares the two.
+// The memory that the dataplane shares with its programs in the kernel: numbers, not types, because the dataplane writes the
+// same memory as 64-bit words. `lvs-dataplane/src/fast_path/layout.rs` has the other half, and a test compares the two.
 #pragma once
 
 // ---- connections (lvs-core/src/conn/table/slot.rs) ----
@@ -18,10 +18,10 @@
 #define KIND_SHADOWED_IN 0x1000000000000000ULL
 #define KIND_SHADOWED_OUT 0x2000000000000000ULL
 #define KIND_DISTINCT (KIND_TEMPLATE | KIND_NO_CPORT | KIND_HIDDEN)
-// An address of IPv4 and a port.
+// An IPv4 address and a port.
 #define PEER 0x0000ffffffffffffULL
 
-// Words of a narrow slot; those of a wide one's second line have the same numbers from HOT on.
+// Words of a narrow slot. From HOT on, the words of the second line of a wide slot have the same numbers.
 #define NARROW_VIRT 1
 #define NARROW_SERVER 2
 #define WIDE_CLIENT 1
@@ -34,7 +34,7 @@
 #define HOT_FLAGS 5
 #define HOT_STATE 7
 
-// The way of a connection: forwarding method, and which ends are of IPv6.
+// The way of a connection: its forwarding method, and which ends have IPv6 addresses.
 #define WAY_METHOD 7
 #define WAY_CLIENT_V6 8
 #define WAY_SERVER_V6 16
@@ -43,7 +43,7 @@
 #define METHOD_ROUTE 3
 #define METHOD_FULL_NAT 5
 
-// Flags with which a packet may change more than counters and the deadline.
+// Flags of connections whose packets may change more than counters and the deadline.
 #define FLAGS_UP 0x6e083e00U
 #define FLAG_NO_OUTPUT 0x80U
 #define STATE_TCP_ESTABLISHED 1
@@ -51,7 +51,7 @@
 
 // A word of tags.
 #define TAG_OVERFLOWED 0x80ULL
-// Above the tag in the hash: the slot of the first bucket where an entry lies if it could.
+// Bits of the hash above the tag: the preferred slot of an entry in its first bucket.
 #define HOME 7
 
 // ---- settings of the dataplane: words of the only entry of lvs_conf ----
@@ -60,38 +60,38 @@
 #define CONF_KEY1 1
 #define CONF_NARROW_BUCKETS 2
 #define CONF_WIDE_BUCKETS 3
-// CLOCK_MONOTONIC at the dataplane's time 0, in nanoseconds.
+// CLOCK_MONOTONIC, in nanoseconds, at time 0 of the dataplane.
 #define CONF_BASE 4
-// Connections that were published in this epoch are in force; 0 for none.
+// The epoch in which offloaded connections are valid; 0 if none is.
 #define CONF_EPOCH 5
-// Until when connections go on without a dataplane, in its time.
+// The time, on the clock of the dataplane, until which connections continue without a dataplane.
 #define CONF_ALIVE 6
-// Frames with this mark are given back to the host; 0 for none.
+// Frames with this mark are reinjected into the host; 0: none.
 #define CONF_MARK 7
-// As far as counters are used, a CPU.
+// The number of counters of one CPU that are in use.
 #define CONF_SERVERS 8
-// Not 0 once lvs_ingress was not run for a frame that lvs_filter had left to it: somebody else's program is in front of it,
-// or it is detached. Everything goes up from then on. The programs set it, the dataplane clears it.
+// Not 0 if lvs_ingress did not run for a frame that lvs_filter had left to it: a program of another owner precedes it, or it
+// is detached. From then on, all frames continue to the dataplane. The programs set this word, and the dataplane clears it.
 #define CONF_MISSED 9
-// The last epoch that was begun, in force or not.
+// The last epoch that was started, whether valid or not.
 #define CONF_NUMBER 10
-// Not 0 while a dataplane takes over: it has the packets, but the host is not yet kept from them.
+// Not 0 while a dataplane takes over: it receives the packets, but the host still receives them too.
 #define CONF_TAKING_OVER 11
-// Whether entries are looked for at home first: 1 for those of IPv4, 2 for the others.
+// Whether the preferred slot is searched first: 1 for IPv4 entries, 2 for IPv6 entries.
 #define CONF_HOMES 12
-// Dataplanes that have taken over and have not lived for long since. The programs do not care.
+// Number of dataplanes that took over and exited soon afterwards. The programs ignore it.
 #define CONF_TRIES 13
-// Packet workers. Each map of the connection table has as many regions of equal length, one after the other.
+// Number of packet workers. Each map of the connection table has as many regions of equal length, one after the other.
 #define CONF_WORKERS 14
 // Not 0 if the client's address alone selects the worker.
 #define CONF_BY_ADDRESS 15
-// The keys of the hash that selects the worker (lvs-packet/src/steer.rs), two in a word, the low half first: factors of the words
-// of an IPv6 address; the summand and the factor before the port; the factors behind it.
+// The keys of the hash that selects the worker (lvs-packet/src/steer.rs), two in a word, the low half first: factors of the
+// words of an IPv6 address; the summand and the factor before the port; the factors after the port.
 #define CONF_STEER 16
 #define CONF_STEER_WORDS 4
 #define CONF_WORDS 24
 
-// ---- ways out: lvs_hops ----
+// ---- next hops: lvs_hops ----
 
 // Words: interface | MTU << 32; 6 bytes of destination, 6 of source, 4 unused; 1 if lvs_xdp may send there.
 #define HOP_WORDS 4
@@ -103,49 +103,49 @@
 
 // One word: hop | epoch << 16.
 
-// ---- ways through tunnels, by record of the server: lvs_tunnels ----
+// ---- paths through tunnels, by record of the server: lvs_tunnels ----
 
 #define TUNNEL_WORDS 16
-// Hop | epoch << 16 | number of the version of what follows << 32. Whoever has read that reads this one again.
+// Hop | epoch << 16 | version of the following words << 32. A reader reads this word again after the others.
 #define TUNNEL_WAY 0
-// Length of the outer headers, in bytes, and what they are.
+// Length of the outer headers in bytes, and their kinds.
 #define TUNNEL_SHAPE 1
 #define TUNNEL_LEN 0xff
 #define TUNNEL_V6 0x100
 #define TUNNEL_GRE 0x200
 #define TUNNEL_GUE 0x400
-// The outer header forbids fragmentation where the inner one does.
+// The outer header forbids fragmentation if the inner header does.
 #define TUNNEL_DF 0x800
-// The outer headers, but for what depends on the packet.
+// The outer headers, without the fields that depend on the packet.
 #define TUNNEL_OUTER 2
 #define TUNNEL_OUTER_WORDS 7
-// Identifications that were given; in a cache line of their own.
+// Number of identifications that were used, in a cache line of its own.
 #define TUNNEL_IDS 15
 
-// ---- what lvs_filter leaves for lvs_ingress: lvs_told ----
+// ---- the decision of lvs_filter for lvs_ingress: lvs_told ----
 
 #define TOLD_BYTES 760
 
-// ---- programs that go on where another one ends: lvs_next ----
+// ---- programs that continue other programs: lvs_next ----
 
 #define NEXT_ALONE 0
 #define NEXT_INGRESS 1
 #define NEXT_HELD 2
 #define NEXT_PROGRAMS 3
 
-// ---- virtual services, for when there is no dataplane: lvs_services ----
+// ---- virtual services, used while no dataplane runs: lvs_services ----
 
-// Key: address (IPv4 in the first 4 bytes), port, protocol; 0 as the port for all of them. The value says nothing. With
-// SERVICE_DATA in its last word, clients of the service open data connections to other ports (FTP).
+// Key: address (IPv4 in the first 4 bytes), port (0: all ports), protocol. The value has no meaning. With SERVICE_DATA in
+// the last word of the key, clients of the service open data connections to other ports (FTP).
 #define SERVICE_WORDS 3
 #define SERVICE_DATA 0x100000000ULL
 
-// ---- rules for marks, for when there is no dataplane: the only entry of lvs_rules ----
+// ---- rules for marks, used while no dataplane runs: the only entry of lvs_rules ----
 
-// The first one that matches decides. The first without an action ends them.
+// The first rule that matches decides. The first rule without an action ends the list.
 #define RULES 1024
 #define RULE_WORDS 16
-// Addresses as in a key of lvs_services, and their bits that matter.
+// Addresses as in a key of lvs_services, and their masks.
 #define RULE_DST 0
 #define RULE_DST_MASK 2
 #define RULE_SRC 4
@@ -153,42 +153,42 @@
 // First port; last port.
 #define RULE_FIRST 8
 #define RULE_LAST 9
-// Interface; its bits that matter: all or none.
+// Interface; its mask: all bits or none.
 #define RULE_LINK 10
 #define RULE_LINK_MASK 11
-// Protocol << 16 | 1 for IPv6; its bits that matter.
+// Protocol << 16 | 1 for IPv6; its mask.
 #define RULE_KIND 12
 #define RULE_KIND_MASK 13
-// What becomes of the packet.
+// The action.
 #define RULE_WHAT 14
 #define RULE_ACTION 0xff
-// It is dropped: it is for a service, or is to be dropped anyway.
+// Drop the packet: it is for a service, or a rule drops it.
 #define RULE_HOLD 1
 #define RULE_HOST 2
-// There is no service with the mark: look whether there is one at the address.
+// No service has the mark: look up a service by the address.
 #define RULE_LOOK 3
 // The rule matches packets to services only.
 #define RULE_TO_SERVICE 0x100
 
-// ---- local ends of connections by full NAT: the map in lvs_locals, if there is one ----
+// ---- local addresses and ports of full NAT connections: the map in lvs_locals, if it exists ----
 
-// Key of a reply: its ends, the server first, each as word 0 of a slot has the client, and 16 bytes of IPv6. Of a request: the
-// slot, 1 << 32 if that is a wide one, and zeros.
+// Key of a reply: its ends, the server first; each end is word 0 of a slot as for a client, and 16 bytes of an IPv6 address.
+// Key of a request: the slot, 1 << 32 if it is a wide slot, and zeros.
 #define LOCAL_KEY_WORDS 6
-// Words: local address, as an end has it (IPv4 in the first 4 bytes); port | slot << 32.
+// Words: local address, with the layout of an end (IPv4 in the first 4 bytes); port | slot << 32.
 #define LOCAL_WORDS 3
 #define LOCAL_ADDR 0
 #define LOCAL_PORT 2
 
-// ---- link-layer addresses of interfaces that have lvs_xdp: lvs_macs ----
+// ---- link-layer addresses of interfaces with lvs_xdp: lvs_macs ----
 
-// By the interface, modulo their number. Words: interface; address, in its first 6 bytes.
+// By the interface index, modulo the number of entries. Words: interface; address in the first 6 bytes.
 #define MAC_WORDS 2
 #define MAC_LINK 0
 #define MAC_ADDR 1
 #define MAC_PLACES 4096
 
-// ---- counters of a server and a CPU: lvs_counts ----
+// ---- counters for each server and CPU: lvs_counts ----
 
 #define COUNT_IN_PACKETS 0
 #define COUNT_IN_BYTES 1
@@ -196,22 +196,22 @@
 #define COUNT_OUT_BYTES 3
 #define COUNT_WORDS 4
 
-// ---- what became of frames, a CPU: lvs_shares ----
+// ---- fates of frames for each CPU: lvs_shares ----
 
 #define SHARE_REQUESTS 0
 #define SHARE_REPLIES 1
-// Of no connection, or of one that is looked up elsewhere.
+// Belongs to no connection, or to one that the dataplane has to look up.
 #define SHARE_UNKNOWN 2
-// Of a connection that is not published, or not in this epoch.
+// Belongs to a connection that is not offloaded, or not in this epoch.
 #define SHARE_UNPUBLISHED 3
-// It may change the connection's state, or does not fit.
+// May change the state of the connection, or exceeds the MTU.
 #define SHARE_UNFIT 4
-// No TCP or UDP, or with options, fragments, tags of VLANs.
+// Is neither TCP nor UDP, or has options, or is a fragment, or has a VLAN tag.
 #define SHARE_OTHER 5
-// Of a known connection or for a service, while there is no dataplane: dropped, its sender repeats it.
+// Belongs to a known connection or is for a service, while no dataplane runs: dropped; the sender repeats it.
 #define SHARE_WAITING 6
-// Lost: dropped for want of memory, or left to lvs_ingress, which was not run.
+// Lost: dropped because memory was short, or left to lvs_ingress, which did not run.
 #define SHARE_LOST 7
-// Forwarded by lvs_xdp, to either side.
+// Forwarded by lvs_xdp, in either direction.
 #define SHARE_XDP 8
 #define SHARE_WORDS 16

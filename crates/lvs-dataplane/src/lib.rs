@@ -1,6 +1,7 @@
 //! Dataplane of a Linux Virtual Server in userspace: interfaces, kernel fast path, packet workers.
 #![forbid(unsafe_code)]
-// These macros wait for the reader of the stream, and panic if it is closed: `log` does neither.
+// These macros block while the reader of the stream is slow, and panic if the stream is closed. The
+// functions of `log` do neither.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod dataplane;

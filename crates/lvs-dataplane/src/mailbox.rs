@@ -57,7 +57,7 @@ impl<T> Mailbox<T> {
     /// stops.
     pub(crate) fn close(&self) {
         let jobs = lock(&self.jobs).take();
-        // Not under the lock: a job may hold whatever posts.
+        // Drop the jobs without the lock: a job may own a sender of this mailbox.
         drop(jobs);
     }
 }

@@ -40,7 +40,7 @@ use tracing_subscriber::EnvFilter;
 /// tunnelling. `lvsadm` and `lvsd` configure it through its control socket, which answers as soon
 /// as the dataplane is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
 /// level (info by default). SIGTERM, SIGINT and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1,
-/// SIGUSR2 and SIGALRM are ignored, so that it goes on when its terminal is closed.
+/// SIGUSR2 and SIGALRM are ignored, so that it continues when its terminal is closed.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -63,8 +63,8 @@ struct Args {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Interfaces and packets")]
 struct Links {
-    /// Network interface to use; may be given several times. Default: every Ethernet interface that
-    /// is up and has no master.
+    /// Network interface to use; can be repeated. Default: every Ethernet interface that is up and
+    /// has no master.
     #[arg(long, value_name = "NAME")]
     interface: Vec<String>,
 
@@ -82,8 +82,8 @@ struct Links {
     #[arg(long)]
     own_vips: bool,
 
-    /// Whether to answer or drop echo requests to addresses that the dataplane owns, or how many to
-    /// answer per second: answer is 1000. The host answers for its own addresses.
+    /// Whether to answer or drop echo requests to addresses that the dataplane owns, or the number
+    /// of answers per second: answer means 1000. The host answers for its own addresses.
     #[arg(long, default_value = "answer", value_name = "answer|drop|N")]
     echo: Echo,
 
@@ -92,8 +92,8 @@ struct Links {
     #[arg(long, default_value = "off", value_name = "off|loose|strict")]
     reverse_path: ReversePath,
 
-    /// Lower the maximum segment size in TCP SYNs to what the path carries, tunnels included, or to
-    /// N bytes. Default: no change.
+    /// Lower the maximum segment size in TCP SYNs to the MTU of the path, tunnels included, or to N
+    /// bytes. Default: no change.
     #[arg(long, value_name = "auto|N")]
     clamp_mss: Option<ClampMss>,
 
@@ -110,9 +110,9 @@ struct Connections {
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
-    /// Maximum of the connections whose client or server has an IPv6 address, if the kernel fast
-    /// path allocates the memory for all connections at the start. Default: all of up to 1,048,576
-    /// connections, and a quarter of more.
+    /// Maximum number of the connections whose client or server has an IPv6 address, if the kernel
+    /// fast path allocates the memory for all connections at the start. Default: all of up to
+    /// 1,048,576 connections, and a quarter of more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_ipv6: Option<u32>,
 
@@ -129,9 +129,9 @@ struct Connections {
     #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
     helper: Vec<Helper>,
 
-    /// Local address for full NAT: what real servers see instead of the client's; may be given
-    /// several times. The dataplane answers ARP and neighbour discovery for an address that the
-    /// host does not have.
+    /// Local address for full NAT: real servers see it instead of the client's address; can be
+    /// repeated. The dataplane answers ARP and neighbour discovery for an address that the host
+    /// does not have.
     #[arg(long, value_name = "ADDRESS")]
     local_address: Vec<IpAddr>,
 
@@ -147,12 +147,13 @@ struct Connections {
 struct KernelPath {
     /// Whether established connections are forwarded by the kernel fast path, by programs at the
     /// interfaces that read the dataplane's connection table (Linux 6.1, root). Default: auto, and
-    /// `lvsadm doctor` does not mind if it is not possible.
+    /// `lvsadm doctor` reports nothing if it is not possible.
     #[arg(long, value_enum)]
     fast_path: Option<FastPath>,
 
-    /// Interface where that begins before there is a socket buffer (XDP), for floods; may be given
-    /// several times. Its driver must have native XDP, and no VLAN tags may come in there.
+    /// Interface on which the kernel fast path runs before the kernel allocates a socket buffer
+    /// (XDP), for floods; can be repeated. Its driver must have native XDP, and no frames with VLAN
+    /// tags may arrive there.
     #[arg(long, value_name = "NAME")]
     xdp: Vec<String>,
 
@@ -174,7 +175,7 @@ struct Services {
     #[arg(long, value_name = "FILE")]
     marks: Option<PathBuf>,
 
-    /// Set an IPVS sysctl, named as in the kernel; may be given several times.
+    /// Set an IPVS sysctl, named as in the kernel; can be repeated.
     #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
     sysctl: Vec<(String, String)>,
 }
@@ -216,7 +217,7 @@ struct Restart {
     #[arg(long, value_enum, default_value_t = WarmRestart::Off)]
     warm_restart: WarmRestart,
 
-    /// Be that process.
+    /// Become the state keeper.
     #[arg(long, hide = true, value_name = "NAME")]
     hold: Option<String>,
 
@@ -234,7 +235,7 @@ struct Access {
     #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
     socket: Option<String>,
 
-    /// Let members of this group change things over the control socket, besides root with
+    /// Let members of this group make changes over the control socket, in addition to root with
     /// CAP_NET_ADMIN and the dataplane's own user.
     #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<u32>,
@@ -245,8 +246,8 @@ struct Access {
     readers: Option<u32>,
 
     /// Whether the dataplane drops the rights that it does not need: most of the file system,
-    /// starting programs, and system calls that administer the host (Landlock and seccomp, as far
-    /// as the kernel has them).
+    /// starting programs, and system calls that administer the host (Landlock and seccomp, if the
+    /// kernel supports them).
     #[arg(long, value_enum, default_value_t = Confine::Auto)]
     confine: Confine,
 
@@ -326,7 +327,7 @@ impl FromStr for Workers {
 enum Confine {
     /// No
     Off,
-    /// As far as the kernel supports it
+    /// If the kernel supports it
     Auto,
 }
 
@@ -387,11 +388,12 @@ const IGNORED: [(c_int, &str); 4] = [
 ];
 
 fn main() -> ExitCode {
-    // First of all: a terminal may be closed at any time. The state keeper inherits this.
+    // Ignore signals first: a terminal may be closed at any time. The state keeper inherits this
+    // setting.
     ignore_signals();
     let args = Args::parse();
     if let Some(name) = &args.restart.hold {
-        // Its log would have no reader.
+        // A log of the state keeper would have no reader.
         return match warm_restart::hold(name) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
@@ -401,21 +403,21 @@ fn main() -> ExitCode {
         log::say(Level::ERROR, format_args!("lvs-dataplane: {error}"));
         return ExitCode::FAILURE;
     }
-    // The dataplane itself may not look at other processes.
+    // The sandboxed dataplane may not inspect other processes.
     if !args.restart.cleanup {
         sweep();
     }
-    // The process may not start programs after this.
+    // The sandboxed process may not start programs.
     let state_keeper = state_keeper(&args);
-    // Before any thread exists: Landlock holds for those that come.
+    // Enter the sandbox before any thread exists: Landlock restricts only threads that start later.
     let confinement = confine(&args);
     let filter = EnvFilter::builder()
         .with_env_var("LVS_LOG")
         .with_default_directive(Level::INFO.into())
         .from_env_lossy();
-    // Both write to the same standard error then.
+    // Both programs write to the same standard error.
     let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
-    // Without a log it forwards all the same.
+    // Without a log, the dataplane still forwards packets.
     let _log =
         log::start(filter, mark, args.access.log_format, "lvs-dataplane").inspect_err(|error| {
             log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
@@ -464,13 +466,13 @@ fn confine(args: &Args) -> Confinement {
         return Confinement::default();
     }
     if !matches!(args.kernel_path.fast_path, Some(FastPath::Off)) {
-        // The process may not mount file systems after this. A failure is reported where the file
-        // system is used.
+        // The sandboxed process may not mount file systems. The first use of the file system
+        // reports a failure.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
     }
     confine::dataplane(&confine::Places {
         socket: address(args).path().map(Path::to_owned),
-        // Files of rules may have names, which are looked up.
+        // Files of rules may contain host names, which need DNS queries over TCP.
         tcp: args.replication.sync_key.is_some() || args.services.rules.is_some(),
     })
 }
@@ -514,11 +516,12 @@ fn run(
         (Ok(state_keeper), _) => state_keeper,
         (Err(error), WarmRestart::On) => return Err(error).context("--warm-restart on"),
         (Err(error), _) => {
-            warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
+            warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
             None
         }
     };
-    // Before the dataplane's threads exist, so that a signal during the start is not lost.
+    // Install the handlers before the threads of the dataplane exist, so that a signal during the
+    // start is not lost.
     let ignored = IGNORED.map(|(signal, _)| signal);
     let mut signals =
         Signals::new(ENDING.into_iter().chain(ignored)).context("cannot handle signals")?;

@@ -14,7 +14,7 @@ pub const FRAME_LEN: usize = ETHERNET_LEN + 28;
 /// An ARP message for IPv4 over Ethernet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arp {
-    /// Whether it is a request; otherwise a reply.
+    /// Whether the message is a request; otherwise it is a reply.
     pub request: bool,
     /// Link-layer address of the sender.
     pub sender_mac: Mac,
@@ -24,8 +24,8 @@ pub struct Arp {
     pub target: Ipv4Addr,
 }
 
-/// Reads the ARP message after the Ethernet header of `frame`; `None` if it is no ARP message for
-/// IPv4 over Ethernet.
+/// Reads the ARP message after the Ethernet header of `frame`; `None` if it is not an ARP message
+/// for IPv4 over Ethernet.
 pub fn parse(frame: &[u8]) -> Option<Arp> {
     let slice = ArpPacketSlice::from_slice(frame.get(ETHERNET_LEN..)?).ok()?;
     if slice.hw_addr_type() != ArpHardwareId::ETHERNET || slice.proto_addr_type() != EtherType::IPV4

@@ -41,11 +41,10 @@ reasons! {
         MtuTooSmall => "mtu_too_small",
         /// There is no route to the destination.
         NoRoute => "no_route",
-        /// The route to its destination leads over a device without a link layer (tun, WireGuard,
-        /// PPP), on which packet sockets cannot send.
+        /// The route to its destination uses a device without a link layer (tun, WireGuard, PPP),
+        /// on which packet sockets cannot send.
         NoLinkLayer => "no_link_layer",
-        /// The route to the destination leads over an Ethernet interface that the dataplane does
-        /// not use.
+        /// The route to the destination uses an Ethernet interface that the dataplane does not use.
         UnusedInterface => "unused_interface",
         /// The route to the destination refuses packets (blackhole, unreachable, prohibit).
         RouteRefuses => "route_refuses",
@@ -53,12 +52,12 @@ reasons! {
         NoSource => "no_source",
         /// Too short to be translated.
         ShortHeader => "untranslatable",
-        /// A SYN of an unknown client, while SYNs used more than half of the time, and their share
-        /// was exhausted.
+        /// A SYN from an unknown client. SYNs took more than half of the time, and the share for
+        /// unknown clients was used up.
         SynFlood => "syn_flood",
         /// A combination of address families or a method that this version cannot send; with the
-        /// backend tun also direct routing, and connections of this host itself to servers behind
-        /// NAT.
+        /// backend tun, this includes direct routing, and connections of this host itself to
+        /// servers behind NAT.
         Unsupported => "unsupported",
         /// A GSO super-packet that contradicts its own headers.
         BadAggregate => "bad_aggregate",
@@ -67,7 +66,7 @@ reasons! {
         TinySegments => "tiny_segments",
         /// A priority tag (VLAN 0) inside another VLAN tag: no sender needs this.
         NestedTags => "nested_tags",
-        /// The buffer has no room in front of the packet for another header.
+        /// The buffer has no room before the packet for another header.
         NoRoom => "no_room",
         /// The source is an address that no other host can have (one of this host, a loopback,
         /// multicast or unspecified address), or the translation is to a loopback address.
@@ -76,7 +75,7 @@ reasons! {
         /// (`--reverse-path`).
         ReversePath => "reverse_path",
         /// A reply to a through-VIP check that another host forwarded: the server's route to
-        /// clients does not lead over this director.
+        /// clients does not use this director.
         CheckPath => "check_path",
         /// The packet belongs to another packet worker, whose inbox was full.
         WorkerBusy => "worker_busy",

@@ -300,7 +300,7 @@ impl Frame {
         if place.start > place.end || place.end > self.len() || start + place.len() < text.len() {
             return false;
         }
-        // The part in front is shorter than the part behind: the front moves.
+        // The part before the change is shorter than the part after it: move the front.
         self.start = start + place.len() - text.len();
         self.buf.copy_within(start..start + place.start, self.start);
         let at = self.start + place.start;
@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lent_frame_is_changed_in_place() {
+    fn borrowed_frame_is_changed_in_place() {
         let arena = Arena::new(1, 256).expect("a mapping");
         let mut slot = arena.lend(0).expect("free");
         slot[64..68].copy_from_slice(b"data");
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn frame_without_buffer_gets_one_to_receive() {
+    fn frame_without_buffer_gets_a_buffer_before_receiving() {
         let mut frame = Frame::vacant();
         assert!(frame.push_front(1).is_none() && !frame.extend(b"x"));
         assert_eq!(frame.receive_buffer().len(), MAX_FRAME);

@@ -13,7 +13,7 @@ use crate::frame::Frame;
 use crate::intercept::LocalClient;
 use crate::net::PortId;
 
-/// Maximum of packets that wait for one neighbour; a further packet replaces the oldest (the
+/// Maximum number of packets that wait for one neighbour; a further packet replaces the oldest (the
 /// kernel's `unres_qlen` default).
 pub const PER_NEIGHBOUR: usize = 101;
 /// Maximum number of waiting packets of a director.
@@ -44,7 +44,7 @@ struct Queue {
 #[derive(Debug)]
 pub struct Held {
     queues: HashMap<Cause, Queue>,
-    /// Queues of local clients.
+    /// Number of queues of local clients.
     clients: usize,
     frames: usize,
     bytes: usize,
@@ -99,9 +99,9 @@ impl Held {
 
     fn hold_for(&mut self, cause: Cause, frame: Frame, now: Instant) -> bool {
         if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
-            // All queues have a common bound: the new packet is dropped, and waiting ones are kept.
-            // The neighbour is requested in spite of that: otherwise no packet would reach it while
-            // others fill the queues.
+            // All queues share one limit: the new packet is dropped, and the packets in the queues
+            // are kept. The neighbour is requested nevertheless: otherwise no packet could ever
+            // reach it while other neighbours fill the queues.
             self.dropped += 1;
             return self.asks(cause, now);
         }
@@ -250,15 +250,16 @@ mod tests {
         for n in 0..4096 {
             assert!(held.hold(port, hop(n), frame(), now));
         }
-        // Full: the packet is lost, and the request is sent; once a second, and only for some
-        // neighbours.
+        // The queues are full: the packet is lost, but the neighbour is requested, at most once a
+        // second and only for a limited number of neighbours.
         assert!(held.hold(port, hop(9000), frame(), now));
         assert!(!held.hold(port, hop(9000), frame(), now));
         assert!(held.hold(port, hop(9000), frame(), now + ASK_AGAIN));
         let asked = (10_000..40_000).filter(|&n| held.hold(port, hop(n), frame(), now));
         assert_eq!(asked.count(), TOTAL - 1);
         assert_eq!((held.len(), held.take(port, hop(9000)).count()), (TOTAL, 0));
-        // All but those that were asked for again have waited in vain by then, and all are counted.
+        // All neighbours that were not requested again have timed out by now, and all their packets
+        // are counted.
         let lost = held.dropped;
         assert_eq!(lost, 3 + 30_000);
         let later = now + TIMEOUT;

@@ -22,7 +22,7 @@ const PEER_BURST: i64 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Interval between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero
-    /// is no limit.
+    /// means no limit.
     pub per_receiver: Duration,
     /// Errors a second to all (`icmp_msgs_per_sec`).
     pub per_second: u32,
@@ -37,7 +37,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// `per_second` to all, in the proportions of the kernel's defaults; no limit at all for 0.
+    /// `per_second` errors to all receivers together, with the other limits in the proportions of
+    /// the kernel's defaults. 0 disables all limits.
     pub const fn new(per_second: u32) -> Self {
         if per_second == 0 {
             return Self::NONE;
@@ -60,16 +61,17 @@ impl Limits {
 /// A token bucket that workers share. It is full at first.
 #[derive(Debug)]
 pub struct Bucket {
-    /// Cost of one token in nanoseconds; 0 is no limit.
+    /// Cost of one token in nanoseconds; 0 means no limit.
     cost: i64,
-    /// Maximum of saved nanoseconds.
+    /// Maximum number of saved nanoseconds.
     full: i64,
     /// The time, in nanoseconds, from which unused credit accumulates.
     since: AtomicI64,
 }
 
 impl Bucket {
-    /// `per_second` in the long run (0 is no limit), and `burst` at once.
+    /// A bucket of `per_second` tokens a second on average (0 means no limit), and `burst` at a
+    /// time.
     pub fn new(per_second: u32, burst: u32) -> Self {
         let cost = 1_000_000_000_i64
             .checked_div(per_second.into())
@@ -114,7 +116,7 @@ fn nanos(now: Instant) -> i64 {
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     addr: IpAddr,
-    /// As in [`Bucket`].
+    /// As the field of the same name in [`Bucket`].
     since: i64,
     last: i64,
 }
@@ -131,7 +133,7 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// Full buckets.
+    /// Creates full buckets.
     pub fn new(limits: Limits) -> Self {
         Self {
             all: Bucket::new(limits.per_second, limits.burst),
@@ -143,7 +145,8 @@ impl RateLimit {
 
     /// Whether an error may go to `receiver` now.
     pub fn allow(&self, kind: ErrorKind, receiver: IpAddr, now: Instant) -> bool {
-        // Path MTU discovery is never limited (`icmpv4_mask_allow`), and no limit is none.
+        // Path MTU discovery is never limited (`icmpv4_mask_allow`), and a limit of 0 means no
+        // limit.
         if matches!(
             kind,
             ErrorKind::FragmentationNeeded(_)
@@ -177,8 +180,8 @@ impl RateLimit {
         let mut stripe = lock(&self.peers[slot / STRIPE]);
         let peer = &mut stripe[slot % STRIPE];
         let since = match *peer {
-            // A slot taken over keeps its debt while it is fresh, so that many addresses cannot
-            // refill it.
+            // A recently used slot keeps its used tokens when another address takes it over, so
+            // that a sender with many addresses cannot refill it.
             Some(old) if old.addr == receiver || now.saturating_sub(old.last) < cost => old.since,
             _ => i64::MIN,
         };
@@ -214,7 +217,7 @@ pub fn may_be_answered(packet: &Packet, ip: &[u8]) -> bool {
         || broadcast(packet.src)
         || packet.src.is_loopback();
     let later_fragment = packet.fragment.is_some_and(|f| f.offset > 0);
-    // Never an error about an error; queries (echo and the like) may be answered.
+    // Never answer an error with an error; queries (such as echo) may be answered.
     let kind = ip.get(packet.l4).copied();
     let error = if packet.is_ipv6() {
         packet.protocol == Protocol::ICMPV6 && !matches!(kind, Some(128..=136 | 138..))
@@ -256,7 +259,7 @@ mod tests {
             .count();
         assert!(sent <= 50, "{sent}");
         assert_eq!(limit.suppressed(), 200 - sent as u64);
-        // And a thousand in each second that follows, be there ten times as many.
+        // A thousand errors in each following second, even if ten times as many are requested.
         let tries = (1..=10_000_u32).filter(|&n| {
             let at = now + Duration::from_micros(100) * n;
             let receiver = IpAddr::from((0x0a00_0000 + n * 7919).to_be_bytes());

@@ -30,7 +30,7 @@ const QUERY_V2_LEN: usize = 28;
 /// Length of a report of version 2 without records, and of a record without sources.
 const REPORT_LEN: usize = 8;
 const RECORD_LEN: usize = 20;
-/// Maximum of records in a report: they fit into the minimum MTU.
+/// Maximum number of records in a report: they fit into the minimum MTU.
 pub const RECORDS_MAX: usize = 60;
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Destination of reports of version 2.
@@ -43,7 +43,7 @@ pub struct Query {
     pub group: Option<Ipv6Addr>,
     /// Whether the query is of version 1, which requires other reports.
     pub v1: bool,
-    /// Milliseconds within which the listener answers, at a moment that it chooses.
+    /// Milliseconds within which the listener answers, at a time that it chooses.
     pub within_ms: u32,
 }
 

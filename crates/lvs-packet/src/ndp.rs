@@ -12,11 +12,11 @@ const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 const SOURCE_ADDRESS: u8 = 1;
 const TARGET_ADDRESS: u8 = 2;
-/// Type, code, checksum, flags, target.
+/// Length of a message in bytes: type, code, checksum, flags and target.
 const MESSAGE_LEN: usize = TARGET.end;
 const FLAGS: usize = icmp::field::REST.start;
 const TARGET: Field = icmp::HEADER_LEN..icmp::HEADER_LEN + 16;
-/// A link-layer address option for Ethernet.
+/// Length in bytes of a link-layer address option for Ethernet.
 const OPTION_LEN: usize = 8;
 /// Hop limit of messages from the same link; messages that passed a router have a lower one.
 const HOP_LIMIT: u8 = 255;

@@ -13,9 +13,8 @@ pub struct PortId(pub u16);
 impl PortId {
     /// The port through which packets reach the host.
     pub const HOST: Self = Self(0);
-    /// The port of the TUN backend's device. It is the same device as [`Self::HOST`], but the host
-    /// forwards packets that are sent on this port, and receives packets that are sent on the
-    /// other.
+    /// The port of the TUN backend's device. [`Self::HOST`] is the same device, but the host
+    /// forwards a packet that is sent on this port, and receives a packet that is sent on `HOST`.
     pub const HOP: Self = Self(1);
 
     /// The index, for tables.
@@ -115,7 +114,7 @@ pub trait Net {
     fn is_local(&self, addr: IpAddr) -> bool;
 
     /// Whether a packet from another host cannot have this source, because it is the host's own
-    /// (`fib_validate_source`) or the dataplane's. It is called for each packet.
+    /// (`fib_validate_source`) or the dataplane's. Called for each packet.
     fn is_forged(&self, src: IpAddr) -> bool {
         self.is_local(src) || self.is_own_vip(src)
     }

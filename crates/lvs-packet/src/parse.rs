@@ -19,7 +19,7 @@ pub const HEADERS: [(Protocol, usize); 3] = [
     (Protocol::SCTP, sctp::HEADER_LEN + sctp::CHUNK_LEN),
 ];
 
-/// Version 4, and a header without options.
+/// First byte of an IPv4 header without options.
 pub(crate) const PLAIN: u8 = 0x45;
 
 /// Fields of an IP header, and the place of the transport header.
@@ -171,7 +171,7 @@ pub fn plain(bytes: &[u8]) -> Option<Plain> {
 /// [`ipv4()`].
 ///
 /// # Errors
-/// The checks of a host (`ip6_rcv_core`); a chain of extension headers that is cut short or does
+/// The checks of a host (`ip6_rcv_core`); a chain of extension headers that is truncated or does
 /// not end is [`FrameDrop::IpHeaderLength`].
 pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if bytes.len() < ipv6::HEADER_LEN {
@@ -195,7 +195,7 @@ pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     let chain = ipv6::walk(bytes).ok_or(FrameDrop::IpHeaderLength)?;
     let (mut protocol, mut l4) = (Protocol(chain.protocol), chain.l4);
     let fragment = chain.fragment.map(|(header, named_at)| {
-        // The content of a fragment begins behind its fragment header, whatever its protocol.
+        // The payload of a fragment begins after its fragment header, whatever its protocol is.
         protocol = Protocol(bytes[header.at]);
         l4 = header.at + ipv6::FRAGMENT_LEN;
         Fragment {
@@ -359,7 +359,7 @@ impl Packet {
 }
 
 /// Parses the packet inside an ICMP error. Its fixed header must be complete, and it must not be a
-/// later fragment. If its options are cut short, it only has no ports.
+/// later fragment. If its options are truncated, it only has no ports.
 fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
     if six {
         return inner6(bytes);

@@ -16,9 +16,9 @@ use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, put32,
 const TCP_LEAST: usize = 48;
 /// Maximum number of segments of a TCP super-packet: 64 KiB of the smallest segments.
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
-/// Maximum of segments into which a super-packet is cut here, so that one frame of a sender becomes
-/// at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If a sender uses
-/// smaller ones, its TCP repeats the dropped segments one by one, and these are forwarded.
+/// Maximum number of segments into which a super-packet is cut here, so that one frame of a sender
+/// becomes at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If a sender
+/// uses smaller ones, its TCP repeats the dropped segments one by one, and these are forwarded.
 const CUT_MOST: usize = 512;
 /// Maximum number of smaller segments: a few of them are harmless.
 const TINY_MOST: usize = 64;
@@ -51,9 +51,9 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
         bytes[at..at + size].copy_from_slice(&sum);
         return Ok(());
     }
-    // The field holds the pseudo-header's sum, so the sum over all is the checksum.
+    // The field contains the sum of the pseudo-header, so the sum over all bytes is the checksum.
     let sum = Sum::ZERO.bytes(&bytes[start..]).finish();
-    // An all-zero UDP checksum means none. Other protocols can store either zero.
+    // A UDP checksum of zero means "no checksum". Other protocols can store either zero.
     put16(bytes, at, if sum == 0 { 0xffff } else { sum });
     Ok(())
 }
@@ -103,7 +103,7 @@ impl Inside {
         let bytes = frame.bytes();
         let least = packet.l4 + udp::HEADER_LEN;
         let declares = |header: &[u8], field: Range<usize>, len: usize| {
-            // The length may be missing in a super-packet of more than 64 KiB.
+            // The length field can be 0 in a super-packet of more than 64 KiB.
             let declared = usize::from(be16(header, field));
             declared == 0 || declared == len
         };
@@ -153,7 +153,7 @@ impl Cut {
             return Ok(None);
         };
         let ip = frame.bytes();
-        // The sender leaves the checksum of what is cut to the device.
+        // The sender leaves the checksums of the segments to the device.
         let partial = frame.offload.checksum;
         let outer = partial.is_none_or(|partial| usize::from(partial.start) == packet.l4);
         let inside = match (segments.kind, packet.protocol.0) {
@@ -312,7 +312,8 @@ impl Segment<'_> {
         }
         let len = u16::try_from(ip.len()).unwrap_or(u16::MAX);
         put16(ip, ipv4::field::TOTAL_LEN, len);
-        // The segments of one aggregate count up, as a sender's would.
+        // The identifications of the segments of one super-packet increase by one, as those of a
+        // sender.
         let index = u16::try_from(self.index).unwrap_or(0);
         let id = be16(ip, ipv4::field::ID).wrapping_add(index);
         put16(ip, ipv4::field::ID, id);
@@ -355,7 +356,7 @@ impl Segment<'_> {
     }
 }
 
-/// Length of the TCP header at `l4`; 0 if it is cut short.
+/// Length of the TCP header at `l4`; 0 if it is truncated.
 fn tcp_header(ip: &[u8], l4: usize) -> usize {
     ip.get(l4 + tcp::field::DATA_OFFSET)
         .map_or(0, |b| usize::from(b >> 4) * 4)
@@ -462,8 +463,8 @@ mod tests {
             (SegmentKind::Tcp4, 1, 0, 60_000, tiny),
             (SegmentKind::Tcp4, 47, 0, 60_000, tiny),
             (SegmentKind::Tcp4, 48, 0, 60_000, Ok(1250)),
-            // Time stamps take their room of the smallest segment; with all options, 8 bytes are
-            // left.
+            // Time stamps reduce the payload of the smallest segment; with all options, 8 bytes
+            // remain.
             (SegmentKind::Tcp4, 36, 12, 36_000, Ok(1000)),
             (SegmentKind::Tcp4, 35, 12, 36_000, tiny),
             (SegmentKind::Tcp4, 8, 40, 8 * 1365, Ok(1365)),
@@ -503,7 +504,7 @@ mod tests {
                     time_to_live: 64,
                     source: [10, 8, 0, 1],
                     destination: [10, 8, 0, 2],
-                    // An option, so that the header has not its usual length.
+                    // An option, so that the header does not have its usual length.
                     options: [1, 1, 1, 0].into(),
                     ..Default::default()
                 },
@@ -540,7 +541,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn segments_carry_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
+        fn segmentation_keeps_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], 64)
@@ -591,7 +592,7 @@ mod tests {
 
         /// The super-packet of a sender whose device segments VXLAN (`SKB_GSO_UDP_TUNNEL`).
         #[test]
-        fn segments_inside_tunnel_have_right_headers(data in proptest::collection::vec(any::<u8>(), 1..9000), size in 71u16..1400, [six, inner_six, udp, summed, declared] in any::<[bool; 5]>()) {
+        fn segments_inside_tunnel_have_correct_headers(data in proptest::collection::vec(any::<u8>(), 1..9000), size in 71u16..1400, [six, inner_six, udp, summed, declared] in any::<[bool; 5]>()) {
             let ip = tunnelled(&data, udp, [six, inner_six], summed, declared);
             let l4 = if six { 40 } else { 20 };
             let inner = l4 + INNER;
@@ -629,7 +630,7 @@ mod tests {
                 joined.extend_from_slice(&part.bytes()[start + header..]);
             }
             prop_assert_eq!(joined, data);
-            // A checksum field that is not that of the header is refused.
+            // A checksum field at another place than that of the header is refused.
             frame.offload.checksum = Some(PartialChecksum { start: start as u16 + 4, offset: field });
             prop_assert_eq!(Cut::new(&frame, &packet), Err(FrameDrop::BadAggregate));
         }

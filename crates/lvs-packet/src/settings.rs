@@ -47,7 +47,7 @@ pub enum ReversePath {
     /// Any route is accepted.
     #[default]
     Off,
-    /// Through any interface.
+    /// A route through any interface is accepted.
     Loose,
     /// The route to the source must use the interface on which the packet arrived.
     Strict,
@@ -111,7 +111,7 @@ pub enum ClampMss {
 }
 
 impl ClampMss {
-    /// The least segment size that is set: every IPv4 host accepts it (RFC 9293 section 3.7.1).
+    /// The smallest segment size that is set: every IPv4 host accepts it (RFC 9293 section 3.7.1).
     pub const LEAST: u16 = 536;
 }
 

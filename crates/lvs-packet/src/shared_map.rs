@@ -49,7 +49,7 @@ impl<K, V> SharedMap<K, V> {
         self.len == 0
     }
 
-    /// The entries, in no order.
+    /// The entries, in arbitrary order.
     pub fn iter(&self) -> Iter<'_, K, V> {
         Iter {
             parts: self.parts.iter(),
@@ -57,12 +57,12 @@ impl<K, V> SharedMap<K, V> {
         }
     }
 
-    /// The keys, in no order.
+    /// The keys, in arbitrary order.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
     }
 
-    /// The values, in no order.
+    /// The values, in arbitrary order.
     pub fn values(&self) -> impl Iterator<Item = &V> {
         self.iter().map(|(_, value)| value)
     }
@@ -71,7 +71,7 @@ impl<K, V> SharedMap<K, V> {
 impl<K: Eq + Hash, V> SharedMap<K, V> {
     #[inline]
     fn place<Q: Hash + ?Sized>(&self, key: &Q) -> usize {
-        // The low bits and the highest ones are the part's own.
+        // The low and the highest bits select an entry within the part.
         (self.hasher.hash_one(key) >> 24) as usize % PARTS
     }
 
@@ -229,7 +229,7 @@ impl<T: Eq + Hash> Default for SharedSet<T> {
 impl<T: Clone + Eq + Hash> SharedSet<T> {
     /// Adds a value; returns whether it is new.
     pub fn insert(&mut self, value: T) -> bool {
-        // An existing value copies nothing.
+        // Adding an existing value copies nothing.
         !self.contains(&value) && self.0.insert(value, ()).is_none()
     }
 
@@ -259,7 +259,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         *self = Self::default();
     }
 
-    /// The values, in no order.
+    /// The values, in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.keys()
     }
@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copy_stays_unchanged_and_shares_memory() {
+    fn copy_of_shared_map_stays_unchanged_and_shares_memory() {
         let mut map: SharedMap<u32, u32> = (0..10_000).map(|n| (n, n)).collect();
         let copy = map.clone();
         assert_eq!(map.insert(7, 8), Some(7));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_set_contains_nothing() {
+    fn empty_shared_set_contains_nothing() {
         let mut set = SharedSet::default();
         assert!(set.is_empty() && !set.contains(&1) && !set.remove(&1));
         assert!(set.insert(1) && !set.insert(1));

@@ -26,7 +26,7 @@ use crate::intercept::{Intercept, LocalClient};
 use crate::net::Net;
 use crate::parse::{Icmp, Packet};
 
-/// Maximum of address ranges of each family that the BPF program searches.
+/// Maximum number of address ranges of each family that the BPF program searches.
 pub const RANGES_MAX: usize = 256;
 
 /// The port of ISAKMP: AH and ESP packets belong to its connection.
@@ -48,7 +48,7 @@ impl Keys {
     pub fn new(seed: u64) -> Self {
         let mut numbers = SplitMix64::new(seed);
         let mut next = || u32::try_from(numbers.draw() >> 32).unwrap_or(0);
-        // Odd factors lose nothing.
+        // Multiplication by an odd factor loses no bits.
         Self {
             words: std::array::from_fn(|_| next() | 1),
             seed: next(),
@@ -159,7 +159,8 @@ impl Steering {
     ) -> usize {
         let (src, dst) = (packet.src, packet.dst);
         let ports = match packet.protocol {
-            // The fragments of a datagram come together, wherever that is; it goes on from there.
+            // All fragments of a datagram arrive at the same worker, whichever it is; that worker
+            // hands the datagram over.
             _ if packet.fragment.is_some() => None,
             Protocol::AH | Protocol::ESP => Some((ISAKMP, ISAKMP)),
             _ if packet.is_icmp() => {
@@ -180,7 +181,7 @@ impl Steering {
         if self.local.contains(&dst) && !(is_vip && intercept.is_to_service(&tuple)) {
             return worker_of(to, self.workers.get());
         }
-        // A VIP of the host may be where its own client is.
+        // The destination may be a VIP of the host from which a client on this host has connected.
         let answers = || {
             let clients = &intercept.local_clients;
             let client = LocalClient {
@@ -334,7 +335,8 @@ fn ranges(virt: &[u32], local: &[u32], close: bool) -> Vec<Range> {
             .map(|two| two[1].first - two[0].last)
             .collect();
         gaps.sort_unstable_by(|a, b| b.cmp(a));
-        // As many stay apart as there may be; those that are as far apart are joined.
+        // The maximum number of ranges stays separate; ranges with gaps of the same size are
+        // joined.
         ranges = joined(gaps[RANGES_MAX - 1]);
     }
     ranges.truncate(RANGES_MAX);

@@ -179,7 +179,7 @@ impl Memory {
         if passed < self.lasts {
             return;
         }
-        // After a long time, both.
+        // After two periods, both generations are replaced.
         let turns = if passed >= 2 * self.lasts { 2 } else { 1 };
         for _ in 0..turns {
             self.generations.swap(0, 1);
@@ -194,7 +194,7 @@ impl Memory {
     /// Returns the places of a hash in the filter: word and bit.
     fn places(&self, hash: u64) -> [(usize, u64); 3] {
         let bits = self.generations[0].len() as u64 * 64;
-        // The number of bits is a power of two, and one of the steps is odd.
+        // The number of bits is a power of two, and the step is odd, so the three places differ.
         let (start, step) = (hash, (hash >> 32) | 1);
         [0, 1, 2].map(|n| {
             let bit = start.wrapping_add(step.wrapping_mul(n)) & (bits - 1);
@@ -340,7 +340,7 @@ impl SynLimiter {
         let refused = std::mem::take(&mut self.refused) as usize;
         let sorted: u32 = self.kinds.iter().map(|kind| kind.passed).sum();
         if unsorted + sorted > 0 {
-            // Refused SYNs have cost next to nothing.
+            // Refused SYNs used almost no processor time.
             let others = frames.saturating_sub(refused).max(1) as u64;
             let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
             let each = took / others;
@@ -454,7 +454,7 @@ mod tests {
         }
         let passed = f64::from(flood.passed - already);
         let share = passed * COST.as_secs_f64() / flood.now.saturating_since(begun).as_secs_f64();
-        // A sixteenth at most, and what is taken for a SYN that comes again.
+        // At most a sixteenth, plus the SYNs that the filter takes for repetitions.
         assert!((0.05..0.08).contains(&share), "{share}");
     }
 
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn flood_of_one_network_keeps_shares_of_other_networks() {
+    fn flood_from_one_network_leaves_shares_of_other_networks() {
         let one = |n: u32| {
             let [_, b, c, d] = n.wrapping_mul(0x9e37_79b1).to_be_bytes();
             SocketAddr::from(([203, 0, 113, b], u16::from_be_bytes([c, d])))
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn flood_of_many_networks_uses_only_the_unused_share() {
+    fn flood_from_many_networks_uses_only_the_unused_share() {
         let mut flood = Flood::new(client);
         flood.run(Duration::from_secs(2));
         let mut passed = 0;
@@ -509,16 +509,16 @@ mod tests {
             passed += u32::from(flood.batch(&[(other, 1)])[0]);
             flood.run(Duration::from_millis(5));
         }
-        // Three of ten are in one of 1,024 places with a network of the flood.
+        // Three of ten SYNs use one of the 1,024 slots that also count a network of the flood.
         assert!(passed >= 650, "{passed}");
     }
 
     #[test]
-    fn syns_below_half_of_the_time_pass_and_limiter_relaxes() {
+    fn syns_below_half_of_processor_time_pass_and_limiter_relaxes() {
         let mut syn_limiter = SynLimiter::default();
         let mut now = Instant::ZERO;
         for n in 0..200_000_u32 {
-            // As with connections that are used: the rest of the time is for their other packets.
+            // Under normal use, the packets of existing connections need the rest of the time.
             assert!(syn_limiter.passes(client(n), TO, n, now));
             now = now + COST * 3;
             syn_limiter.spent(1, COST, now);

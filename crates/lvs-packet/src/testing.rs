@@ -59,7 +59,7 @@ fn parse_prefix(text: &str) -> Prefix {
     (addr, bits.parse().expect("a length"))
 }
 
-/// A network in tables.
+/// A network that consists of tables.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     /// Ports by [`PortId::index`].

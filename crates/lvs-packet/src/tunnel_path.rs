@@ -18,7 +18,7 @@ use crate::wire::{ETHERTYPE_IPV4, be16, be32, ipv4, ipv6, udp};
 
 /// Lifetime of a learned MTU (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
 const MTU_EXPIRES: Duration = Duration::from_secs(600);
-/// The least MTU that is accepted (`net.ipv4.route.min_pmtu`).
+/// The smallest MTU that is accepted (`net.ipv4.route.min_pmtu`).
 const MTU_MIN: usize = 552;
 /// GRE: a checksum is present.
 const GRE_CHECKSUM: u16 = 0x8000;
@@ -97,8 +97,8 @@ impl Path {
     }
 
     fn learn(&self, new: usize, route: usize, used: bool, now: Instant) {
-        // It does not grow before it has expired. A value equal to the route's MTU is no news, but
-        // is stored.
+        // The learned MTU does not grow before it has expired. A value equal to the MTU of the
+        // route changes nothing, but is stored.
         let grows = self
             .learned()
             .is_some_and(|old| millis(now) < old.until_ms && usize::from(old.mtu) < new);
@@ -199,7 +199,7 @@ impl TunnelPaths {
         self.lessons.fetch_add(1, Ordering::Release);
     }
 
-    /// Reads `message`, an ICMP error with a right checksum that is addressed to the director.
+    /// Reads `message`, an ICMP error with a correct checksum that is addressed to the director.
     /// `mtu` returns the MTU of the route to a server. `None` if it does not concern a tunnel
     /// packet of the director, or if the client needs no error.
     pub fn complaint<'a>(
@@ -221,7 +221,7 @@ impl TunnelPaths {
         let too_long = (kind, code) == (3, 4);
         let (protocol, payload) = (outer[ipv4::field::PROTOCOL], &outer[header..]);
         if let Some(tunnel) = host_tunnel(protocol, payload).filter(|_| too_long) {
-            // The host learns this for any inner packet.
+            // The host learns the path MTU from an error about any inner packet.
             if let (Some(path), Some(route)) = (self.known((server, tunnel)), mtu(server)) {
                 self.learn(&path, reported(message), route, path.is_used(), now);
             }
@@ -244,7 +244,7 @@ impl TunnelPaths {
             if be16(original, ipv4::field::FLAGS) & ipv4::DF == 0 {
                 return None;
             }
-            // The kernel's first complaint still speaks of the old route.
+            // The kernel's first error still reports the MTU of the old route.
             let base = if known { path.mtu(route, now) } else { route };
             let overhead = ipv4::HEADER_LEN + between;
             let stated = if base > 68 + overhead {
@@ -261,12 +261,13 @@ impl TunnelPaths {
         })
     }
 
-    /// Reads `message`, an ICMPv6 error with a right checksum that is addressed to the director. A
-    /// "packet too big" updates the path MTU of a server. The next packet that does not fit is
+    /// Reads `message`, an ICMPv6 error with a correct checksum that is addressed to the director.
+    /// A "packet too big" updates the path MTU of a server. The next packet that does not fit is
     /// answered.
     ///
     /// Less than 1280 bytes is ignored (RFC 8201 section 4), and so is a path that leaves less than
-    /// 1280 bytes to the inner packet: so neither a router nor a forger can make a tunnel unusable.
+    /// 1280 bytes to the inner packet. So a router or a forged message cannot make a tunnel
+    /// unusable.
     pub fn too_big(&self, message: &[u8], mtu: impl FnOnce(IpAddr) -> Option<usize>, now: Instant) {
         const PACKET_TOO_BIG: u8 = 2;
         let Some(outer) = message.get(icmp::HEADER_LEN..).filter(|outer| {

@@ -63,7 +63,7 @@ impl Ways {
         let is_ours = |addr| net.is_local(addr) || net.is_own_vip(addr);
         let arrives = is_ours(virt) || net.is_vip(virt);
         let tunnelled = offer.method == Forwarding::Tunnel;
-        // Connections of IPv4 that leave in tunnels of IPv6 are looked up elsewhere.
+        // The fast path does not look up IPv4 connections through IPv6 tunnels here.
         let alike = client.is_ipv6() == server.is_ipv6() || tunnelled && client.is_ipv6();
         if !arrives {
             return Err(NoWay::Elsewhere);
@@ -94,7 +94,7 @@ impl Ways {
             Forwarding::Nat if is_martian(server, client, false, net) => {
                 return Err(NoWay::Martian);
             }
-            // These come to an address of this host's or the dataplane's own.
+            // Replies with full NAT arrive at an address of this host or of the dataplane.
             Forwarding::FullNat if is_martian(server, virt, true, net) => {
                 return Err(NoWay::Martian);
             }

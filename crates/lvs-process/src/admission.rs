@@ -1,4 +1,4 @@
-//! Limits of connections: read-only clients cannot lock out writers or each other, nor cause
+//! Limits of connections: read-only clients cannot lock out writers or each other, and cannot cause
 //! unbounded work.
 
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use lvs_sys::lock;
 pub(super) const CONNECTIONS_MAX: usize = 64;
 /// Maximum number of simultaneous connections of read-only clients.
 pub(super) const READERS_MAX: usize = 32;
-/// Maximum of simultaneous connections of one read-only user.
+/// Maximum number of simultaneous connections of one read-only user.
 pub(super) const USER_MAX: usize = 8;
 /// Maximum number of lists that are created at the same time for read-only clients. Each user can
 /// have one.
@@ -195,7 +195,7 @@ mod tests {
             waits
         });
         assert!(waits);
-        // All users together may have four.
+        // All read-only users together may have four lists.
         let users: Vec<_> = (2..7).filter_map(|uid| places.take(Some(uid))).collect();
         let mut lists: Vec<_> = users[..LISTS_MAX].iter().map(Place::list).collect();
         assert!(lists.iter().all(Option::is_some));

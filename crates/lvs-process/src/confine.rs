@@ -89,7 +89,7 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
     match seccomp {
         Ok(()) => done.by.push("seccomp".to_owned()),
         Err(error) if error.raw_os_error() == Some(libc::EACCES) => done.not_by.push(
-            "seccomp (it takes CAP_SYS_ADMIN or no_new_privs: NoNewPrivileges=yes in a unit, or `setpriv --no-new-privs`)"
+            "seccomp (it needs CAP_SYS_ADMIN or no_new_privs: NoNewPrivileges=yes in a unit, or `setpriv --no-new-privs`)"
                 .to_owned(),
         ),
         Err(error) => done.not_by.push(format!("seccomp ({error})")),
@@ -108,7 +108,7 @@ pub struct Places {
 /// Sandboxes the dataplane. Call it before its threads start.
 pub fn dataplane(places: &Places) -> Confinement {
     let mut done = Confinement::default();
-    // It starts nothing that could have more rights.
+    // The process starts no program that needs more rights.
     let given_up = rustix::thread::set_no_new_privs(true);
     match given_up
         .map_err(|error| error.to_string())

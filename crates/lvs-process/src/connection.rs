@@ -33,7 +33,7 @@ const READER_TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes of an answer that are gathered before they are written.
 const BUFFER: usize = 64 << 10;
-/// Lower priority of threads for read-only clients (setpriority(2)).
+/// Nice value of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;
 
 /// A request of which only the method is parsed.
@@ -95,7 +95,7 @@ pub(super) fn serve_connection(
         // Sets the priority of this thread only; an error is ignored.
         let _ = rustix::process::setpriority_process(None, READER_NICE);
     }
-    // A client that has been forgotten gives its place back: the read ends with an error.
+    // If the client is disconnected, it releases its slot: the read ends with an error.
     let mut reader = BufReader::new(Within::new(stream, HELLO_TIMEOUT));
     let mut writer = BufWriter::with_capacity(BUFFER, Within::new(stream, WRITE_TIMEOUT));
     let mut session = Session {
@@ -107,7 +107,7 @@ pub(super) fn serve_connection(
     let mut line = Vec::new();
     loop {
         line.clear();
-        // A long list leaves no memory behind.
+        // Free the memory of a long list.
         line.shrink_to(BUFFER);
         let max = session.longest();
         let len = reader.by_ref().take(max).read_until(b'\n', &mut line)?;
@@ -123,7 +123,7 @@ pub(super) fn serve_connection(
             write_error(&mut writer, 0, &failure)?;
             return writer.flush();
         }
-        // Counted until the answer is written, also for the call that stops the dataplane.
+        // The answer is counted until it is written, including the call that stops the dataplane.
         let _answer = place.answer();
         let (id, answer) = match serde_json::from_slice::<RawRequest<'_>>(&line) {
             Err(error) => (0, Err(malformed(format!("this is not a request: {error}")))),

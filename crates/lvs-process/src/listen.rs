@@ -45,7 +45,7 @@ pub enum BindError {
     /// There is a file at the path that is not a socket.
     #[error("{path} is not a socket: remove it, or use another --socket", path = .0.display())]
     NotASocket(PathBuf),
-    /// The system refused.
+    /// The operating system refused the operation.
     #[error("cannot listen at {address}: {source}; {}", fix(source))]
     Io {
         /// The address.
@@ -89,7 +89,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
     while let Some((owner, held)) = owner() {
         let is_worth_waiting = match owner.pid.map(Life::of) {
             Some(Life::Ending) => true,
-            // It may just have been asked to end.
+            // The process may just have received a request to stop.
             Some(Life::Running) => held,
             Some(Life::Gone) | None => false,
         };
@@ -97,7 +97,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
             return Ok(());
         }
         if !patience.waits_for(owner) {
-            // Binding shows the owner of a name.
+            // A bind reveals the owner of a name.
             return match address.path() {
                 Some(_) => Err(BindError::Running {
                     address: address.clone(),
@@ -136,7 +136,7 @@ impl Listener {
     fn bind_usual(path: &Path) -> Result<Self, BindError> {
         let address = Address::Usual(path.to_owned());
         let name = Address::by_name();
-        // A dataplane of an older version has nothing but the name.
+        // A dataplane of an earlier version has only the name.
         let patience = Patience::new(Limits::START);
         while let Ok(stream) = name.connect()
             && impostor(&stream).is_none()
@@ -157,8 +157,8 @@ impl Listener {
         match bound {
             Err(BindError::Io { source, .. }) => {
                 let directory = place::DIRECTORY;
-                // Normal for users without rights, who have a network namespace of their own, and
-                // so a name.
+                // This is normal for users without rights: they have their own network namespace,
+                // and therefore their own name.
                 if peercred::own_uid() == 0 {
                     tracing::warn!(
                         "cannot listen in {directory} ({source}): listening at {name}, a name that any user could have used; create that directory with the owner root and the mode 0755 (RuntimeDirectory=lvs in a systemd unit)"
@@ -175,12 +175,12 @@ impl Listener {
             address: address.clone(),
             source,
         };
-        // First of all: a path that is no socket is refused before a lock file is made.
+        // Check this first: a path that is not a socket is refused before a lock file is created.
         let there = is_socket(path).map_err(failed)?;
         if there == Some(false) {
             return Err(BindError::NotASocket(path.to_path_buf()));
         }
-        // A dataplane that hangs does not take a connection, but it has its lock.
+        // A dataplane that hangs does not accept a connection, but owns the lock.
         let lock = Lock::beside(path, LOCK, Limits::START).map_err(|error| match error {
             LockError::Held(pid) => BindError::Running {
                 address: address.clone(),
@@ -190,7 +190,7 @@ impl Listener {
         })?;
         if is_socket(path).map_err(failed)? == Some(true) {
             match address.connect() {
-                // A dataplane of an older version, which uses no lock; it may hang.
+                // A dataplane of an earlier version, without a lock; it may hang.
                 Ok(_) => return Err(running(address)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Err(running(address));
@@ -275,7 +275,8 @@ fn is_socket(path: &Path) -> io::Result<Option<bool>> {
 /// Lets all local users connect to the socket at `path`, because the peer's credentials decide
 /// about its rights. Returns device and inode.
 fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
-    // Not by name, which could lead elsewhere by now if other users may write to the directory.
+    // Not by name: if other users may write to the directory, the name may refer to another file by
+    // now.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(openat(CWD, path, flags, Mode::empty())?);
     let meta = file.metadata()?;

@@ -41,7 +41,7 @@ impl Notify {
     /// Sends assignments, one on each line, such as `READY=1`.
     pub fn send(&self, state: &str) {
         if let Some((socket, address)) = self.0.as_deref() {
-            // A manager that does not listen is its own trouble.
+            // If the service manager does not listen, the message is lost.
             let _ = socket.send_to_addr(state.as_bytes(), address);
         }
     }

@@ -25,10 +25,10 @@ use lvs_api::place::Lock;
 use lvs_sys::peer_groups::peer_in_group;
 use lvs_sys::peercred;
 
-/// Longest time that the server waits at its end for answers in progress.
+/// Longest time that a stopping server waits for answers in progress.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Groups with additional rights.
+/// Groups whose members have additional rights.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
     /// The group whose members have write access, in addition to root and the dataplane's own user.
@@ -69,8 +69,8 @@ impl Server {
         })
     }
 
-    /// The address on which it listens. This is not the default path if the user lacks the right to
-    /// use that.
+    /// The address on which it listens. This differs from the default path if the user may not use
+    /// the default path.
     pub const fn address(&self) -> &Address {
         &self.listener.address
     }
@@ -117,7 +117,7 @@ impl Server {
                     let _ = thread::Builder::new()
                         .name("control-conn".into())
                         .spawn(move || {
-                            // An error here is that the client went away.
+                            // The only error is that the client has closed its connection.
                             let _ = serve_connection(&stream, &place, denied, &*dataplane);
                         });
                 }
@@ -215,7 +215,7 @@ impl Leaving {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Release);
-        // Wakes the thread. If that is not possible the thread stays behind, and does no harm.
+        // Wakes the thread. If this is not possible, the thread remains, and is harmless.
         if self.address.connect().is_ok()
             && let Some(thread) = self.thread.take()
         {

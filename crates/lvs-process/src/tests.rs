@@ -128,7 +128,7 @@ fn server_answers_calls_lists_and_refusals() {
 
 fn raw(address: &Address, bytes: &[u8]) -> String {
     let mut stream = address.connect().expect("it listens");
-    // It may close before it has read everything; its answer is there in spite of that.
+    // The server may close the connection before it has read everything; its answer still arrives.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = String::new();
@@ -151,7 +151,7 @@ fn invalid_requests_are_answered_with_errors() {
             "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":99}}\n",
             "\"code\":\"version\"",
         ),
-        // Refused before they are read: what they hold is never taken apart.
+        // The lines are refused before they are parsed.
         (
             "{\"id\":7,\"method\":\"service.add\",\"params\":[[[1]]]}\n",
             "first request must be hello",
@@ -241,11 +241,11 @@ fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
         let place = places
             .take(reader)
             .expect("the reader gets the first place");
-        // An error is that the client is gone.
+        // The only error is that the client has closed its connection.
         let _ = serve_connection(&server, &place, denied, &Fake::new());
     });
     for line in lines {
-        // It may close before it has read everything.
+        // The server may close the connection before it has read everything.
         let _ = client.write_all(line);
     }
     let _ = client.shutdown(Shutdown::Write);
@@ -323,14 +323,14 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
         );
         drop(first);
 
-        // One that only has the name is found, and keeps another from starting.
+        // A dataplane with only the name is found, and prevents the start of another one.
         let old = start(&Address::by_name());
         Client::connect(&usual).expect("the client finds the socket");
         let second = Server::bind(&usual, Permissions::default()).expect_err("one is running");
         assert!(second.to_string().contains("@lvs-dataplane"), "{second}");
         drop(old);
 
-        // Where the directory cannot be root's alone, the name is what is left.
+        // If the directory cannot belong to root alone, only the name remains.
         fs::set_permissions(
             &directory,
             std::os::unix::fs::PermissionsExt::from_mode(0o777),

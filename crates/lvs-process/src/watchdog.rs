@@ -1,11 +1,10 @@
-//! The service manager's watchdog (sd_watchdog_enabled(3)), which is reset while the whole
+//! The service manager's watchdog (sd_watchdog_enabled(3)), which is reset as long as the whole
 //! dataplane works.
 //!
 //! One live thread is no evidence for the others. So the dataplane makes a request over its own
 //! control socket that needs all of its parts: the socket's threads accept it, the packet path and
 //! the keeper of the host add their state. Only an answer resets the watchdog. Time in which the
-//! whole process does not run, as on a suspended machine, counts only as far as the manager counts
-//! it.
+//! whole process does not run, as on a suspended machine, counts only if the manager counts it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -92,7 +91,7 @@ fn feed(
 /// Whether the control socket, the packet path and the keeper answer within `patience`.
 fn answers(address: &Address, patience: Duration) -> Result<(), Error> {
     let mut client = match Client::connect_patiently(address, patience) {
-        // With all places in use it is busy, and alive.
+        // If all slots are in use, the dataplane is busy, but works.
         Err(Error::Refused(failure)) if failure.code == FailureCode::Full => return Ok(()),
         other => other?,
     };

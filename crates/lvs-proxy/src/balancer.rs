@@ -78,7 +78,7 @@ pub(super) struct Balancer {
 pub struct Counts {
     /// Connections, and clients that send datagrams.
     pub connections: usize,
-    /// Greatest number of clients at a time.
+    /// Maximum number of clients at a time.
     pub most: usize,
     /// Connections refused because the limit was reached.
     pub full: u64,
@@ -96,7 +96,8 @@ const DATAGRAM_PART: usize = 2;
 impl Balancer {
     pub(super) fn new(most: usize, seed: u64) -> Self {
         let mut director = Director::new(lvs_core::Options {
-            // A connection that is just over and one that is just begun may both be there.
+            // A connection that has just ended and a connection that has just started may both be
+            // in the table.
             max_connections: most + most / 8 + 64,
             seed,
             ..lvs_core::Options::default()
@@ -130,7 +131,7 @@ impl Balancer {
         Instant::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// Milliseconds since the beginning.
+    /// Returns the milliseconds since the start of the proxy.
     pub(super) fn clock(&self) -> u64 {
         u64::try_from(self.zero.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
@@ -323,7 +324,7 @@ impl Entry {
                 (Hook::Transit, answer)
             }
         };
-        // The verdict is not needed: the bytes have moved already.
+        // The verdict is not needed: the bytes were already forwarded.
         let _ = inner
             .director
             .handle_packet(&PacketMeta::new(hook, tuple, transport, len), now);

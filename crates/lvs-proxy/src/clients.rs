@@ -1,10 +1,11 @@
 //! The table of clients that send datagrams, and the choice of the client that a new one replaces.
 //!
-//! The source address of a datagram can be forged, so that one sender can appear as any number of
-//! clients. A forger receives no answers. So a client is *new* until it has sent again after an
-//! answer of its server; then it is *established*. When the table is full, the oldest new client is
-//! evicted: of the newcomer's service, or of the largest service if the newcomer's has less than
-//! its share. Established clients are evicted only when they are idle.
+//! The source address of a datagram can be forged, so one sender can appear as any number of
+//! clients. It does not receive the answers to forged addresses. So a client is *new* until it has
+//! sent again after an answer of its server; then it is *established*. When the table is full, the
+//! oldest new client is evicted: a client of the newcomer's service, or of the largest service if
+//! the newcomer's service has less than its share. Established clients are evicted only when they
+//! are idle.
 
 use lvs_core::Prefix;
 use std::collections::{BTreeMap, HashMap};
@@ -25,7 +26,7 @@ const LEAVING_MAX: usize = 1024;
 /// If a source has more than one in this many of its service's slots, its new clients replace its
 /// own earlier ones.
 const SOURCE_PART: usize = 16;
-/// Clients that are examined for eviction.
+/// Number of clients that are examined for an eviction.
 const LOOKS: usize = 64;
 
 /// All clients.
@@ -37,7 +38,7 @@ struct Table {
     services: HashMap<ServiceId, Queue>,
     /// The queues by their length and number, to find the longest one at once.
     by_length: BTreeMap<(usize, u64), ServiceId>,
-    /// Clients in the queues.
+    /// Number of clients in the queues.
     present: usize,
     /// Clients in the queues, and clients that are being evicted.
     held: usize,
@@ -61,7 +62,7 @@ struct Queue {
 #[derive(Debug)]
 struct Client {
     source: IpAddr,
-    /// Its position in its queue; 0 after it has released its slot.
+    /// Position of the client in its queue; 0 after the client has released its slot.
     number: AtomicU64,
     answered: AtomicBool,
     talks: AtomicBool,
@@ -124,7 +125,7 @@ impl Queue {
         let pause = u64::try_from(NEW_IDLE.as_millis()).unwrap_or(u64::MAX);
         for _ in 0..LOOKS.min(self.talking.len()) {
             let (_, client) = self.talking.pop_first()?;
-            // Its turn comes again after that of all other clients.
+            // The client's next turn is after the turns of all other clients.
             *next += 1;
             client.number.store(*next, Ordering::Release);
             self.talking.insert(*next, Arc::clone(&client));
@@ -357,7 +358,7 @@ mod tests {
         let left: Vec<bool> = flood.iter().map(taken).collect();
         assert!(left[..901].iter().all(|taken| *taken), "the oldest go");
         assert!(left[901..].iter().all(|taken| !taken));
-        // Nor can a flood that is not given up hold more than it should.
+        // A flood that is not evicted cannot occupy more slots than its share.
         let more = (0..2000_u16).map(|n| slot(&clients, 1, client(3000 + n, 1), 4));
         let more: Vec<Admission> = more.collect();
         assert!(matches!(more.last(), Some(Admission::Full)));
@@ -440,7 +441,7 @@ mod tests {
         assert!(others.iter().filter(|one| taken(one)).count() <= 1);
         // No client of it is near the front, so that the search is short.
         assert!(refused > 0);
-        // Without other services, it has all places.
+        // Without other services, the service may use all slots.
         let alone = Arc::new(Clients::default());
         let mut own: Vec<Slot> = (1..=1000)
             .map(|port| some(slot(&alone, 1, client(1, port), 0)))

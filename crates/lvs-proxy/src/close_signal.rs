@@ -1,4 +1,4 @@
-//! A signal that a connection must be closed.
+//! A signal to close a connection.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -139,7 +139,7 @@ fn binary(bytes: &[u8]) -> Read {
     };
     let port = |at: usize| u16::from_be_bytes([rest[at], rest[at + 1]]);
     let source = match (head[12] & 0xf, head[13]) {
-        // LOCAL: the sender itself, as when it checks health.
+        // LOCAL: the sender itself is the client, for example for a health check.
         (0, _) => None,
         (1, 0x11) if length >= 12 => {
             let ip: [u8; 4] = rest[..4].try_into().unwrap_or_default();
@@ -149,7 +149,7 @@ fn binary(bytes: &[u8]) -> Read {
             let ip: [u8; 16] = rest[..16].try_into().unwrap_or_default();
             Some(SocketAddr::new(ip.into(), port(32)))
         }
-        // Of no family that is known.
+        // An unknown address family.
         (1, 0) => None,
         _ => return Read::Nonsense,
     };
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(read(&longest[..LENGTH_MAX - 1]), Read::Partial);
         let longer = binary(REST_MAX + 1);
         assert_eq!(read(&longer), Read::Nonsense);
-        // It is not waited for.
+        // The reader does not wait for the rest.
         assert_eq!(read(&longer[..16]), Read::Nonsense);
         let line = |length: usize| {
             let words = format!("PROXY UNKNOWN {}", "x".repeat(length - 16));

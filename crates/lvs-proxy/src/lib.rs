@@ -7,7 +7,7 @@
 //!             └ socket ── datagram ┘  (lvs_core::Director)   └▶ udp: a socket a client ─▶ server
 //! ```
 //!
-//! `balancer` is a director of `lvs-core` that receives events of connections in place of packets,
+//! `balancer` is a director of `lvs-core` that receives events of connections instead of packets,
 //! so that schedulers, persistence, thresholds, limits, filters, drains and counters are those of
 //! the dataplane. [`Proxy`] is configured by the calls of a dataplane. Each worker is a thread with
 //! an event loop and listeners of its own.

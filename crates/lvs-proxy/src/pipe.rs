@@ -20,7 +20,7 @@ use super::balancer::{Entry, Way};
 const COPY: usize = 16 << 10;
 /// Size of a pipe: 16 pages, unless the kernel grants less.
 const PIPE: usize = 64 << 10;
-/// Maximum of pipes that contain data, in the whole process; beyond it, bytes are copied.
+/// Maximum number of pipes that contain data, in the whole process; beyond it, bytes are copied.
 pub(super) const PIPES_MAX: usize = 1024;
 /// Number of free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;
@@ -99,7 +99,7 @@ pub(super) async fn pump(
             match chunk {
                 Chunk::Nothing => break,
                 Chunk::End => {
-                    // It may be gone, which its own direction finds out.
+                    // The receiver may be closed, which the other direction detects.
                     let _ = rustix::net::shutdown(to, rustix::net::Shutdown::Write);
                     return Ok(());
                 }
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn pipes_are_bounded() {
-        // As if other threads had all of them, but for one.
+        // Simulates other threads that use all pipes but one.
         PIPES.fetch_add(PIPES_MAX - 1, Ordering::Relaxed);
         let before = PIPES.load(Ordering::Relaxed);
         let taken: Vec<Pipe> = std::iter::from_fn(Pipe::take).collect();

@@ -16,14 +16,14 @@ use super::close_signal::CloseSignal;
 use super::pipe::PIPES_MAX;
 use super::workers::{Listeners, Workers};
 
-/// Maximum of connections, if enough descriptors are available.
+/// Maximum number of connections, if enough descriptors are available.
 const CONNECTIONS_MAX: usize = 100_000;
-/// Least number of connections that must be possible.
+/// Minimum number of connections that must be possible.
 const CONNECTIONS_MIN: usize = 16;
 /// Descriptors for other purposes than listeners and checks: the API's 128, the sockets' 64, files,
 /// and the event loops of threads.
 const RESERVE: usize = 384;
-/// Number of descriptors for pipes, if there are many connections.
+/// Maximum number of descriptors for pipes.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
 
 /// The proxy of this process. Clones refer to the same proxy.
@@ -181,7 +181,7 @@ impl Proxy {
         let mut inner = balancer.lock();
         let ends = |inner: &crate::balancer::Inner, service: &ServiceId| {
             let service = inner.director.control.service(&(*service).into());
-            // A datagram's server that has gone would be a black hole.
+            // Datagrams to a removed server would be lost.
             service.is_some_and(|service| {
                 service.config().extras.on_server_down != OnServerDown::Kernel
                     || matches!(ServiceId::from(service.key()), ServiceId::Udp { .. })
@@ -240,7 +240,7 @@ fn files() -> usize {
 /// Returns the number of connections that fit into `files` descriptors, of which `others` are
 /// needed for other purposes.
 fn most(files: usize, others: usize) -> usize {
-    // Two of a connection, in addition to those of pipes.
+    // Two descriptors for each connection, in addition to those of pipes.
     let pipes = PIPE_DESCRIPTORS.min(files / 4);
     let most = files.saturating_sub(others + pipes) / 2;
     most.clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)

@@ -19,10 +19,10 @@ use super::pipe::pump;
 
 /// Time limit for a client's header.
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
-/// Maximum of servers that are tried for one connection.
+/// Maximum number of servers that are tried for one connection.
 const TRIES: usize = 3;
-/// Number of choices of the balancer for each server that has not refused yet: simultaneous clients
-/// use servers in turn, and a scheduler may choose the same server again.
+/// Number of choices of the balancer for each server that has not refused yet: servers are chosen
+/// for simultaneous clients in turn, and a scheduler may choose the same server again.
 const DRAWS: usize = 8;
 
 /// Accepts connections until `close_signal` is closed.
@@ -50,7 +50,7 @@ pub(super) async fn serve(
                 let balancer = Arc::clone(&balancer);
                 tokio::spawn(relay(balancer, service, virt, client, peer, place));
             }
-            // The client has gone while it waited.
+            // The client has closed its connection while it waited.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 if !complained {
@@ -153,7 +153,7 @@ async fn connect(
             if !refused.contains(&entry.server) {
                 break;
             }
-            // Until it is dropped, the client has its server.
+            // Until the entry is dropped, the client keeps its server.
             drop(entry);
             entry = balancer.open(service, Protocol::TCP, client, virt, 0)?;
         }
@@ -203,7 +203,7 @@ async fn both(client: &TcpStream, server: &TcpStream, entry: &Entry) -> io::Resu
                 done?;
                 server_ended = true;
             }
-            // No task reads from it any more, so no task would notice a reset.
+            // No task reads from the client any more, so no task would notice a reset.
             lost = client.ready(Interest::ERROR), if client_ended => {
                 lost?;
                 return Err(io::ErrorKind::ConnectionReset.into());

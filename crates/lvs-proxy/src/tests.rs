@@ -98,7 +98,7 @@ async fn relay_copies_bytes_and_closes_each_direction_independently() {
     let served = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut got = Vec::new();
-        // It ends, though the other way is open.
+        // The stream ends, although the other direction is open.
         stream.read_to_end(&mut got).await.unwrap();
         stream.write_all(&answer).await.unwrap();
         got
@@ -230,7 +230,7 @@ async fn connection_over_limit_is_reset_and_counted() {
     const MOST: usize = 32;
     let (listener, address) = server().await;
     tokio::spawn(async move {
-        // Each ends with its client.
+        // Each server task ends with its client.
         while let Ok((mut stream, _)) = listener.accept().await {
             tokio::spawn(async move { stream.read_to_end(&mut Vec::new()).await });
         }
@@ -287,7 +287,7 @@ async fn servers_receive_proxy_header() {
         let mut client = bench.client().await;
         let announced = "192.0.2.77:1234".parse().unwrap();
         let header = super::header::write(Version::V2, announced, bench.address);
-        // In two pieces, and with the first bytes of the stream behind it.
+        // In two pieces, the second with the first bytes of the stream.
         client.write_all(&header[..7]).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         client
@@ -333,7 +333,7 @@ async fn removed_server_closes_its_connections() {
         service: bench.service,
     };
     bench.proxy.apply(&[delete]).unwrap();
-    // The listeners are the workers' to close.
+    // The workers have to close the listeners.
     while TcpStream::connect(bench.address).await.is_ok() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -437,7 +437,7 @@ async fn datagrams_keep_their_server_until_removed() {
         server: ([127, 0, 0, 1], port).into(),
     };
     bench.proxy.apply(&[delete]).unwrap();
-    // Answers of the first one may be under way.
+    // Answers of the first server may still be on their way.
     while ask().await == first {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -478,7 +478,8 @@ async fn datagram_flood_evicts_flood_only() {
         asked().await;
         client
     };
-    // Its server sees it by one socket as long as it keeps its place.
+    // The server receives the client's datagrams from one socket as long as the client keeps its
+    // slot.
     let talking = ask("127.0.0.1:0".to_owned()).await;
     for n in 0..1000_u16 {
         let [high, low] = n.to_be_bytes();

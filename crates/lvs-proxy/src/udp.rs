@@ -52,7 +52,7 @@ pub(super) async fn serve(
             }
             received = socket.recv_from(&mut buffer) => match received {
                 Ok(received) => received,
-                // An ICMP error about an answer of ours.
+                // An ICMP error about an answer of the proxy.
                 Err(_) => continue,
             },
         };
@@ -74,13 +74,13 @@ pub(super) async fn serve(
                         () = served.entry.idle(|| served.slot.patience(limit)) => {}
                         () = served.slot.taken() => {}
                     }
-                    // The receiver goes with the service.
+                    // The receiver is dropped with the service.
                     let _ = over.send(client);
                 });
                 session
             }
         };
-        // A server that takes no more loses some, as on any way.
+        // If the server's socket is full, datagrams are lost, as on any path.
         if session.socket.try_send(&buffer[..length]).is_ok() {
             session.entry.moved(Way::In, length);
             session.slot.sent(balancer.clock());
@@ -95,7 +95,7 @@ async fn begin(
     client: SocketAddr,
     length: usize,
 ) -> Option<Session> {
-    // A client that limits or filters refuse evicts no other client.
+    // A client that is refused by limits or filters does not evict another client.
     let entry = balancer.open(service, Protocol::UDP, client, virt, length)?;
     let slot = balancer.slot(service, client)?;
     let any: SocketAddr = match entry.server {
@@ -122,7 +122,7 @@ async fn answers(
     }
     for number in 1_u32.. {
         session.socket.readable().await?;
-        // A server that never stops sending is not alone on this thread.
+        // A server that sends without a pause must not occupy the thread.
         if number.is_multiple_of(16) {
             tokio::task::yield_now().await;
         }

@@ -13,7 +13,7 @@ use super::balancer::Balancer;
 use super::close_signal::CloseSignal;
 use super::{tcp, udp};
 
-/// Maximum of threads; there are not more than processors.
+/// Maximum number of threads; there are not more than processors.
 const WORKERS_MAX: usize = 16;
 /// Maximum number of connections that wait to be accepted; the kernel may lower it.
 const BACKLOG: i32 = 4096;
@@ -80,7 +80,7 @@ impl Workers {
     /// Serves until the close signal is closed.
     pub(super) fn serve(&self, listeners: Listeners, close_signal: &Arc<CloseSignal>) {
         for (worker, socket) in self.0.iter().zip(listeners.sockets) {
-            // A worker ends when the process does.
+            // A worker exits only with the process.
             let _ = worker.send(Order {
                 service: listeners.service,
                 address: listeners.address,

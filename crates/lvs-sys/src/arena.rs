@@ -26,7 +26,7 @@ pub struct Arena {
 
 /// The record of lent slots.
 enum Owners {
-    /// A flag for each.
+    /// A flag for each slot.
     Flags(Box<[AtomicBool]>),
     /// The first word of each slot: the kernel owns it if the word is 0. The given number of first
     /// bytes of a slot is never lent.
@@ -85,7 +85,8 @@ impl Arena {
         let Owners::Flags(flags) = &self.owners else {
             return None;
         };
-        // Acquire: what its last owner wrote is seen, and nothing of ours comes before.
+        // Acquire: the writes of the last owner are visible, and no later access moves before this
+        // one.
         if flags.get(slot)?.swap(true, Ordering::Acquire) {
             return None;
         }

@@ -120,7 +120,7 @@ pub fn names(interface: &str, place: Place) -> io::Result<Vec<String>> {
     for id in ids(ifindex, place)? {
         match name(id) {
             Ok(name) => names.push(name),
-            // It went away meanwhile.
+            // The interface was removed in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -147,9 +147,9 @@ pub fn ids(ifindex: u32, place: Place) -> io::Result<Vec<u32>> {
     };
     // SAFETY: `ids` lives here and has room for `count` of them.
     match unsafe { call(BPF_PROG_QUERY, &mut request) } {
-        // There are more than 64: these are the first.
+        // More than 64 programs are attached: these are the first.
         Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
-        // There are none.
+        // No program is attached.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(Vec::new()),
         done => {
             done?;

@@ -144,7 +144,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// As [`check`], for calls that return a length.
+/// Like [`check`], for calls that return a length.
 fn check_len(result: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
@@ -264,7 +264,7 @@ mod tests {
         let mut called = BTreeSet::new();
         let mut left = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
         while let Some(path) = left.pop() {
-            // The calls of `lvs-run`, which has no unit: the programs that it starts make their own.
+            // `lvs-run` has no unit; the programs that it starts have their own units.
             if path.ends_with("src/notify") {
                 continue;
             }
@@ -279,7 +279,7 @@ mod tests {
         for call in OF_ANY_SERVICE {
             assert!(called.remove(*call), "{call} is not called");
         }
-        // systemd has mounted what this would mount.
+        // systemd has already mounted this file system.
         assert!(called.remove("mount"));
 
         let unit = include_str!("../../../contrib/lvs-dataplane.service");

@@ -39,7 +39,7 @@ mod tests {
             crate::unshare_network().ok()?;
             super::cookie()
         });
-        // Without the right to make namespaces, there is none to compare with.
+        // Without permission to create namespaces, the test cannot compare with another one.
         if let Some(other) = other.join().expect("no panic") {
             assert_ne!(other, own);
         }

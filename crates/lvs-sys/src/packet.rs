@@ -74,7 +74,7 @@ pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
 const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(LOAD_16, 0, 0, ancillary(PROTOCOL)),
     op(IF_EQUAL, 0, 10, 0x0800),
-    // IPv4: TCP, and no fragment.
+    // IPv4: TCP, and not a fragment.
     op(LOAD_8, 0, 0, network(9)),
     op(IF_EQUAL, 0, 15, 6),
     op(LOAD_16, 0, 0, network(6)),
@@ -85,7 +85,7 @@ const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(TO_X, 0, 0, 0),
     op(LOAD_8_AT_X, 0, 0, network(13)),
     op(JUMP, 0, 0, 4),
-    // IPv6: TCP at once.
+    // IPv6: TCP is the first header.
     op(IF_EQUAL, 0, 6, 0x86dd),
     op(LOAD_8, 0, 0, network(6)),
     op(IF_EQUAL, 0, 4, 6),
@@ -169,7 +169,7 @@ impl PacketSocket {
     /// # Errors
     /// No error is known.
     pub fn only_incoming(&self, mark: Option<u32>) -> io::Result<()> {
-        // 0 is what frames without a mark have.
+        // 0 is the mark of all unmarked frames.
         let mark = mark.filter(|&mark| mark != 0);
         self.filter(&[
             op(LOAD, 0, 0, ancillary(PACKET_TYPE)),
@@ -564,7 +564,7 @@ impl MessageBatch {
             };
             let vectors = &mut self.vectors[i];
             let len = match header {
-                // The kernel has less to do for one vector.
+                // The kernel processes a single vector faster.
                 None => {
                     vectors[0] = bytes;
                     1

@@ -26,7 +26,7 @@ pub fn peer_in_group(socket: &impl AsFd, gid: u32) -> io::Result<bool> {
             return Ok(groups.contains(&gid));
         }
         let error = io::Error::last_os_error();
-        // ERANGE: the kernel has put into `len` how much room it wants.
+        // ERANGE: the kernel has stored the required length in `len`.
         if error.raw_os_error() != Some(libc::ERANGE) || len <= room {
             return Err(error);
         }

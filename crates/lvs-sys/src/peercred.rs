@@ -55,7 +55,7 @@ pub struct Process(Option<OwnedFd>);
 /// `SO_PEERPIDFD` of socket.h, since Linux 6.5.
 #[cfg(not(any(target_arch = "sparc64", target_arch = "sparc")))]
 const SO_PEERPIDFD: libc::c_int = 77;
-/// The number on sparc.
+/// `SO_PEERPIDFD` on sparc.
 #[cfg(any(target_arch = "sparc64", target_arch = "sparc"))]
 const SO_PEERPIDFD: libc::c_int = 0x0056;
 
@@ -96,7 +96,7 @@ impl Process {
         };
         // SAFETY: one `pollfd`, which lives for the call; the call does not wait.
         let ended = unsafe { libc::poll(&raw mut poll, 1, 0) };
-        // A descriptor of a process becomes readable when it ends (pidfd_open(2)).
+        // A process descriptor becomes readable when the process exits (pidfd_open(2)).
         ended == 0
     }
 }
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_of_socket_pair_is_this_process() -> io::Result<()> {
+    fn peer_credentials_of_socket_pair_identify_this_process() -> io::Result<()> {
         let (a, _b) = UnixStream::pair()?;
         let cred = peer_cred(&a)?;
         assert_eq!(cred.pid, std::process::id());

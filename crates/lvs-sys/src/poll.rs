@@ -79,7 +79,7 @@ impl Poller {
         self.fds.len() - 1
     }
 
-    /// Waits for input, an error or the end of `timeout` (`None`: for ever), and returns the number
+    /// Waits for input, an error or the end of `timeout` (`None`: forever), and returns the number
     /// of ready descriptors. A signal ends the wait with 0.
     ///
     /// # Errors
@@ -91,8 +91,8 @@ impl Poller {
             .map_or(std::ptr::null(), std::ptr::from_ref);
         let count = libc::nfds_t::try_from(self.fds.len()).expect("a length fits nfds_t");
         // SAFETY: pointer and count describe the vector; the timeout is null or a timespec that
-        // lives during the call; a null signal mask leaves the mask alone. A descriptor
-        // that was closed meanwhile is answered by POLLNVAL.
+        // lives during the call; a null signal mask leaves the mask alone. A descriptor that was
+        // closed in the meantime is answered by POLLNVAL.
         let ready = unsafe { libc::ppoll(self.fds.as_mut_ptr(), count, timeout, std::ptr::null()) };
         match check(ready) {
             Ok(n) => Ok(usize::try_from(n).unwrap_or(0)),

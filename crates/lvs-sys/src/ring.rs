@@ -10,7 +10,7 @@ use super::arena::{Arena, Lent};
 use super::packet::{PacketSocket, VNET_HDR_LEN};
 use super::{page_size, set_option};
 
-/// Header of a slot, which only the kernel writes.
+/// Length in bytes of the header of a slot, which only the kernel writes.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
 /// The status word of a slot that this process uses: it is neither 0 (the kernel's) nor
 /// `TP_STATUS_USER`.
@@ -33,10 +33,10 @@ pub struct PacketRing {
     mac: usize,
 }
 
-/// Bytes of a line of the cache.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Number of slots by which prefetching is ahead of reading while frames are waiting.
+/// Number of slots by which prefetching runs ahead of reading while frames are waiting.
 const AHEAD: usize = 12;
 
 /// A frame in a ring, or the mark of a frame that is in the socket's queue.
@@ -81,8 +81,8 @@ impl PacketRing {
     ) -> io::Result<Self> {
         let fd = socket.as_fd();
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-        // Slots follow one another without gaps where blocks, which are whole pages, are whole
-        // slots too.
+        // Slots are contiguous only if the blocks, which consist of whole pages, also consist of
+        // whole slots.
         let page = page_size();
         let mut in_block = 1;
         while slot_len == 0 || !(in_block * slot_len).is_multiple_of(page) {
@@ -140,7 +140,7 @@ impl PacketRing {
         if Arc::strong_count(&self.arena) > 1 {
             return Err((Some(self), io::ErrorKind::ResourceBusy.into()));
         }
-        // The mapping goes before the memory.
+        // Unmap the ring before the memory is freed.
         drop(self);
         without_ring(socket).map_err(|error| (None, error))
     }
@@ -149,7 +149,7 @@ impl PacketRing {
     #[inline]
     pub fn next_frame(&mut self) -> Option<RingFrame> {
         let word = self.arena.word(self.next);
-        // Acquire: what the kernel wrote before is seen.
+        // Acquire: earlier writes of the kernel are visible.
         let status = word.load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 {
             self.streak = 0;
@@ -200,7 +200,8 @@ impl PacketRing {
     #[inline]
     fn read_ahead(&mut self) {
         self.streak += 1;
-        // Few frames: the slots ahead are the kernel's, which has to write there first.
+        // There are few frames: the next slots belong to the kernel, which has to write there
+        // first.
         if self.streak < AHEAD {
             return;
         }

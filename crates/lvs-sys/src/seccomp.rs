@@ -58,7 +58,7 @@ fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<libc::sock
     ];
     let count = calls.len();
     for (index, call) in calls.iter().enumerate() {
-        // Past the other numbers and what is behind the last one.
+        // The jump skips the remaining numbers and the instruction after the last one.
         let past = u8::try_from(count - index).unwrap_or(u8::MAX);
         all.push(op(
             IF_EQUAL,
@@ -95,7 +95,7 @@ pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
     match done {
         0 => Ok(()),
         -1 => Err(io::Error::last_os_error()),
-        // With this flag, the number of a thread that has a filter of its own.
+        // With this flag, the kernel returns the number of a thread that has a filter of its own.
         thread => Err(io::Error::other(format!(
             "thread {thread} has another filter"
         ))),

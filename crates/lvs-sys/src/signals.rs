@@ -90,7 +90,7 @@ mod tests {
         ] {
             assert!(all & (1 << (signal - 1)) != 0, "{signal}: {all:x}");
         }
-        // The second call finds them ignored, so it restores none.
+        // The second call finds the signals ignored, so it restores none.
         ignore_signals().restore();
         assert_eq!(ignored(), all);
         former.restore();

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn run_in_slices_succeeds() {
+    fn run_in_time_slices_succeeds() {
         let ran = std::thread::spawn(|| run_in_slices(0, Duration::from_micros(100)));
         ran.join().expect("no panic").expect("no limit forbids it");
     }

@@ -10,7 +10,7 @@ use lvs_core::memory::{Layout, Memory, Region};
 
 use super::{check, page_size};
 
-/// A large page.
+/// Size of a large page in bytes.
 const LARGE: usize = 2 << 20;
 
 /// An anonymous mapping, all zeros at first.
@@ -61,7 +61,7 @@ impl Mapping {
 
     /// Requests large pages. Without them the memory is only slower.
     fn advise(&self) {
-        // Refused where the kernel has none.
+        // The kernel refuses this if it has no large pages.
         let _ = self.madvise(0, self.len - LARGE, libc::MADV_HUGEPAGE);
     }
 
@@ -100,7 +100,7 @@ pub struct TablePages {
 impl TablePages {
     /// Replaces memory of which half is used by large pages, and returns their number: look-ups
     /// then miss the TLB less, for little more memory. `pause` is called after each page; look-ups
-    /// meanwhile wait for the copy of a page of 2 MiB.
+    /// in the meantime wait for the copy of a page of 2 MiB.
     ///
     /// # Errors
     /// If the kernel has no large pages, or none that can be asked for (Linux 6.1).
@@ -116,7 +116,7 @@ impl TablePages {
                 }
                 match mapping.madvise(offset, LARGE, COLLAPSE) {
                     Ok(()) => made += 1,
-                    // There is no such memory in one piece now.
+                    // At present, no contiguous memory of this size is available.
                     Err(error)
                         if matches!(
                             error.raw_os_error(),
@@ -215,7 +215,7 @@ mod tests {
                 assert!(made <= len * 8 / LARGE, "{made}");
                 assert_eq!(paused, len * 8 / LARGE);
             }
-            // The kernel has none.
+            // The kernel has no large pages.
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}"),
         }
         let kept = words.iter().step_by(page_size() / size_of::<AtomicU64>());

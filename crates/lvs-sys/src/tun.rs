@@ -37,7 +37,7 @@ impl TunDevice {
     /// `NotFound` without `/dev/net/tun`, `PermissionDenied` without `CAP_NET_ADMIN`,
     /// `ResourceBusy` if the device already exists.
     pub fn create(name: &str, options: TunOptions) -> io::Result<Self> {
-        // Do not become a second owner of a device of this name.
+        // Do not become a second owner of an existing device with this name.
         let mut flags = libc::IFF_TUN_EXCL;
         if options.multi_queue {
             flags |= libc::IFF_MULTI_QUEUE;
@@ -119,7 +119,7 @@ impl TunDevice {
     /// The kernel's error.
     pub fn write(&self, header: &[u8; 10], packet: &[u8]) -> io::Result<()> {
         let n = (&self.file).write_vectored(&[IoSlice::new(header), IoSlice::new(packet)])?;
-        // The driver takes a packet whole or not at all (tun_get_user()).
+        // The driver accepts a complete packet or nothing (tun_get_user()).
         if n < header.len() + packet.len() {
             return Err(io::ErrorKind::WriteZero.into());
         }

@@ -50,8 +50,7 @@ impl TurnBack {
             offset,
             immediate,
         };
-        // Offsets in `__sk_buff`, and on the stack: both addresses as they are, and as they shall
-        // be.
+        // Offsets in `__sk_buff`, and on the stack: both addresses before and after the change.
         const MARK: i16 = 8;
         const IFINDEX: i16 = 40;
         const BEFORE: i16 = -16;

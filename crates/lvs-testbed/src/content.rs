@@ -16,10 +16,10 @@ pub const SIZES: &[u64] = &[
     1_000_000, 1_500_001, 2_097_152, 4_000_037, 10_485_760,
 ];
 
-/// The size of the bulk file in `make test`: 24 MiB.
+/// The size in bytes of the bulk file in `make test`: 24 MiB.
 pub const BULK: u64 = 24 << 20;
 
-/// The size of the bulk file in `make test-rest`: 512 MiB.
+/// The size in bytes of the bulk file in `make test-rest`: 512 MiB.
 pub const FULL_BULK: u64 = 512 << 20;
 
 /// Fills the buffer with the stream's bytes from `offset` on.
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn piece_of_content_equals_the_same_part_of_the_whole() {
+    fn piece_of_generated_content_equals_the_same_part_of_the_whole() {
         let mut whole = [0; 100];
         fill(0, &mut whole);
         for start in 0..40 {

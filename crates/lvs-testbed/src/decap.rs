@@ -125,7 +125,7 @@ const IPV4: i32 = 4;
 const UDP: i32 = 17;
 const IPV6: i32 = 41;
 const GRE: i32 = 47;
-/// In place of a protocol number: GUE is received by a UDP socket.
+/// Stands for GUE in place of a protocol number: a UDP socket receives GUE.
 const GUE: i32 = 0;
 /// The port on which GUE is accepted.
 pub const GUE_PORT: u16 = 6080;
@@ -184,7 +184,7 @@ fn relay(
             Err(error) => return Err(error).context("reading a tunnel's packets"),
         };
         if let Some(frame) = unwrap(&mut buffer[..ETHERNET + length], from, destination, source) {
-            // A full queue drops, as it would on a wire.
+            // A full queue drops packets, as a link does.
             let _ = packet.send(frame);
         }
     }
@@ -214,7 +214,7 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
         IPV6 => (6, 0),
         GRE => gre_header(payload)?,
         GUE => gue_header(payload)?,
-        // Packets with a checksum arrive at the other socket.
+        // Packets with a checksum arrive at the other socket, and are skipped here.
         _ if payload.get(2..4)? == GUE_PORT.to_be_bytes() && payload.get(6..8)? == [0, 0] => {
             let (version, len) = gue_header(payload.get(8..)?)?;
             (version, 8 + len)
@@ -253,7 +253,7 @@ fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
             let sum: u64 = words
                 .map(|word| u64::from(word[0]) << 8 | word.get(1).map_or(0, |&low| u64::from(low)))
                 .sum();
-            // Ones' complement: a right sum is a multiple of 2^16 - 1.
+            // Ones' complement: a correct sum is a multiple of 2^16 - 1.
             sum.is_multiple_of(0xffff).then_some((version, 8))
         }
         _ => None,

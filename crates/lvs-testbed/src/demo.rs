@@ -54,7 +54,8 @@ pub fn main(options: &DemoOptions) -> Result<()> {
         match show(*method, options, &style) {
             Ok((site, verdict)) => {
                 verdicts.push((*method, Ok(verdict)));
-                // Otherwise it is cleared up here, before the next one starts.
+                // Unless the demo holds the hosts, it stops the process here, before the next one
+                // starts.
                 if options.hold {
                     sites.push(site);
                 }

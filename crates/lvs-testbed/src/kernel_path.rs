@@ -17,7 +17,8 @@ use lvs_packet::wire::Mac;
 
 use crate::packet;
 
-/// Longest frame for which the kernel test-runs a program: it must fit a page.
+/// Maximum length of a frame for a test run of a program in the kernel: the frame must fit into a
+/// page.
 const LONGEST: usize = 3000;
 /// Interface index of the loopback, whose link-layer address is all zeros.
 const LOOPBACK: u32 = 1;
@@ -29,7 +30,7 @@ const XDP_REDIRECTED: i32 = 4;
 /// Packets that the programs have forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
-    /// All packets.
+    /// Number of all packets.
     pub all: u64,
     /// Packets that XDP forwarded, before the kernel allocated a socket buffer.
     pub early: u64,
@@ -139,10 +140,10 @@ impl Programs {
             bytes[..6].fill(0);
         }
         self.kernel.set_virtual_time(now);
-        // Sometimes the frame has a sum of the card, if the kernel supports that. With padding, the
-        // kernel cuts off the sum as well, and would then report a wrong sum.
+        // Sometimes the frame has a checksum from the network card, if the kernel supports it. With
+        // padding, the kernel removes this checksum as well, and would then report a wrong one.
         self.turns += 1;
-        // The starting point of look-ups does not matter.
+        // The starting point of look-ups does not affect the result.
         self.kernel
             .try_homes([self.turns.is_multiple_of(2), self.turns.is_multiple_of(3)]);
         if self.turns.is_multiple_of(2) {
@@ -159,7 +160,7 @@ impl Programs {
         }
         let (verdict, out) = match run {
             Ok(run) => run,
-            // It wants to see a whole IP header where the EtherType announces one.
+            // The kernel requires a complete IP header if the EtherType is IP.
             Err(_) if bytes.len() < 14 + 40 => return None,
             Err(error) => panic!("the kernel tries programs out: {error}"),
         };
@@ -301,7 +302,7 @@ pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
 /// A frame without its IP identification: each of the two packet paths counts separately.
 pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
-    // A packet without "don't fragment", or a fragment with it.
+    // A packet without "don't fragment", or a fragment with this flag.
     let counts =
         |ip: &[u8]| ip[0] == 0x45 && (ip[6] & 0x40 == 0 || ip[6] & 0x3f != 0 || ip[7] != 0);
     if frame.get(14..34).is_some_and(counts) {

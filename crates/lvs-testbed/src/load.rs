@@ -107,7 +107,7 @@ impl LoadOptions {
 /// The result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Requests that were answered completely with the right bytes.
+    /// Requests that were answered completely with the correct bytes.
     pub ok: u64,
     /// Requests that were not answered completely, or with wrong bytes.
     pub failed: u64,
@@ -181,7 +181,8 @@ impl Host {
         serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
     }
 
-    /// Starts requests that go on until [`SteadyLoad::finish`]; [`SteadyLoad::so_far`] counts them.
+    /// Starts requests that continue until [`SteadyLoad::finish`]; [`SteadyLoad::so_far`] counts
+    /// them.
     ///
     /// # Errors
     ///
@@ -205,7 +206,7 @@ impl Host {
 /// Period of the counts of steady requests in milliseconds, unless the test sets another.
 const PROGRESS_MS: u64 = 100;
 
-/// Limit for a number of answers, which a busy machine may exceed four times.
+/// Time limit for a number of answers. On a busy machine, the test waits four times as long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Requests in progress.
@@ -340,7 +341,7 @@ impl LoadReport {
 
     fn count_stalls(&mut self) {
         self.stall_ms = self.stalls.keys().last().copied().unwrap_or(0);
-        // Of a hundred, the longest but one.
+        // Of a hundred pauses, this is the second longest.
         let mut above = self.ok / 100;
         for (stall, count) in self.stalls.iter().rev() {
             if *count > above {
@@ -570,7 +571,8 @@ fn request(
         Progress::count(&progress.bytes, read as u64);
         let now = Instant::now();
         match pauses.last_mut() {
-            // Seconds as they are shown: a longer pause in another one must not hide this one.
+            // The report shows whole seconds: a longer pause in another second must not hide this
+            // one.
             Some((from, to)) if (*to - start).as_secs() == (now - start).as_secs() => {
                 if now - since > *to - *from {
                     (*from, *to) = (since, now);

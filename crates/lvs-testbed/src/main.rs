@@ -22,13 +22,14 @@ enum Command {
     /// Two directors with keepalived, or three behind a router with BIRD, under load, while one
     /// dies, restarts or is put into maintenance; prints a line of JSON for each scenario
     Cluster(cluster::ClusterOptions),
-    /// Ask for files over HTTP, check every byte, print a report as JSON (runs on a client host)
+    /// Request files over HTTP, check every byte, print a report as JSON (runs on a client host)
     Load(LoadOptions),
     /// Serve files over HTTP, each download evenly (runs on a real server)
     Paced(paced::PacedOptions),
-    /// Open connections and print when each ends (runs on a client host)
+    /// Open connections, and print the time at which each is closed (runs on a client host)
     Wait(waiters::WaitOptions),
-    /// Receive tunnels where the kernel cannot: IPIP, GRE, GUE on port 6080 (runs on a real server)
+    /// Receive tunnelled packets if the kernel cannot: IPIP, GRE, GUE on port 6080 (runs on a real
+    /// server)
     Decap,
     /// Send an echo request and wait for the answer
     Ping(ping::PingOptions),
@@ -46,7 +47,7 @@ enum Command {
     /// Run a user without rights at the control socket (for `attack`, on the director)
     #[command(hide = true)]
     HostileUser(attack::UserOptions),
-    /// Measure how long single packets take (for `attack`, on the client's host)
+    /// Measure the round-trip time of single packets (for `attack`, on the client's host)
     #[command(hide = true)]
     Probe(attack::ProbeOptions),
     /// Send every datagram back (for `attack`, on a real server)

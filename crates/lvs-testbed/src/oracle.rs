@@ -1,4 +1,4 @@
-//! Checks of checksums, which other crates than those of the packet path compute from scratch.
+//! Compares checksums with values that other crates than the packet path's compute from scratch.
 
 use std::net::IpAddr;
 use std::sync::LazyLock;
@@ -14,11 +14,11 @@ static CRC32C: LazyLock<Crc<u32, Table<16>>> =
 /// State of a checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// The checksum is present and right.
+    /// The checksum is present and correct.
     Right,
     /// The checksum is present and wrong, or the header contradicts the packet.
     Wrong,
-    /// A UDP datagram over IPv4 without a checksum, with a right length field.
+    /// A UDP datagram over IPv4 without a checksum, with a correct length field.
     Absent,
     /// The protocol has none, or the packet is too short or a fragment.
     Unknown,
@@ -108,7 +108,8 @@ pub fn parts(ip: &[u8]) -> Option<Parts> {
     })
 }
 
-/// Whether the checksum of an IPv4 header is right, for any length field; true for IPv6.
+/// Whether the checksum of an IPv4 header is correct, independent of the length field; true for
+/// IPv6.
 pub fn header_is_right(ip: &[u8]) -> bool {
     let len = usize::from(ip.first().map_or(0, |byte| byte & 15)) * 4;
     ip.first().is_some_and(|byte| byte >> 4 == 6)
@@ -233,8 +234,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oracle_checksums_equal_published_ones() {
-        // The header in RFC 1071's tradition: Wikipedia's example of an IPv4 header.
+    fn oracle_checksums_equal_published_values() {
+        // An IPv4 header that is Wikipedia's example for RFC 1071.
         let header = [
             0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8,
             0, 0xc7,

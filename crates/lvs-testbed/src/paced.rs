@@ -148,7 +148,7 @@ fn send(rate: u64, downloads: &Receiver<Download>) {
         turn = (turn + 1) % MOMENTS;
         moments[turn].retain_mut(|download| goes_on(download, rate, &bytes));
         next += step;
-        // A late stream catches up: the clock decides what is due, not the number of turns.
+        // A late stream catches up: the clock determines the number of due bytes.
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
 }
@@ -164,7 +164,7 @@ fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
                 download.took = Instant::now();
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // Its buffer is full.
+            // The send buffer is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(_) => return false,
         }
@@ -172,8 +172,8 @@ fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     download.sent < download.size && download.took.elapsed() < PATIENCE
 }
 
-/// Bytes of a download of `size` that are to be sent some time after its begin, at `rate` bytes a
-/// second.
+/// Bytes of a download of `size` that should have been sent `elapsed` after its start, at `rate`
+/// bytes per second.
 fn due(elapsed: Duration, rate: u64, size: usize) -> usize {
     let due = (elapsed + SLICE).as_micros() * u128::from(rate) / 1_000_000;
     usize::try_from(due).unwrap_or(usize::MAX).min(size)

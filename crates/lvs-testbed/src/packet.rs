@@ -1,4 +1,4 @@
-//! Valid packets of every kind, with right checksums (by the [`oracle`]); other modules damage
+//! Valid packets of every kind, with correct checksums (by the [`oracle`]); other modules damage
 //! them.
 
 use std::net::{IpAddr, SocketAddr};
@@ -88,9 +88,9 @@ pub fn with_extension(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     header.extend(body);
     header.resize(header.len().next_multiple_of(8), 0);
     header[1] = match kind {
-        // In words of 4 bytes, less 2.
+        // The length field counts words of 4 bytes, minus 2.
         AUTHENTICATION => u8::try_from(header.len() / 4 - 2).unwrap_or(0),
-        // Fragments have no length.
+        // The fragment header has no length field.
         44 => header[1],
         _ => u8::try_from(header.len() / 8 - 1).unwrap_or(0),
     };
@@ -105,7 +105,7 @@ fn ports(src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
 
 fn finish(src: SocketAddr, dst: SocketAddr, protocol: Protocol, at: usize, l4: &mut [u8]) {
     let sum = oracle::transport(src.ip(), dst.ip(), protocol.0, l4);
-    // Not zero: to UDP that is none at all, and to TCP both zeros are the same.
+    // Not zero: for UDP, zero means "no checksum"; for TCP, both zeros are equal.
     let sum = if sum == 0 { 0xffff } else { sum };
     l4[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }

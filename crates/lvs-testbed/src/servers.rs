@@ -168,7 +168,8 @@ pub fn dnsmasq(host: &Host) -> Result<Proc> {
     let mut server = host.spawn(
         "dnsmasq",
         &[
-            // Stays in the foreground as well, and keeps its user: a user namespace has no other.
+            // The server stays in the foreground, and keeps its user: a user namespace has no other
+            // one.
             "--no-daemon",
             "--conf-file=/dev/null",
             "--no-resolv",
@@ -205,7 +206,7 @@ pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
     let options = [
         ("background", "NO".to_owned()),
         ("listen", "NO".to_owned()),
-        // IPv4 as well, as mapped addresses.
+        // The socket also accepts IPv4 connections, as mapped addresses.
         ("listen_ipv6", "YES".to_owned()),
         // A user namespace has no other user, and no file here is secret.
         ("run_as_launching_user", "YES".to_owned()),
@@ -222,7 +223,8 @@ pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
         ("connect_from_port_20", "YES".to_owned()),
         ("pasv_min_port", "30000".to_owned()),
         ("pasv_max_port", "30099".to_owned()),
-        // Every command, so that a test can check the ports that clients have named.
+        // The server logs every command, so that a test can check the ports that clients have
+        // announced.
         ("xferlog_enable", "YES".to_owned()),
         ("dual_log_enable", "NO".to_owned()),
         ("log_ftp_protocol", "YES".to_owned()),
@@ -280,7 +282,7 @@ pub fn sipp(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     let mut command = host.command("sipp");
     command
         .args(["-sn", "uas", "-i", &address.to_string(), "-p", "5060"])
-        // A call may come again when it has ended.
+        // A call with the same identifier may be repeated after it has ended.
         .args(["-nostdin", "-deadcall_wait", "0"])
         .args(["-trace_msg", "-message_overwrite", "true"])
         .arg("-message_file")

@@ -13,7 +13,7 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// `BPF_PROG_QUERY` (linux/bpf.h), which fails with `EINVAL` for tcx on a kernel without tcx.
+/// `BPF_PROG_QUERY` (linux/bpf.h): for tcx, a kernel without tcx answers it with `EINVAL`.
 const PROG_QUERY: u64 = 16;
 
 /// Options of `lvs-testbed without-tcx`.

@@ -58,7 +58,7 @@ pub(crate) fn restore(run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result
                 refusal_text(line, &failure),
             )
         }
-        // Without an answer the result is unknown.
+        // Without an answer, the result is unknown.
         Err(error) => {
             writeln!(
                 run.errors,

@@ -41,7 +41,7 @@ struct Errors {
 }
 
 impl Errors {
-    /// Bytes that a writable pipe accepts at least (`pipe(7)`).
+    /// Number of bytes that a pipe that is reported as writable accepts at least (`pipe(7)`).
     const PIECE: usize = 4096;
 
     fn new() -> Self {

@@ -17,7 +17,7 @@ pub(crate) struct OwnOption {
     pub(crate) name: &'static str,
     /// The name of its argument; empty without one.
     pub(crate) argument: &'static str,
-    /// Its position on the command line.
+    /// Position of the option on the command line.
     pub(crate) place: Place,
     pub(crate) help: &'static str,
 }
@@ -58,7 +58,7 @@ pub(crate) const OPTIONS: [OwnOption; 3] = [
 pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     (
         "LVS_SOCKET",
-        "the same as --socket (default: a socket in /run/lvs, named by the network namespace)",
+        "the same as --socket (default: the socket of the network namespace, in /run/lvs)",
     ),
     ("LVS_AUTOSTART=1", "start lvs-dataplane if none answers"),
 ];

@@ -13,7 +13,7 @@ use crate::invocation::{Connect, Invocation, LazyNames, Program};
 use crate::session::Session;
 use crate::{atomic, operator, own};
 
-/// The exit status that a shell reports for a program whose reader has ended.
+/// The exit status that a shell reports for a program whose output pipe was closed.
 const BROKEN_PIPE: u8 = 141;
 
 /// The standard streams.
@@ -80,7 +80,7 @@ pub fn run(
 
 impl Invocation<'_> {
     fn ipvsadm(&mut self, words: &[Vec<u8>]) -> io::Result<u8> {
-        // ipvsadm opens its interface before it looks at the command line.
+        // ipvsadm opens its interface before it parses the command line.
         let reason = match (self.connect)(&self.address) {
             Ok(client) if client.hello().writable => return Session::new(client).line(self, words),
             Ok(_) => "Permission denied (you must be root)".into(),
@@ -246,7 +246,7 @@ fn restore_input(text: &[u8]) -> Vec<u8> {
     while rules.last() == Some(&b'\n') {
         rules.pop();
     }
-    // The shell's echo takes these for its own options.
+    // The echo of the shell interprets these words as its own options.
     if rules.len() > 1
         && rules[0] == b'-'
         && rules[1..].iter().all(|b| matches!(b, b'n' | b'e' | b'E'))

@@ -1,4 +1,4 @@
-//! Carries out command lines on a dataplane.
+//! Executes command lines on a dataplane.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -102,7 +102,7 @@ impl Session {
         if run.is_ipvsadm() {
             return Ok(());
         }
-        // A dataplane that does not know the call has none.
+        // A dataplane that does not support the call has no filters.
         let filters = self.client.collect::<FilterItem>(&Call::FilterList {});
         let filters: BTreeSet<String> = filters
             .unwrap_or_default()
@@ -263,7 +263,7 @@ impl Session {
         if !run.json {
             render::conn_titles(&mut text, options.persistent_conn);
             run.output.write_all(text.as_bytes())?;
-            // A listing starts at once.
+            // A listing starts to appear at once.
             run.output.flush()?;
         }
         let (output, names, as_json) = (&mut *run.output, &run.names, run.json);

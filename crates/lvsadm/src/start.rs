@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error, starting};
 
-/// The environment variable that requests it with the value `1`.
+/// The environment variable that requests an automatic start, with the value `1`.
 pub const VARIABLE: &str = "LVS_AUTOSTART";
 
 const DATAPLANE: &str = "lvs-dataplane";
@@ -45,7 +45,7 @@ fn start(address: &Address) -> Result<Client, String> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log.map_or_else(|_| Stdio::null(), Stdio::from))
-        // Ctrl-C here is not meant for the dataplane.
+        // Ctrl-C in this terminal must not stop the dataplane.
         .process_group(0);
     let mut child = command.spawn().map_err(|error| {
         format!(
@@ -55,8 +55,8 @@ fn start(address: &Address) -> Result<Client, String> {
     })?;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // Whether it has ended is checked first: another dataplane may have been faster, and
-        // answer.
+        // Check first whether the process has exited: another dataplane may have started earlier,
+        // and answer.
         let ended = child.try_wait().ok().flatten();
         let error = match Client::connect(address) {
             Ok(client) => return Ok(client),

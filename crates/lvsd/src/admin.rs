@@ -44,7 +44,7 @@ struct StoredOverride {
     /// Its deadline on the boot-time clock, which is not adjusted when the wall clock is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
-    /// Its begin on that clock.
+    /// The start of the override on that clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     began: Option<Moment>,
 }
@@ -63,9 +63,9 @@ impl StoredOverride {
         Self { entry, ends, began }
     }
 
-    /// Restores an override from the file. After a reboot, only the wall clock gives the remaining
-    /// time. That clock may be wrong at boot, so the remaining time is limited to the original
-    /// duration of the override.
+    /// Restores an override from the file. After a reboot, the remaining time is known only from
+    /// the wall clock. That clock may be wrong at boot, so the remaining time is limited to the
+    /// original duration of the override.
     fn recalled(mut self, now: Now) -> Self {
         self.ends = self.entry.spec.until.map(|until| {
             let known = self.ends.as_ref().and_then(Moment::of_this_boot);
@@ -80,7 +80,7 @@ impl StoredOverride {
 
     /// Remaining seconds; `None` if the override has no deadline.
     fn left(&self, now: Now) -> Option<u64> {
-        // An override in memory is of this boot.
+        // An override in memory was made since the last boot.
         Some(self.ends.as_ref()?.seconds().saturating_sub(now.boot))
     }
 }
@@ -93,8 +93,8 @@ pub fn path(directory: &Path, config: &Path) -> PathBuf {
     directory.join(format!("{name}.admin.json"))
 }
 
-/// Returns the canonical path of a file; if the file does not exist, that of its directory with the
-/// file's name.
+/// Returns the canonical path of a file; if the file does not exist, the canonical path of its
+/// directory with the name of the file.
 fn whole(path: &Path) -> io::Result<PathBuf> {
     std::fs::canonicalize(path).or_else(|error| {
         let name = path.file_name().ok_or(error)?;
@@ -232,7 +232,7 @@ impl Admin {
         self.entries.values().map(|stored| &stored.entry)
     }
 
-    /// All overrides, with their begins and deadlines by the present wall clock.
+    /// All overrides. Their start times and deadlines follow the present wall clock.
     pub fn shown(&self, now: Now) -> Vec<AdminEntry> {
         let shown = self.entries.values().map(|stored| {
             let mut entry = stored.entry.clone();
@@ -297,7 +297,7 @@ impl Admin {
     }
 
     /// Starts to write the current overrides, completely or not at all, on a thread of the calling
-    /// runtime. A later call is written later, or replaces this one.
+    /// runtime. A later call writes later, or replaces this one.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
             Some(keeper) => keeper.keep(self.entries.values().cloned().collect()),
@@ -404,7 +404,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let broken = |n: &str| path.with_extension(format!("json.broken{n}"));
-        // Root may read every file, but no directory as one.
+        // Root may read every file, but no user can read a directory as a file.
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("inside"), "").unwrap();
         std::fs::write(broken(""), "earlier").unwrap();
@@ -436,7 +436,7 @@ mod tests {
             directory.path().join("link/lvsd.toml"),
         ];
         let wanted = state(&paths[0]);
-        // Also while it is not there.
+        // Also while the file does not exist.
         assert!(paths.iter().all(|path| state(path) == wanted));
         std::fs::write(&paths[0], "").unwrap();
         assert!(paths.iter().all(|path| state(path) == wanted));
@@ -579,7 +579,7 @@ mod tests {
         let at = |unix| Now { unix, boot: 5 };
         assert_eq!(stored(at(1_000_400)), Some(200));
         assert_eq!(stored(at(1_000_600)), Some(0));
-        // A host without a battery behind its clock: not longer than was asked for.
+        // A host without a battery-backed clock: the override lasts no longer than requested.
         assert_eq!(stored(at(0)), Some(600));
     }
 

@@ -49,9 +49,9 @@ use crate::sources::{self, Gathered};
 use crate::watchdog::{self, Pulses};
 use crate::words::counted;
 
-/// The file is invalid or missing.
+/// Exit code if the configuration file is invalid or missing.
 const EXIT_CONFIG: u8 = 3;
-/// Any other error.
+/// Exit code for any other error.
 const EXIT_FAILURE: u8 = 1;
 
 /// Path of the configuration.
@@ -63,7 +63,7 @@ const STARTER: &str = include_str!("cli/starter.toml");
 /// Directory of the state that must survive a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
-/// Period of the heartbeats.
+/// Interval of the heartbeats.
 const BEAT: Duration = Duration::from_millis(100);
 
 /// Longest wait of `lvsd stop` for the running daemon.
@@ -72,15 +72,15 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML
 /// file and with the health of the real servers.
 ///
-/// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and
-/// leaves the dataplane, its services and addresses alone; SIGINT (Ctrl-C) ends the dataplane too.
-/// SIGUSR2 and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 the configuration
-/// cannot be used.
+/// SIGHUP reads the file again and changes only what has changed. SIGTERM stops the daemon and does
+/// not change the dataplane, its services and addresses; SIGINT (Ctrl-C) stops the dataplane too.
+/// SIGUSR2 and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 invalid
+/// configuration.
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
-    /// The configuration. Default: /etc/lvsd/lvsd.toml; of `plan` and `keepalived-config`, that of
-    /// the daemon that runs.
+    /// The configuration. Default: /etc/lvsd/lvsd.toml; for `plan` and `keepalived-config`, the
+    /// configuration of the running daemon.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -143,7 +143,7 @@ enum Command {
     /// Print the changes that a reload of the configuration would make, without making them. The
     /// exit code is 1 if the daemon would refuse the reload.
     Plan {
-        /// As JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -216,7 +216,7 @@ enum Command {
         )]
         words: Vec<OsString>,
     },
-    /// Put a server back into service: `lvsadm undrain`.
+    /// Return a server to service: `lvsadm undrain`.
     #[command(disable_help_flag = true)]
     Undrain {
         /// Service and server, as for lvsadm undrain.
@@ -227,8 +227,8 @@ enum Command {
         )]
         words: Vec<OsString>,
     },
-    /// Put the whole director into maintenance, or end it: another director that is able to takes
-    /// over. Maintenance survives restarts and reboots.
+    /// Put the whole director into maintenance, or end it: another director takes over, if one can.
+    /// Maintenance survives restarts and reboots.
     Maintenance {
         /// on, off, or status, which only shows the state.
         #[arg(value_enum)]
@@ -266,7 +266,7 @@ enum Command {
 /// The change of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Switch {
-    /// Begin maintenance.
+    /// Start maintenance.
     On,
     /// End maintenance.
     Off,
@@ -305,13 +305,13 @@ pub fn refused(error: &clap::Error) -> ExitCode {
 /// Runs the command of the command line. The signals in `ignored` end every command except the
 /// daemon.
 pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
-    // A signal may come while the file is read, which takes a while if it is long.
+    // A signal may arrive while a long file is being read.
     let early = match arguments.command {
         None => match Early::new() {
             Ok(early) => Some(early),
             Err(why) => return fail(&why),
         },
-        // The dataplane, which this process is to become, ignores them as well.
+        // The dataplane that this process becomes ignores these signals as well.
         Some(Command::Dataplane) => None,
         _ => {
             ignored.restore();
@@ -430,7 +430,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    // By the log's thread: a reader that does not read must not delay the start of the daemon.
+    // The log thread prints them: a slow reader must not delay the start of the daemon.
     warnings.print();
     match early
         .map_or_else(Early::new, Ok)
@@ -509,7 +509,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     let address = address(arguments, &Config::default());
     let (kept, why) = match arguments.command {
         None => (last_good::recall(&address), "the dataplane runs"),
-        // The dataplane before this one was not stopped: it has crashed.
+        // The previous dataplane was not stopped: it has crashed.
         Some(Command::Dataplane) => (last_good::kept(&address), "the last dataplane has crashed"),
         Some(_) => return Err(code),
     };
@@ -539,8 +539,8 @@ fn file_of(daemon: &Status) -> PathBuf {
     directory.map_or_else(|_| file.clone(), |directory| directory.join(&file))
 }
 
-/// The dataplane's control socket: that of the command line or environment, of the file, or the
-/// usual.
+/// The dataplane's control socket: from the command line or environment, from the file, or the
+/// default.
 fn address(arguments: &Arguments, config: &Config) -> Address {
     let named = arguments.socket.clone().filter(|name| !name.is_empty());
     named
@@ -553,7 +553,7 @@ fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }
 
-/// Ends the daemon that runs and, with `all`, the dataplane.
+/// Stops the running daemon and, with `all`, the dataplane.
 fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     let address = steered(arguments);
     let result = match steer(&address) {
@@ -573,7 +573,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
         }
     };
     if all && result.is_ok() {
-        // Weights that were set by hand are for the next dataplane.
+        // Weights that were set by hand are kept for the next dataplane.
         tidy(&address, GIVEN);
         sweep();
     }
@@ -599,7 +599,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
                 return refuse(&error);
             }
         }
-        // Its log has the errors of its file.
+        // The log of the daemon contains the errors of its file.
         Err(why) => {
             let daemon = ask::running(address);
             let file = daemon.map(|daemon| Config::load(&file_of(&daemon)));
@@ -615,7 +615,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     }
     let signal = if force { Kill::USR1 } else { Kill::HUP };
     let result = match steer(address) {
-        // It reads its file, and logs the errors of the file.
+        // The daemon reads its file, and logs the errors of the file.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
         Err(LockError::Held(None)) => Err("an lvsd runs, and its process id is unknown".to_owned()),
         Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
@@ -700,7 +700,7 @@ fn check(file: &Path, gathered: &Gathered) -> ExitCode {
         Ok((config, warnings)) => {
             warnings.print();
             let expanded = expand(&config, gathered);
-            // The exit code reports it if the output is not read.
+            // The exit code reports the result even if the output is not read.
             let _ = writeln!(
                 std::io::stdout(),
                 "{}: valid, {} with {}",
@@ -775,8 +775,8 @@ impl Early {
         ])?;
         let entered = this.runtime.enter();
         for number in harmless() {
-            // A handler stays when its stream is dropped. Unlike a signal that is ignored, it is not
-            // inherited by the programs that lvsd starts.
+            // A handler stays installed when its stream is dropped. Unlike a signal that is
+            // ignored, it is not inherited by the programs that lvsd starts.
             let _ = signal(SignalKind::from_raw(number));
         }
         drop(entered);
@@ -809,8 +809,8 @@ fn run(
     loaded: LoadStatus,
     early: Early,
 ) -> Result<(), String> {
-    // Before the lock file contains this process id: `lvsd stop` sends a signal to its owner, which
-    // would kill a process without a handler.
+    // Install the handlers before the lock file contains this process id: `lvsd stop` sends a
+    // signal to the owner of the lock, which would kill a process without a handler.
     early.listen(&[
         (SignalKind::terminate(), Signal::Stop),
         (SignalKind::interrupt(), Signal::StopAll),
@@ -885,7 +885,7 @@ fn run(
         served.end();
         result
     });
-    // A call to a dataplane that hangs must not keep the daemon from ending.
+    // A call to a dataplane that hangs must not prevent the exit of the daemon.
     runtime.shutdown_background();
     result
 }

@@ -26,8 +26,8 @@ pub struct Now {
 }
 
 impl Now {
-    /// Reads both clocks. Their difference stays the same until one of them is set: `unix` may be up
-    /// to a second late.
+    /// Reads both clocks. Their difference stays the same until one of them is set: `unix` may be
+    /// too low by up to a second.
     pub fn read() -> Self {
         let boot = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -38,14 +38,14 @@ impl Now {
         }
     }
 
-    /// The moment `boot` seconds after boot, in seconds since 1970 by the present wall clock. So the
-    /// age of that moment stays right when the wall clock is set.
+    /// The moment `boot` seconds after boot, in seconds since 1970 by the present wall clock. So
+    /// the age of that moment stays correct when the wall clock is set.
     pub const fn unix_of(self, boot: u64) -> u64 {
         self.unix.saturating_sub(self.boot.saturating_sub(boot))
     }
 }
 
-/// A moment since boot, for a file that exists longer than the boot.
+/// A time since boot, stored in a file that survives reboots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
     boot: String,

@@ -23,11 +23,11 @@ use crate::config::{Dataplane, Facts};
 struct Rights {
     /// The group whose members have write access.
     group: Option<u32>,
-    /// The group that may read; every user may if it is absent.
+    /// The group that may read; without it, every user may read.
     readers: Option<u32>,
 }
 
-/// Listens on the socket next to that of `dataplane`; `api` answers as over TCP.
+/// Listens on the socket next to that of `dataplane`; `api` answers the requests, as over TCP.
 ///
 /// # Errors
 /// The system does not permit the socket.
@@ -35,7 +35,7 @@ pub fn open(dataplane: &Address, settings: &Dataplane, api: Arc<Api>) -> io::Res
     let listener = bind(&daemon::socket(dataplane))?;
     let facts = Facts::read();
     let gid = |name: &Option<String>| {
-        // A group that there is not has no members.
+        // A group that does not exist has no members.
         name.as_ref()
             .map(|name| facts.gid(name).unwrap_or(u32::MAX))
     };
@@ -57,7 +57,7 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
         Address::Usual(path) | Address::Path(path) => {
             remove_stale(path)?;
             let listener = std::os::unix::net::UnixListener::bind(path)?;
-            // The credentials of the client decide about its rights, not the mode of the socket.
+            // The credentials of a client determine its rights; the mode of the socket does not.
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
             listener
         }
@@ -80,7 +80,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // No descriptors; some will be given back.
+            // No descriptors are free; wait until other connections close.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -88,7 +88,7 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
             Ok((peer, place)) => {
                 let api = Arc::clone(&api);
                 tokio::spawn(async move {
-                    // An error here is that the client went away.
+                    // The only error is that the client has closed its connection.
                     let _ = http::serve(stream, api, peer).await;
                     drop(place);
                 });
@@ -100,7 +100,7 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
     }
 }
 
-/// The user of the remote process, and a slot for the connection; or the reason of a refusal.
+/// The user of the remote process, and a slot for the connection; or the reason for a refusal.
 fn admit(
     stream: &UnixStream,
     rights: &Rights,
@@ -178,7 +178,7 @@ mod tests {
 
     /// A client that sends an invalid request gets an error.
     #[tokio::test]
-    async fn invalid_request_is_answered() {
+    async fn control_socket_answers_invalid_request_with_error() {
         let directory = tempfile::tempdir().expect("a directory");
         let dataplane = Address::new(directory.path().join("e.sock"));
         opened(&dataplane, &Dataplane::default(), &Events::default());
@@ -202,7 +202,7 @@ mod tests {
             let printed = String::from_utf8_lossy(&printed);
             assert!(printed.contains(words), "{words}: {printed}");
         }
-        // Bound again while the file is there.
+        // The socket is bound again while its file exists.
         opened(&dataplane, &Dataplane::default(), &Events::default());
     }
 

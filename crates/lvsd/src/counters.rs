@@ -34,7 +34,7 @@ impl Times {
 /// Counts of the checks of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckCounts {
-    /// Their durations.
+    /// Durations of the checks.
     pub times: Times,
     /// The number of successful checks.
     pub good: u64,
@@ -49,17 +49,17 @@ pub struct CheckCounts {
 pub struct Counts {
     /// Number of loaded files.
     pub reloads: u64,
-    /// Files that were refused.
+    /// Number of files that were refused.
     pub reloads_refused: u64,
     /// Number of times that a server came up.
     pub ups: u64,
-    /// Servers that went down.
+    /// Number of times that a server went down.
     pub downs: u64,
-    /// Changes by hand.
+    /// Number of manual changes in the dataplane.
     pub drift: u64,
     /// Number of times that lvsd found another dataplane in place of the previous one.
     pub dataplane_restarts: u64,
-    /// Checks by kind.
+    /// Numbers of checks, by kind.
     pub checks: BTreeMap<String, CheckCounts>,
     /// Delays from the due time of checks to their start.
     pub lag: Times,
@@ -126,7 +126,7 @@ impl Counters {
         }
     }
 
-    /// A server has changed.
+    /// Counts a server that went up or down.
     pub fn change(&self, up: bool) {
         let mut counts = self.counts();
         match up {
@@ -145,7 +145,7 @@ impl Counters {
         self.counts().dataplane_restarts += 1;
     }
 
-    /// An answer over HTTP.
+    /// Counts an answer over HTTP.
     pub fn http(&self, code: u16) {
         *self.counts().http.entry(code).or_default() += 1;
     }

@@ -78,7 +78,7 @@ pub fn decide(
     }
     let sorry = service.sorry.is_some() && !quorum;
     let wanted = servers.iter().filter(|server| server.wanted).count();
-    // The sorry server replaces all of them, however few they are.
+    // The sorry server replaces all other servers, however few of them are up.
     let few = usable * 100 < wanted * usize::from(service.min_share);
     let panic = few && wanted > 0 && !sorry;
     Some(Decision {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn below_the_minimum_share_all_are_used() {
+    fn all_servers_are_used_below_the_minimum_share() {
         let lone = service("panic_below = 50");
         let panic: Vec<bool> = walk(&lone, &[4, 2, 1, 0, 2])
             .iter()

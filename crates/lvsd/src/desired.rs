@@ -123,7 +123,7 @@ fn desired_server(
     let check = server.check.as_ref();
     let stays = check.is_some_and(|check| check.via.is_some());
     // The sorry server replaces the others: they get no new connections. If weight 0 does not
-    // achieve that, they leave as if they were no longer in the file.
+    // achieve that, they are removed as if they were no longer in the file.
     let replaced = decision.sorry && config.weight != 0;
     if replaced {
         config.weight = 0;
@@ -135,7 +135,7 @@ fn desired_server(
         stays,
         health: match health {
             Health::Down if decision.panic => Health::Up,
-            // `start_down`: the first configuration takes no server over.
+            // `start_down`: unchecked servers of the first configuration count as down.
             Health::Unknown if service.alpha && overrides.generation == 1 => Health::Down,
             health => health,
         },

@@ -8,7 +8,7 @@ use lvs_api::daemon::Event;
 use lvs_core::api::ServiceId;
 use tokio::sync::broadcast;
 
-/// Maximum of events that may wait for a receiver.
+/// Maximum number of events that may wait for a receiver.
 const BEHIND_MAX: usize = 4096;
 
 /// The receivers of events.

@@ -1,7 +1,7 @@
 //! The last valid configuration, next to the dataplane's socket. If the file is invalid when lvsd
 //! restarts after a crash, lvsd continues with this configuration.
 //!
-//! It is used only as long as its dataplane runs. After a reboot an invalid file is refused.
+//! It is used only while the same dataplane runs. After a reboot an invalid file is refused.
 
 use std::path::{Path, PathBuf};
 
@@ -46,7 +46,7 @@ pub fn forget(address: &Address) {
 
 /// Removes the stored configuration at `path`.
 pub fn remove(path: &Path) {
-    // It may not be there.
+    // The file may not exist.
     let _ = std::fs::remove_file(path);
 }
 

@@ -7,7 +7,7 @@ use clap::Parser;
 use lvs_sys::signals::ignore_signals;
 
 fn main() -> ExitCode {
-    // First of all: a terminal may be closed at any time.
+    // Ignore signals first: a terminal may be closed at any time.
     let ignored = ignore_signals();
     match lvsd::cli::Arguments::try_parse() {
         Ok(arguments) => lvsd::cli::main(arguments, ignored),

@@ -91,7 +91,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
         .stderr(Stdio::null())
         .process_group(0)
         .kill_on_drop(true);
-    // It needs none of our rights.
+    // The command needs no rights of lvsd.
     if let Some((uid, gid)) = notice.user
         && rustix::process::geteuid().is_root()
     {
@@ -111,7 +111,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
     let input = child.stdin.take();
     let work = async {
         if let Some(mut input) = input {
-            // A command that does not read it need not.
+            // A command does not have to read its input.
             let _ = input.write_all(&line).await;
         }
         child.wait().await
@@ -135,7 +135,7 @@ pub(crate) fn end_group(pid: Option<u32>) {
     let pid = pid.and_then(|pid| i32::try_from(pid).ok());
     if let Some(group) = pid.and_then(rustix::process::Pid::from_raw) {
         match rustix::process::kill_process_group(group, rustix::process::Signal::KILL) {
-            // It has ended.
+            // The process has exited.
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => tracing::warn!(
                 "cannot kill process group {} ({error}): does lvsd have CAP_KILL?",

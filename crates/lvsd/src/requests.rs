@@ -42,7 +42,7 @@ pub enum Request {
     Snapshot(oneshot::Sender<Snapshot>),
 }
 
-/// A result in JSON, or the reason of the refusal.
+/// A result in JSON, or the reason for the refusal.
 pub type Answer = Result<Box<RawValue>, String>;
 
 /// A channel to the daemon's loop.

@@ -112,7 +112,7 @@ fn kind(kind: &str) -> Value {
         "RawPassive" => json!({ "type": ["boolean", "integer"] }),
         "RawTarget" => either(json!({ "type": "string" }), "RawServer"),
         "RawTunnel" => either(json!({ "type": "string" }), "RawTunnelTable"),
-        // A kind of check has keys of its own.
+        // Each type of check has keys of its own.
         "RawCheck" => json!({ "anyOf": [{ "const": "none" }, { "type": "object" }] }),
         other if other.starts_with("BTreeMap<") => json!({ "type": "object" }),
         other => match other
@@ -182,7 +182,7 @@ pub fn page() -> String {
         );
         for key in table.keys {
             let about = plain(&key.about);
-            // A line must not begin as a request.
+            // A line must not begin like a roff request.
             let guard = if about.starts_with(['.', '\'']) {
                 "\\&"
             } else {
@@ -284,7 +284,7 @@ mod tests {
             ("RawPool", "[[kubernetes.pool]]"),
             ("RawAnnounce", "[announce]"),
         ] {
-            // The reader of the configuration names the keys that it accepts.
+            // The parser of the configuration lists the keys that it accepts.
             let Err(report) = crate::config::Config::from_toml(
                 "x",
                 &format!("{path}\nqqqqqqqqqqqqqqqqqqq = 1\n"),

@@ -8,7 +8,7 @@ use std::path::Path;
 use lvs_api::files::open_without_waiting;
 use subtle::ConstantTimeEq;
 
-/// Characters that a token has at least, and at most.
+/// Permitted lengths of a token, in characters.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
 
 /// A token, which is never printed.

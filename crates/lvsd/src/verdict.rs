@@ -82,7 +82,7 @@ pub fn is_slow(server: &ServerStatus) -> bool {
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
-/// The code of a server that is up: slow or flapping, if it is either.
+/// The code of a server that is up: slow or flapping; `None` if it is neither.
 pub fn code(server: &ServerStatus) -> Option<Code> {
     match () {
         () if is_flapping(server) => Some(Code::Flapping),
@@ -163,7 +163,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// Its name in the output of monitoring plugins.
+    /// Returns the name of the level in the output of monitoring plugins.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ok => "OK",
@@ -304,7 +304,7 @@ impl Verdict {
                 counted(servers, "server")
             ));
         }
-        // Slow servers need no operator: some are always slow.
+        // Slow servers do not require an operator: some servers are always slow.
         if slow > 0 {
             words.push(format!("{} slow", counted(slow, "server")));
         }

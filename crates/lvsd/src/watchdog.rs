@@ -99,7 +99,7 @@ pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Resu
         let mut reported = None;
         loop {
             // Time in which the whole process does not run, such as a suspended machine, does not
-            // count: a live thread beats before the next check.
+            // count: a running thread reports before the next check.
             std::thread::sleep(interval / 4);
             let stopped = pulses.stopped(interval / 2);
             match stopped {

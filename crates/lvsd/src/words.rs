@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plural_depends_on_the_number() {
+    fn noun_is_plural_unless_the_number_is_one() {
         assert_eq!(counted(0, "server"), "0 servers");
         assert_eq!(counted(1, "server"), "1 server");
         assert_eq!(counted(2, "local address"), "2 local addresses");

@@ -86,7 +86,7 @@ impl Bed {
         if self.is_tunnel() {
             for host in &self.servers {
                 for process in unpack(host, "eth0")? {
-                    // In the kernel it would be a part of receiving.
+                    // In the kernel, this work would be a part of receiving.
                     first("-ap", process.pid())?;
                     let words = ["-apc", "0", &process.pid().to_string()];
                     run_with_input(Command::new("taskset").args(words), "")?;
@@ -273,7 +273,7 @@ fn neighbour(device: &str, address: &str, mac: &str) -> String {
     format!("ip neigh replace {address} lladdr {mac} dev {device} nud permanent\n")
 }
 
-/// Creates a bridge, and adds the device of the link that leads away from it.
+/// Creates a bridge, and adds the device of its outgoing link.
 fn bridge(name: &str, device: &str) -> String {
     format!(
         "ip link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nip addr flush dev {device}\n\
@@ -305,7 +305,7 @@ pub(super) fn unpack(host: &lvs_testbed::Host, device: &str) -> Result<Vec<lvs_t
     if host.sh(kernels).is_ok() {
         return Ok(Vec::new());
     }
-    // It has fragments put together, and without tcx it unpacks everything.
+    // The kernel reassembles fragments for this program. Without tcx, it decapsulates all packets.
     let mut unpacks = vec![decap::start(host)?];
     let own = std::env::current_exe()?.display().to_string();
     let whole = host.spawn(&own, &["endpoint", "unpack", device])?;

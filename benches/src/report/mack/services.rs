@@ -234,7 +234,7 @@ fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> 
             let reported = if failed.contains(TIMED_OUT) {
                 failed.clone()
             } else {
-                // Once more, for the server's own message.
+                // Repeat the request, for the server's own message.
                 let reported = client.run("timeout", &[&begin[..], &["-v"], &one].concat());
                 reported.map_or_else(|error| format!("{error:#}"), |_| String::new())
             };
@@ -314,10 +314,10 @@ fn balance(bed: &mut Bed, directory: &Path) -> Result<()> {
         }
         who => bail!("{} does not support these services", who.name()),
     }
-    // Connections that servers begin: active FTP and rsh.
+    // Servers open these connections: active FTP and rsh.
     bed.director.sh("sysctl -qw net.ipv4.ip_forward=1")?;
     if !matches!(bed.who, Contender::AfPacket(Method::Dr | Method::Tunnel)) {
-        // Their own addresses are unreachable from outside.
+        // The servers' own addresses are not reachable from outside.
         run_with_input(
             bed.director.command("nft").args(["-f", "-"]),
             &format!(

@@ -121,7 +121,7 @@ pub(super) fn second_server(bed: &mut Bed) -> Result<Host> {
          if ip addr show dev lo | grep -q {VIP}; then ip addr add {SECOND_VIP}/32 dev lo; fi\n"
     ))?;
     if let Contender::AfPacket(method @ (Method::Dr | Method::Tunnel)) = bed.who {
-        // It answers by a line of its own, too.
+        // The server answers over its own link, too.
         bed.client.sh(&format!(
             "ip link add x2 type veth peer name y2 netns {}\n\
              ip addr add 10.75.0.2/24 dev x2\nip link set x2 up\nethtool -K x2 gro on\n\

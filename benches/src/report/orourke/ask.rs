@@ -96,7 +96,7 @@ impl<'a> Asked<'a> {
         let connections = step.all.connections.max(1) as f64;
         Ok(Seen {
             figures: step.all,
-            // Work after the end of the requests belongs to them, too.
+            // Work that follows the end of the requests counts for them, too.
             director: director / self.seconds,
             servers: servers / self.seconds,
             cost: director / connections * 1e6,

@@ -115,11 +115,11 @@ impl Client {
         if head.code != 200 {
             return Err(self.refusal(&head, stream));
         }
-        // There may be none for a long time.
+        // No event may arrive for a long time.
         let _ = stream.get_ref().set_read_timeout(None);
         loop {
             let line = self.line(&mut stream, BODY_MAX)?;
-            // An empty line ends an event; a comment shows that the daemon runs.
+            // An empty line terminates an event; a comment shows that the daemon runs.
             if let Some(event) = line.strip_prefix(b"data:")
                 && !each(self.json(event)?)
             {
@@ -227,7 +227,7 @@ impl Client {
         serde_json::from_slice(bytes).map_err(|error| {
             let strange = serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
             let hint = if strange {
-                "; is it of another version?"
+                "; does it run another version?"
             } else {
                 ""
             };
@@ -346,7 +346,7 @@ mod tests {
                 "HTTP/1.0 200 OK\r\ncontent-length: -1\r\n\r\n",
                 "is not this lvsd",
             ),
-            ("HTTP/1.0 200 OK\r\n\r\n[]", "is it of another version?"),
+            ("HTTP/1.0 200 OK\r\n\r\n[]", "does it run another version?"),
             ("HTTP/1.0 502 Bad\r\n\r\n<html>", "is not this lvsd"),
         ] {
             let error_text = answered(text).expect_err("an error");

@@ -95,8 +95,8 @@ impl Resolve for Names {
         }
         let name = name.to_owned();
         let (tx, rx) = mpsc::channel();
-        // The thread is left to itself when the time is over: nothing can end a look-up in the C
-        // library.
+        // The thread continues after the time limit: a look-up in the C library cannot be
+        // interrupted.
         thread::Builder::new()
             .name("resolve".into())
             .spawn(move || {
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn total_wait_for_dead_name_servers_is_limited() {
-        // A socket that never answers.
+        // A name server that never answers.
         let silent = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let names = Names {
             servers: vec![silent.local_addr().expect("an address")],

@@ -16,7 +16,7 @@ pub(super) fn servers(text: &str) -> Vec<SocketAddr> {
         .filter_map(|line| {
             let mut words = line.split_whitespace();
             (words.next()? == "nameserver").then_some(())?;
-            // A scope (`fe80::1%eth0`) is not understood, and the server is passed over.
+            // A scope (`fe80::1%eth0`) is not supported, and the server is skipped.
             Some(SocketAddr::new(words.next()?.parse().ok()?, 53))
         })
         .take(3)
@@ -40,7 +40,7 @@ pub(super) fn ask(
         UdpSocket::bind("[::]:0")?
     };
     socket.connect(server)?;
-    // The random port makes forging hard; the id only distinguishes answers.
+    // The random port prevents forged answers; the id only distinguishes answers.
     let id = socket.local_addr()?.port().rotate_left(7);
     socket.send(&question(id, address))?;
     let mut buf = [0; 1500];

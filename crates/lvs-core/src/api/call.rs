@@ -15,7 +15,7 @@ use crate::sync::{SyncDaemon, SyncRole};
 /// A call with its number, which the answers contain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumberedCall {
-    /// Chosen by the client.
+    /// Number that the client has chosen for the request.
     pub id: u64,
     /// The call and its parameters.
     #[serde(flatten)]
@@ -79,7 +79,7 @@ calls! {
     reads {
         /// Must be the first call. Answer: [`Hello`](super::Hello).
         "hello" Hello {
-            /// [`VERSION`](super::VERSION).
+            /// Version of the protocol that the client uses ([`VERSION`](super::VERSION)).
             version: u32,
         },
         /// State of the dataplane. Answer: [`Info`](super::Info).
@@ -198,7 +198,7 @@ calls! {
         /// Zero the counters of one service and its servers, or all counters. Answer:
         /// [`Done`](super::Done).
         "service.zero" ServiceZero {
-            /// Only this service.
+            /// Zero only this service.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             service: Option<ServiceId>,
         },
@@ -249,7 +249,7 @@ calls! {
         },
         /// Delete a rule for marks. Answer: [`Done`](super::Done).
         "mark.delete" MarkDelete {
-            /// Its position in the list, from 1.
+            /// Position of the rule in the list, from 1.
             position: usize,
         },
         /// Replace all rules for marks. Answer: [`Done`](super::Done).

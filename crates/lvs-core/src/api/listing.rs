@@ -37,7 +37,8 @@ impl ServiceInfo {
     /// unanswered in the last minute ([`Attempts::is_suspicious`]).
     pub fn is_suspicious(&self, server: &ServerInfo) -> bool {
         let own = server.attempts.last_minute;
-        // Almost all servers end here, so that a listing of many is not summed for each of them.
+        // Almost all servers return here, so that a listing of many servers does not compute the
+        // sum for each of them.
         if own.unanswered == 0 {
             return false;
         }

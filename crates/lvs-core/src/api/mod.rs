@@ -6,7 +6,7 @@
 //! "message": "..."}}`. A long answer comes as lines `{"id": 1, "item": {...}}` before the final
 //! `result`. The first request of a connection is `hello`.
 
-// First, for the patterns that it makes.
+// This module is first, because later modules use its macros.
 #[macro_use]
 mod call;
 

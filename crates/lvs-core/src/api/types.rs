@@ -20,10 +20,10 @@ pub const VERSION: u32 = 1;
 /// network namespace has its own.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 
-/// Maximum of packet workers.
+/// Maximum number of packet workers.
 pub const WORKERS_MAX: usize = 64;
 
-/// A service as it is named in the protocol.
+/// The identification of a service in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "protocol", deny_unknown_fields)]
 pub enum ServiceId {
@@ -113,7 +113,7 @@ impl From<ServiceKey> for ServiceId {
 pub struct ServiceSpec {
     /// The service.
     pub service: ServiceId,
-    /// Its settings.
+    /// Settings of the service.
     pub config: ServiceConfig,
     /// Owner of the service: absent for a manually added service, `lvsd` for a service of the
     /// daemon's file.
@@ -129,7 +129,7 @@ pub struct ServerSpec {
     pub service: ServiceId,
     /// Address and port.
     pub server: SocketAddr,
-    /// Its settings.
+    /// Settings of the server.
     pub config: ServerConfig,
 }
 
@@ -211,9 +211,9 @@ pub struct Info {
     pub pid: u32,
     /// Seconds since the dataplane started.
     pub uptime: u64,
-    /// Connections now.
+    /// Number of open connections.
     pub connections: u64,
-    /// Maximum of connections in the table.
+    /// Maximum number of connections in the table.
     pub capacity: u64,
     /// Network interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,
@@ -290,9 +290,9 @@ pub struct WorkerInfo {
     pub number: u32,
     /// The processor to which the worker is bound.
     pub cpu: Option<u32>,
-    /// Connections now.
+    /// Number of open connections.
     pub connections: u64,
-    /// Maximum of connections in its part of the table.
+    /// Maximum number of connections in its part of the table.
     pub capacity: u64,
     /// Frames that the worker has received.
     pub packets: u64,
@@ -398,7 +398,7 @@ pub struct SyncState {
     pub repairs: u64,
     /// Full syncs caused by an overflow of the outgoing queue of a peer.
     pub full_syncs: u64,
-    /// Connections from addresses of no peer.
+    /// Connections from addresses that do not belong to a peer.
     pub refused_address: u64,
     /// Connections from a peer's address that were refused because two others from this address had
     /// not authenticated.
@@ -526,7 +526,7 @@ pub struct AnnounceSpec {
     pub hold: u32,
 }
 
-/// Addresses that a dataplane announces by routes, at most.
+/// Maximum number of addresses that a dataplane announces by routes.
 pub const ANNOUNCED_MAX: usize = 4096;
 
 /// One address of [`AnnounceSpec::addresses`].
@@ -562,7 +562,7 @@ pub struct AnnouncedVip {
 /// A peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
-    /// Its address.
+    /// Address of the peer.
     pub address: SocketAddr,
     /// `away`, `refused`, `bulk` (full sync), `behind` (updates are missing), `silent` (no
     /// comparison for four seconds) or `in step`.
@@ -621,8 +621,8 @@ pub struct PeerStanding {
 }
 
 impl PeerStanding {
-    /// Seconds without synchronisation after which the peer's state is a finding; shortly after a
-    /// start it is none.
+    /// A peer that has not synchronised for this number of seconds is a finding; shortly after a
+    /// start it is not.
     pub const ALARM: u64 = 10;
 
     /// Whether the peer's connections were stored at this director some seconds ago.
@@ -689,7 +689,7 @@ pub struct Conflict {
     /// Another address of that neighbour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<core::net::IpAddr>,
-    /// Its answers and announcements.
+    /// The neighbour's answers and announcements.
     #[serde(flatten)]
     pub answers: RecentCount,
 }
@@ -714,7 +714,7 @@ impl Conflict {
 /// A next hop towards servers or clients that does not answer ARP or neighbour discovery.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SilentHop {
-    /// Its address.
+    /// Address of the next hop.
     pub address: core::net::IpAddr,
     /// The interface on which the address is requested.
     pub interface: String,
@@ -726,7 +726,7 @@ pub struct SilentHop {
 /// An interface in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceInfo {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
     /// The backend of the interface: `af_packet`.
     pub backend: String,
@@ -757,12 +757,12 @@ pub struct Waiting {
 pub struct ServiceInfo {
     /// The service.
     pub service: ServiceId,
-    /// Its settings.
+    /// Settings of the service.
     pub config: ServiceConfig,
     /// Owner of the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Its counters.
+    /// Counters of the service.
     pub stats: Stats,
     /// Packets of clients that opened no connection because they were dropped or refused (no
     /// server, a limit, a filter), since the service was added.
@@ -780,7 +780,7 @@ pub struct ServiceInfo {
 pub struct Refusals {
     /// Name of the reason, as in [`ReasonCount`].
     pub reason: String,
-    /// Their number and their times.
+    /// The number of packets, and their times.
     #[serde(flatten)]
     pub packets: RecentCount,
 }
@@ -794,7 +794,7 @@ const fn is_zero(number: &u64) -> bool {
 pub struct ServerInfo {
     /// Address and port.
     pub server: SocketAddr,
-    /// Its settings.
+    /// Settings of the server.
     pub config: ServerConfig,
     /// Connections in active states.
     pub active: u32,
@@ -822,7 +822,7 @@ pub struct ServerInfo {
     /// TCP connections that clients opened to the server; absent if there were none.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
-    /// Its counters.
+    /// Counters of the server.
     pub stats: Stats,
 }
 
@@ -921,7 +921,7 @@ pub struct FilterItem {
     /// The service; absent: the director's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceId>,
-    /// Its prefixes.
+    /// Prefixes of the filter.
     #[serde(flatten)]
     pub lists: FilterLists,
 }
@@ -929,7 +929,7 @@ pub struct FilterItem {
 /// A rule that sets marks, in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkText {
-    /// Its position in the list, from 1.
+    /// Position of the rule in the list, from 1.
     pub position: usize,
     /// The rule as text, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
     pub rule: String,
@@ -945,7 +945,7 @@ pub struct ReasonCount {
     pub action: String,
     /// Name of the reason.
     pub reason: String,
-    /// Packets.
+    /// Number of packets.
     pub count: u64,
     /// Packets in the last five minutes; `None` if the dataplane does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -975,10 +975,10 @@ pub struct CaptureFilter {
     /// IP protocol number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<u8>,
-    /// Source or destination.
+    /// Addresses, each of which may be the source or the destination.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<core::net::IpAddr>,
-    /// Source or destination.
+    /// Ports, each of which may be the source or the destination.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<u16>,
     /// Only packets that are dropped or refused.
@@ -1007,7 +1007,7 @@ pub struct CapturedPacket {
 /// A line of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer<T> {
-    /// The request's number.
+    /// Number of the request.
     pub id: u64,
     /// Result or failure.
     #[serde(flatten)]

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use super::flag;
 use crate::{Forwarding, Protocol, State};
 
-/// No entry, or no server.
+/// Index that means "no entry" or "no server".
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
 /// In a reference to the controlling entry: the other bits are the index of a template.
@@ -32,7 +32,7 @@ pub(crate) struct Draft {
     /// The controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template of the control
     /// half.
     pub(crate) control: u32,
-    /// Packets from the client.
+    /// Number of packets from the client.
     pub(crate) in_packets: u32,
     pub(crate) mark: u32,
     pub(crate) state: State,

@@ -1,6 +1,6 @@
 //! Bits of a slot's flags, numbered as in the synchronisation protocol.
 
-/// Forwarding method.
+/// Mask of the forwarding method.
 pub(crate) const METHOD: u32 = 0x0007;
 /// Made by a synchronisation message.
 pub(crate) const SYNC: u32 = 0x0020;
@@ -23,7 +23,7 @@ pub(crate) const NFCT: u32 = 0x10000;
 
 // Flags of this crate, which the kernel does not have:
 
-/// A through-VIP health check opened the connection ([`Control::pin`](crate::Control::pin)).
+/// A health check opened the connection through the VIP ([`Control::pin`](crate::Control::pin)).
 pub(crate) const PROBE: u32 = 0x0008_0000;
 /// First bit, and width, of the number of the peer that owns a borrowed connection.
 pub(crate) const PEER_SHIFT: u32 = 20;
@@ -62,8 +62,8 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | PROBE
     | DYING;
 const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
-/// With these, the kernel fast path does not forward the packets. Sequence numbers are not needed
-/// of each packet.
+/// The kernel fast path does not forward packets of connections with one of these flags. It can
+/// forward tracked ones: it need not see the sequence number of every packet.
 pub(crate) const USERSPACE: u32 = SLOW_PATH & !TRACKED;
 /// All of these flags have a local meaning, and are not replicated.
 pub(crate) const OWN: u32 =

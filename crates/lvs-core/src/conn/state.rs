@@ -12,7 +12,7 @@ use crate::{Protocol, SctpChunk, TcpFlags};
 pub(crate) struct State(pub(crate) u8);
 
 impl State {
-    /// Before the first transition; of UDP, the only state.
+    /// State before the first transition; the only state of UDP.
     pub(crate) const NONE: Self = Self(0);
     pub(crate) const TCP_ESTABLISHED: Self = Self(1);
     pub(crate) const TCP_SYN_SENT: Self = Self(2);
@@ -43,7 +43,7 @@ impl State {
         }
     }
 
-    /// Counted as active (`tcp_state_active_table`).
+    /// Whether a connection in this state counts as active (`tcp_state_active_table`).
     pub(crate) fn is_active(self, protocol: Protocol) -> bool {
         match protocol {
             // ESTABLISHED, SYN_SENT, SYN_RECV, SYNACK.
@@ -214,7 +214,7 @@ pub(crate) fn tcp_next(secure: bool, direction: Direction, flags: TcpFlags, stat
 /// Rows: SYN, FIN, ACK, RST. Columns: the present state. Cells: the next one.
 type Table = [[u8; 11]; 4];
 
-// Short names for the cells.
+// Short names for the cells of the tables.
 const ES: u8 = 1;
 const SS: u8 = 2;
 const SR: u8 = 3;
@@ -295,7 +295,7 @@ fn sctp_event(chunk: SctpChunk) -> usize {
         14 => 7, // SHUTDOWN COMPLETE
         9 => 8,  // ERROR
         6 => 9,  // ABORT
-        _ => 0,  // DATA, SACK, HEARTBEAT and whatever is not known
+        _ => 0,  // DATA, SACK, HEARTBEAT and unknown chunks
     }
 }
 

@@ -35,7 +35,7 @@ impl Templates {
         })
     }
 
-    /// Greatest number of entries.
+    /// Maximum number of entries.
     #[cfg(test)]
     pub(crate) const fn capacity(&self) -> usize {
         self.table.capacity()
@@ -83,7 +83,7 @@ impl Templates {
     ) -> Option<(u32, Arc<Template>)> {
         let mut key = template.key;
         if let Some((_, data)) = &template.engine {
-            // The port is 0 in every template; here it spreads the calls of one client over the
+            // The port is 0 in every template; here it distributes the calls of one client over the
             // hash table.
             let hash = data.chunks(4).fold(0, |hash, chunk| {
                 let mut word = [0; 4];
@@ -111,7 +111,7 @@ impl Templates {
         self.table.restart(index, now);
     }
 
-    /// Extends the timer until `at` at least.
+    /// Extends the timer at least until `at`.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         let timeout = self.get(index).timeout.load(Relaxed);
         let slot = self.table.get(index);

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-/// Slots of a window.
+/// Number of slots in a window.
 const WINDOW: usize = 32;
 
 /// Number of windows in `slots`.
@@ -20,7 +20,7 @@ pub(crate) fn scattered(
     let windows = windows(slots);
     let count = most.min(windows);
     (0..count).map(move |n| {
-        // In equal distances, so that none is looked at twice.
+        // At equal distances, so that no window is visited twice.
         let from = (here + n * windows / count) % windows * WINDOW;
         from..from + WINDOW
     })

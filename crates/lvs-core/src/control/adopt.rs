@@ -123,8 +123,9 @@ impl Control {
             data: None,
         };
         let server = self.find_server(&found, found.flags);
-        // With another method, its packets would leave in another way than they came. Whether both
-        // ends are translated is the client's matter as well.
+        // With another forwarding method, packets would leave in a different form than before. NAT
+        // and full NAT count as alike, because the connection records whether both ends are
+        // translated.
         let alike = |server: &Arc<Server>| {
             let (one, other) = (server.forwarding(), draft.method());
             one == other || one.translates() && other.translates()

@@ -139,7 +139,7 @@ pub(crate) fn add_server(
         return Err(Error::ServerExists);
     }
     replies(&facts, config)?;
-    // A removed server that comes back has passed this when it first came.
+    // A removed server that is added again was checked when it was first added.
     unicast(addr.ip())
 }
 

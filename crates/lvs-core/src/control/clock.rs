@@ -18,8 +18,8 @@ impl Control {
             self.expire_templates(at, &mut budget);
             self.run_events(at);
             if self.estimator.is_in_a_round() {
-                // So many servers that their snapshots take several calls, however late the first
-                // one comes.
+                // The snapshots of so many servers take several calls, however late the first call
+                // is.
                 return;
             }
         }
@@ -74,7 +74,7 @@ impl Control {
                 let any = self.expire_due_templates(shard, limit, &mut budget);
                 (any, &mut templates)
             };
-            // In the tick of the limit, what is left is due later.
+            // The remaining work of the last tick is due later.
             *more = any || tick != tick_of(limit);
         }
     }

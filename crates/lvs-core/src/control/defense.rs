@@ -14,13 +14,13 @@ use crate::settings::Sysctls;
 /// Interval of the checks of free memory.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
-/// Few slots are left if fewer than one in this many are free.
+/// Slots are short if fewer than one of this many are free.
 const RESERVE: usize = 8;
 
 /// The state of the defences.
 #[derive(Debug)]
 pub(crate) struct Defense {
-    /// Free memory in pages.
+    /// Number of free pages.
     available: u64,
     /// Slots without a connection, and all slots.
     free: usize,
@@ -93,7 +93,8 @@ impl Defense {
             self.rate = u64::try_from(sysctls.am_droprate).unwrap_or(0);
         } else {
             let memory = short_of_memory.then(|| threshold / (threshold - self.available));
-            // At a full table one in two: otherwise no client would ever get a connection.
+            // If the table is full, drop one in two: otherwise no client would ever get a
+            // connection.
             let slots = short_of_slots.then(|| (reserve / (reserve - self.free)).max(2) as u64);
             self.rate = memory.into_iter().chain(slots).min().unwrap_or(0);
             self.counter = self.rate;
@@ -151,8 +152,8 @@ impl Defense {
         }
     }
 
-    /// Whether an entry is dropped: entries with few packets are dropped more often, the fewer
-    /// packets they have (`todrop_entry`).
+    /// Whether an entry is dropped: the fewer packets it has, the more often it is dropped
+    /// (`todrop_entry`).
     pub(crate) fn draws_lot(&mut self, idle: Duration, packets: u32) -> bool {
         let (Ok(rate @ 1..=8), true) = (u8::try_from(packets), idle >= Duration::from_secs(60))
         else {

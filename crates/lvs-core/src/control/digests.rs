@@ -21,7 +21,7 @@ impl Service {
     /// The weight of a server before it became 0, if the scheduler uses it.
     pub fn last_weight(&self, server: &Server) -> Option<i32> {
         let counts = server.config().weight == 0 && self.pool.goes_by_last_weight();
-        // A slow start multiplies it, and ends by itself.
+        // A slow start multiplies the weight temporarily; compare the weight without it.
         counts.then(|| server.last_weight() / self.slow.factor())
     }
 

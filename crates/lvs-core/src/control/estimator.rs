@@ -12,9 +12,9 @@ use crate::Instant;
 const PERIOD: Duration = Duration::from_secs(2);
 /// Interval between two portions (`IPVS_EST_TICK`).
 const STEP: Duration = Duration::from_millis(40);
-/// Maximum of portions of a round: all of them are complete before the next round.
+/// Maximum number of portions of a round: all of them are complete before the next round.
 const PORTIONS: usize = 40;
-/// Least number of services and servers in a portion. Their snapshots are taken at the same time.
+/// Minimum number of services and servers in a portion. Their snapshots are taken at the same time.
 const PORTION_MIN: usize = 512;
 
 /// Due time and progress of the estimator.
@@ -148,7 +148,7 @@ mod tests {
         let mut control = control(2000);
         let mut seen = std::vec::Vec::new();
         while shown(&control) < 2000 {
-            // Late calls do one portion each, too.
+            // A late call also processes only one portion.
             control.advance(Instant::ZERO + PERIOD + Duration::from_millis(500));
             seen.push(shown(&control));
         }

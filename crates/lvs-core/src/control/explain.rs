@@ -70,9 +70,9 @@ impl Explanation {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Candidate {
-    /// Its address.
+    /// Address of the server.
     pub server: SocketAddr,
-    /// Its weight.
+    /// Weight of the server.
     pub weight: i32,
     /// Connections in active states.
     pub active: u32,
@@ -132,7 +132,7 @@ impl Control {
         } else if let Some(server) = explanation.server {
             explanation.verdict = belongs_to_a_connection(server);
         } else {
-            // The host's own packets meet the director on their way out.
+            // Packets of the host itself pass the director on their way out.
             let hook = if self.is_local(src.ip()) {
                 Hook::Output
             } else {

@@ -85,7 +85,7 @@ impl Control {
         let method = |method: Forwarding| flags & !flag::METHOD | method as u32;
         let local = || self.is_local(server.addr().ip());
         match server.forwarding() {
-            // This host's replies to an address of its own would never leave its loopback
+            // This host's replies to one of its own addresses would never leave the loopback
             // interface.
             Forwarding::FullNat if local() => method(Forwarding::Nat),
             Forwarding::Nat

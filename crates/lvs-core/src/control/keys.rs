@@ -25,7 +25,7 @@ impl BuildHasher for Fold {
 
 impl Fold {
     const fn fold(&mut self, word: u64) {
-        // As SplitMix64 does: each bit of the word reaches every bit of the state.
+        // As in SplitMix64, each bit of the word affects every bit of the state.
         let mut z = (self.0 ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         self.0 = z ^ (z >> 31);

@@ -12,11 +12,11 @@ use core::ops::Range;
 use core::time::Duration;
 use siphasher::sip::SipHasher13;
 
-/// Sources in one set; a new source evicts the source that has opened the fewest connections
-/// recently.
+/// Number of sources in a set; a new source evicts the source that has opened the fewest
+/// connections recently.
 const WAYS: usize = 4;
 
-/// Sets of sources: 16,384 sources, 256 KiB for each service with such a limit.
+/// Number of sets: together 16,384 sources, which need 256 KiB for each service with such a limit.
 const SETS: usize = 4096;
 
 /// Nanoseconds in a second, which is also the size of a burst.
@@ -73,7 +73,7 @@ impl Limiter {
         seed: u64,
         now: Instant,
     ) -> Result<(), DropReason> {
-        // A client above its own limit uses nothing of the shared limits.
+        // A client above its own limit consumes nothing of the shared limits.
         if limits.source_rate > 0 && !self.takes_source(limits, client, seed, now) {
             return Err(DropReason::SourceRate);
         }
@@ -207,7 +207,7 @@ mod tests {
             let client = alloc::format!("192.0.2.{n}");
             assert_eq!(taken(&mut limiter, &limits, &client, 5, now), 5, "{n}");
         }
-        // An IPv6 host is its /64.
+        // An IPv6 host counts as its /64 network.
         assert_eq!(taken(&mut limiter, &limits, "2001:db8::1", 5, now), 5);
         assert_eq!(taken(&mut limiter, &limits, "2001:db8::2", 5, now), 0);
         assert_eq!(taken(&mut limiter, &limits, "2001:db8:0:1::2", 5, now), 5);

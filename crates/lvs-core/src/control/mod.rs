@@ -67,9 +67,9 @@ pub(crate) const FTP_DATA: u16 = 20;
 /// Settings of a new director.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Maximum of connections in each shard. Persistence templates, which all shards share, are an
-    /// eighth (and 128) more, so that some are evictable even when every connection has a template
-    /// of its own.
+    /// Maximum number of connections in each shard. Persistence templates, which all shards share,
+    /// are an eighth (and 128) more, so that some are evictable even when every connection has a
+    /// template of its own.
     pub max_connections: usize,
     /// Action of a full shard for a new connection.
     pub when_full: WhenFull,
@@ -231,7 +231,7 @@ impl Control {
     /// [`OutOfMemory`]
     pub fn try_new(options: Options) -> Result<Self, OutOfMemory> {
         let shards = options.shards.max(1);
-        // All shards share them.
+        // All shards share this limit.
         let all = options.max_connections.saturating_mul(shards);
         let templates = Templates::new(
             all.saturating_add(all / 8 + 128),
@@ -344,7 +344,7 @@ mod tests {
 
     /// All shards share the templates: their maximum does not depend on the number of shards.
     #[test]
-    fn shards_do_not_divide_the_table_of_templates() {
+    fn all_shards_share_one_template_table_limit() {
         let templates = |shards: usize| {
             let options = Options {
                 max_connections: 4096 / shards,

@@ -10,7 +10,7 @@ use core::time::Duration;
 use super::Control;
 use crate::{Error, Instant, Protocol, ServiceKey};
 
-/// Maximum of pins that wait for their connections.
+/// Maximum number of pins that wait for their connections.
 pub(crate) const PINS_MAX: usize = 16_384;
 
 /// Longest time that a pin waits for its connection.

@@ -55,8 +55,8 @@ impl Registered {
     }
 }
 
-/// All records. The cost of a change of one record does not depend on the number of records, nor
-/// does the cost of a shard's update, because the numbers of changed records are stored.
+/// All records. The cost of a change of one record does not depend on the number of records, the
+/// cost of a shard's update does not either, because the numbers of changed records are stored.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     places: Vec<Option<Registered>>,
@@ -263,7 +263,7 @@ impl Records {
     pub(crate) fn note(&mut self, place: u32) {
         let kept = self.places.len().max(LOG_MIN);
         if self.log.len() >= 2 * kept {
-            // A reader that has missed these changes reads all records, which are no more than the
+            // A reader that missed these changes reads all records, which are no more than the
             // remaining changes.
             let gone = self.log.len() - kept;
             self.log_start += gone as u64;
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn place_of_removed_record_is_reused() {
+    fn slot_of_removed_record_is_reused() {
         let mut records = Records::default();
         let ids: Vec<u32> = (1..=3).map(|n| enter(&mut records, n).0).collect();
         assert_eq!(ids, [0, 1, 2]);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn trash_is_visited_in_portions() {
+    fn removed_servers_are_visited_in_portions() {
         let mut records = Records::default();
         let ids: Vec<ServerId> = (1..=5).map(|n| enter(&mut records, n)).collect();
         for &id in &ids {

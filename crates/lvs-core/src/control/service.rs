@@ -34,12 +34,12 @@ pub struct Service {
 }
 
 impl Service {
-    /// Its key.
+    /// Returns the key of the service.
     pub const fn key(&self) -> ServiceKey {
         self.key
     }
 
-    /// Its settings.
+    /// Returns the settings of the service.
     pub const fn config(&self) -> &ServiceConfig {
         &self.config
     }

@@ -266,7 +266,7 @@ impl Control {
         }
         exact(virt.port())
             .or_else(|| {
-                // Active FTP's data port, or the passive range
+                // The data port of active FTP, or the passive range
                 // (`net.ipv4.ip_unprivileged_port_start`).
                 let data = virt.port() == FTP_DATA || virt.port() >= 1024;
                 (protocol == Protocol::TCP && self.ftp_services > 0 && data).then(|| exact(FTP))?

@@ -45,8 +45,8 @@ impl Control {
             |sysctls: &Sysctls| [sysctls.drop_entry, sysctls.drop_packet, sysctls.secure_tcp];
         let before = modes(&self.settings.sysctls);
         self.settings.sysctls.set(name, value)?;
-        // At once only if a mode changes: a mode written again waits for the next second
-        // (`proc_do_defense_mode`).
+        // Immediate only if a mode changes: a mode that is written again applies from the next
+        // second on (`proc_do_defense_mode`).
         if modes(&self.settings.sysctls) != before {
             self.update_defense();
             let needed = Defense::is_needed(&self.settings.sysctls);

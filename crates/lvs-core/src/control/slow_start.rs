@@ -19,7 +19,7 @@ use crate::{Control, Instant, Pool, Server, ServerId};
 
 /// Factor for all weights during a slow start.
 const FINER: i32 = 10;
-/// Weights above this are precise enough without the multiplication.
+/// Weights above this value are precise enough without the multiplication.
 const FINE: i32 = 100_000;
 
 /// The servers of a service that accept connections, and the time since when.
@@ -101,9 +101,9 @@ impl SlowStart {
         }
     }
 
-    /// Sets the weight of each server of `pool` at `now`, in a service whose slow start takes
-    /// `takes`, and reports changed weights to the scheduler. Returns `false` if no server is in a
-    /// slow start.
+    /// Sets the weight of each server of `pool` at `now`, in a service with a slow start of the
+    /// duration `takes`, and reports changed weights to the scheduler. Returns `false` if no server
+    /// is in a slow start.
     pub(super) fn apply(&mut self, pool: &mut Pool, takes: Duration, now: Instant) -> bool {
         if takes.is_zero() && self.factor == 1 && self.since.is_empty() {
             return false;
@@ -141,8 +141,8 @@ impl SlowStart {
         let rescaled = factor != self.factor;
         self.factor = factor;
         if rescaled {
-            // A scheduler that remembers the last weights of servers that have none now has to look
-            // at those, too.
+            // A scheduler that stores the last weights of servers with weight 0 has to read those
+            // servers, too.
             changed = (0..servers.len()).collect();
         }
         pool.weights_changed(&changed);

@@ -12,15 +12,15 @@ use crate::shard::{ServerLink, Shard};
 pub(super) struct SweepWork {
     /// Remove the connections of removed servers.
     pub(super) flush_removed: bool,
-    /// Rounds of `drop_entry`.
+    /// Number of rounds of `drop_entry`.
     pub(super) drop_entry: u32,
     /// Close the connections of failed servers, as their services require.
     pub(super) end_down: bool,
 }
 
 impl Control {
-    /// Brings a shard up to date, and ends connections according to the settings. Call it after
-    /// changes. A shard of another director is unchanged.
+    /// Updates a shard, and removes connections according to the settings. Call it after changes. A
+    /// shard of another director is unchanged.
     pub fn sweep(&mut self, shard: &mut Shard) {
         if !self.owns(shard) {
             return;

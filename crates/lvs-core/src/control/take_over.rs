@@ -21,13 +21,13 @@ const TAKEN: u32 = flag::METHOD
     | flag::IN_SEQ
     | flag::NO_CPORT
     | flag::TEMPLATE;
-/// Flags that it may change on an entry that exists (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
+/// Flags that a message may change in an existing entry (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
 const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 
-/// Timeout in seconds of an entry, if neither its message nor its protocol has one.
+/// Timeout in seconds of an entry whose message and protocol have none.
 const TIMEOUT: u32 = 180;
 
-/// The order of two packets that arrive within this time at two directors is unknown.
+/// If two packets reach two directors within this time of each other, their order is unknown.
 const TIE: Duration = RECENT;
 
 /// Results for connections received by synchronisation.
@@ -37,7 +37,7 @@ pub struct TakenOver {
     pub taken: u64,
     /// Number of invalid connections.
     pub nonsense: u64,
-    /// The table is full.
+    /// Number of connections that could not be stored because the table was full.
     pub no_room: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct TakenOver {
 pub struct ItemResults {
     /// Connections that were taken over.
     pub taken: TakenOver,
-    /// Connections that have ended.
+    /// Number of connections that have ended.
     pub ended: u64,
     /// Connections that stay unchanged, because this director owns them.
     pub kept: u64,
@@ -174,7 +174,7 @@ impl Control {
                 }
             }
             if slot.server_addr() == entry.server {
-                // The peer owns it now, so that this director does not report its end.
+                // The peer owns the connection now, so this director does not report its removal.
                 shard.strike_quietly(index);
             }
         }
@@ -224,7 +224,7 @@ impl Control {
         if entry.protocol == Protocol(0)
             && let SocketAddr::V6(virt) = &mut entry.virt
         {
-            // Only the mark is kept.
+            // Only the firewall mark is kept.
             virt.set_ip(Ipv6Addr::from_bits(virt.ip().to_bits() >> 96 << 96));
         }
         Ok((template, entry.flags & TAKEN | flag::SYNC))
@@ -251,7 +251,7 @@ impl Control {
             && shard.conn(index).server_addr() != entry.server
         {
             if flags & flag::INACTIVE != 0 {
-                // News of the end of a connection that has been replaced.
+                // The peer reports the end of a connection that has been replaced.
                 return Ok(None);
             }
             replaced = found.take();
@@ -259,7 +259,7 @@ impl Control {
         let index = match found {
             Some(index) => {
                 let slot = shard.conn(index);
-                // The kernel fast path has not seen the new state.
+                // The kernel fast path does not know the new state.
                 slot.withdraw();
                 let toggled = (slot.flags() ^ flags) & flag::INACTIVE != 0;
                 slot.clear(UPDATED);
@@ -478,7 +478,7 @@ fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let Some(index) = found.filter(ends) else {
         return false;
     };
-    // A template that it leaves behind ends as it would have.
+    // A template without this connection expires as usual.
     let _ = shard.destroy(index);
     true
 }

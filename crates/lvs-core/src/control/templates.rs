@@ -11,8 +11,9 @@ use crate::shard::{Connection, Shard, write_template};
 use crate::sync::sync_template;
 use crate::{ConnId, Instant, ServiceFlags};
 
-/// Maximum of due templates that one call visits: a flooded persistent service has a million, and
-/// the lock is held meanwhile. The next call, which is due at once, visits the others.
+/// Maximum number of due templates that one call visits: a flooded persistent service has a
+/// million, and the lock is held in the meantime. The next call, which is due at once, visits the
+/// others.
 pub(super) const TEMPLATES_AT_ONCE: usize = 4096;
 
 impl Control {
@@ -54,7 +55,7 @@ impl Control {
             self.remove_template(index);
             return;
         }
-        // For good: from now on every new connection gives it 60 s.
+        // This change is permanent: from now on, every new connection sets the timer to 60 s.
         template.timeout.store(60, Relaxed);
         let fired = self.templates.table.get(index).expires();
         let queue = match shard {

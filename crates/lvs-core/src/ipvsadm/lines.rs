@@ -50,7 +50,7 @@ impl Lines {
         if word.is_empty() {
             return;
         }
-        // It is a C string: a NUL hides what follows.
+        // The kernel reads a C string: a NUL ends it.
         if let Some(end) = word.iter().position(|&b| b == 0) {
             word.truncate(end);
         }

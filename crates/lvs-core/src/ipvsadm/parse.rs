@@ -18,7 +18,7 @@ use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFl
 
 /// The persistence timeout if `-p` has no value.
 const DEFAULT_PERSISTENCE: u32 = 360;
-/// 31 days: the longest timeout that ipvsadm accepts.
+/// The longest timeout that ipvsadm accepts, in seconds: 31 days.
 const TIMEOUT_MAX: i64 = 86_400 * 31;
 /// Maximum length of the names of schedulers, persistence engines and interfaces, in bytes; the
 /// rest is ignored.
@@ -393,7 +393,8 @@ impl<'a> Line<'a> {
             Flag::Server => {
                 let (address, port) = value::endpoint(word, self.protocol, self.names)
                     .ok_or_else(|| fail("illegal real server address[:port] specified"))?;
-                // A service that comes later on the line does not lend its port any more.
+                // A later service option on the line does not change the port of this server any
+                // more.
                 self.server = (address, port.unwrap_or(self.port));
             }
             Flag::Weight => self.weight = ranged(flag, word, 0, i64::from(i32::MAX))?,

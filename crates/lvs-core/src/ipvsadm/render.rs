@@ -17,9 +17,9 @@ use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags};
 
 /// The version of IPVS that listings name.
 const IPVS_VERSION: &str = "1.2.1";
-/// Characters of an IPv4 service's protocol, address and port that are printed.
+/// Width, in characters, of the column with the protocol, address and port of an IPv4 service.
 const SERVICE_WIDTH: usize = 33;
-/// Characters of an IPv4 server's address and port that are printed.
+/// Width, in characters, of the column with the address and port of an IPv4 server.
 const SERVER_WIDTH: usize = 28;
 /// Maximum number of characters that ipvsadm reserves for an address with its port.
 const ENDPOINT_MAX: usize = 59;
@@ -166,7 +166,7 @@ pub fn conn(out: &mut String, conn: &ConnInfo, options: &ListOptions, names: &dy
     } else {
         protocol.to_string()
     };
-    // The name of an SCTP port is not looked up here.
+    // The listing does not look up names of SCTP ports.
     let named = matches!(protocol, Protocol::TCP | Protocol::UDP).then_some(protocol);
     put(
         out,
@@ -678,7 +678,7 @@ mod tests {
     }
 
     #[test]
-    fn large_numbers_are_shortened() {
+    fn listing_shortens_large_numbers() {
         assert_eq!(number(99_999_999, false), " 99999999");
         assert_eq!(number(100_000_000, false), "  100000K");
         assert_eq!(number(999_999_999, false), "  999999K");
@@ -689,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_sort_as_ipvsadm_compares_them() {
+    fn listing_sorts_addresses_like_ipvsadm() {
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         assert_eq!(
             compare_endpoints(at("192.168.0.1:80"), at("10.0.0.1:80")),
@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_servers_wrap() {
+    fn listed_server_counters_wrap_like_ipvsadm() {
         let counts = Counts {
             conns: 1 << 32,
             in_packets: (1 << 32) + 7,

@@ -46,7 +46,7 @@ pub enum CommandName {
 }
 
 impl CommandName {
-    /// The name in messages.
+    /// The name of the command in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AddService => "add-service",
@@ -236,7 +236,7 @@ impl Flag {
         Self::TunRemcsum,
     ];
 
-    /// The name in messages.
+    /// The name of the option in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Numeric => "numeric",
@@ -329,11 +329,11 @@ pub enum Meaning {
 pub struct OptionSpec {
     /// Long name, without `--`.
     pub long: &'static str,
-    /// Its short name, if it has one.
+    /// Short name of the option, if it has one.
     pub short: Option<u8>,
-    /// Its argument.
+    /// Argument of the option.
     pub argument: Argument,
-    /// The meaning.
+    /// Meaning of the option.
     pub meaning: Meaning,
     /// Help text for operators.
     pub help: &'static str,
@@ -386,20 +386,20 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("start-daemon", None, arg("master|backup"), cmd(C::StartDaemon), "start a synchronisation daemon"),
     option("stop-daemon", None, arg("master|backup"), cmd(C::StopDaemon), "stop a synchronisation daemon"),
     option("restore", Some(b'R'), NO, cmd(C::Restore), "read commands from standard input, one a line"),
-    option("save", Some(b'S'), NO, cmd(C::Save), "print the commands that make the present table"),
+    option("save", Some(b'S'), NO, cmd(C::Save), "print the commands that create the present table"),
     option("help", Some(b'h'), NO, cmd(C::Help), "print a summary"),
     option("version", Some(b'v'), NO, cmd(C::Version), "print the version"),
     option("tcp-service", Some(b't'), arg("host[:port]"), Meaning::Tcp, "TCP service"),
     option("udp-service", Some(b'u'), arg("host[:port]"), Meaning::Udp, "UDP service"),
     option("sctp-service", None, arg("host[:port]"), Meaning::Sctp, "SCTP service"),
     option("fwmark-service", Some(b'f'), arg("mark"), Meaning::Fwmark, "service of a firewall mark"),
-    option("ipv6", Some(b'6'), NO, Meaning::Ipv6, "the firewall mark is of IPv6 packets"),
+    option("ipv6", Some(b'6'), NO, Meaning::Ipv6, "the firewall mark applies to IPv6 packets"),
     option("scheduler", Some(b's'), arg("scheduler"), set(F::Scheduler), "scheduler; wlc if not given"),
     option("pe", None, arg("engine"), set(F::Pe), "persistence engine"),
     option("persistent", Some(b'p'), Argument::Optional("seconds"), set(F::Persistent), "persistent service; 360 seconds if not given"),
     option("netmask", Some(b'M'), arg("netmask"), set(F::Netmask), "clients in one network of this size count as one client"),
     option("ops", Some(b'o'), NO, set(F::Ops), "schedule every datagram separately"),
-    option("sched-flags", Some(b'b'), arg("flags"), set(F::SchedFlags), "flags of the scheduler, with commas"),
+    option("sched-flags", Some(b'b'), arg("flags"), set(F::SchedFlags), "flags of the scheduler, separated by commas"),
     option("real-server", Some(b'r'), arg("host[:port]"), set(F::Server), "real server"),
     option("masquerading", Some(b'm'), NO, Meaning::Masquerading, "network address translation"),
     option("ipip", Some(b'i'), NO, Meaning::Ipip, "tunnelling"),

@@ -145,7 +145,7 @@ pub(super) fn endpoint(
     let address = if let Some(v6) = inet6(host_part) {
         IpAddr::V6(v6)
     } else {
-        // In brackets too it is this colon that counts, so `[192.0.2.1]:80` has no port.
+        // This colon counts within brackets, too, so `[192.0.2.1]:80` has no port.
         let (name, port) = match host_part.iter().rposition(|&b| b == b':') {
             Some(at) => (&host_part[..at], Some(&host_part[at + 1..])),
             None => (host_part, None),

@@ -12,7 +12,7 @@ use crate::hash::{fold, hash_32};
 /// Binary logarithm of the number of buckets (`CONFIG_IP_VS_LBLC_TAB_BITS`).
 const BITS: u32 = 10;
 const BUCKETS: usize = 1 << BITS;
-/// If there are more entries, unused ones are searched every minute (`max_size`).
+/// If the cache has more entries than this, unused entries are removed once a minute (`max_size`).
 const MAX: usize = BUCKETS * 16;
 /// No entries are added above this number (`atomic_read(&tbl->entries) < tbl->max_size * 3 / 2`).
 const HARD_MAX: usize = MAX * 3 / 2;
@@ -32,9 +32,9 @@ pub(super) struct Entry<T> {
 
 #[derive(Clone, Debug)]
 pub(super) struct Cache<T> {
-    /// The kernel's buckets, for the search for idle entries. The kernel's hash has no key, so that
-    /// clients can choose destinations that fill one bucket: no packet causes a search of a whole
-    /// bucket.
+    /// The kernel's buckets, for the search for idle entries. The kernel's hash has no key, so
+    /// clients can choose destinations that fill one bucket. Therefore, no packet causes a search
+    /// of a whole bucket.
     buckets: Vec<BTreeMap<IpAddr, Entry<T>>>,
     len: usize,
     /// Checks since the last full check.

@@ -61,7 +61,7 @@ impl Scheduler for PeakEwma {
         }
         match least {
             Some((index, _)) => Some(index),
-            // All are still being tried: what is known is how busy they are.
+            // Every server is still being tried: compare their numbers of active connections.
             None => least_by(servers, |server| i64::from(server.active()) + 1),
         }
     }

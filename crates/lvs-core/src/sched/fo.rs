@@ -30,11 +30,11 @@ impl Scheduler for Failover {
     }
 }
 
-/// The server with the highest weight among those that `fits` accepts; among equals, the first.
+/// The server with the highest weight among those that `fits` accepts; of equal servers, the first.
 pub(super) fn heaviest(servers: &[Arc<Server>], fits: impl Fn(&Server) -> bool) -> Option<usize> {
     (0..servers.len())
         .rev()
         .filter(|&index| fits(&servers[index]))
-        // `max_by_key` keeps the last of equals, which is the first of the list read backwards.
+        // `max_by_key` returns the last of equal servers, which is the first in the reversed list.
         .max_by_key(|&index| servers[index].weight())
 }

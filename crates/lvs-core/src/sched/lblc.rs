@@ -54,7 +54,7 @@ impl Scheduler for LocalityLeastConnections {
             entry.last_use = request.now;
             let server = &*entry.value;
             cached = Some(server.id());
-            // The overload flag of the cached server is not looked at, as in the kernel.
+            // As in the kernel, the overload flag of the cached server is ignored.
             if server.is_available() && server.weight() > 0 && !is_overloaded(server, servers) {
                 let place = servers.iter().position(|other| other.id() == server.id());
                 if place.is_some() {

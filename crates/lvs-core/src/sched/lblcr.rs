@@ -44,7 +44,7 @@ impl Set {
     fn least(&self) -> Option<&Arc<Server>> {
         let fits = |server: &&HeldServer| !server.is_overloaded() && server.is_available();
         let mut members = self.servers.iter().rev().filter(fits);
-        // Weight 0 cannot be the first one; after it, it loses every comparison.
+        // A server with weight 0 cannot be the first candidate; a later one loses every comparison.
         let first = members.find(|server| server.weight() > 0)?;
         let least = members.fold(first, |least, other| {
             if load(least) * weight(other) > load(other) * weight(least) {
@@ -114,7 +114,8 @@ impl Scheduler for LocalityLeastConnectionsReplicated {
         let set = &mut entry.value;
         let member = set.least().cloned();
         if set.servers.len() > 1 && now > set.last_change + self.expiration {
-            // The one chosen above may be the one that goes; it still gets this connection.
+            // The server chosen above may be the one that is removed; it still gets this
+            // connection.
             if let Some(most) = set.most() {
                 set.servers.remove(most);
                 set.last_change = now;

@@ -28,8 +28,8 @@ impl Scheduler for LeastConnections {
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         (0..servers.len())
             .filter(|&index| !servers[index].is_overloaded() && servers[index].weight() != 0)
-            // Compared as unsigned numbers, as in the kernel; `min_by_key` keeps the first of
-            // equals.
+            // Unsigned comparison, as in the kernel; `min_by_key` returns the first of equal
+            // servers.
             .min_by_key(|&index| servers[index].overhead().cast_unsigned())
     }
 }

@@ -67,7 +67,8 @@ impl<S> Following<S> {
 
 impl<S: ByQuotient> Scheduler for Following<S> {
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        // Not this tree: what it has looked at is no longer marked for the one in use.
+        // The preview does not use this tree: servers that the preview reads would lose their marks
+        // for the scheduler.
         Some(Box::new(self.scheduler))
     }
 
@@ -181,7 +182,7 @@ impl Tree {
             if marks.word.load(Relaxed) & mask == 0 {
                 continue;
             }
-            // The marks go before the servers are looked at: what changes after that is marked again.
+            // Clear the marks before the servers are read: a later change sets its mark again.
             let mut changed = marks.word.fetch_and(!mask, Acquire) & mask;
             while changed != 0 {
                 let place = self.marks[at].places[changed.trailing_zeros() as usize];
@@ -211,8 +212,8 @@ impl Tree {
         }
     }
 
-    /// The lesser of the two nodes below a node; among equals the left one, which is earlier in the
-    /// list.
+    /// The smaller of the two nodes below a node; of equal nodes the left one, which is earlier in
+    /// the list.
     fn less_below(&self, node: usize) -> u32 {
         let (left, right) = (self.nodes[2 * node], self.nodes[2 * node + 1]);
         let of = |place: u32| {
@@ -304,7 +305,7 @@ mod tests {
                     let at = below(u32::try_from(open.len()).expect("few")) as usize;
                     drop(open.swap_remove(at));
                 }
-                // The third time below 0, too: then all are looked at.
+                // With the seeds from 3 on, only a third of these changes makes a server active.
                 40..60 => pool.servers()[any].set_active(seed < 3 || below(3) == 0),
                 _ => {
                     let expected = all.pick(pool.servers(), &request());

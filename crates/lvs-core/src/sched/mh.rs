@@ -14,7 +14,8 @@ use crate::{Request, Scheduler, Server, ServiceFlags};
 
 /// The kernel's `CONFIG_IP_VS_MH_TAB_INDEX`, as the default.
 const INDEX: u8 = 12;
-/// Slots of the tables from index 8 on: the largest primes below its power of two.
+/// Numbers of slots for the table indices from 8 on: the largest primes below two to the power of
+/// the index.
 const SLOTS: [u32; 10] = [
     251, 509, 1021, 2039, 4093, 8191, 16_381, 32_749, 65_521, 131_071,
 ];
@@ -45,7 +46,7 @@ pub(super) const ABOUT: About = About {
 /// one.
 #[derive(Clone, Debug)]
 pub struct MaglevHashing {
-    /// Slots of the table.
+    /// Number of slots in the table.
     slots: u32,
     /// Number of bits to which weights are reduced.
     weight_bits: u32,
@@ -132,7 +133,8 @@ impl MaglevHashing {
         loop {
             for walk in &mut walks {
                 for _ in 0..walk.turns {
-                    // A server's own slot of the last turn is taken, too: so each turn moves on.
+                    // A slot that the server took in its last turn counts as taken, so that each
+                    // turn advances.
                     while taken.has(walk.at) {
                         walk.at += walk.skip;
                         if walk.at >= slots {
@@ -213,8 +215,8 @@ impl Scheduler for MaglevHashing {
     }
 
     fn server_added(&mut self, servers: &[Arc<Server>]) {
-        // With more servers than slots the kernel refuses to build and goes on with the table that
-        // it has.
+        // With more servers than slots, the kernel refuses to build a table and keeps the present
+        // one.
         if servers.len() > self.slots as usize {
             if servers.len() == self.slots as usize + 1 {
                 self.refresh(&servers[1..]);
@@ -257,7 +259,7 @@ mod tests {
         let mut scheduler = MaglevHashing::default();
         scheduler.start(pool.servers());
         scheduler.refresh(pool.servers());
-        // Indices count from the server added last.
+        // Indices count from the newest server.
         let names: Vec<char> = names.chars().rev().collect();
         let start = scheduler.table[..32]
             .iter()

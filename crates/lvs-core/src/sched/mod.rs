@@ -256,7 +256,7 @@ pub(crate) mod tests {
             for flags in [0, ServiceFlags::SCHED1].map(ServiceFlags) {
                 let mut pool = pool(about.name, &[1, 1]);
                 assert!(!letters(&mut pool, clients(flags)).contains('-'));
-                // All ask for one address, which may belong to either.
+                // All clients request one address, which may belong to either server.
                 let refuses = (0..2).any(|server| {
                     set_weight(&mut pool, server, 0);
                     let refuses = letters(&mut pool, clients(flags)).contains('-');
@@ -384,7 +384,8 @@ pub(crate) mod tests {
             let letter = letters(&mut pool, alloc::vec![request]).remove(0);
             counts[usize::from(letter as u8 - b'A')] += 1;
         }
-        // Without load the first choice stands: the first of the list, B, has (3 + 1) / (4 + 1).
+        // Without load, the first choice is kept: the first server of the list, B, has (3 + 1) / (4
+        // + 1).
         assert_eq!(counts[2], 0);
         assert!((3100..3300).contains(&counts[1]), "{counts:?}");
     }

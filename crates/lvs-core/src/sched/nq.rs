@@ -37,7 +37,7 @@ impl Scheduler for NeverQueue {
 impl ByQuotient for NeverQueue {
     fn quotient(server: &Server) -> Quotient {
         match server.active() {
-            // Before all others, whatever its weight.
+            // An idle server precedes all others, whatever its weight is.
             0 => of_usable(server, 0),
             active => of_usable(server, i64::from(active) + 1),
         }

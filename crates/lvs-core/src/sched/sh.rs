@@ -106,7 +106,7 @@ pub(super) fn client_key(request: &Request) -> u32 {
     fold(request.client.ip()).wrapping_add(u32::from(port))
 }
 
-/// Tries the slot of offset 0. If its server cannot accept a connection and the service's first
+/// Tries the slot at offset 0. If its server cannot accept a connection and the service's first
 /// flag permits it, it tries the offsets from `first` on, once around (`ip_vs_sh_get_fallback`,
 /// `ip_vs_mh_get_fallback`).
 pub(super) fn probe(
@@ -120,8 +120,8 @@ pub(super) fn probe(
     if servers.get(index)?.is_usable() {
         return Some(index);
     }
-    // Probing cannot find what is not there; without this a dead service would cost a walk of the
-    // table per packet.
+    // Probing cannot find a server if none is usable; without this check, such a service would cost
+    // a walk over the table for each packet.
     if !request.flags.has(ServiceFlags::SCHED1) || !servers.iter().any(|server| server.is_usable())
     {
         return None;
@@ -141,7 +141,7 @@ mod tests {
     use crate::sched::tests::{clients, letters, pool};
 
     #[test]
-    fn sh_assigns_slots_in_runs_of_weight() {
+    fn sh_assigns_as_many_consecutive_slots_as_the_weight() {
         let pool = pool("sh", &[1, 2, 0]);
         let mut scheduler = SourceHashing::default();
         scheduler.assign(pool.servers());

@@ -37,7 +37,7 @@ impl ByQuotient for WeightedLeastConnections {
 
 /// Load divided by weight, if it is usable.
 pub(super) fn of_usable(server: &Server, load: i64) -> Quotient {
-    // A load below 0 is seen of those that are not usable, too.
+    // A negative load also counts for servers that are not usable; their weight counts as 0.
     let weight = if server.is_usable() {
         server.weight().into()
     } else {
@@ -46,7 +46,7 @@ pub(super) fn of_usable(server: &Server, load: i64) -> Quotient {
     Quotient { load, weight }
 }
 
-/// The usable server with the smallest `cost` divided by weight; the first of equals.
+/// The usable server with the smallest `cost` divided by weight; the first of equal servers.
 ///
 /// Quotients are compared crosswise: `a / wa > b / wb` as `a * wb > b * wa`.
 pub(super) fn least_by(servers: &[Arc<Server>], cost: impl Fn(&Server) -> i64) -> Option<usize> {

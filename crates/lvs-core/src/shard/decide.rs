@@ -79,7 +79,7 @@ impl Shard {
         self.decide_in(meta, ahead, now)
     }
 
-    /// The rest of the decision for a packet that is no reply (`ip_vs_in_hook`).
+    /// The rest of the decision for a packet that is not a reply (`ip_vs_in_hook`).
     pub(crate) fn decide_in(
         &mut self,
         meta: &PacketMeta<'_>,
@@ -162,8 +162,8 @@ impl Shard {
         if sysctls.conn_reuse_mode == 0 || slot.control() != NO_SLOT {
             return false;
         }
-        // A control connection of FTP stays, with its server, while it has data connections and the
-        // SYN is none of a new connection.
+        // An FTP control connection and its server stay while data connections exist and the SYN
+        // does not open a new connection.
         if slot.has(flag::HELPED)
             && self.table.controlled(index) > 0
             && self.is_same_control(index, meta)
@@ -244,7 +244,7 @@ impl Shard {
             Forwarding::FullNat if self.local_ports.of(index).is_none() => {
                 return Verdict::Drop(DropReason::NoLocalPort);
             }
-            // NAT detects a truncated header, but only after the check of the hop limit.
+            // NAT detects a truncated header, but only after the check of the TTL.
             Forwarding::Nat | Forwarding::FullNat => {
                 if slot.has(flag::NO_CPORT) {
                     self.table.set_client_port(index, meta.tuple.src.port());
@@ -357,7 +357,7 @@ impl Shard {
                 }
             }
         }
-        // The length with which it leaves.
+        // The length of the packet after the change.
         let replacement = edit.as_ref().and_then(|edit| edit.replacement.as_ref());
         let growth = replacement.map_or(0, Replacement::growth);
         let len = meta.len.saturating_add_signed(growth);
@@ -365,7 +365,7 @@ impl Shard {
         let before = self.table.get(index).state();
         self.transition(index, meta, Sender::Server);
         if self.table.get(index).has(flag::DYING) {
-            // A packet of a connection that is about to end gives it time again.
+            // A packet of a connection that is about to be removed restarts its timer.
             self.table.get(index).clear(flag::DYING);
             self.dying.retain(|&dying| dying != index);
         }
@@ -424,7 +424,7 @@ impl Shard {
                 }
                 sctp_next(direction, chunk, slot.state())
             }
-            // The kernel does not read it here: a short one is as good.
+            // The kernel does not read the UDP header here: a truncated one is accepted.
             Transport::Udp(_) => State::NONE,
             Transport::Short { .. } if protocol == Protocol::UDP => State::NONE,
             Transport::Short { .. } | Transport::Other => return,

@@ -31,7 +31,7 @@ use core::time::Duration;
 /// Number of packets of a connection whose client has repeated its SYN once.
 const SYN_AND_REPEAT: u32 = 2;
 
-/// Longest time that packets of silently ended connections are dropped.
+/// Longest time in seconds for which packets of silently ended connections are dropped.
 const SILENCE: u32 = 120;
 
 /// Sequence numbers of a TCP segment (RFC 9293 section 3.1).
@@ -115,7 +115,7 @@ pub(crate) struct Down {
 }
 
 impl Down {
-    /// Connection `index` is new.
+    /// Records that connection `index` is new.
     pub(crate) fn track(&mut self, index: u32) {
         *self.expected.entry(index) = Expected::default();
     }
@@ -175,7 +175,7 @@ impl Shard {
             && let Some(mut numbers) = Numbers::read(meta.segment.bytes)
         {
             if from_client && self.table.get(index).has(flag::HELPED) {
-                // The server's numbers are kept as the server counts.
+                // The server's numbers are stored as the server counts them.
                 let shift = self.shift(index);
                 numbers.ack = numbers.ack.map(|ack| shift.acknowledgement(ack));
             }
@@ -246,7 +246,8 @@ impl Shard {
             (_, Protocol::TCP) => self.reset_both(index, now),
             // The next packet opens a new connection.
             (OnServerDown::Reschedule, _) if self.table.controlled(index) == 0 => {
-                // The template that controlled it has no server any more; it ends with its timer.
+                // The template that controlled the connection has no server any more; it ends with
+                // its timer.
                 let _ = self.kill(index);
             }
             _ => {}
@@ -275,7 +276,7 @@ impl Shard {
             self.down.resets.push(Reset {
                 tuple,
                 asks: expected.missed,
-                // A client that waits for the answer to its SYN looks at the acknowledgement.
+                // A client that waits for the answer to its SYN checks the acknowledgement number.
                 seq: of_server.map_or(0, |seq| self.shift(index).sequence(seq)),
                 ack: of_client,
                 forward: None,
@@ -375,7 +376,7 @@ impl Shard {
                     return Ok(Verdict::Drop(DropReason::ShortHeader));
                 };
                 if flags.has(TcpFlags::RST) {
-                    // The client's own answer to a server that does not know yet.
+                    // The client has reset the connection itself, and the server must receive this.
                     return Ok(Verdict::Forward(self.forward_of(index, Age::Known)));
                 }
                 if self.table.get(index).has(flag::TRACKED)
@@ -385,7 +386,7 @@ impl Shard {
                     && let Some(numbers) = Numbers::read(meta.segment.bytes)
                     && numbers.ack.is_some()
                 {
-                    // The numbers for the server's reset, too.
+                    // The segment also contains the numbers for the reset to the server.
                     expected.note(numbers, true, false);
                     let expected = *expected;
                     let of_server = self.server_reset(index, expected);
@@ -481,8 +482,8 @@ impl Shard {
     /// still awaited.
     pub(crate) fn note_expired_attempt(&self, index: u32) {
         let slot = self.table.get(index);
-        // A second repetition was counted when it came. Without any, a client of direct routing or a tunnel may have
-        // gone after the answer, or be a flood's invention.
+        // A second repetition was counted when it arrived. Without a repetition, a client of direct
+        // routing or a tunnel may have left after the answer, or the SYN may belong to a flood.
         let repeated = slot.in_packets() == SYN_AND_REPEAT;
         let unanswered = repeated || slot.in_packets() == 1 && slot.method().translates();
         if slot.state() == State::TCP_SYN_RECV

@@ -58,7 +58,7 @@ impl Shard {
         let Some(index) = found.filter(|&index| self.table.controlled(index) == 0) else {
             return false;
         };
-        // A template that it leaves behind ends as it would have.
+        // A template without this connection expires as usual.
         let _ = self.destroy(index);
         true
     }
@@ -100,7 +100,8 @@ impl Shard {
             .collect();
         for index in removed {
             if self.table.is_used(index) && self.table.controlled(index) == 0 {
-                // Templates to removed servers are flushed by the control half, orphaned or not.
+                // The control half removes templates of removed servers, with or without
+                // connections.
                 let _ = self.kill(index);
             }
         }
@@ -111,7 +112,7 @@ impl Shard {
     pub(crate) fn expire(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) > 0 {
-            // For good: from now on every restart gives it 60 s.
+            // This change is permanent: from now on, every restart sets the timer to 60 s.
             slot.set_timeout(60);
             let fired = slot.expires();
             let threshold = self.settings.sysctls.sync_threshold.0;

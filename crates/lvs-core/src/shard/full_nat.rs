@@ -65,7 +65,7 @@ impl Shard {
         index: u32,
         change: impl FnOnce(LocalEnd) -> LocalChange,
     ) {
-        // Entries in the overflow are known to the table only.
+        // Only the table knows entries in the overflow.
         if self.local_changes.is_none() || !self.table.is_in_place(index) {
             return;
         }

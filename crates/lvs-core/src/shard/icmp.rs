@@ -25,13 +25,13 @@ impl Shard {
         }
         let readable = error.inner_ports || is_ipsec(protocol);
         let Tuple { protocol, src, dst } = connection_tuple(error.inner);
-        // About a packet from a client to a server, which is translated already.
+        // The error is about a packet from a client to a server, which is already translated.
         let about_request = || {
             readable
                 .then(|| self.find_reply(protocol, dst, src))
                 .flatten()
         };
-        // About a packet to a client, as the client saw it.
+        // The error is about a packet to a client, as the client received it.
         let about_reply = || {
             (readable && !self.settings.backup_only)
                 .then(|| {

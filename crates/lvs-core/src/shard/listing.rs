@@ -12,7 +12,7 @@ use crate::{ConnId, Forwarding, Instant, Protocol};
 /// A connection in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Its identity.
+    /// Identity of the connection.
     pub id: ConnId,
     /// TCP, UDP or SCTP; 0 for a template of a firewall mark.
     pub protocol: Protocol,

@@ -30,8 +30,8 @@ use crate::{Instant, Protocol};
 /// Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that was in TIME_WAIT in the
 /// table is already older.
 const QUIET: Duration = Duration::from_secs(60);
-/// Maximum of ports of one local address that are tried for one connection. More than one is needed
-/// only while connections still use ports of an earlier range.
+/// Maximum number of ports of one local address that are tried for one connection. More than one is
+/// needed only while connections still use ports of an earlier range.
 const TRIES: usize = 32;
 /// Number of pairs of server and local address below which unused pairs are not searched for.
 const TUPLES_MIN: usize = 1024;
@@ -89,7 +89,7 @@ struct Free {
 }
 
 impl Free {
-    /// The port with this number among those that have never been used, in a range of `count` ports
+    /// The port with this number among the ports that were never used, in a range of `count` ports
     /// from `base` on.
     fn port(&self, number: u16, count: u16, base: u32, workers: u16) -> Option<u16> {
         let number = (u32::from(self.from) + u32::from(number)) % u32::from(count.max(1));
@@ -276,7 +276,7 @@ impl LocalPorts {
         if !self.tuples.contains_key(tuple) {
             self.forget_unused(now);
             let fresh = self.count(tuple.local);
-            // RFC 6056, 3.3.3: where ports begin is not to be guessed.
+            // RFC 6056, 3.3.3: an attacker must not be able to guess where the ports begin.
             let from = (self.hash(tuple.protocol, tuple.server, tuple.local.addr, 0) >> 16)
                 % u64::from(fresh.max(1));
             let free = Free {
@@ -315,7 +315,7 @@ impl LocalPorts {
         let has_it = |range: &&LocalAddress| {
             range.addr == local.ip() && (range.first..=range.last).contains(&port)
         };
-        // Otherwise the address was removed, or has other ports now.
+        // Without a range, the address was removed, or has other ports now.
         let range = pool.iter().find(has_it).copied().unwrap_or(usual);
         let tuple = Tuple {
             protocol,

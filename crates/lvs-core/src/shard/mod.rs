@@ -286,7 +286,7 @@ impl Shard {
         self.table.next_wakeup()
     }
 
-    /// Connections now.
+    /// Returns the number of open connections.
     pub fn len(&self) -> usize {
         self.table.len()
     }
@@ -348,7 +348,7 @@ impl Shard {
         self.table.restart(index, now);
     }
 
-    /// Lets connection `index` expire at `at`, unless a packet of it arrives before.
+    /// Makes connection `index` expire at `at`, unless one of its packets arrives before.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         self.table.restart_until(index, at);
     }
@@ -473,7 +473,7 @@ impl Shard {
     /// Copies the settings of this generation.
     pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
         if settings.master != self.settings.master {
-            // With another master, messages are of another kind.
+            // Another master sends messages of another kind.
             self.sync.finish(&self.settings.sysctls);
         }
         self.settings.clone_from(settings);

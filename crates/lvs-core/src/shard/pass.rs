@@ -85,7 +85,7 @@ impl Shard {
             return None;
         }
         let (index, reply) = self.table.find_plain(packet, ahead)?;
-        // A server's packet that is no reply may be something else than a client's.
+        // A packet from a server that is not a reply may not come from a client either.
         if !reply
             && self.settings.heeds_servers()
             && self.links.is_masqueraded(protocol, packet.src.into())

@@ -92,7 +92,7 @@ impl fmt::Display for Unpublished {
             Self::Ended => "it has ended",
             Self::NotEstablished => "it is not established",
             Self::Protocol => "it is neither TCP nor UDP",
-            Self::PersistentUdp => "its service is persistent and of UDP, and no server has answered its client yet",
+            Self::PersistentUdp => "its service is a persistent UDP service, and no server has answered its client yet",
             Self::HealthCheck => "a health check opened it",
             Self::Helped => "a helper inspects its packets",
             Self::OnePacket => "one-packet scheduling",
@@ -125,7 +125,7 @@ fn what_changes(entry: Entry<'_>) -> Option<Unpublished> {
     match entry.protocol() {
         Protocol::TCP if entry.state() == State::TCP_ESTABLISHED => None,
         Protocol::UDP if entry.state() == State::NONE => {
-            // An answer to a persistent client assures its template.
+            // An answer to a persistent client confirms its template.
             (entry.control() != NO_SLOT).then_some(Unpublished::PersistentUdp)
         }
         Protocol::TCP | Protocol::UDP => Some(Unpublished::NotEstablished),
@@ -250,10 +250,10 @@ impl Shard {
         self.table.at_home()
     }
 
-    /// Whether the caller should call [`offer`](Self::offer). This is so if the connection is not
-    /// offloaded in this epoch, nothing in the connection prevents it, and its client has sent
-    /// `packets` packets or a multiple of this number, or the connection was offloaded in another
-    /// epoch. 0 is no epoch.
+    /// Whether the caller should call [`offer`](Self::offer). This is the case if the connection is
+    /// not offloaded in this epoch, nothing in the connection prevents the offload, and its client
+    /// has sent `packets` packets or a multiple of this number, or the connection was offloaded in
+    /// another epoch. 0 is no epoch.
     ///
     /// So a connection that cannot be offloaded for another reason is examined periodically, and
     /// not with every packet.
@@ -376,7 +376,7 @@ impl Shard {
     /// it has ended, or others have the same addresses and ports.
     ///
     /// Packets that change the state of the connection are still decided here: the program passes
-    /// them up.
+    /// them to the dataplane.
     pub fn publish(&mut self, conn: ConnId, epoch: u16, client_hop: Option<u16>) -> bool {
         if !self.table.is_used(conn.0) {
             return false;

@@ -94,7 +94,8 @@ impl Shard {
             if slot.has(flag::BORROWED | flag::DYING) {
                 continue;
             }
-            // A peer that subscribed a moment ago has no report that the packets arrive here.
+            // A peer that subscribed a moment ago has not yet received the report that the packets
+            // arrive here.
             let kind = if slot.idle(now) < RECENT {
                 Kind::Comes
             } else {
@@ -160,7 +161,7 @@ impl Shard {
                 self.say(index, Kind::Comes, now);
             }
         } else if slot.has(flag::BORROWED) {
-            // Its packets come here now.
+            // The packets of the connection arrive at this director now.
             self.strike(index);
             self.tell(index, Kind::Comes, now);
         } else if self.is_worth(slot) {
@@ -173,7 +174,7 @@ impl Shard {
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
             Protocol::TCP => matches!(slot.state().0, 1 | 4 | 7),
-            // ESTABLISHED, and the three in which it is shut down.
+            // ESTABLISHED, and the three states of the shutdown.
             Protocol::SCTP => (8..=11).contains(&slot.state().0),
             _ => slot.in_packets() >= self.settings.sysctls.sync_threshold.0,
         };
@@ -479,10 +480,10 @@ pub(super) mod tests {
             ),
             (50, 50)
         );
-        // Further packets are no news.
+        // Further packets cause no message.
         let _ = one.packet(1, 0x10, at(3));
         assert!(!one.shard.has_changes());
-        // The end is: first of what it does, then of itself.
+        // The end causes two messages: first a change of the state, and later the removal.
         let _ = one.packet(1, 0x04, at(3));
         assert_eq!(one.tell(&mut two, at(3)), taken(1));
         assert_eq!(two.shard.len(), 50);

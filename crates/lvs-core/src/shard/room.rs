@@ -18,7 +18,7 @@ use crate::{Instant, Protocol};
 use core::cmp::Reverse;
 use core::time::Duration;
 
-/// Maximum of windows that are searched for one connection.
+/// Maximum number of windows that are searched for one connection.
 const WINDOWS: usize = 4;
 
 /// Number of packets that a client sends in a handshake. A connection with no more packets from its
@@ -76,7 +76,7 @@ impl Shard {
             Worth::Unused => &mut taken.unused,
             Worth::Idle => &mut taken.idle,
         } += 1;
-        // The template of an unused connection stays until its own time.
+        // The template of an unused connection keeps its own timer.
         let _ = self.destroy(index);
     }
 

@@ -74,7 +74,7 @@ impl Shard {
         };
         let slot = self.table.get(index);
         if slot.method() == crate::Forwarding::FullNat {
-            // Its local port belongs to this director: another one could do nothing with it.
+            // The local port belongs to this director: no other director could use the connection.
             return;
         }
         let subject = Subject {
@@ -83,7 +83,7 @@ impl Shard {
             state: slot.state(),
             old_state: slot.old_state(),
             timeout: slot.timeout().saturating_mul(HZ),
-            // Without one, it was long ago.
+            // Without a time, the connection was last sent long ago.
             sync_end: (self.table.sync_end(index))
                 .unwrap_or(now.ticks().wrapping_sub(1 << 30) & !3),
             persistent: self.is_persistent(index),
@@ -252,7 +252,8 @@ mod tests {
         pass(&director, conn, 200);
         walk(&mut director);
         assert_eq!(entries(&mut director), 1, "the 103rd to the 253rd");
-        // It comes back to userspace, whose next packet is decided with those before it.
+        // The connection returns to userspace. Its next packet is counted together with the earlier
+        // ones.
         pass(&director, conn, 60);
         director.shard.withdraw(conn);
         send(&mut director, Protocol::UDP, 0);

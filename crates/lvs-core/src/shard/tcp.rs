@@ -16,7 +16,7 @@ pub(super) const WINDOW: Range<usize> = 14..16;
 /// Length of a header without options.
 pub(super) const HEADER_LEN: usize = 20;
 
-/// Reads a field of 32 bits; `None` if it is cut short.
+/// Reads a field of 32 bits; `None` if it is truncated.
 pub(super) fn number(tcp: &[u8], field: Range<usize>) -> Option<u32> {
     Some(u32::from_be_bytes(tcp.get(field)?.try_into().ok()?))
 }

@@ -23,7 +23,7 @@ use super::wire::{self, Entry};
 use crate::Protocol;
 use crate::conn::sip13;
 
-/// Maximum of peers from which a director receives connections.
+/// Maximum number of peers from which a director receives connections.
 pub const PEERS_MAX: usize = 8;
 
 /// Number of ranges in a digest.
@@ -33,10 +33,10 @@ const RANGE_BITS: u32 = 10;
 /// Length of a digest.
 pub const DIGEST_LEN: usize = RANGES * 12;
 
-/// Bytes of an item in front of its connection.
+/// Length of an item's header in bytes; the connection follows it.
 const HEADER: usize = 8;
 
-/// Maximum of bytes in the outgoing buffer.
+/// Maximum number of bytes in the outgoing buffer.
 const OUT_MAX: usize = 1 << 20;
 
 /// Initial capacity in bytes.
@@ -94,7 +94,7 @@ pub(crate) fn has_place(client: SocketAddr, virt: SocketAddr, server: SocketAddr
         .all(|addr| addr.is_ipv4() == client.is_ipv4())
 }
 
-/// The received bytes are no valid message of a peer.
+/// The received bytes are not a valid message of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -263,7 +263,7 @@ impl Digest {
 pub struct Differences {
     /// Number of connections that the sender owns.
     pub replicated: u64,
-    /// Least number of missing items.
+    /// Minimum number of missing items.
     pub missing: u64,
     /// The missing ranges.
     pub ranges: Vec<u16>,
@@ -312,7 +312,7 @@ impl Ranges {
     }
 }
 
-/// Identity of a connection.
+/// The fields that identify a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) protocol: Protocol,
@@ -443,7 +443,7 @@ impl Replicas {
 
     /// Returns the outgoing updates, and whether some were lost.
     pub(crate) fn take(&mut self) -> (Vec<u8>, bool) {
-        // There will be about as much the next time.
+        // The next portion will have about the same size.
         let next = Vec::with_capacity(self.out.len().min(OUT_FIRST));
         let out = core::mem::replace(&mut self.out, next);
         (out, core::mem::take(&mut self.lost))
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_shows_missing_connections_and_their_range() {
+    fn digest_reveals_missing_connections_and_their_range() {
         let (mut sender, mut receiver) = (Replicas::new([1, 2]), Replicas::new([3, 4]));
         receiver.listen_to(5, [1, 2]);
         for port in 0..10_000 {

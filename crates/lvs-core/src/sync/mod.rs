@@ -23,7 +23,7 @@ pub const PORT: u16 = 8848;
 /// The default multicast group.
 pub const GROUP: core::net::Ipv4Addr = core::net::Ipv4Addr::new(224, 0, 0, 81);
 
-/// Ports that a daemon uses at most (`IP_VS_SYNC_PORTS_MAX`).
+/// Maximum number of ports that a daemon uses (`IP_VS_SYNC_PORTS_MAX`).
 pub const PORTS_MAX: u16 = 64;
 
 /// A message of a master's.
@@ -107,9 +107,9 @@ pub fn ports(sysctl: u32) -> u16 {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 pub enum SyncRole {
-    /// Sends.
+    /// Sends connections.
     Master,
-    /// Receives.
+    /// Receives connections.
     Backup,
 }
 
@@ -122,7 +122,7 @@ pub struct SyncDaemon {
     pub role: SyncRole,
     /// Interface of the multicast group.
     pub interface: String,
-    /// 0 to 255.
+    /// Identifier of the synchronisation group, 0 to 255.
     #[cfg_attr(feature = "api", serde(default))]
     pub syncid: u8,
     /// Longest message in bytes; absent for the default.

@@ -79,8 +79,7 @@ impl Queue {
     }
 }
 
-/// Returns a number that differs between connections and stays the same for the life of a
-/// connection.
+/// Returns a number that is constant for a connection and differs between connections.
 fn spread(entry: &Entry) -> u16 {
     let last = match entry.client.ip() {
         IpAddr::V4(addr) => u32::from(addr),
@@ -102,7 +101,7 @@ impl PortQueue {
         };
         if !self.buffer.is_empty() {
             let pad = self.padding(version);
-            // Version 0 has no room for a count of 256.
+            // Version 0 cannot represent a count of 256.
             let wrapped = version == 0 && self.count == 256 || self.count == master.count_max;
             if self.version != version || wrapped || self.buffer.len() + pad + len > self.room {
                 self.close(sysctls);
@@ -133,7 +132,7 @@ impl PortQueue {
     fn close(&mut self, sysctls: &Sysctls) {
         let mut message = core::mem::take(&mut self.buffer);
         wire::finish(self.version, self.count, &mut message);
-        // The buffer that finds the queue full is the one that is lost.
+        // If the queue is full, the newest buffer is lost.
         if self.full.len() < usize::try_from(sysctls.sync_qlen_max).unwrap_or(0) {
             self.full.push_back(message);
         } else {
@@ -182,7 +181,7 @@ pub(crate) fn needed(
         if sysctls.sync_persist_mode && subject.persistent {
             return None;
         }
-        // States that are sent at all, and ESTABLISHED among them.
+        // The states that the master sends at all, and whether ESTABLISHED is one of them.
         let states: Option<(&[u8], u8)> = match subject.protocol {
             Protocol::TCP => Some((&[1, 4, 5, 6, 7], 1)),
             Protocol::SCTP => Some((&[8, 9, 10, 11, 13], 8)),
@@ -280,7 +279,7 @@ pub(crate) fn sync_template(
         return;
     };
     template.sync_end.store(end, Relaxed);
-    // Engine data is only sent of a template that has a server.
+    // Engine data are sent only for a template with a server.
     if template.engine.is_some() && template.server.load(Relaxed) == NO_SLOT {
         return;
     }

@@ -23,7 +23,7 @@ use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKe
 
 /// Maximum number of services whose digests are sent: the first ones by their keys.
 pub const SERVICES_MAX: usize = 1 << 16;
-/// Bytes of a service's key and digest.
+/// Length in bytes of a service's key and digest.
 pub const SERVICE_LEN: usize = KEY_LEN + 16;
 const KEY_LEN: usize = 20;
 

@@ -16,7 +16,7 @@ const NAME_MAX: usize = 16;
 const OPTION_SEQ: u8 = 1;
 const OPTION_DATA: u8 = 2;
 const OPTION_NAME: u8 = 3;
-/// A receiver that does not support the option may skip it.
+/// A receiver that does not support an option with this bit may skip the option.
 const OPTION_SKIPPABLE: u8 = 0x40;
 const SEQ_LEN: usize = 24;
 /// Flags that announce sequence numbers.
@@ -49,7 +49,7 @@ pub struct Entry {
     pub sequences: Option<Sequences>,
     /// Name of a persistence engine.
     pub engine: Option<Vec<u8>>,
-    /// Its data.
+    /// Data of the persistence engine.
     pub data: Option<Vec<u8>>,
 }
 
@@ -91,7 +91,7 @@ impl Entry {
             out.extend((self.flags as u16).to_be_bytes());
             out.extend(self.state.to_be_bytes());
             if self.flags & SEQ_MASK != 0 {
-                // In the byte order of the sender: of the machines that there are, little endian.
+                // In the byte order of the sender: little endian on all supported machines.
                 for number in self.sequences.unwrap_or_default() {
                     out.extend(number.to_le_bytes());
                 }

@@ -120,7 +120,7 @@ macro_rules! reasons {
             /// Every reason, in the order of their indices.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Its index in [`Self::ALL`], for arrays of counters.
+            /// Returns the index of the reason in [`Self::ALL`], for arrays of counters.
             #[inline]
             pub const fn index(self) -> usize {
                 self as usize
@@ -168,7 +168,7 @@ reasons! {
         Filtered => "filtered",
         /// The program around the director has passed the shard of another director.
         ForeignShard => "foreign_shard",
-        /// The transport header is cut short.
+        /// The transport header is truncated.
         ShortHeader => "short_header",
         /// An ICMP error with a wrong checksum.
         IcmpChecksum => "icmp_checksum",

@@ -15,7 +15,7 @@ impl Shift {
     /// Records that text was replaced in the segment with the number `sequence`, which grows by
     /// `growth` bytes.
     pub(crate) fn replaced(&mut self, sequence: u32, growth: i32) {
-        // The segment repeats text that was replaced already.
+        // The segment repeats text that was already replaced.
         let again = self.before != self.after && !is_after(sequence, self.place);
         if growth == 0 || again {
             return;
@@ -66,7 +66,7 @@ mod tests {
         /// Some segments of a stream are replaced: the receiver gets the bytes without gap or
         /// overlap, and its acknowledgements mean the same bytes for the sender.
         #[test]
-        fn shifted_streams_stay_complete(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 1u32..100), 1..50)) {
+        fn streams_with_shifted_sequence_numbers_stay_complete(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 1u32..100), 1..50)) {
             let mut shift = Shift::default();
             let (mut sent, mut seen) = (first, first);
             let mut edges = Vec::new();

@@ -326,7 +326,7 @@ fn deleted_service_is_cleaned_up_in_pieces() {
             (before, pieces) = (there(), pieces + 1);
         }
         assert!(there() == 0 && pieces >= 6);
-        // The same servers, out of the trash.
+        // The same servers, restored from the trash.
         control.apply(&calls, &Permissive, Instant::ZERO).unwrap();
     }
 }

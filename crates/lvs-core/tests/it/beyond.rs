@@ -198,13 +198,13 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
         remove(&mut director, 1, now);
         let asked = drain(&mut director, now);
         let of = |reset: &Reset| (reset.asks, reset.tuple.dst, reset.seq, reset.ack);
-        // The server may have what was known last.
+        // The server may have received the last numbers.
         let expected = [
             (true, client, 745, Some(1101)),
             (false, vip, 1101, Some(745)),
         ];
         assert_eq!(asked.iter().map(of).collect::<Vec<_>>(), expected);
-        // More than half of all numbers later.
+        // Later by more than half of all sequence numbers.
         let numbers = (0xf000_0000, 0x9000_0000, 0);
         let ends = Verdict::Reset(DropReason::ServerDown);
         let ack = tcp(client, vip, ACK);
@@ -213,7 +213,7 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
         let expected = [(false, vip, 0xf000_0000, Some(0x9000_0000))];
         assert_eq!(resets.iter().map(of).collect::<Vec<_>>(), expected);
         assert!(resets[0].forward.is_some());
-        // Once.
+        // The reset is sent only once.
         assert_eq!(send(&mut director, &ack, numbers, now), ends);
         assert_eq!(director.shard.take_late_resets(), []);
     }
@@ -270,7 +270,7 @@ fn server_down_refuses_waiting_client() {
     );
     remove(&mut director, 1, now);
     let resets = drain(&mut director, now);
-    // RFC 9293 section 3.10.7.3: in SYN-SENT, what counts is the acknowledgement of the SYN.
+    // RFC 9293 section 3.10.7.3: in SYN-SENT, only the acknowledgement of the SYN is compared.
     assert_eq!((resets[0].seq, resets[0].ack), (0, Some(78)));
     assert_eq!((resets[1].seq, resets[1].ack), (78, None));
 }
@@ -311,7 +311,7 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
 }
 
 #[test]
-fn untracked_connection_is_reset_by_its_next_packet() {
+fn connection_without_tracked_numbers_is_reset_at_its_next_packet() {
     let key = ServiceKey::tcp(addr(VIP));
     let kernel = service("rr", Extras::default());
     let mut director = director(key, kernel, Forwarding::Route, 1);
@@ -355,7 +355,7 @@ fn resets_are_sent_in_bounded_portions() {
     }
     let (mut calls, mut sent) = (0, 0);
     remove(&mut director, 1, now);
-    // Another one goes down while the first is being dealt with.
+    // Another server goes down while connections of the first are being reset.
     for _ in 0..5 {
         let resets = director.end_down(now, 1600);
         assert!(resets.len() <= 200, "{}", resets.len());
@@ -601,7 +601,7 @@ fn slow_start_raises_share_of_new_server_gradually() {
     ] {
         director.advance(at(seconds));
         let got = shares(&mut director, 1000, at(seconds));
-        // Two others have 100 parts each, this one `share`.
+        // Two other servers have a share of 100 each, and this one has `share`.
         let expected = 1000 * share / (200 + share);
         assert!(
             got[2].abs_diff(expected) <= 10,
@@ -680,7 +680,7 @@ fn slow_start_can_be_changed_while_active() {
         .control
         .edit_service(&key, slow("wrr", 60), None)
         .unwrap();
-    // The servers that were there before have no slow start.
+    // The servers that existed before have no slow start.
     add(
         &mut director,
         key,
@@ -858,7 +858,8 @@ fn attempt_behind_nat_is_unanswered_after_two_repetitions_or_its_timeout() {
 
 #[test]
 fn attempt_by_direct_routing_without_repetition_is_not_counted() {
-    // A SYN alone may be a flood's, or of a client that left after the answer, which the director does not see.
+    // A single SYN may belong to a flood, or to a client that left after the answer, which the
+    // director does not receive.
     assert_eq!(syns_alone(Forwarding::Route, &[1]), (1, 0));
     for seconds in [&[1, 2][..], &[1, 2, 4], &[1, 2, 4, 8]] {
         assert_eq!(
@@ -961,7 +962,7 @@ fn flood_of_syns_makes_no_server_suspicious() {
 
 #[test]
 fn port_scan_makes_no_server_suspicious() {
-    // Closed ports, then open ones.
+    // First the ports are closed, then open.
     assert!(!blames(Forwarding::Nat, |_, _| Some(RST), None));
     assert!(!blames(Forwarding::Nat, |_, _| Some(SYN | ACK), Some(RST)));
     assert!(!blames(Forwarding::Route, |_, _| None, Some(RST)));
@@ -988,7 +989,7 @@ fn silent_server_is_suspicious() {
 }
 
 #[test]
-fn attempts_of_a_server_that_returns_are_not_recent() {
+fn returning_server_has_no_recent_attempts() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
     for port in 2000..2003 {
@@ -996,7 +997,7 @@ fn attempts_of_a_server_that_returns_are_not_recent() {
         let _ = director.handle_packet(&tcp(client, addr(VIP), SYN), Instant::from_secs(1));
     }
     remove(&mut director, 1, Instant::from_secs(2));
-    // The three expire while it is removed.
+    // The three connections expire while the server is removed.
     let mut now = 2;
     while now < 100 {
         now += 2;

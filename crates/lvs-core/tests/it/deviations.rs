@@ -46,19 +46,19 @@ fn connection_listing_is_ordered_by_slot() {
             .collect()
     };
     let before = listed(&director, now);
-    // Not in the order in which they came, but always in the same.
+    // Connections are not listed in the order of their arrival, but always in the same order.
     assert!(before.is_sorted_by_key(|(slot, _)| *slot));
     let in_order = |listed: &[(ConnId, u16)]| listed.iter().map(|&(_, port)| port).collect();
     let mut all: Vec<u16> = in_order(&before);
     assert_ne!(all, ports);
     all.sort_unstable();
     assert_eq!(all, ports);
-    // One that comes changes nothing about the others.
+    // A new connection does not change the order of the others.
     let _ = from_client(&mut director, 5000, TcpFlags::SYN, now);
     let mut after = listed(&director, now);
     after.retain(|&(_, port)| port != 5000);
     assert_eq!(after, before);
-    // Pieces of a listing make up the whole, however small they are.
+    // The pieces of a listing form the complete listing, whatever their size is.
     let (mut start, mut pieces) = (Some(0), Vec::new());
     while let Some(from) = start {
         let (piece, next) = director.shard.connections_piece(from, 20, now);
@@ -83,7 +83,7 @@ fn timers_fire_at_their_deadline() {
 /// The kernel drops a SYN that takes over a connection which netfilter tracks, and schedules its
 /// repetition.
 #[test]
-fn port_reuse_needs_no_second_syn_though_conntrack_is_on() {
+fn port_reuse_with_conntrack_needs_no_second_syn() {
     const FIN: u8 = TcpFlags::FIN | TcpFlags::ACK;
     let mut director = director();
     director.control.set_sysctl("conntrack", "1").unwrap();

@@ -281,7 +281,7 @@ fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
                     Some(name) if marked => found.push((name.to_owned(), path.clone())),
                     _ => {}
                 }
-                // Other attributes and comments may stand in between.
+                // Other attributes and comments may be between the attribute and the function.
                 marked = line == "#[test]"
                     || line.starts_with("#[tokio::test")
                     || (marked && (line.starts_with("#[") || line.starts_with("//")));
@@ -350,7 +350,7 @@ fn every_limit_has_its_test() {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         assert_eq!(cells.len(), 5, "docs/limits.md: {row}");
         let (what, cell) = (cells[0], cells[4]);
-        // Tests that come without a file are in the file that is named next, or in any.
+        // Tests that are named without a file are in the next named file, or in any file.
         let mut named = Vec::new();
         for quoted in cell.split('`').skip(1).step_by(2) {
             if quoted.ends_with(".rs") {

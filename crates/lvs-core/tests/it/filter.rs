@@ -66,7 +66,7 @@ fn denied_source_opens_no_connection_and_open_connections_continue() {
         let deny = filter(&[], &["192.0.2.0/24"]);
         director.control.set_filter(Some(&key), deny).unwrap();
         assert!(is_taken(&mut director, early, TcpFlags::ACK));
-        // Its template does not help it to another.
+        // The client's template does not permit another connection.
         assert!(!is_taken(&mut director, "192.0.2.7:4001", TcpFlags::SYN));
         assert!(is_taken(&mut director, "192.0.3.7:4000", TcpFlags::SYN));
         assert_eq!(director.shard.len(), 2);
@@ -80,7 +80,7 @@ fn denied_source_opens_no_connection_and_open_connections_continue() {
             explanation.verdict,
             "dropped: 192.0.2.0/24 is denied by the service's filter"
         );
-        // Off, it is as the kernel.
+        // Without a filter, the service behaves like the kernel.
         let off = SourceFilter::default();
         director.control.set_filter(Some(&key), off).unwrap();
         assert!(is_taken(&mut director, "192.0.2.7:4001", TcpFlags::SYN));

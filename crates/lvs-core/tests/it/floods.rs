@@ -108,8 +108,8 @@ fn syn_flood_of_full_table_evicts_only_flood_connections() {
         for &client in &old {
             assert!(bed.connect(client));
         }
-        // An honest client among a hundred spoofed, whose handshake takes as long as 500 spoofed
-        // SYNs; ten tables full.
+        // One honest client for every hundred spoofed SYNs, whose handshake takes as long as 500
+        // spoofed SYNs; ten times the size of the table.
         let (mut served, mut honest, mut waiting) = (0, 0, Vec::new());
         for n in 0..10 * SLOTS {
             assert!(bed.opens(source(0x0200_0000 + n), SYN).is_some());
@@ -164,7 +164,7 @@ fn connections_with_data_are_never_evicted() {
     assert_eq!(bed.send(addr("192.0.2.1:1"), SYN), full);
     bed.pass(Duration::from_secs(59));
     assert_eq!(bed.send(addr("192.0.2.1:1"), SYN), full);
-    // A minute later it is idle, but for those that have moved data since.
+    // A minute later the connections are idle, except those that have transferred data since.
     for n in 0..200 {
         assert!(bed.opens(source(n), ACK).is_some());
     }
@@ -200,7 +200,7 @@ fn replaced_connection_may_be_evicted() {
     let client = source(1);
     let server = bed.opens(client, SYN).unwrap();
     bed.reply(server, client, TcpFlags::RST);
-    // CLOSE: the next SYN takes its place, and its slot.
+    // The connection is in state CLOSE: the next SYN replaces it, and uses its slot.
     assert!(bed.opens(client, SYN).is_some());
     assert_eq!(bed.director.shard.evictions().ended, 1);
     assert_eq!(bed.director.shard.len(), 1);
@@ -228,7 +228,7 @@ fn service_limits_do_not_affect_other_services() {
     assert_eq!(opened.count(), 45);
     let full = Verdict::Drop(DropReason::ServiceFull);
     assert_eq!(bed.send(source(1000), SYN), full);
-    // Half-open connections end, and there is room again.
+    // The half-open connections expire, so that slots are free again.
     bed.pass(Duration::from_secs(61));
     assert!(bed.opens(source(1000), SYN).is_some());
 }
@@ -242,7 +242,7 @@ fn full_nat_without_free_port_uses_another_server() {
     };
     let key = ServiceKey::tcp(addr(VIP));
     let mut bed = Bed::new(1 << 12, WhenFull::Drop, key, config, Forwarding::FullNat);
-    // By its source, the client belongs to one server; towards each there are ten ports.
+    // The source determines the server of the client; there are ten ports towards each server.
     let one = |n: u16| SocketAddr::from(([192, 0, 2, 1], n));
     let mut targets: Vec<_> = (1001..=1020)
         .filter_map(|n| bed.opens(one(n), SYN))
@@ -258,7 +258,7 @@ fn full_nat_without_free_port_uses_another_server() {
     );
     let none = Verdict::Drop(DropReason::NoLocalPort);
     assert_eq!(bed.send(one(1021), SYN), none);
-    // Of many servers, eight others are tried.
+    // If there are many servers, up to eight others are tried.
     for n in 3..=20 {
         let config = ServerConfig::new(1, Forwarding::FullNat);
         let added = bed
@@ -304,7 +304,7 @@ fn full_template_table_refuses_next_template() {
     for n in 0..512 {
         assert!(bed.opens(source(n), SYN).is_some(), "{n}");
     }
-    // A connection with an unanswered SYN expires after a minute, its template after five.
+    // A connection with an unanswered SYN expires after one minute, and its template after five.
     bed.pass(Duration::from_secs(61));
     assert_eq!(bed.director.shard.len(), 0);
     for n in 512..704 {
@@ -330,7 +330,7 @@ fn expired_templates_are_removed_in_portions() {
         assert!(bed.opens(source, SYN).is_some());
     }
     bed.pass(Duration::from_secs(61));
-    // As a worker of several does it: a clock of its own for the half that is shared.
+    // The shard belongs to one of several workers: the shared half has its own clock.
     let at = bed.now + Duration::from_secs(600);
     let left = |bed: &Bed| bed.director.control.templates_from(0, at).count();
     assert_eq!(left(&bed), ALL);

@@ -93,8 +93,8 @@ fn full_nat_translates_both_ends_in_both_directions() {
     let listed = director.shard.connections_from(0, at(1)).next().unwrap();
     assert_eq!(listed.state, "ESTABLISHED");
 
-    // Another server, another port or the client itself in place of what stands for it: not a
-    // reply.
+    // A packet from another server, to another port, or to the client's own address instead of the
+    // local one, is not a reply.
     for (src, dst) in [
         ("10.0.0.12:8080", source),
         ("10.0.0.11:80", source),
@@ -108,7 +108,7 @@ fn full_nat_translates_both_ends_in_both_directions() {
         );
     }
 
-    // A server's complaint about a request, and the client's about a reply.
+    // First the server sends an error about a request, then the client sends one about a reply.
     let error = |src: &str, inner_src: SocketAddr, inner_dst: SocketAddr| IcmpError {
         hook: Hook::Local,
         src: addr(src).ip(),
@@ -155,7 +155,8 @@ fn full_nat_without_free_port_drops_and_counts_no_connection() {
         (service.servers()[0].total(), service.stats().live.conns),
         (10, 10)
     );
-    // A second address is as much again; a connection that ends (SYN_RECV, 60 s) leaves its port.
+    // A second address doubles the number of ports; a connection that ends (SYN_RECV, 60 s)
+    // releases its port.
     let control = &mut director.control;
     control
         .set_local_pool(
@@ -221,7 +222,8 @@ fn full_nat_impossible_configurations_are_refused() {
 fn hairpin_translates_both_ends_only_if_replies_would_bypass_director() {
     let servers = ["10.0.0.12:80", "10.9.0.11:80"];
     let cases = [
-        // On the network of the second server; a server itself, wherever it is; a stranger.
+        // The sources: a host on the network of the second server, a server itself, on any network,
+        // and an unrelated host.
         ("10.9.0.50:1000", "10.9.0.11:80", true),
         ("10.0.0.12:1000", "10.0.0.12:80", true),
         ("10.0.0.12:1001", "10.9.0.11:80", true),
@@ -255,7 +257,7 @@ fn hairpin_translates_both_ends_only_if_replies_would_bypass_director() {
 }
 
 #[test]
-fn full_nat_to_director_itself_keeps_client_address() {
+fn full_nat_to_local_server_keeps_client_address() {
     let mut director = director(Forwarding::FullNat, &[SERVER]);
     director
         .control

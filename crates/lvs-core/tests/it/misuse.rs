@@ -160,7 +160,7 @@ fn invalid_service_changes_are_refused() {
             ),
         ],
     );
-    // Twice is once.
+    // Setting the same value twice has the effect of setting it once.
     director
         .control
         .delete_service(&web(), Instant::ZERO)
@@ -290,7 +290,7 @@ fn invalid_synchronisation_is_refused() {
             (Error::DaemonNotRunning, Box::new(Control::stop_backup)),
         ],
     );
-    // Without a listener nothing happens.
+    // Without a backup daemon, the message has no effect.
     director.handle_sync(b"\0\0\0\x08\0\x01\0\0", Instant::ZERO);
     director.control.start_master(master).unwrap();
     director.control.start_backup(backup).unwrap();
@@ -345,7 +345,7 @@ fn full_table_refuses_and_keeps_its_state() {
         let service = director.control.service(&web()).unwrap();
         assert_eq!(service.servers()[0].total(), 0);
     }
-    // Connections that persist need a template beside.
+    // Each persistent connection also needs a slot for its template.
     let mut director = Director::new(Options {
         max_connections: 1,
         ..Options::default()
@@ -371,7 +371,7 @@ fn clock_jump_in_either_direction_does_not_panic() {
     let mut director = small(16);
     let late = Instant::from_secs(1_000_000);
     let _ = director.handle_packet(&syn(CLIENT), late);
-    // Backwards: the clock stands still.
+    // The time goes backwards: the director's clock does not move.
     let again = director.handle_packet(&syn(CLIENT), Instant::ZERO);
     assert!(matches!(again, Verdict::Forward(_)));
     assert_eq!(director.advance(Instant::ZERO), late);
@@ -386,14 +386,14 @@ fn clock_jump_in_either_direction_does_not_panic() {
     director.advance(late + Duration::from_secs(3600));
     assert!(director.shard.is_empty());
     let _ = director.next_wakeup();
-    // The halves of a director by themselves, in any order.
+    // Each half of a director is used without the other one, in any order.
     let mut control = Control::new(Options::default());
     let mut shard = control.shard(0).unwrap();
     control.advance_with(&mut shard, late);
     control.advance_with(&mut shard, Instant::ZERO);
     control.sweep(&mut shard);
     assert!(shard.is_empty() && shard.capacity() > 0);
-    // The end of time.
+    // The latest possible time.
     let end = Instant::from_nanos(u64::MAX);
     assert_eq!(end + Duration::MAX, end);
     assert_eq!(Instant::ZERO - end, Duration::ZERO);
@@ -411,7 +411,7 @@ fn missing_or_foreign_shard_is_refused() {
         assert_eq!(there.count(), shards.max(1));
         assert!(control.shard(usize::MAX).is_none());
     }
-    // A stranger's shard is neither read nor changed.
+    // The shard of another director is neither read nor changed.
     let (mut ours, mut theirs) = (small(16), small(16));
     for director in [&mut ours, &mut theirs] {
         let opened = director.handle_packet(&syn(CLIENT), Instant::ZERO);
@@ -476,7 +476,7 @@ fn stale_decision_is_repeated() {
     assert!(shard.is_empty());
     let verdict = control.admit(shard, &syn(CLIENT), pending, Instant::from_secs(1000));
     assert!(matches!(verdict, Verdict::Forward(_)));
-    // And once more with what is out of date altogether.
+    // The packet is handled again, with a completely outdated result.
     let verdict = control.admit(shard, &syn(CLIENT), pending, Instant::from_secs(1000));
     assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");
     control.advance_with(shard, Instant::from_secs(5000));
@@ -514,7 +514,7 @@ fn pool_and_registry_refuse_invalid_calls() {
         assert_eq!(pool.remove(addr(SERVER)).err(), Some(Error::NoServer));
         assert_eq!(pool.insert(addr(SERVER), &nat(-1)), Err(Error::WeightRange));
         assert!(pool.servers().is_empty());
-        // The greatest weights there are, of every server.
+        // Every server has the greatest possible weight.
         for last in 1..=20 {
             let server = SocketAddr::from(([10, 0, 0, last], 80));
             pool.insert(server, &nat(i32::MAX)).unwrap();
@@ -606,7 +606,7 @@ proptest! {
         for (src, dst, transport, protocol, hook, mark, now) in packets {
             let hook = [Hook::Local, Hook::Transit, Hook::Output][usize::from(hook)];
             let tuple = Tuple::new(Protocol(protocol), src, dst);
-            // Within an hour of each other, backwards and forwards.
+            // Times are less than one hour apart, and may go backwards.
             let now = Instant::from_nanos(now % 3_600_000_000_000);
             let _ = director.handle_packet(&PacketMeta { mark, ..PacketMeta::new(hook, tuple, transport, u32::MAX) }, now);
             let error = IcmpError {

@@ -127,7 +127,7 @@ fn virt(kind: usize) -> SocketAddr {
 }
 
 fn client(number: u8) -> SocketAddr {
-    // Two of each address, and one from port 0, which no client uses.
+    // Each address has two connections, one of them from port 0, which no client uses.
     SocketAddr::from(([192, 0, 2, number / 2], u16::from(number) * 1000))
 }
 
@@ -337,7 +337,7 @@ impl Twin {
 
 proptest! {
     #[test]
-    fn fast_path_equals_slow_path(acts in proptest::collection::vec(act(), 1..400), few: bool) {
+    fn userspace_fast_path_equals_slow_path(acts in proptest::collection::vec(act(), 1..400), few: bool) {
         let room = if few { 8 } else { 1000 };
         let (mut long, mut short) = (Twin::new(false, room), Twin::new(true, room));
         for (number, act) in acts.iter().enumerate() {

@@ -125,7 +125,7 @@ fn icmp_error_opens_connection_if_permitted() {
         hook,
         src: addr("203.0.113.1:0").ip(),
         dst: addr(VIP).ip(),
-        // As the client saw it: from the virtual address.
+        // The error quotes the packet as the client received it: from the virtual address.
         inner: Tuple::tcp(addr(VIP), addr(CLIENT)),
         inner_ports: ports,
         checksum_ok: true,
@@ -235,14 +235,13 @@ fn sip_server_may_send_first() {
     let template = director.control.templates_from(0, now).next().unwrap();
     let engine = director.control.template_engine(template.id);
     assert_eq!(engine, Some(("sip", &b"a@b"[..])));
-    // The call stays with the server that began it, whose turn it is not.
+    // The call stays with its server, although the scheduler would choose another one.
     let answer = udp("192.0.2.7:5061", "198.51.100.1:5060", message);
     let Verdict::Forward(forward) = director.handle_packet(&answer, now) else {
         panic!("a datagram of the call");
     };
     assert_eq!(forward.target, addr("10.0.0.1:5060"));
-    // Another server takes the call over: the template that led to the first one is not found any
-    // more.
+    // Another server takes over the call: the template of the previous server is no longer found.
     let other = PacketMeta {
         tuple: Tuple {
             src: addr("10.0.0.2:5060"),
@@ -314,7 +313,7 @@ fn marked_packets_without_servers_bypass_to_host() {
 }
 
 #[test]
-fn ipv6_without_servers_bypasses_to_host_itself() {
+fn ipv6_packet_to_the_host_without_servers_is_bypassed() {
     let key = ServiceKey::Mark {
         family: Family::V6,
         mark: 5,
@@ -336,7 +335,7 @@ fn ipv6_without_servers_bypasses_to_host_itself() {
 }
 
 #[test]
-fn one_packet_connections_are_counted_and_removed() {
+fn one_packet_connections_are_counted_and_removed_at_once() {
     let mut config = rr();
     config.flags = ServiceFlags(ServiceFlags::ONE_PACKET);
     let mut director = director(ServiceKey::udp(addr(VIP)), config, Forwarding::Nat, 2);
@@ -380,7 +379,7 @@ fn arrange_servers_sets_order_and_keeps_connections() {
     };
     assert_eq!(order(&director), [4, 3, 2, 1]);
     let control = &mut director.control;
-    // One is not there, one is named twice, two are not named.
+    // One server does not exist, one is named twice, and two are not named.
     let wanted = [server(2), server(9), server(3), server(2)];
     control.arrange_servers(&key, &wanted).expect("a service");
     assert_eq!(order(&director), [3, 2, 4, 1]);
@@ -388,7 +387,7 @@ fn arrange_servers_sets_order_and_keeps_connections() {
     let nobody = ServiceKey::tcp(addr("198.51.100.9:80"));
     let refused = director.control.arrange_servers(&nobody, &[]);
     assert_eq!(refused, Err(Error::NoService));
-    // The scheduler begins with the first of them.
+    // The scheduler starts with the first server of the new list.
     let verdict = director.handle_packet(&tcp("192.0.2.8:1", VIP, TcpFlags::SYN), now);
     let Verdict::Forward(forward) = verdict else {
         panic!("{verdict:?}");
@@ -413,9 +412,9 @@ fn drop_packet_spares_existing_connections() {
         let ack = director.handle_packet(&tcp(&client, VIP, TcpFlags::ACK), Instant::ZERO);
         assert!(matches!(ack, Verdict::Forward(_)));
     }
-    // As Linux 6.12 has it: the first one at once, then every third.
+    // As in Linux 6.12, the first connection is replicated immediately, and then every third one.
     assert_eq!(open, [7001, 7002, 7004, 7005, 7007, 7008, 7010, 7011]);
-    // Without a service there is nothing to defend.
+    // The defence ignores packets that belong to no service.
     let other = tcp(CLIENT, "198.51.100.1:81", TcpFlags::SYN);
     for _ in 0..2 {
         let verdict = director.handle_packet(&other, Instant::ZERO);
@@ -447,10 +446,11 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
         (half, entries.len() - half)
     };
     let (half, established) = half_open(&director, Instant::from_secs(1));
-    // 1000 visits, half of them to established connections, which are spared for a minute.
+    // The walk visits 1,000 connections. Half of them are established, and are not dropped within
+    // their first minute.
     assert_eq!(established, 16_000);
     assert!((400..600).contains(&(16_000 - half)), "{half} are left");
-    // After a minute an established one with two packets is dropped every second time.
+    // After one minute, every second established connection with two packets is dropped.
     director.control.set_sysctl("drop_entry", "0").unwrap();
     director.advance(Instant::from_secs(100));
     director.control.set_sysctl("drop_entry", "3").unwrap();
@@ -461,7 +461,7 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
         (200..600).contains(&(16_000 - established)),
         "{established} are left"
     );
-    // Counts are kept.
+    // The counters are kept.
     let service = director.control.services().next().unwrap();
     let counted: u32 = service.servers().iter().map(|server| server.active()).sum();
     assert_eq!(counted as usize, established);
@@ -505,7 +505,7 @@ fn drop_entry_keeps_as_many_connections_as_the_kernel() {
             &[(10, 400), (25, 400), (45, 400), (105, 400), (205, 400)],
         ),
     ];
-    // As many datagrams as flags, which do not matter.
+    // Each number stands for one datagram; its value has no effect with UDP.
     let udp_rows: &[Row] = &[
         (&[0], 70, &[(10, 279), (25, 188), (45, 110), (105, 25)]),
         (
@@ -566,7 +566,7 @@ fn rewritten_defence_mode_has_no_immediate_effect() {
     );
     director.control.set_sysctl("am_droprate", "1").unwrap();
     director.control.set_sysctl("drop_packet", "3").unwrap();
-    // As recorded from Linux 6.12.
+    // The expected values were recorded from Linux 6.12.
     assert_eq!(
         [0; 4].map(|_| open(&mut director, now)),
         [false, true, false, true]
@@ -623,7 +623,7 @@ fn backup_only_director_forwards_no_packet() {
 /// A new template counts as synchronised (`ip_vs_conn_new`): within the refresh period it is not
 /// sent for its first packet.
 #[test]
-fn short_template_waits_for_its_refresh() {
+fn new_template_is_not_sent_within_the_refresh_period() {
     let sent = |timeout| {
         let mut config = rr();
         config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
@@ -748,7 +748,7 @@ fn sync_messages_of_connection_use_one_port() {
     let backup = sync::Backup::new(0, None, 1500, false);
     control.start_backup(backup).unwrap();
     control.set_sysctl("sync_ports", "2").unwrap();
-    // As many as the one that runs already.
+    // The number of ports equals that of the running daemon.
     let master = sync::Master::new(0, None, false);
     control.start_master(master).unwrap();
     assert_eq!(control.master().map(|master| master.ports), Some(4));
@@ -870,7 +870,7 @@ fn shards_share_templates() {
             assert!(shards.iter().all(lvs_core::Shard::is_empty));
         }
     }
-    // Connections end at 900 s; the template is looked at every 60 s from 30 s on.
+    // Connections expire after 900 s; from 30 s on, the template is checked every 60 s.
     assert_eq!(last_seen, Instant::from_secs(929));
     let service = control.service(&key).unwrap();
     assert!(
@@ -1003,7 +1003,7 @@ fn million_connections_open_and_close() {
         let left = (server.total(), server.active(), server.inactive());
         assert_eq!((left, server.templates()), ((0, 0, 0), 0));
     }
-    // The table takes as many again.
+    // The table accepts the same number of connections again.
     let now = Instant::from_secs(100);
     for n in 0..1000 {
         packet.tuple.src.set_port(1024 + n);

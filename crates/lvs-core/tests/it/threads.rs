@@ -205,7 +205,8 @@ fn service_limits_hold_across_workers() {
         source_rate: 50,
         ..none
     };
-    // How many are opened at once, half a second later, and once all have ended.
+    // The numbers of open connections: immediately, half a second later, and after all of them have
+    // ended.
     for (limits, spread, reason, expected) in [
         (connections, true, DropReason::ServiceFull, [150, 0, 150]),
         (rate, true, DropReason::ServiceRate, [200, 100, 200]),
@@ -232,7 +233,7 @@ fn service_limits_hold_across_workers() {
         control.add_server(&key, addr, &server, begin).unwrap();
         let mut shards: Vec<Shard> = (0..2).map(|n| control.shard(n).unwrap()).collect();
         let control = Mutex::new(control);
-        // New clients.
+        // Each round uses new clients.
         let moments = [
             begin,
             begin + Duration::from_millis(500),

@@ -9,7 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use lvs_core::api::{CaptureFilter, CapturedPacket};
 use lvs_core::{Forwarding, Tuple, Verdict};
 
-/// Maximum of simultaneous captures. A worker copies each packet to one capture after the other.
+/// Maximum number of simultaneous captures. A worker copies each packet to one capture after the
+/// other.
 pub(super) const READERS_MAX: usize = 8;
 /// Maximum bytes of packets that wait for a reader. The reader loses packets above this limit.
 const BYTES_MAX: usize = 4 << 20;
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capture_with_filter_shows_matches_and_counts_losses_of_slow_reader() {
+    fn filtered_capture_contains_matches_and_counts_losses_of_slow_reader() {
         let tuple = Tuple {
             protocol: Protocol::TCP,
             src: ([192, 0, 2, 1], 4000).into(),
@@ -302,7 +303,7 @@ mod tests {
         assert!(greedy.show(None, &packet));
         let next = packets.recv().expect("the queue has room again");
         assert_eq!(next.lost, 1000 - waiting.len() as u64);
-        // As many short ones as may.
+        // The maximum number of short packets.
         let short = Shown {
             frame: &[0; 60],
             ..packet
@@ -317,7 +318,7 @@ mod tests {
         let lost = next.lost + 5;
         assert!(greedy.show(None, &short));
         assert_eq!(packets.recv().expect("the queue has room again").lost, lost);
-        // Nothing has matched one of them, and the other's channel still has its end.
+        // One reader has received no match, and the channel of the other still has its receiver.
         drop(reader);
         let readers = Readers::default();
         let all: Vec<_> = std::iter::from_fn(|| readers.take()).collect();

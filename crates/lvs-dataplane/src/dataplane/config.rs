@@ -1,4 +1,4 @@
-//! The configuration of a dataplane, and the errors of a configuration that it cannot start with.
+//! The configuration of a dataplane, and the errors that prevent its start.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -54,8 +54,8 @@ pub struct Config {
     /// The state keeper, which stores connections for a warm restart if there is no kernel fast
     /// path.
     pub warm_restart: Option<StateKeeper>,
-    /// Packet workers, [`WORKERS_MAX`] at most; `None` for one. Each of several is pinned to a
-    /// processor of its own, unless the process may use fewer.
+    /// Packet workers, [`WORKERS_MAX`] at most; `None` for one. Several workers are pinned to one
+    /// processor each, unless the process may use fewer processors than workers.
     pub workers: Option<NonZeroUsize>,
     /// Whether packet workers run in real time while they use less than half of a processor, if the
     /// host permits it.
@@ -82,8 +82,8 @@ pub struct Config {
     /// The maximum number of connections; `None` for 2^20.
     pub max_connections: Option<usize>,
     /// Number of connections of IPv6, or to servers of another family, for which the [kernel fast
-    /// path](Self::fast_path) takes memory at the start; `None` for a quarter of all. Without the
-    /// kernel fast path, memory is taken when such connections open.
+    /// path](Self::fast_path) allocates memory at the start; `None` for a quarter of all. Without
+    /// the kernel fast path, memory is allocated when such connections open.
     pub max_ipv6: Option<usize>,
     /// Policy for a new connection if the table is full.
     pub when_full: WhenFull,
@@ -149,9 +149,9 @@ pub enum StartError {
     /// A sysctl is refused.
     #[error("--sysctl {name}={value}: {error}")]
     Sysctl {
-        /// Its name.
+        /// Name of the sysctl.
         name: String,
-        /// The value.
+        /// Value of the sysctl.
         value: String,
         /// The reason.
         error: lvs_core::Error,
@@ -175,12 +175,12 @@ pub enum StartError {
     #[error("--fast-path on: {0}")]
     FastPath(#[source] FastPathError),
     /// XDP is configured without the kernel fast path.
-    #[error("--xdp is a part of the kernel fast path: leave out --xdp, or --fast-path off")]
+    #[error("--xdp is a part of the kernel fast path: remove --xdp or --fast-path off")]
     XdpAlone,
     /// Replication with peers cannot start.
     #[error("{0}")]
     Peers(String),
-    /// There is no memory for the connection table, or for the table of persistence templates.
+    /// Not enough memory for the connection table, or for the table of persistence templates.
     #[error(
         "{0}: reduce --max-connections, or permit the dataplane more memory (ulimit -v, vm.overcommit_memory)"
     )]
@@ -199,7 +199,7 @@ pub enum StartError {
     Random(#[source] std::io::Error),
 }
 
-// The cause is a part of the message, so it is not its source, too.
+// The message already contains the cause, so `source` does not return it again.
 impl From<OutOfMemory> for StartError {
     fn from(error: OutOfMemory) -> Self {
         Self::Memory(error)

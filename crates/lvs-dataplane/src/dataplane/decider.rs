@@ -234,7 +234,7 @@ impl Decider {
         explanation
     }
 
-    /// Adds the reason why a connection is not offloaded; none if it is.
+    /// Adds the reason why a connection is not offloaded; nothing if it is offloaded.
     fn with_dataplane(
         &self,
         tuple: &Tuple,
@@ -415,7 +415,7 @@ fn takes(rules: &[MarkRule], tuple: &Tuple) -> bool {
         }
         match rule.action {
             MarkAction::Drop | MarkAction::Host => return true,
-            // No later rule gets a packet that has its mark.
+            // A packet that matches this rule has a mark, so that no later rule applies to it.
             MarkAction::Mark(_) if rule.interface.is_none() => return false,
             MarkAction::Mark(_) => {}
         }
@@ -473,7 +473,7 @@ mod tests {
             (vec![others], false),
             (vec![marks, drops], false),
             (vec![drops, marks], true),
-            // Its packets may come in by any interface.
+            // The packets of this connection can arrive on any interface.
             (vec![elsewhere], true),
             (vec![elsewhere, marks], true),
             (vec![marks_elsewhere], false),

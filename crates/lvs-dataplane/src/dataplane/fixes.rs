@@ -5,8 +5,8 @@ use lvs_core::{AcceptReason, DropReason};
 use crate::host::view::Tables;
 use lvs_packet::drop::FrameDrop;
 
-/// The fix for malformed packets: the director is right, the sender perhaps not.
-const MALFORMED: &str = "A few are noise of the network. Many: lvsadm capture dropped -w FILE shows their senders; check that host, \
+/// The fix for malformed packets: the director works correctly, and the sender possibly does not.
+const MALFORMED: &str = "A few are normal on every network. If there are many: lvsadm capture dropped -w FILE shows their senders; check that host, \
                          its driver and the offloads of the network cards in between (ethtool -K IF tx off).";
 const ORDINARY: &str = "Nothing: this is the expected behaviour.";
 
@@ -27,7 +27,7 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
             "A limit of the service (limits in its TOML, lvsadm limit): raise it, or see which clients open so many connections (lvsadm -Lnc)."
         }
         DropReason::SourceRate => {
-            "One source opens more connections than the service's limit for one source allows (limits in its TOML, lvsadm limit). Behind an address translator many clients are one source: if these are legitimate clients, raise the limit."
+            "One source opens more connections than the service's limit for one source allows (limits in its TOML, lvsadm limit). Clients behind one NAT router count as one source: if these are legitimate clients, raise the limit."
         }
         DropReason::Filtered => {
             "lvsadm filter list shows the filters; lvsadm explain SOURCE VIP:PORT names the filter of a source."
@@ -46,7 +46,7 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
             "Configure the same services and servers here as on the director that sends its connections."
         }
         DropReason::NoLocalPort => {
-            "More addresses for full NAT (lvsadm local --help), or shorter timeouts (lvsadm --set)."
+            "Add addresses for full NAT (lvsadm local --help), or shorten the timeouts (lvsadm --set)."
         }
         DropReason::HelperChecksum => MALFORMED,
         DropReason::HelperSequence => {
@@ -67,7 +67,7 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
 pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
     match reason {
         AcceptReason::NoService => {
-            "Ordinary for the host's own traffic. If a service should have accepted the packet: lvsadm explain tcp SRC:PORT VIP:PORT."
+            "This is normal for the host's own traffic. If a service should have accepted the packet: lvsadm explain tcp SRC:PORT VIP:PORT."
         }
         AcceptReason::NotNew => {
             "Ordinary for the host's own connections, such as health checks. The host resets connections of clients after a restart of the dataplane, and those that were idle for longer than their timeout: for these, use longer timeouts (lvsadm --set)."
@@ -76,13 +76,13 @@ pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
             "TCP, UDP, SCTP, AH and ESP are balanced; the host processes other protocols."
         }
         AcceptReason::SourcePort20 => {
-            "Active FTP begins from port 20; have clients use passive mode, or another source port."
+            "New connections from port 20 count as data connections of active FTP. Use passive mode, or make the clients use another source port."
         }
         AcceptReason::FtpData => {
             "Passive FTP needs a persistent service at port 21 (-p), or a service of a mark with both ports."
         }
         AcceptReason::NoConnection => {
-            "Ordinary for connections that servers open themselves. If clients see replies from a server's own address, the dataplane has restarted, or their requests bypass the director."
+            "This is normal for connections that servers open themselves. If clients see replies from a server's own address, the dataplane has restarted, or their requests bypass the director."
         }
         AcceptReason::BackupOnly => {
             "The sysctl backup_only is set. To let this director forward: lvsadm --stop-daemon backup, or sysctl backup_only=0."
@@ -181,7 +181,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         }
         FrameDrop::HostStray => "ip route show dev lvs-host0: only virtual addresses belong there.",
         FrameDrop::OwnAddress => {
-            "A client tries ports of a virtual address without a service: ordinary, or a service is missing (lvsadm -A)."
+            "A client tries ports of a virtual address without a service: this is normal, or a service is missing (lvsadm -A)."
         }
     }
 }
@@ -193,7 +193,7 @@ pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
     if !no_link_layer && reason != FrameDrop::UnusedInterface.name() {
         return None;
     }
-    // As many as a line takes.
+    // As many names as fit on a line.
     const SHOWN: usize = 8;
     let devices = tables.unused_devices(!no_link_layer);
     let names = devices.iter().take(SHOWN).copied().collect::<Vec<_>>();
@@ -226,8 +226,8 @@ pub(super) const NOT_RECEIVED: [&str; 3] = [
 ];
 pub(super) const ICMP_LIMITED: [&str; 3] = [
     "icmp_limited",
-    "ICMP errors that the director would have sent, and did not because of its limit.",
-    "A sender's packets are refused: lvsadm drops lists the reasons. More errors: --icmp-limit.",
+    "ICMP errors that the director did not send because of its rate limit.",
+    "A sender's packets are refused: lvsadm drops lists the reasons. To send more errors, raise --icmp-limit.",
 ];
 pub(super) const INCOMPLETE: [&str; 3] = [
     "incomplete",
@@ -273,7 +273,7 @@ pub(super) const NO_NEIGHBOUR: [&str; 3] = [
 ];
 pub(super) const KEEPER_BUSY: [&str; 3] = [
     "keeper_busy",
-    "Requests of the packet path that the queue of the host's keeper had no room for: neighbours to be resolved, connections of this host's own.",
+    "Requests of packet workers that were dropped because the queue of the keeper was full: neighbours to be resolved, connections of this host.",
     "A host scans addresses, or announces them, faster than the dataplane can query the kernel: lvsadm capture dropped -w FILE. The request is repeated with the next packet.",
 ];
 
@@ -437,7 +437,7 @@ mod tests {
                     .replace("lvsadm -L", "");
                 assert!(!reported.contains(change), "{name}: {reported}");
             }
-            // Keys stand in backticks, alone or with a value; commands have other words.
+            // Keys are in backticks, alone or with a value; commands have several words.
             for key in reported.split('`').skip(1).step_by(2) {
                 let key = key.split(" = ").next().unwrap_or_default();
                 let is_key = !key.contains(char::is_whitespace);

@@ -43,7 +43,7 @@ pub struct Handle {
     confinement: OnceLock<Confinement>,
     /// The recent part of the counters of packets by reason.
     pub(super) recent: Mutex<Recent>,
-    /// Stops the thread that takes samples of the counters, once it runs.
+    /// Stops the thread that takes samples of the counters, after its start.
     sampler: OnceLock<Sender<()>>,
 }
 
@@ -132,7 +132,7 @@ impl Director for Handle {
     }
 
     fn take_over(&self, entries: Vec<Entry>, ticket: Ticket) {
-        // A connection goes to the worker that its packets go to.
+        // A connection belongs to the worker that receives its packets.
         let view = self.context.view();
         let workers = self.threads.workers();
         let mut shares: Vec<Vec<Entry>> = workers.iter().map(|_| Vec::new()).collect();
@@ -205,7 +205,8 @@ impl DataplaneSide for Handle {
     }
 
     fn local_addresses(&self) -> Option<Vec<IpAddr>> {
-        // Connections of a predecessor have none, and no worker runs yet that could answer.
+        // Connections of a predecessor have no local addresses, and no worker runs that could
+        // answer.
         if !self.threads.have_worked() {
             return Some(Vec::new());
         }

@@ -9,12 +9,13 @@ use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
 
 use lvs_sys::lock;
 
-/// Maximum of bytes that may wait for one peer. If they exceed it, the peer receives a full sync.
+/// Maximum number of bytes that may wait for one peer. If they exceed it, the peer receives a full
+/// sync.
 const WAITING_MAX: usize = 16 << 20;
 /// Number of bytes after which a session sends before it reads more messages from its queue. The
 /// last message may exceed it.
 const PORTION: usize = 256 << 10;
-/// The most ranges that a peer may request again.
+/// Maximum number of ranges that a peer may request again.
 const WANTED_MAX: usize = lvs_core::sync::bulk::RANGES;
 
 /// The queues of all connected peers.
@@ -271,7 +272,7 @@ impl Outgoing {
     pub(super) fn linger(&self, time: Duration) {
         let queue = self.queue();
         if !queue.closed {
-            // A notification means that there is work, and the queue contains some already.
+            // A notification means that there is work, and the queue already contains work.
             drop(queue);
             std::thread::sleep(time);
         }

@@ -57,7 +57,8 @@ impl Wanted {
             Err(error) if self.wanted == UseKernel::On => Err(StartError::FastPath(error)),
             Err(error) => {
                 let cause = match (&error, self.wanted) {
-                    // The operator has asked for that setting, and not for the kernel fast path.
+                    // The operator has chosen that setting explicitly, and not the kernel fast
+                    // path.
                     (FastPathError::Setting { why, .. }, UseKernel::Try) => (*why).to_owned(),
                     _ => error.to_string(),
                 };

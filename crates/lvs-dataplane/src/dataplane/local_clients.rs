@@ -11,7 +11,7 @@ use lvs_packet::intercept::LocalClient;
 
 /// Number of connections that one pass examines.
 const PIECE: usize = 4096;
-/// Maximum of connections that one worker records. Programs of the host can open and close
+/// Maximum number of connections that one worker records. Programs of the host can open and close
 /// connections faster than a worker finds the closed ones.
 const CLIENTS_MAX: usize = 1 << 16;
 
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_local_clients_are_limited_and_ended_clients_free_places() {
+    fn hidden_local_clients_are_bounded_and_ended_clients_free_their_slots() {
         let mut clients = LocalClients::default();
         for n in 0..CLIENTS_MAX {
             assert!(clients.add(client(n)));

@@ -119,7 +119,7 @@ impl TakenView {
     /// Replaces the snapshot. The cache is emptied if its answers may differ.
     pub(super) fn take(&mut self, view: Arc<View>) {
         if !Arc::ptr_eq(&self.view.tables, &view.tables) {
-            // 0 is never.
+            // Generation 0 means "never".
             self.ways.generation = self.ways.generation.checked_add(1).unwrap_or_else(|| {
                 self.ways = Memo::default();
                 1
@@ -142,7 +142,7 @@ impl TakenView {
         place
     }
 
-    /// Looks an address up, and fills its cache entry.
+    /// Looks up an address, and fills its cache entry.
     fn find(&self, addr: IpAddr, place: &Place) {
         let tables = &self.view.tables;
         let region = self.region(addr);
@@ -182,8 +182,8 @@ impl TakenView {
         })
     }
 
-    /// The route of an address behind a gateway, if another address uses the cache entry. Most
-    /// look-ups do not replace the entry: with many clients, a write for each costs more than
+    /// The route of an address behind a gateway, if the cache entry belongs to another address.
+    /// Most look-ups do not replace the entry: with many clients, a write for each costs more than
     /// another look-up. One look-up in 64 replaces it, so that few clients soon have their own
     /// entries.
     #[inline]
@@ -320,13 +320,13 @@ mod tests {
     use crate::netlink::NetState;
 
     #[test]
-    fn region_has_same_properties_as_each_of_its_addresses() {
+    fn address_region_has_same_properties_as_each_of_its_addresses() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let on_link = (ip("10.71.0.0"), 24);
         let state = NetState::of_link(7, on_link, (ip("10.71.0.9"), [9; 6]))
             .with_gateway(7, (ip("10.128.0.0"), 9), (ip("10.71.0.2"), [2; 6]))
             .with_gateway(7, (ip("10.129.7.0"), 25), (ip("10.71.0.3"), [3; 6]))
-            // A gateway inside of what it leads to.
+            // A gateway inside the prefix that it routes.
             .with_gateway(7, (ip("192.0.2.0"), 24), (ip("192.0.2.1"), [4; 6]))
             .with_gateway(7, (ip("2001:db8::"), 32), (ip("fe80::1"), [5; 6]));
         let mut tables = Tables::new(state);
@@ -381,11 +381,12 @@ mod tests {
         ];
         let edges = first.into_iter().chain(edges);
         let edges = edges.map(ip);
-        // More addresses than there are places for.
+        // More addresses than the cache has entries.
         let many = (0..40_000_u32).map(|n| IpAddr::from((0x0a7f_ff00 + n * 211).to_be_bytes()));
         let mut ways = 0;
         for addr in edges.chain(many) {
-            // Of its region, or of its place, for one in some; then of its place for sure.
+            // The first result comes from the address region or, for some addresses, from a cache
+            // entry; the second certainly comes from the entry.
             let about = network.about(addr);
             assert_eq!(about.way.is_some(), network.way(addr).way.get().is_some());
             assert_eq!(about, network.about(addr), "{addr}");

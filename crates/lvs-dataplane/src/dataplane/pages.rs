@@ -10,7 +10,7 @@ use tracing::debug;
 
 use lvs_sys::{TablePages, table_memory};
 
-/// Large pages are requested when one connection slot in this many is used: by then nearly every
+/// Large pages are requested when one of this many connection slots is used: by then nearly every
 /// small page contains a connection.
 const PART: usize = 16;
 /// The pause between two pages, in which other requests are handled.
@@ -44,7 +44,7 @@ pub(super) fn enlarge(pages: TablePages) {
         Ok(made) => debug!("{made} large pages for the connection table"),
         Err(error) => debug!("no large pages for the connection table: {error}"),
     };
-    // Without a thread, pages stay as they are.
+    // If no thread can be started, the pages stay small.
     let _ = thread::Builder::new()
         .name("lvs-pages".to_owned())
         .spawn(run);

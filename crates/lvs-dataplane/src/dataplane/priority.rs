@@ -224,7 +224,7 @@ mod tests {
     fn worker_above_half_of_a_processor_is_demoted() {
         let (part, all) = (Duration::from_millis, Duration::from_millis(20));
         assert!(goes_on(true, part(9), all) && !goes_on(true, part(10), all));
-        // Not again at once.
+        // The worker does not regain real-time scheduling at once.
         assert!(!goes_on(false, part(9), all) && goes_on(false, part(4), all));
         assert!(goes_on(true, Duration::ZERO, Duration::MAX / 8));
     }
@@ -234,7 +234,7 @@ mod tests {
         let stat =
             std::fs::read_to_string("/proc/thread-self/stat").expect("every thread has a name");
         let fields = stat.rsplit(')').next().unwrap_or_default();
-        // The 41st of all, behind the two that end with the name.
+        // Field 41 of the file; the first two fields end with the name of the program.
         fields.split_whitespace().nth(38).unwrap_or("?").to_owned()
     }
 
@@ -243,7 +243,7 @@ mod tests {
         std::thread::spawn(|| {
             let mut priority = Priority::new(true);
             if !priority.permitted {
-                // Some hosts do not permit it: then it is requested once.
+                // Some hosts do not permit real-time scheduling: then it is requested only once.
                 assert_eq!(policy(), "0");
                 priority.look(SystemInstant::now() + PERIOD);
                 assert_eq!(policy(), "0");
@@ -252,7 +252,8 @@ mod tests {
             assert_eq!(policy(), "1");
             let computed = thread_time();
             while thread_time() < computed + PERIOD {}
-            // As if nothing but that had happened, whatever else ran meanwhile.
+            // Simulates a period that contained only this computation, whatever else ran in the
+            // meantime.
             priority.since = SystemInstant::now();
             priority.look(SystemInstant::now() + PERIOD);
             assert_eq!(policy(), "0");

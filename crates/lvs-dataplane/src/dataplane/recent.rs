@@ -31,7 +31,7 @@ impl Recent {
         }
     }
 
-    /// Sets the recent part of these counts, with the packets since the last sample.
+    /// Sets the recent counts of each reason. They include packets since the last sample.
     pub(super) fn apply(&self, reasons: &mut [ReasonCount], now: Instant) {
         for reason in reasons {
             let mut counter = self.0.get(&name(reason)).cloned().unwrap_or_default();

@@ -32,7 +32,8 @@ pub(super) struct Report {
     pub(super) unasked: u64,
     /// Synchronisation messages dropped because their queue was full.
     pub(super) unsynced: u64,
-    /// Each port with the name of its backend and the frames that it received too fast.
+    /// Each port with the name of its backend and the number of frames that arrived too fast and
+    /// were lost.
     pub(super) ports: Vec<(PortId, &'static str, u64)>,
     /// The state of each worker.
     pub(super) workers: Vec<WorkerInfo>,
@@ -129,7 +130,7 @@ impl Report {
     pub(super) fn reasons(&self, templates: u64) -> Vec<ReasonCount> {
         let frames = FrameDrop::ALL
             .iter()
-            // The reasons of the director's decisions count these two already.
+            // These two reasons are already included in the reasons of the director's decisions.
             .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
             .map(|&drop| {
                 let texts = [drop.name(), drop.describe(), fixes::of_frame(drop)];

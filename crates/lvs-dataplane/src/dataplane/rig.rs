@@ -22,11 +22,11 @@ use lvs_packet::net::{PortId, PortInfo};
 use lvs_packet::pipeline::Request;
 use lvs_packet::settings::Settings;
 
-/// The only port: link 1 of the network.
+/// The only port of the director, which is link 1 of the network.
 const PORT: PortId = PortId(1);
 
-/// Workers of one director without a network: they process frames as the workers of a dataplane do,
-/// and neither receive nor send.
+/// Workers of one director without a network. They process frames like the workers of a dataplane,
+/// but do not receive or send frames.
 #[derive(Debug)]
 pub struct Rig {
     /// The workers. A caller may move each one to a separate thread.
@@ -120,7 +120,7 @@ impl RigWorker {
         self.worker.enlarge_pages();
     }
 
-    /// Runs the timers.
+    /// Processes the due timers.
     pub fn timers(&mut self) {
         self.worker.timers();
     }

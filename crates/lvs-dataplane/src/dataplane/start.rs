@@ -57,7 +57,7 @@ impl Dataplane {
     pub fn start(config: Config) -> Result<Self, StartError> {
         check_interface_names(&config.interfaces)?;
         let address = config.address.clone().unwrap_or_default();
-        // First of all: a second dataplane must not touch anything.
+        // This check is first: a second dataplane must not change anything.
         let permissions = Permissions {
             writers: config.group,
             readers: config.readers,
@@ -202,7 +202,8 @@ impl Dataplane {
                 tracing::error!("the thread {name} has panicked");
             }
         }
-        // The last messages of the packet workers are sent.
+        // Stop the synchronisation daemons here: they send the last messages of the packet workers
+        // first.
         self.handle.threads.daemons.end();
         if let Some(peers) = self.handle.peers() {
             peers.end();
@@ -341,7 +342,7 @@ impl OnHost {
         let steering = setup.steering.clone();
         let handle = Handle::new(context, Arc::new(threads), Keeping::new(state));
         let keeper = Keeper::new(handle.clone(), setup, queues)?;
-        // Made before connections wait for a worker.
+        // Created before connections are assigned to workers.
         let equipments = shards.iter().map(|_| Equipment::new(common.clone()));
         let equipments = equipments.collect();
         Ok(Self {
@@ -364,7 +365,7 @@ impl OnHost {
         };
         let mut daemons = Vec::new();
         if let Some((inheritance, left)) = self.left.take() {
-            // Packets that arrive meanwhile wait in the sockets; the host does not see them.
+            // Packets that arrive in the meantime wait in the sockets; the host does not see them.
             for warning in self.keeper.update(Update::All) {
                 warn!("{warning}");
             }
@@ -457,7 +458,7 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
             failure.code,
             FailureCode::NoDevice | FailureCode::Unreachable
         );
-        // A daemon that an operator has started meanwhile stays.
+        // A daemon that an operator has started in the meantime is kept.
         if !waits && failure.code != FailureCode::Running {
             warn!("state of the previous dataplane: {}", failure.message);
         }
@@ -493,14 +494,14 @@ fn open_warm_restart(
         Ok((Arc::new(warm_restart) as Arc<dyn WarmState>, shards))
     });
     made.inspect_err(|error| {
-        warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
+        warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
     })
     .ok()
 }
 
 /// The division of packets among several workers.
 fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Steering {
-    // Knowledge of one hash must not reveal the other.
+    // Knowledge of the seed of one hash must not reveal the seed of the other.
     let seed = options.seed.rotate_left(32) ^ 0x6c76_7377_6f72_6b65;
     Steering::new(workers, seed, !ftp_ports.is_empty())
 }

@@ -26,11 +26,11 @@ use crate::warm_restart::Record;
 use lvs_packet::steer::Steering;
 use lvs_sys::lock;
 
-/// Number of services and servers up to which each change is stored at once. With more, changes are
-/// stored within a second.
+/// With at most this number of services and servers, each change is stored at once. With more,
+/// changes are stored within a second.
 const FEW: usize = 256;
 
-/// The state that is kept for a successor, and when it is stored.
+/// The state that is stored for a successor, and the time of storing.
 #[derive(Debug)]
 pub(super) struct Keeping {
     state: Option<Arc<dyn WarmState>>,
@@ -85,7 +85,7 @@ impl Keeping {
         if self.unkept.load(Ordering::Acquire) {
             self.store(&**state, context);
         }
-        // A fifth of the caller's time at most, however many servers there are.
+        // Storing takes at most a fifth of the caller's time, however many servers exist.
         *rests = Some(SystemInstant::now() + began.elapsed() * 4);
     }
 
@@ -101,7 +101,7 @@ impl Keeping {
 /// The stored services and settings. Another version may have other calls.
 #[derive(Debug, Deserialize, Serialize)]
 struct Kept<C> {
-    /// The calls that make the same services, servers and settings.
+    /// The calls that create the same services, servers and settings.
     calls: Vec<C>,
     /// The records of counters: service, server, record.
     #[serde(default)]
@@ -146,7 +146,7 @@ fn snapshot(control: &Control) -> Snapshot {
             kept.calls.push(Call::SysctlSet(Sysctl { name, value }));
         }
     }
-    // Servers of full NAT are refused without.
+    // Without local addresses, servers of full NAT are refused.
     let (pool, hairpin) = control.local_pool();
     if !pool.is_empty() {
         let addresses = pool.iter().map(|local| local.addr).collect();
@@ -234,12 +234,12 @@ pub(super) fn restore(
     };
     let calls = kept.calls.into_iter().filter_map(known);
     let calls: Vec<Call> = calls.collect();
-    // So many as are taken at once.
+    // As many calls as one request can contain.
     for calls in calls.chunks(CHANGES_MAX) {
         if control.apply(calls, host, now).is_ok() {
             continue;
         }
-        // Only the calls that this dataplane refuses are left out.
+        // Only the calls that this dataplane refuses are omitted.
         for call in calls {
             if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
                 warn!(
@@ -251,7 +251,7 @@ pub(super) fn restore(
     }
     info!(
         services = control.services().count(),
-        "going on where another dataplane was killed"
+        "continuing with the state of a killed dataplane"
     );
     let records = kept.records.into_iter();
     let records = records.map(|(service, server, record)| Record {
@@ -306,7 +306,7 @@ pub(super) fn shards(
 }
 
 /// Takes over the connections of a predecessor, and the counters of `records`. The kernel fast path
-/// forwards nothing meanwhile. `steering`: the worker of each connection.
+/// forwards nothing in the meantime. `steering`: the worker of each connection.
 pub(super) fn take_over(
     context: &Context,
     shards: &mut [Shard],
@@ -315,7 +315,7 @@ pub(super) fn take_over(
     records: &[Record],
     steering: Option<&Steering>,
 ) {
-    // They take their time to read, in which connections go on.
+    // Reading takes some time, during which the kernel continues to forward connections.
     let locals = state.locals_left();
     let started = SystemInstant::now();
     let _held = state.clone().hold();
@@ -379,7 +379,7 @@ mod tests {
         const SERVERS: u16 = 100;
         let fast_path = match FastPath::open(Layout::new(1000, 7), Instant::ZERO) {
             Ok(fast_path) => Arc::new(fast_path),
-            // Where BPF is not permitted, there is nothing to see.
+            // If BPF is not permitted, the kernel has no state to report.
             Err(FastPathError::Permission(_)) => return,
             Err(error) => panic!("{error}"),
         };

@@ -21,7 +21,7 @@ use lvs_sys::lock;
 
 /// Time limit for an answer of a packet worker, which reads its mailbox after every few batches.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for an answer of the keeper. The kernel may need a moment for a large change of
+/// Time limit for an answer of the keeper. The kernel may need some time for a large change of
 /// nf_tables.
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -182,7 +182,7 @@ impl<W> Threads<W> {
         if self.taken() >= generation {
             return Ok(());
         }
-        // A worker takes the latest view before it answers.
+        // A worker applies the latest view before it answers.
         self.ask(|_| ()).map(drop)
     }
 

@@ -17,7 +17,7 @@ use crate::host::keeper::Keeper;
 use crate::host::setup::Outliving;
 use crate::warm_restart::{Record, WarmRestart};
 
-/// Servers whose counters are stored while the control half is locked once.
+/// Number of servers whose counters are stored during one lock of the control half.
 const PORTION: usize = 4096;
 
 /// The state that a successor takes over.
@@ -176,7 +176,7 @@ impl WarmState for WarmRestart {
 
     fn has_taken_over(&self) {
         if let Err(error) = self.has_taken_over() {
-            warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
+            warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
         }
     }
 

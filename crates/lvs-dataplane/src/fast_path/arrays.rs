@@ -26,7 +26,7 @@ fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathEr
     let all = u32::try_from(all).ok().filter(|&all| all as usize <= MOST);
     all.ok_or(FastPathError::Setting {
         why: "the table is too large for the numbers of all packet workers' connections",
-        fix: "--max-connections 1000000000, or less",
+        fix: "use --max-connections 1000000000 or less",
     })
 }
 
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unnumberable_worker_regions_are_refused() {
+    fn worker_regions_above_the_maximum_of_entries_are_refused() {
         let of = |entries, workers| {
             let workers = NonZeroUsize::new(workers).expect("at least one exists");
             entries_of_all(entries, workers).ok()

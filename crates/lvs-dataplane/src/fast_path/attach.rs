@@ -30,7 +30,7 @@ impl Drop for Attached {
     fn drop(&mut self) {
         lock(&self.kernel.attached).remove(&self.ifindex);
         if let Some(filters) = &self.kernel.filters {
-            // The interface may be gone.
+            // The interface may have been removed.
             let _ = lock(filters).take_away(self.ifindex);
         }
         if let Some(pins) = &self.kernel.pins {
@@ -50,14 +50,15 @@ impl FastPath {
         let link = match &self.filters {
             Some(filters) => {
                 match lock(filters).put(ifindex, self.ingress.fd()) {
-                    // Another program has filters there. Continue as if they had been added later.
+                    // Another program has filters there. Continue as if they had been added after
+                    // lvs_ingress.
                     Err(error) if is_taken(&error) => warn!(
                         interface = ifindex,
                         "lvs_ingress cannot be the first filter at the ingress: {error}"
                     ),
                     put => put?,
                 }
-                // That of a dataplane which attached itself the other way.
+                // The pin of a dataplane that used the other kind of attachment.
                 if let Some(pin) = &pin {
                     let _ = fs::remove_file(pin);
                 }
@@ -85,7 +86,7 @@ impl FastPath {
             let first = self.ingress.is_first_at(self.ingress_id, ifindex);
             return first.unwrap_or(false);
         };
-        // Where there is tcx, its programs are run before filters.
+        // If the kernel has tcx, it runs tcx programs before filters.
         let before = attached::ids(ifindex, Place::Ingress).unwrap_or_default();
         let first = lock(filters).first(ifindex);
         before.is_empty() && first.is_ok_and(|first| first == self.ingress_id)
@@ -115,7 +116,7 @@ impl FastPath {
 /// The filters that attach programs if the kernel has no tcx. This function tests whether they
 /// work.
 pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
-    /// Interface index of the loopback, which every network namespace has.
+    /// Interface index of the loopback interface in every network namespace.
     const LOOPBACK: u32 = 1;
     let has_tcx = || match attached::ids(LOOPBACK, Place::Ingress) {
         Err(error) => error.raw_os_error() != Some(libc::EINVAL),

@@ -114,7 +114,7 @@ mod tests {
     use super::super::tests::{open, open_for};
 
     #[test]
-    fn offload_before_change_is_invalid_after_it() {
+    fn change_starts_another_epoch_and_pending_changes_have_epoch_0() {
         let Some(fast_path) = open() else { return };
         let first = fast_path.epoch();
         assert_ne!(first, 0);

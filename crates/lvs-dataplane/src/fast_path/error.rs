@@ -51,9 +51,9 @@ pub enum FastPathError {
     /// Another setting excludes the kernel fast path.
     #[error("{why}: {fix}")]
     Setting {
-        /// The setting.
+        /// The setting that excludes the kernel fast path.
         why: &'static str,
-        /// The fix.
+        /// The fix for this setting.
         fix: &'static str,
     },
     /// The built-in BPF object is not valid.
@@ -74,16 +74,16 @@ impl From<FastPathError> for FastPathInfo {
             FastPathError::Kernel { .. } => {
                 "Linux 6.1 or newer with CONFIG_BPF_SYSCALL, CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF has what it needs; from 6.6 on, CONFIG_NET_XGRESS is enough"
             }
-            FastPathError::Old(_) => "a newer kernel, or --fast-path off",
+            FastPathError::Old(_) => "use a newer kernel, or --fast-path off",
             FastPathError::Memory { .. } => {
                 "use a smaller --max-connections or --max-ipv6, or --fast-path on, which ignores this limit"
             }
             FastPathError::NoPins(_) => "mount a BPF file system: mount -t bpf bpf /sys/fs/bpf",
             FastPathError::NoMemory { .. } => {
-                "a smaller --max-connections or --max-ipv6 takes less; the dataplane's control group (systemd: MemoryMax=) may permit more"
+                "use a smaller --max-connections or --max-ipv6, or raise the memory limit of the dataplane's control group (systemd: MemoryMax=)"
             }
             FastPathError::Setting { fix, .. } => *fix,
-            FastPathError::Object => "make bpf, and build the dataplane again",
+            FastPathError::Object => "run `make bpf`, and build the dataplane again",
         };
         Self {
             wanted: true,

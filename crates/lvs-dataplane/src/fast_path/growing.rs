@@ -1,9 +1,9 @@
 //! Arrays that grow: the state for a successor uses memory in proportion to the number of services
 //! and servers.
 //!
-//! The kernel cannot make an array larger. So a larger array is created and filled, and its name
-//! replaces that of the old one in one step. A successor finds either the old array or the new one,
-//! and never an incomplete one.
+//! The kernel cannot make an array larger. So the dataplane creates and fills a larger array, and
+//! replaces the old array under its name in one step. A successor finds either the old array or the
+//! new one, and never an incomplete one.
 
 use std::fs;
 use std::io;
@@ -19,7 +19,7 @@ use lvs_sys::lock;
 #[derive(Debug)]
 pub(super) struct Growing {
     name: &'static str,
-    /// Words of an entry.
+    /// Number of words in an entry.
     entry: usize,
     array: Mutex<Arc<SharedArray>>,
     /// The array's name in the BPF file system, if the array must survive a kill of this process.
@@ -74,13 +74,13 @@ impl Growing {
         if array.words().len() >= words {
             return Ok(array.clone());
         }
-        // An eighth more than is needed: it is seldom made again.
+        // An eighth more than required, so that the map is seldom replaced.
         let entries = (words + words / 8).div_ceil(self.entry);
         let entries = u32::try_from(entries).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let new = SharedArray::new(self.name, self.entry, entries)?;
         fill(array.words(), new.words());
         if let Some(path) = &self.pin {
-            // Names with a dot are the kernel's.
+            // The kernel reserves names with a dot.
             let beside = path.with_file_name(format!("{}-new", self.name));
             // A file that a killed dataplane has left.
             let _ = fs::remove_file(&beside);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn growing_array_keeps_its_words_when_it_grows() {
-        // Where BPF is not permitted, there is nothing to see.
+        // If BPF is not permitted, nothing can be tested.
         if super::super::tests::open().is_none() {
             return;
         }

@@ -18,8 +18,8 @@ pub(super) mod conf {
     pub(crate) const HOMES: usize = 12;
     pub(crate) const TRIES: usize = 13;
     pub(crate) const WORKERS: usize = 14;
-    /// The words from [`WORKERS`] on with the division of connections among workers: the number of
-    /// workers, whether the address alone counts, and the keys.
+    /// Number of words from [`WORKERS`] on that describe how connections are divided among workers:
+    /// the number of workers, whether the address alone counts, and the keys.
     pub(crate) const DIVISION_WORDS: usize = 2 + STEER_WORDS;
     pub(crate) const STEER_WORDS: usize = 4;
     pub(crate) const WORDS: usize = 24;
@@ -41,18 +41,18 @@ pub(super) const RULE_WORDS: usize = 16;
 pub(super) const HOPS: u16 = 16_384;
 /// The maximum number of servers whose connections are offloaded.
 pub(super) const SERVERS: u32 = 4_096;
-/// Words of a next hop.
+/// Number of words that describe a next hop.
 pub(super) const HOP_WORDS: usize = 4;
-/// Words of the tunnel path to a server.
+/// Number of words that describe the tunnel path to a server.
 pub(super) const TUNNEL_WORDS: usize = 16;
 /// Words in a server's counters on one processor: packets and bytes of requests, then of replies.
 pub(super) const COUNT_WORDS: usize = 4;
-/// Words of the counters of fates, for one processor.
+/// Number of words of the counters of fates, for one processor.
 pub(super) const SHARE_WORDS: usize = 16;
-/// Words of an interface and its link-layer address.
+/// Number of words that contain an interface and its link-layer address.
 pub(super) const MAC_WORDS: usize = 2;
 pub(super) const MAC_PLACES: u32 = 4096;
-/// Bytes of a decision that the filter passes to the ingress program.
+/// Length in bytes of a decision that the filter passes to the ingress program.
 pub(super) const TOLD_BYTES: u32 = 760;
 
 /// Programs that continue a program by a tail call.
@@ -83,7 +83,7 @@ pub(super) mod rule {
     pub(crate) const TO_SERVICE: u64 = 0x100;
 }
 
-/// Words of the key of a local address and port, and of its value.
+/// Number of words of the key of a local address and port, and of its value.
 pub(super) const LOCAL_KEY_WORDS: usize = 6;
 pub(super) const LOCAL_WORDS: usize = 3;
 

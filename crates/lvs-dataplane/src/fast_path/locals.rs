@@ -1,13 +1,13 @@
 //! The local addresses and ports of full NAT, for the programs.
 //!
-//! A slot has no room for a local address and port, and no field of a reply leads to the slot. So
+//! A slot has no room for a local address and port, and no field of a reply identifies the slot. So
 //! there is a map next to the table: from the slot to the local address and port, and from the
 //! addresses and ports of a reply to the slot. The map needs much memory, and is created when the
 //! first connection of full NAT opens. From then on it contains all such connections, so that a
 //! successor has them, too. The programs look up the map in an array with one entry.
 //!
-//! An entry of a connection that has ended does no harm: its slot is not offloaded, and the entry
-//! is removed before another connection uses the slot.
+//! An entry of a closed connection is harmless: its slot is not offloaded, and the entry is removed
+//! before another connection uses the slot.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ use lvs_sys::{MapPlace, SharedMap};
 const PLACE: &str = "lvs_locals";
 const ENDS: &str = "lvs_local_ends";
 
-/// Slots in one bucket of the map ([`Layout::WAYS`]).
+/// Number of slots in one bucket of the map ([`Layout::WAYS`]).
 const WAYS: u32 = 8;
 const _: () = assert!(WAYS as usize == Layout::WAYS);
 
@@ -108,7 +108,7 @@ impl Slots {
 }
 
 impl Locals {
-    /// Creates the value without the map, which another dataplane may have left.
+    /// Creates the value without a map, because another dataplane may have left one.
     pub(super) fn new(layout: &Layout, workers: NonZeroUsize, maps: Maps<'_>) -> io::Result<Self> {
         let slots = Slots::new(layout, workers);
         let place = match maps {
@@ -120,7 +120,8 @@ impl Locals {
             ends: OnceLock::new(),
             asked: AtomicBool::new(false),
             failed: AtomicBool::new(false),
-            // The kernel has as many buckets as the next power of two, and they take memory.
+            // The kernel rounds the number of buckets up to a power of two, and allocates memory
+            // for them.
             entries: 1 << slots.in_place().saturating_mul(2).max(2).ilog2(),
             slots,
         })
@@ -264,7 +265,7 @@ impl FastPath {
         self.locals.ends.get().is_some()
     }
 
-    /// Creates the map of local addresses and ports, which takes the kernel some time.
+    /// Creates the map of local addresses and ports, which takes some time in the kernel.
     pub fn make_locals(&self) {
         let locals = &self.locals;
         locals.asked.store(true, Relaxed);
@@ -292,7 +293,7 @@ impl FastPath {
     }
 
     /// Applies a worker's changes of local addresses and ports, in this order. If the map is full,
-    /// an entry is not added, and neither the programs nor a successor find it.
+    /// an entry is not added, and the programs and a successor do not find it.
     pub fn follow_locals(&self, worker: usize, changes: impl IntoIterator<Item = LocalChange>) {
         for change in changes {
             match change {
@@ -302,7 +303,7 @@ impl FastPath {
         }
     }
 
-    /// The connection has ended.
+    /// Removes the entry of a connection that has ended.
     fn forget_local(&self, worker: usize, end: &LocalEnd) {
         if let Some(ends) = self.locals.ends.get() {
             let _ = ends.remove(&reply(end));
@@ -315,7 +316,7 @@ impl FastPath {
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         let path = self.pins.as_ref()?.path(ENDS);
         let found = Ends::pinned(&path).and_then(|ends| {
-            // That dataplane may have been killed before programs found it.
+            // That dataplane may have been killed before the programs could find this map.
             self.locals.place.put(&ends)?;
             let left = ends.entries()?.into_iter().collect();
             Ok(LocalsLeft {
@@ -325,7 +326,7 @@ impl FastPath {
             })
         });
         let found = found.inspect_err(|error| {
-            // There were none.
+            // No local ports were stored.
             if error.kind() != io::ErrorKind::NotFound {
                 warn!("connections of full NAT have ended: {ENDS} cannot be read: {error}");
             }
@@ -431,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn local_addresses_of_killed_dataplane_are_adopted_once_then_dropped() {
+    fn local_addresses_of_killed_dataplane_are_adopted_once_and_then_removed() {
         let Some(fast_path) = open() else { return };
         let locals = &fast_path.locals;
         let ends = locals.make().expect("there is memory");
@@ -478,7 +479,7 @@ mod tests {
             count <= entries / 2 && count >= entries / 2 - 1,
             "{count} of {entries}"
         );
-        // An entry without room leaves no part of itself.
+        // An entry that does not fit leaves no partial entry.
         let map = fast_path
             .locals
             .ends

@@ -87,7 +87,7 @@ const LONG_ENOUGH: Duration = Duration::from_secs(30);
 /// Time for which the slot of an offloaded connection is not used again: a BPF program may still
 /// read it.
 const QUARANTINE: Duration = Duration::from_millis(200);
-/// The time without new next hops after their numbers have run out.
+/// The time without new next hops after all their numbers have been used.
 const HOPS_REST: Duration = Duration::from_millis(200);
 
 /// A next hop: the interface, the MTU of the route, and the source and destination MAC addresses.
@@ -106,9 +106,9 @@ pub struct WayOut {
 /// The fates of the frames that the programs received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// Frames forwarded to servers.
+    /// Number of frames that the programs forwarded to servers.
     pub requests: u64,
-    /// Frames forwarded to clients.
+    /// Number of frames that the programs forwarded to clients.
     pub replies: u64,
     /// Passed to userspace, because the programs found no connection.
     pub unknown: u64,
@@ -169,7 +169,7 @@ pub struct FastPath {
     known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
     /// The pins of the maps for a successor; `None` if the maps are not kept.
     pins: Option<Pins>,
-    /// Excludes other dataplanes.
+    /// Lock that excludes other dataplanes.
     claim: Option<File>,
     /// Whether the maps were created by another dataplane.
     found: bool,
@@ -257,7 +257,7 @@ impl FastPath {
     /// No error is known.
     pub(crate) fn filter(&self, socket: &PacketSocket) -> io::Result<()> {
         let filtered = match self.filters {
-            // As kernels without tcx have no room, either.
+            // Kernels without tcx return the same error.
             Some(_) => Err(io::Error::from_raw_os_error(libc::ENOMEM)),
             None => socket.only_passed_by(&self.filter),
         };
@@ -277,7 +277,7 @@ impl FastPath {
     /// The decision of the programs about a frame without a connection while no dataplane runs.
     #[cfg(test)]
     fn held_alone(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
-        // By the loopback.
+        // Through the loopback interface.
         self.held.test_run(1, frame, 0, false)
     }
 
@@ -313,7 +313,7 @@ impl FastPath {
 
     // --- next hops and services of connections ---------------------------------------------------
 
-    /// The number of a next hop; `None` if the numbers have run out for now.
+    /// The number of a next hop; `None` if all numbers are in use at present.
     pub fn hop(&self, way: WayOut, now: Instant) -> Option<u16> {
         let mut hops = lock(&self.hops);
         if let Some(&hop) = hops.known.get(&way) {
@@ -324,7 +324,7 @@ impl FastPath {
         }
         let hop = u16::try_from(hops.known.len() + 1).ok();
         let Some(number) = hop.filter(|&hop| hop < HOPS) else {
-            // Some of them are unused, but which ones is unknown.
+            // Some next hops are unused, but it is unknown which ones.
             self.changed();
             hops.known.clear();
             hops.rests_until = now + HOPS_REST;
@@ -349,7 +349,7 @@ impl FastPath {
     }
 
     /// Sets the next hop of a server, in this epoch; `false` if its number is too large. A worker
-    /// may be late with an epoch that has ended: its next hop does not replace a newer one.
+    /// may report a next hop of an earlier epoch late: it does not replace a newer next hop.
     pub fn set_server(&self, record: u32, hop: u16, epoch: u16) -> bool {
         let Some(word) = self.arrays.servers.words().get(record as usize) else {
             return false;
@@ -396,8 +396,7 @@ impl FastPath {
             .zip(new)
             .any(|(word, new)| word.load(Relaxed) != new)
         {
-            // The version marks the entry as invalid for a program that reads it now or has begun
-            // to.
+            // The version marks the entry as invalid for programs that are reading it.
             version = version.wrapping_add(1) & 0xffff_ffff;
             way.store(version << 32, Relaxed);
             fence(Release);
@@ -474,8 +473,8 @@ impl FastPath {
 
     // --- whether the programs are run ------------------------------------------------------------
 
-    /// Whether the program at an interface failed to handle a frame for which it was responsible.
-    /// If so, it is no longer used.
+    /// Whether the program at an interface did not receive a frame that it should have handled. If
+    /// so, the fast path is suspended.
     pub(crate) fn has_missed(&self) -> bool {
         self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
     }
@@ -512,8 +511,8 @@ mod tests {
     use super::open::OBJECT;
     use super::*;
 
-    /// Opens the fast path for a test. Without permission the test ends; root of the initial user
-    /// namespace must have permission.
+    /// Opens the fast path for a test. Without permission the test ends; as root of the initial
+    /// user namespace, the test fails instead.
     pub(super) fn open() -> Option<Arc<FastPath>> {
         open_for(1)
     }

@@ -10,7 +10,7 @@ pub(super) struct Code {
     pub(super) maps: Vec<(usize, String)>,
 }
 
-/// Bytes of an instruction.
+/// Length of an instruction in bytes.
 const INSTRUCTION: usize = 8;
 /// `SHT_SYMTAB` and `SHT_REL`.
 const SYMBOLS: u32 = 2;

@@ -35,8 +35,8 @@ use lvs_sys::{
 pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
 /// The maximum number of virtual services that programs use without a dataplane.
 const SERVICES: u32 = 1 << 17;
-/// The maximum number of successors in a row that live for a short time: the inherited state may be
-/// the reason why they crash.
+/// Maximum number of consecutive successors that may exit early. Then the inherited state may be
+/// the reason for their crashes, and the next successor does not use it.
 const TRIES_MOST: u64 = 5;
 
 impl FastPath {
@@ -83,7 +83,7 @@ impl FastPath {
             Ok(pins) => pins,
             Err(error) => {
                 info!(
-                    "no warm restart: if this dataplane is killed, its connections end: no BPF file system: {error}"
+                    "no warm restart (no BPF file system: {error}): if this dataplane is killed, its connections end"
                 );
                 return alone(error);
             }
@@ -97,7 +97,9 @@ impl FastPath {
                 });
             }
             Err(error) => {
-                warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
+                warn!(
+                    "no warm restart ({error}): if this dataplane is killed, its connections end"
+                );
                 return alone(error);
             }
         };
@@ -165,7 +167,7 @@ impl FastPath {
     pub fn open_with_regions(layout: Layout, steering: &Steering) -> Result<Self, FastPathError> {
         Self::open_with(layout, steering, Maps::New, true, |mut code| {
             for instruction in &mut code {
-                // call bpf_ktime_get_coarse_ns: r0 = 0 instead.
+                // Replace each call of bpf_ktime_get_coarse_ns by r0 = 0.
                 if (instruction.code, instruction.immediate) == (0x85, 160) {
                     (instruction.code, instruction.immediate) = (0xb7, 0);
                 }
@@ -400,7 +402,7 @@ struct Programs {
 }
 
 impl Programs {
-    /// Loads the programs, which find `maps` and each other.
+    /// Loads the programs, with references to `maps` and to each other.
     fn load(
         maps: &AllMaps,
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
@@ -460,8 +462,8 @@ fn try_atomics() -> Result<(), FastPathError> {
 
 /// The code for this machine, without barriers if the processor reads in order.
 fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
-    // An atomic operation on 64 bits of the stack, whose frame is register 10; instead, a jump to
-    // what follows.
+    // An atomic operation on 64 bits of the stack, whose address is in register 10; the test
+    // replaces it by a jump to the next instruction.
     const ATOMIC: u8 = 0xdb;
     const STACK: u8 = 10;
     const JUMP: u8 = 0x05;
@@ -548,7 +550,10 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let (about, description) = about.split_at(HOST_WORDS);
     let own = pins::about(processors());
     if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
-        return Err("it was in a removed network namespace, whose number this one has".to_owned());
+        return Err(
+            "it belonged to a removed network namespace with the same number as this one"
+                .to_owned(),
+        );
     }
     if about != own {
         return Err("it was another version, or the number of processors has changed".to_owned());
@@ -559,7 +564,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let division = division.try_into().map_err(|_| "a map is too short")?;
     let divided = division_of_words(division).ok_or("the description of its maps is damaged")?;
     fits((layout, steering), (&left, &divided))?;
-    // Without services, their connections would be reset one by one.
+    // Without services, the dataplane would reset their connections one by one.
     if pins
         .saved()
         .map_err(|error| format!("lvs_saved: {error}"))?
@@ -595,7 +600,7 @@ mod tests {
 
     #[test]
     fn pins_of_another_namespace_or_without_services_are_ignored() {
-        // Where BPF is not permitted, there is nothing to see.
+        // If BPF is not permitted, nothing can be tested.
         if open().is_none() {
             return;
         }
@@ -607,11 +612,11 @@ mod tests {
         let first = FastPath::open_with(layout, &steering, Maps::Pinned(&pins), false, |code| code);
         let first = first.expect("the kernel permits the first fast path");
         first.set_clock(Instant::ZERO);
-        // The secret keys of a successor are others.
+        // A successor has different secret keys.
         let other = Steering::new(workers, 8, false);
         let found_by = |layout: Layout, steering: &Steering| found(&pins, &layout, steering);
         assert_eq!(found_by(layout, &other), Err(INCOMPLETE.to_owned()));
-        // The second one does not fit the first map.
+        // The second text does not fit into the first map.
         for len in [100, 20 << 20, 7] {
             let text = vec![b'x'; len];
             first.save(&text).expect("memory");

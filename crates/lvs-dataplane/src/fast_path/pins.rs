@@ -40,7 +40,7 @@ const LINK: &str = "link-";
 /// The name of the link of an XDP program.
 const XDP_LINK: &str = "xdp-";
 
-/// The reason why a directory cannot be claimed.
+/// The reason why this dataplane cannot claim a directory.
 pub(super) const ANOTHER: &str =
     "another dataplane of this network namespace uses the kernel fast path";
 /// Time limit for other dataplanes to finish a claim or a sweep of a directory.
@@ -90,7 +90,7 @@ impl Pins {
     /// options, any user can create directories.
     ///
     /// # Errors
-    /// If there is another dataplane, or the directory is not this user's alone.
+    /// If there is another dataplane, or other users have access to the directory.
     pub(super) fn claim(&self) -> io::Result<File> {
         if let Some(all) = self.directory.parent() {
             make(all)?;
@@ -127,7 +127,7 @@ impl Pins {
     }
 
     /// Waits for the lock that excludes other claims and sweeps. A sweep locks each directory for a
-    /// moment, and a claim must not mistake that for a running dataplane. `None` if it takes too
+    /// moment, and a claim must not take this lock for a running dataplane. `None` if it takes too
     /// long.
     fn turn(&self) -> Option<File> {
         let all = File::open(self.directory.parent()?).ok()?;
@@ -141,7 +141,7 @@ impl Pins {
         Some(all)
     }
 
-    /// Locks the directory; `None` if another process has removed it meanwhile.
+    /// Locks the directory; `None` if another process has removed it in the meantime.
     ///
     /// # Errors
     /// If another dataplane uses it, or other users have access to the directory.
@@ -159,7 +159,7 @@ impl Pins {
             directory => directory?,
         };
         flock(&directory, FlockOperation::NonBlockingLockExclusive).map_err(|_| another())?;
-        // The dataplane that had it may have removed it before it let go.
+        // The previous dataplane may have removed the directory before it released the lock.
         let now = there(fs::symlink_metadata(&self.directory))?;
         let locked = directory.metadata()?;
         let same = now.is_some_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino()));
@@ -243,14 +243,14 @@ impl Pins {
     }
 }
 
-/// Makes a directory, if it is not there.
+/// Creates a directory, if it does not exist.
 fn make(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
     match fs::symlink_metadata(directory) {
-        // Its dataplane took it away.
+        // The dataplane has removed the directory.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         meta => is_own(directory, &meta?),
     }
@@ -279,7 +279,7 @@ pub(super) fn is_over(conf: &[u64]) -> bool {
 
 /// The version of a description: it changes with the shape or meaning of any map.
 const VERSION: u64 = 7;
-/// "LVSKERNL".
+/// The word "LVSKERNL", which marks a description.
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 
 /// The word of `lvs_about` with the cookie of the network namespace; 0 if the kernel has none.
@@ -308,14 +308,14 @@ pub(super) fn attach(
     if let Ok(link) = ProgramLink::pinned(path) {
         match link.update(program) {
             Ok(()) => return Ok(link),
-            // A pin of a removed interface, whose number another interface has now.
+            // The pin of a removed interface, whose index another interface uses now.
             Err(_) => fs::remove_file(path)?,
         }
     }
     let link = program.attach(ifindex)?;
     if let Err(error) = link.pin(path) {
         warn!(
-            "no warm restart: if this dataplane is killed, its connections end: {}: {error}",
+            "no warm restart ({}: {error}): if this dataplane is killed, its connections end",
             path.display()
         );
     }

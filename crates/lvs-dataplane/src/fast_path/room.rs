@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn narrowest_control_group_limits_memory() {
+    fn smallest_control_group_limit_bounds_memory() {
         let root = tempfile::tempdir().expect("a directory");
         let inner = root.path().join("a/b");
         fs::create_dir_all(&inner).expect("made");
@@ -170,7 +170,8 @@ mod tests {
         assert_eq!(free("4:memory:/a/b\n3:cpu,cpuacct:/\n0::/\n"), Some(500));
         assert_eq!(free("4:hugetlb,memory:/a/b\n"), Some(500));
         assert_eq!(free("3:cpu,cpuacct:/a/b\n0::/a/b\n"), None);
-        // A container sees its own group at the top, and the host's name for it.
+        // A container sees its own group at the top of the hierarchy, and the host's name of the
+        // group.
         write(&all, "memory.limit_in_bytes", "6000\n");
         assert_eq!(free("4:memory:/docker/1\n"), Some(1000));
     }

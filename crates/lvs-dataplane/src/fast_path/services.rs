@@ -74,7 +74,7 @@ impl FastPath {
         }
         *known = now;
         drop(known);
-        // An end, behind the last one.
+        // An end marker after the last rule.
         let end = [[0; RULE_WORDS]];
         let most = RULES as usize;
         missing += new.rules.len().saturating_sub(most);
@@ -119,7 +119,7 @@ fn rule_words(
         None => None,
         Some(name) => match link(name) {
             Some(index) => Some(index),
-            // Nothing comes in there.
+            // No packet arrives on an unknown interface.
             None => return Vec::new(),
         },
     };
@@ -239,7 +239,7 @@ mod tests {
             src.parse().expect("an address"),
             dst.parse().expect("an address"),
         );
-        // To the loopback's own address.
+        // To the address of the loopback interface.
         let mut frame = vec![0; 12];
         match (src.ip(), dst.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -307,10 +307,10 @@ mod tests {
             (tcp, client, "192.0.2.50:9101", HOST),
             (tcp, client, "192.0.2.50:8999", HOST),
             (udp, client, "192.0.2.50:9005", HOST),
-            // Frames of a test come in by no interface of that number.
+            // Test frames do not arrive on an interface with that index.
             (tcp, client, "192.0.2.66:80", HOST),
             (udp, client, "192.0.2.99:5", DROPPED),
-            // A rule by source is about packets to services.
+            // A rule that matches by source applies to packets to services.
             (tcp, "203.0.113.4:5", "192.0.2.1:80", HOST),
             (tcp, "203.0.113.4:5", "192.0.2.50:443", HOST),
             (tcp, "203.0.114.4:5", "192.0.2.50:443", DROPPED),
@@ -320,7 +320,7 @@ mod tests {
                 .expect("the program runs on the frame");
             assert_eq!(verdict, expected, "{protocol:?} {from} {to}");
         }
-        // Fewer rules end earlier.
+        // After an update with fewer rules, the list ends earlier.
         fast_path.set_services(&held(&services, &texts[1..2]));
         let (verdict, _) = fast_path
             .held_alone(&frame(tcp, client, "192.0.2.50:443"))
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_of_an_unknown_interface_is_left_out() {
+    fn rule_of_an_unknown_interface_is_omitted() {
         assert!(rules("--destination 192.0.2.1 --interface eth9 --mark 7").is_empty());
         let [words] = rules("--destination 192.0.2.1 --interface eth7 --mark 7")[..] else {
             panic!("one")

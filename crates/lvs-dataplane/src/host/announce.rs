@@ -138,7 +138,7 @@ impl Announced {
         others
     }
 
-    /// Brings the routes in line with the addresses, and with the time since the last update.
+    /// Updates the routes according to the addresses and the time since the last update.
     pub(super) fn follow(&mut self, routes: &mut Routes<'_>) {
         if self.all.is_empty() {
             return;

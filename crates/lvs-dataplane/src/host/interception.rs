@@ -59,7 +59,7 @@ impl Interception {
                     );
                     false
                 }
-                // Other errors are reported when the sockets are opened.
+                // Other errors are reported when the dataplane opens the sockets.
                 _ => true,
             },
         };
@@ -242,7 +242,7 @@ fn shield_failure(error: &ShieldError) -> String {
 }
 
 fn steering_failure(error: &SteeringError) -> String {
-    format!("not all of its packets are routed to the director yet, which is tried again: {error}")
+    format!("some of its packets are not routed to the dataplane yet; trying again: {error}")
 }
 
 /// Loads the program that reinjects frames, with a mark that no other program uses; logs a failure.

@@ -48,8 +48,8 @@ const QUIET: Duration = Duration::from_secs(1);
 const REMOVED_PERIOD: Duration = Duration::from_secs(10);
 /// Shortest interval between two log lines about the same fault.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
-/// Maximum of requests of one packet worker that are served in one round; it equals the length of
-/// the queue.
+/// Maximum number of requests of one packet worker that are served in one round; it equals the
+/// length of the queue.
 pub(crate) const REQUESTS_MAX: usize = 1024;
 
 /// The keeper of the host.
@@ -295,7 +295,7 @@ impl Keeper {
             let wake = poller.add(mailbox.wake().as_fd());
             let netlink = poller.add(self.netlink.fd());
             let now = self.dataplane.now();
-            // Rounded up: a wake-up a moment too early would find nothing due.
+            // Rounded up: after an early wake-up, nothing would be due.
             let next = self.vips.next_due().into_iter();
             let next = next.fold(self.next_housekeeping, Ord::min);
             let wait = next.saturating_since(now) + Duration::from_millis(1);
@@ -383,7 +383,7 @@ impl Keeper {
         for from in &self.requests {
             requests.extend(from.try_iter().take(REQUESTS_MAX));
         }
-        // First, because a packet that waits for a neighbour may wait for this as well.
+        // This is first, because a packet that waits for a neighbour may wait for this change too.
         self.hide_local_clients(&requests);
         let now = self.dataplane.now();
         for request in requests {
@@ -523,7 +523,7 @@ impl Keeper {
 
     /// Requests the list of local addresses that connections use.
     pub(super) fn ask_for_pool(&mut self) {
-        // A director without full NAT need not ask.
+        // A director without full NAT does not have to ask the workers.
         if (!self.pool.addresses.is_empty() || !self.pool_in_use.is_empty())
             && let Some(in_use) = self.dataplane.local_addresses()
         {
@@ -608,13 +608,13 @@ impl Keeper {
     pub(crate) fn announce(&mut self, spec: &AnnounceSpec) {
         let (announced, mut routes) = self.routes();
         if announced.set(spec, &mut routes) {
-            // First: no packet may arrive for an address that is not intercepted yet.
+            // This is first: no packet may arrive for an address that is not intercepted yet.
             self.update_or_warn();
         }
         self.follow_announced();
     }
 
-    /// Brings the routes in line with the addresses to announce.
+    /// Updates the routes according to the addresses to announce.
     fn follow_announced(&mut self) {
         let (announced, mut routes) = self.routes();
         announced.follow(&mut routes);
@@ -641,8 +641,8 @@ impl Keeper {
             .map(|(address, conflict, answers)| {
                 let port = self.tables.port(conflict.port);
                 let ifindex = port.map(|port| port.ifindex);
-                // The kernel also has neighbour entries of virtual addresses: of ARP requests that
-                // the other host sent from them.
+                // The kernel also has neighbour entries of virtual addresses: from ARP requests
+                // that the other host sent with these source addresses.
                 let is_vip = |host: &IpAddr| *host == address || self.tables.vips.contains(host);
                 let host = |ifindex| {
                     self.tables

@@ -30,7 +30,7 @@ fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// Maximum of frames that bypass the attached programs of the kernel fast path.
+/// Maximum number of frames that bypass the attached programs of the kernel fast path.
 const MISSED_MAX: u32 = 8;
 
 impl Keeper {
@@ -41,7 +41,7 @@ impl Keeper {
         };
         let ways = changes.links || changes.addresses || changes.routes || changes.moved;
         self.next.tables_differ |= ways || changes.resynchronised;
-        // A neighbour that is asked again, or has answered as before.
+        // Also set if a neighbour is being resolved again, or has answered as before.
         self.next.neighbours_differ |= !changes.neighbours.is_empty();
         if changes.links || changes.addresses || changes.routes || changes.resynchronised {
             self.tables.follow_routes();
@@ -61,8 +61,8 @@ impl Keeper {
             self.follow_local_pool();
             self.update_or_warn();
         } else if changes.routes {
-            // The packet path follows at once; the servers' next hops can wait for the end of a
-            // storm.
+            // The packet path follows at once; the next hops of servers are updated after a burst
+            // of changes.
             self.changed.get_or_insert(self.dataplane.now());
         }
         self.announce_behind(&changes.appeared);
@@ -72,7 +72,7 @@ impl Keeper {
     /// Announces own addresses again to neighbours that may have lost them: on these interfaces,
     /// and on the bridges and bonds that they are ports of.
     fn announce_behind(&mut self, appeared: &[u32]) {
-        // Bridges over bonds are as deep as it gets; more would be a loop.
+        // Bridges over bonds are the deepest combination; a longer chain would be a loop.
         const DEPTH: usize = 4;
         let mut ports = BTreeSet::new();
         let state = &self.tables.state;
@@ -202,7 +202,7 @@ impl Keeper {
                     let ports = ports.into_iter().map(|io| Port::AfPacket(Box::new(io)));
                     self.next.attach.push((port, ports.collect()));
                 }
-                // It went between two looks.
+                // The interface was removed between the two reads.
                 Err(
                     HostError::Open(OpenError::NoInterface { .. })
                     | HostError::Shield(ShieldError::NoInterface { .. }),
@@ -348,7 +348,8 @@ impl Keeper {
         let mut gone = Vec::new();
         let mut renamed = Vec::new();
         for (port, known) in self.tables.interfaces() {
-            // A port of a bridge or a bond is its master's, unless it was asked for by name.
+            // A port of a bridge or a bond belongs to its master, unless the configuration names
+            // the port.
             let automatic = self.setup.interfaces.is_empty();
             match self.tables.state.link(known.ifindex) {
                 None => gone.push(port),

@@ -13,7 +13,7 @@ use lvs_packet::net::PortId;
 
 /// Shortest interval between two answers to the same query.
 const AGAIN: Duration = Duration::from_secs(1);
-/// The longest delay of an answer; queries may allow up to 140 minutes.
+/// The longest delay of an answer to a query. A query may allow up to 140 minutes.
 const LATEST: Duration = Duration::from_secs(10);
 
 /// A query and the port that received it, without its response time and sender.

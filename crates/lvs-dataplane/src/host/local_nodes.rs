@@ -1,7 +1,7 @@
 //! Local addresses for full NAT, and real servers that run on the director's host.
 //!
 //! A server on the host sends its answers by the host's own routes, past the dataplane, which must
-//! translate them. So a policy rule and a routing table lead the answers into the dataplane, like
+//! translate them. So a policy rule and a routing table route the answers into the dataplane, like
 //! those that the TUN backend has for every server ([`steering`]): `from RIP ipproto tcp sport 8080
 //! lookup 7677`. The only route of this table is the device `lvs-host0`, and the kernel deletes the
 //! route together with the device. A rule of a killed dataplane then refers to an empty table,
@@ -56,7 +56,7 @@ fn free_ports(all: LocalAddress, low: u16, high: u16) -> LocalAddress {
     }
 }
 
-/// The policy rules and routes that lead the answers of servers on this host into the dataplane.
+/// The policy rules and routes that route the answers of servers on this host into the dataplane.
 /// Dropping this value removes them.
 #[derive(Debug)]
 pub(super) struct LocalNodes {
@@ -121,9 +121,9 @@ fn way(like: IpAddr, ifindex: u32) -> Entry {
     })
 }
 
-/// The rule that leads the packets of a server on this host to that table. Its `iif lo` limits it
-/// to packets that the host sends: without it, the reverse path check (`rp_filter`) of packets to
-/// the server would follow the rule too.
+/// The rule that selects that table for the packets of a server on this host. Its `iif lo` limits
+/// it to packets that the host sends: without it, the reverse path check (`rp_filter`) of packets
+/// to the server would follow the rule too.
 fn rule(node: &Endpoint) -> Entry {
     let (first, last) = steering::RULE_PORTS;
     let port = node.port;

@@ -37,7 +37,7 @@ pub enum Backend {
     /// By packet sockets, or through a TUN device if packet sockets are not permitted.
     #[default]
     Auto,
-    /// By packet sockets.
+    /// Packets arrive on packet sockets.
     AfPacket,
     /// Through a TUN device to which the host routes the packets.
     Tun,

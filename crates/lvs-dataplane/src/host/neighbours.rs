@@ -25,14 +25,14 @@ const ROUTES_MAX: usize = 4096;
 /// Maximum number of reported next hops that do not answer.
 const SILENT_MAX: usize = 64;
 
-/// Interface and address.
+/// Index of the interface, and address of the neighbour.
 type Key = (u32, IpAddr);
 
 /// The neighbours that the kernel resolves for the dataplane, and the times of the requests.
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
     /// The servers' next hops and the gateways towards clients. Their link-layer addresses are kept
-    /// fresh, because a standby director that takes over has not forwarded any packet before.
+    /// up to date, because a standby director that takes over has not forwarded any packet before.
     next_hops: HashSet<Key>,
     next_refresh: Instant,
     /// The time of the last confirmation of each neighbour.

@@ -10,7 +10,7 @@ use lvs_core::Prefix;
 
 use crate::netlink::NetState;
 
-/// Maximum of prefixes of a family with regions. Above it, a worker looks up each address.
+/// Maximum number of prefixes of a family with regions. Above it, a worker looks up each address.
 const PREFIXES: usize = 4096;
 
 /// First index of each region, in order; the first is 0.
@@ -69,7 +69,7 @@ fn starts(prefixes: impl Iterator<Item = Prefix>, width: u8) -> Option<Vec<u128>
             .checked_shr(u32::from(128 - width + len))
             .unwrap_or(0);
         starts.push(value);
-        // The one behind the last address of all is none.
+        // The last address has no address after it.
         let behind = (value | last).checked_add(1);
         starts.extend(behind.filter(|&behind| width == 128 || behind >> width == 0));
     }

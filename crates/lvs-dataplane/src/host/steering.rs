@@ -54,7 +54,7 @@ pub(crate) const RULE_PORTS: (u16, u16) = (1, u16::MAX - 1);
 /// Number of addresses of a family above which adjacent addresses share a route.
 const SINGLE_ROUTES: usize = 1024;
 
-/// An error with the rules and routes.
+/// An error when rules or routes are set.
 #[derive(Debug, thiserror::Error)]
 pub enum SteeringError {
     /// The process has no permission to change rules and routes.
@@ -343,7 +343,7 @@ impl Steering {
                 let interfaces = self.interfaces.keys();
                 interfaces.map(move |&ifindex| Proxy { ifindex, addr })
             })
-            // Entries of the operator stay in place.
+            // Entries that the operator has added are kept.
             .filter(|proxy| !self.foreign.contains(proxy));
         wanted.extend(proxies.map(Entry::Proxy));
         wanted
@@ -489,7 +489,8 @@ fn prefixes(addresses: &BTreeSet<IpAddr>) -> Vec<(IpAddr, u8)> {
     if addresses.len() <= SINGLE_ROUTES {
         return each.collect();
     }
-    // Ascending addresses: the last prefix grows as long as it has a sibling to join.
+    // Addresses are in ascending order: the last prefix grows while it can be joined with its
+    // sibling.
     let mut all: Vec<(IpAddr, u8)> = Vec::new();
     for mut last in each {
         while let Some(&before) = all.last()

@@ -40,9 +40,9 @@ pub(crate) struct View {
     pub(crate) intercept: Arc<Intercept>,
     /// The rules that set marks on packets.
     pub(crate) marks: Option<Arc<[MarkRule]>>,
-    /// The sysctl `pmtu_disc`.
+    /// Value of the sysctl `pmtu_disc`.
     pub(crate) pmtu_disc: bool,
-    /// The sysctl `ignore_tunneled`.
+    /// Value of the sysctl `ignore_tunneled`.
     pub(crate) ignore_tunneled: bool,
     /// Increases when the control half has changed, so that shards must be swept.
     pub(crate) config: u64,
@@ -268,16 +268,16 @@ impl Tables {
         Some(self.route_of_region(dst)?.0)
     }
 
-    /// Returns the route to `dst`, and whether it leads over a gateway, which may be `dst` itself.
-    /// All addresses of a [region](Self::regions) have the same route; without a gateway, each
-    /// address is its own next hop.
+    /// Returns the route to `dst`, and whether its next hop is a gateway, which may be `dst`
+    /// itself. All addresses of a [region](Self::regions) have the same route; without a gateway,
+    /// each address is its own next hop.
     pub(crate) fn route_of_region(&self, dst: IpAddr) -> Option<(NextHop, bool)> {
         let hit = self.state.lookup(dst)?;
         if hit.kind != RouteKind::Unicast {
             return None;
         }
         let port = match self.hop {
-            // A route into the dataplane's own device leads nowhere.
+            // A route into the dataplane's own device is unusable.
             Some(hop) if self.port_of(hit.oif).is_none() => hop,
             Some(_) => return None,
             None => self.port_of(hit.oif)?,
@@ -332,7 +332,7 @@ pub(crate) enum NoRoute {
     Missing,
     /// The route refuses packets (`unreachable`, `prohibit`, `blackhole`).
     Refuses,
-    /// The route leads over this device, which has no link layer.
+    /// The route uses this device, which has no link layer.
     NoLinkLayer(String),
     /// The route uses this interface, which the dataplane does not use.
     Unused(String),

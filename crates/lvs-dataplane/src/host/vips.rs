@@ -365,7 +365,8 @@ impl Vips {
             conflict.probed = now;
             conflict.probes += 1;
             self.probing.insert(*addr, 1);
-            // The answer to this probe is no new announcement, so that it needs no defence.
+            // The answer to this probe is not a new announcement, so the dataplane does not defend
+            // the address against it.
             self.defended.insert(*addr, now);
             true
         });
@@ -552,7 +553,7 @@ impl Vips {
         if !has(addr, tables) || !is_vip(addr, tables) && !is_on(port, addr, tables) {
             return;
         }
-        // Other directors announce the same address (ECMP).
+        // Other directors announce the same address (ECMP) on purpose.
         if tables.quiet.contains(&addr) {
             return;
         }
@@ -768,7 +769,7 @@ mod tests {
         };
         assert_eq!(left(11, 54), 1);
         assert_eq!(left(54, 56), 0);
-        // An answer to a probe keeps it.
+        // An answer to a probe keeps the conflict.
         vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(60));
         vips.report_due(&own(addr), at(70));
         for second in 71..200 {

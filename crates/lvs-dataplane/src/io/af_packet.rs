@@ -139,8 +139,8 @@ impl AfPacket {
         if !waits || at != (rounds, next) || lost == before {
             return false;
         }
-        // Its position in the fanout group would change with the ring: it has to leave the group
-        // first.
+        // The ring change would alter the socket's position in the fanout group: the socket has to
+        // leave the group first.
         self.firsts = None;
         let Some(ring) = self.inlet.ring.take() else {
             return false;
@@ -202,7 +202,7 @@ impl AfPacket {
                 self.receiver.cut += 1;
                 Ok(0)
             }
-            // An error that a transmission has left behind; nothing was received.
+            // An error of an earlier transmission; nothing was received.
             Some(libc::ENOBUFS | libc::EMSGSIZE) => Ok(0),
             _ => Err(err),
         }
@@ -274,7 +274,7 @@ impl Inlet {
     }
 
     fn lost(&mut self) -> u64 {
-        // The kernel's counter starts again with each reading.
+        // The kernel resets the counter at each read.
         if let Ok(stats) = self.socket.take_stats() {
             self.lost += u64::from(stats.drops);
         }
@@ -326,9 +326,9 @@ impl Firsts {
     }
 }
 
-/// The caller's frames after those that receive data. Buffers and vacant frames are exchanged with
-/// them. So two interfaces can share a batch without allocating buffers, if one receives into a
-/// ring and the other into the queue of a socket.
+/// The caller's frames after the frames that receive data. Buffers and vacant frames are exchanged
+/// with them. So two interfaces can share a batch without allocating buffers, if one receives into
+/// a ring and the other into the queue of a socket.
 struct Rest<'a> {
     frames: &'a mut [Frame],
     /// Index from which on no frame is vacant.
@@ -413,7 +413,7 @@ impl Receiver {
         let mut kept = 0;
         for i in 0..count {
             frames.swap(kept, i);
-            // A frame that was cut is skipped: the complete frames stay in order.
+            // A truncated frame is skipped: the complete frames keep their order.
             kept += usize::from(self.take_message(i, &mut frames[kept]));
         }
         Ok((count, kept))
@@ -440,14 +440,14 @@ impl Receiver {
         let limit = frames.len().min(BATCH);
         let (frames, rest) = frames.split_at_mut(limit);
         let mut rest = Rest::new(rest);
-        // If few frames arrived from now on, these slots would stay in use, and the ring would stop
-        // at them one round later.
+        // If only few frames arrived after this, these slots would stay in use, and the ring would
+        // stop at them one round later.
         for frame in frames.iter_mut().chain(&mut *rest.frames) {
             if frame.slot().is_some() {
                 drop(frame.take());
             }
         }
-        // The frames that are in the socket queue.
+        // The frames that are still in the socket queue.
         let mut queued = [false; BATCH];
         let mut taken = Taken {
             count: 0,
@@ -504,7 +504,7 @@ impl Receiver {
     ) -> usize {
         let mut had = [false; BATCH];
         let mut from = 0;
-        // The socket reports a pending error once, before the waiting frames.
+        // The socket reports a pending error once, before the queued frames.
         for _ in 0..3 {
             let wanted = frames.iter_mut().zip(queued).skip(from);
             let wanted = wanted.filter(|(_, queued)| **queued);
@@ -621,8 +621,8 @@ fn send(
                 if !patience.is_zero() {
                     let started = std::time::Instant::now();
                     lvs_sys::wait_writable(socket.as_fd(), patience);
-                    // A queue that is full though the socket is writable gets one more try, not a
-                    // busy loop.
+                    // If the queue is full although the socket is writable, send once more, and do
+                    // not loop.
                     let spent = started.elapsed().max(SEND_PATIENCE / 4);
                     patience = patience.saturating_sub(spent);
                     continue;

@@ -10,7 +10,7 @@
 //! time decrements the TTL. The dataplane therefore increments the TTL of a packet that it receives
 //! from the device, so that it decides about the packet as it arrived from the network, and
 //! increments it again when it sends the packet. It does not increment the TTL of a reinjected
-//! packet: if a rule of the host led that packet into the device again, it would loop for ever.
+//! packet: if a rule of the host led that packet into the device again, it would loop forever.
 
 use std::fs;
 use std::io;
@@ -58,7 +58,7 @@ impl HopDevice {
         };
         let host = HostDevice::of(tun, |name| {
             let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
-            // The host has checked the source of each packet before on the interface where it
+            // The host has already checked the source of each packet on the interface on which it
             // arrived.
             write_setting(&conf.join("accept_local"), 1)
                 .map_err(failed(name, "accept the host's own addresses"))?;

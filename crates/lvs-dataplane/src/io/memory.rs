@@ -17,7 +17,7 @@ pub struct MemoryIo {
     pub output: Vec<Frame>,
     /// The frames that were reinjected into the host.
     pub returned: Vec<Frame>,
-    /// Maximum of frames in `output`; `None` for no limit.
+    /// Maximum number of frames in `output`; `None` for no limit.
     pub room: Option<usize>,
     /// Frames are bare IP packets.
     pub bare: bool,
@@ -55,8 +55,8 @@ impl PacketIo for MemoryIo {
                 break;
             };
             slot.clear();
-            // A slot may be too small only in tests that made it so; such a frame is lost whole, as
-            // by a short buffer.
+            // A slot is too small only if a test made it so; such a frame is lost completely, as
+            // with a short buffer.
             if slot.extend(frame.bytes()) {
                 slot.offload = frame.offload;
                 count += 1;

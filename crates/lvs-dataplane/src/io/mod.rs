@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 
 use lvs_packet::frame::Frame;
 
-/// Maximum of frames that a backend receives in one call.
+/// Maximum number of frames that a backend receives in one call.
 pub const BATCH: usize = 64;
 
 /// One attachment to a network: an interface, a TUN device, or a buffer in memory.

@@ -183,7 +183,7 @@ impl Ports {
     pub(crate) fn close(self) {
         thread::scope(|scope| {
             for port in self.all.into_iter().flatten() {
-                // If no thread can be started, this thread closes the port.
+                // If no thread can be started, the current thread closes the port.
                 let _ = thread::Builder::new().spawn_scoped(scope, move || drop(port));
             }
         });

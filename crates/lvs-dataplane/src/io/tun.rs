@@ -360,8 +360,8 @@ impl RpFilter {
         if strictest == 0 {
             return Ok(this);
         }
-        // `all` is put back first and cleared last: at no moment is an interface filtered less than
-        // before.
+        // `all` is restored first and cleared last, so that no interface is ever filtered less
+        // strictly than before.
         this.moved.push(Moved {
             path: all.clone(),
             old: strictest,
@@ -374,7 +374,7 @@ impl RpFilter {
                 continue;
             }
             let path = entry.path().join("rp_filter");
-            // An interface may be removed during the reading.
+            // An interface may be removed while its setting is read.
             let Ok(old) = read_setting(&path) else {
                 continue;
             };
@@ -398,7 +398,7 @@ impl RpFilter {
 impl Drop for RpFilter {
     fn drop(&mut self) {
         for Moved { path, old, new } in &self.moved {
-            // A value that another program has changed meanwhile stays in place.
+            // A value that another program has changed in the meantime stays in place.
             if read_setting(path).is_ok_and(|now| now == *new)
                 && let Err(err) = write_setting(path, *old)
             {

@@ -8,7 +8,7 @@
 
 use lvs_packet::frame::{Offload, PartialChecksum, SegmentKind, Segments};
 
-/// Length of the header.
+/// Length of the header in bytes.
 pub(crate) const LEN: usize = 10;
 
 const NEEDS_CSUM: u8 = 1;

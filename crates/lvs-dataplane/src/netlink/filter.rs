@@ -235,7 +235,7 @@ impl Filters {
     }
 }
 
-/// `tcmsg`.
+/// Encodes a `tcmsg`.
 fn header(ifindex: u32, handle: u32, parent: u32, info: u32) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header[4..8].copy_from_slice(&ifindex.to_ne_bytes());

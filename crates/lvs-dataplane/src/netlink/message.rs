@@ -43,7 +43,7 @@ impl Builder {
         self.buf[self.message..self.message + 4].copy_from_slice(&len.to_ne_bytes());
     }
 
-    /// Adds flags to the message that was begun last.
+    /// Adds flags to the last message.
     pub(crate) fn add_flags(&mut self, flags: u16) {
         let at = self.message + 6;
         let old = u16::from_ne_bytes([self.buf[at], self.buf[at + 1]]);

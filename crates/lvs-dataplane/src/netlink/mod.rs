@@ -59,8 +59,8 @@ const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 /// Receive buffer for events: enough for a table of tens of thousands of routes at once.
 const EVENT_BUFFER: i32 = 8 << 20;
 
-/// Maximum of messages that one call of [`Netlink::poll_events`] reads, so that a flood of events
-/// does not delay packets.
+/// Maximum number of messages that one call of [`Netlink::poll_events`] reads, so that a flood of
+/// events does not delay packets.
 const EVENTS_MAX: usize = 256;
 
 /// The two sockets: one for requests, one for events.
@@ -205,7 +205,7 @@ impl Netlink {
         ifindex: u32,
         ip: IpAddr,
     ) -> Result<(), NetlinkError> {
-        // The kernel would take the permanence from such an entry (__neigh_update()).
+        // The kernel would remove the permanent state of such an entry (__neigh_update()).
         if state.neighbour(ifindex, ip).is_some_and(|n| n.is_static()) {
             return Ok(());
         }
@@ -275,7 +275,7 @@ impl Netlink {
     /// # Errors
     /// If the kernel refuses.
     pub fn delete_host_route(&mut self, ip: IpAddr, ifindex: u32) -> Result<(), NetlinkError> {
-        // A route of any protocol.
+        // Delete the route, whatever its protocol is.
         match self.host_route(libc::RTM_DELROUTE, 0, ip, ifindex, 0) {
             Err(err) if err.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             result => result.map_err(|source| NetlinkError::Os {

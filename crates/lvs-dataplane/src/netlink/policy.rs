@@ -1,4 +1,4 @@
-//! The kernel's policy rules, routes in separate tables, and proxy neighbours, which lead packets
+//! The kernel's policy rules, routes in separate tables, and proxy neighbours, which route packets
 //! to a device. All of them have the protocol number [`PROTOCOL`], by which the next dataplane
 //! identifies them if the process that added them was killed.
 
@@ -347,7 +347,7 @@ mod tests {
     use crate::netlink::message::messages;
 
     #[test]
-    fn written_entries_parse_to_the_same_values() {
+    fn written_policy_rules_parse_to_the_same_values() {
         let rule = PolicyRule {
             ipv6: false,
             priority: 62,
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_of_another_program_is_foreign() {
+    fn policy_rule_of_another_program_is_foreign() {
         let mut builder = Builder::new(1);
         builder.begin(
             libc::RTM_NEWRULE,

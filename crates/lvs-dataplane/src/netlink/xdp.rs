@@ -9,7 +9,7 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 use super::message::{attributes, u32_at};
 use super::requests::Requests;
 
-/// The netlink family `GENL_ID_CTRL` and its command.
+/// The netlink family of the generic netlink controller (`GENL_ID_CTRL`), and its command.
 const CONTROL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;

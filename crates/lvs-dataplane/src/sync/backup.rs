@@ -20,7 +20,8 @@ use lvs_sys::lock;
 const PERIOD: Duration = Duration::from_secs(1);
 /// Number of datagrams that are read from one socket before the next socket is read.
 const DATAGRAMS_PER_TURN: usize = 32;
-/// Number of connections that a packet worker takes over at once, in some ten microseconds.
+/// Number of connections that a packet worker takes over at a time, which needs some ten
+/// microseconds.
 const PORTION: usize = 32;
 /// Maximum number of portions that wait for packet workers.
 const PORTIONS_MAX: usize = 2;
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn second_portion_waits_for_the_first() {
+    fn sync_backup_second_portion_waits_for_the_first() {
         let reader = Reader {
             syncid: 0,
             buffer: vec![0; 1473],

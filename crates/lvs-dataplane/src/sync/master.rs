@@ -91,7 +91,7 @@ fn send(
     for message in messages {
         let sent = loop {
             match sockets.send(&message) {
-                // The others wait behind it, as many as may.
+                // The other messages wait, up to the maximum of the queue.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let patience = manner.patience();
                     match sockets.of(&message) {

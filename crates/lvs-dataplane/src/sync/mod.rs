@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A packet worker never waits. If the outbox is full, a message is dropped and counted. The backup
-//! passes the next portion when an earlier one is complete; meanwhile datagrams wait in the buffers
-//! of the sockets.
+//! passes the next portion when an earlier one is complete; in the meantime datagrams wait in the
+//! buffers of the sockets.
 
 mod backup;
 mod counts;
@@ -83,8 +83,8 @@ impl Stop {
     }
 }
 
-/// A daemon whose sockets and thread are ready, and whose thread waits for the start. Dropping it
-/// ends the thread, and no message is sent.
+/// A daemon with open sockets and a thread that waits for the start. Dropping it ends the thread,
+/// and no message is sent.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     running: Running,
@@ -174,7 +174,7 @@ impl Daemons {
     /// returns after the threads of stopped daemons have exited.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = lock(&self.running);
-        // A daemon that is stopped and started again may have other ports and buffers.
+        // A daemon that is stopped and started again may use different ports and buffers.
         let anew = |role| {
             let mut new = prepared.iter().map(|prepared| &prepared.running.daemon);
             new.any(|daemon| daemon.role == role)

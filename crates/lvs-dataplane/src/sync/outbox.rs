@@ -9,7 +9,7 @@ use lvs_core::sync::Message;
 use lvs_sys::EventFd;
 use lvs_sys::lock;
 
-/// Maximum of bytes of waiting messages, even if `sync_qlen_max` permits more messages.
+/// Maximum number of bytes of waiting messages, even if `sync_qlen_max` permits more messages.
 const BYTES_MAX: usize = 64 << 20;
 /// Number of bytes at which the master stops fetching messages; the last message may exceed it.
 /// Fetched messages wait too, if the interface accepts no more.

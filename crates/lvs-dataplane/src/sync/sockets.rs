@@ -39,7 +39,7 @@ impl Sockets {
             return Err(Failure::new(
                 FailureCode::Invalid,
                 format!(
-                    "port {} and the following ones are not {} (sync_ports): choose a lower port",
+                    "from port {} on, there are not {} ports (sync_ports): choose a lower port",
                     port(daemon),
                     ports
                 ),

@@ -10,8 +10,8 @@ use lvs_core::{Control, ServiceKey};
 
 /// Number of counters of a server, without new connections.
 const COUNTED: usize = 4;
-/// Words that are stored for a server: its counters, and the part of them that the BPF programs
-/// have counted.
+/// Number of words that are stored for a server: its counters, and the part of them that the BPF
+/// programs have counted.
 pub(crate) const KEPT_WORDS: usize = 1 + 2 * COUNTED;
 
 /// The index of a server's counters.
@@ -111,11 +111,11 @@ impl Area<'_> {
         }
     }
 
-    /// Stores a text; `false` if it is too long, and a successor finds none.
+    /// Stores a text; `false` if it is too long; a successor then finds no text.
     pub(crate) fn save(&self, text: &[u8]) -> bool {
         let (first, halves) = (self.text[0].load(Relaxed), &self.text[1..]);
         let half = halves.len() / 2;
-        // A kill during the writing leaves the other half valid.
+        // If the process is killed during the write, the other half stays valid.
         let place = 1 - (first >> 63 & 1) as usize;
         if text.len() > half * 8 {
             self.text[0].store(0, Release);

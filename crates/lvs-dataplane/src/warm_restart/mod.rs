@@ -36,14 +36,15 @@ use lvs_sys::lock;
 
 /// Time for which connections are kept while no dataplane runs.
 pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);
-/// Maximum of servers whose counters are stored. Only the written pages use memory.
+/// Maximum number of servers whose counters are stored. Only the written pages use memory.
 const RECORDS: usize = 1 << 20;
-/// Bytes for services and settings, which are stored twice: enough for more than a million servers.
+/// Number of bytes for services and settings, which are stored twice: enough for more than a
+/// million servers.
 const TEXT: usize = 1 << 29;
 /// The message if the memory has connections, but no complete services and servers.
 pub(crate) const INCOMPLETE: &str =
     "its services and servers could not be stored for a warm restart, see its log";
-/// "LVSOUTLV".
+/// The word "LVSOUTLV", which marks the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
 /// The version of the memory's format, without the connection table. It changes with the meaning of
 /// any word.
@@ -152,7 +153,7 @@ impl Mapped {
         if let Some(text) = left.area().saved() {
             self.area().save(&text);
         }
-        // Reading a page allocates it too.
+        // Reading a page also allocates it.
         let records = left.word(head::RECORDS);
         self.set(head::RECORDS, records);
         let words = usize::try_from(records).unwrap_or(usize::MAX);
@@ -208,7 +209,7 @@ impl WarmRestart {
             }
             Some(left) => Some((left, state_keeper.take_other_memory()?)),
             None => {
-                // All zeros, and of a length of its own.
+                // All zeros, with a different length.
                 unread = match state_keeper.is_used() {
                     true => Some(state_keeper.take_other_memory()?),
                     false => None,

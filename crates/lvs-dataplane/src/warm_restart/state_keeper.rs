@@ -44,7 +44,7 @@ const HASTE: Duration = Duration::from_millis(200);
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest time that a state keeper runs without memory from a dataplane.
 const EMPTY: Duration = Duration::from_secs(60);
-/// Maximum of stored shields: the shield of a killed dataplane and those of its successors.
+/// Maximum number of stored shields: the shield of a killed dataplane and those of its successors.
 const SHIELDS: usize = 4;
 
 /// The requests to a state keeper, one byte each.
@@ -177,7 +177,7 @@ impl StateKeeper {
         let _ = call(&self.name, ask::END, None);
         let child = lock(&self.child).take();
         if let Some(mut child) = child {
-            // It has nothing more to do.
+            // The state keeper has no more work.
             let ended = Instant::now();
             while matches!(child.try_wait(), Ok(None)) && ended.elapsed() < HASTE {
                 thread::sleep(Duration::from_millis(1));
@@ -240,7 +240,7 @@ fn start(name: &[u8]) -> io::Result<Child> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        // Signals of a terminal for the dataplane shall not reach the state keeper.
+        // Signals that the terminal sends to the dataplane must not reach the state keeper.
         .process_group(0);
     let mut child = command.spawn()?;
     let started = Instant::now();
@@ -404,8 +404,8 @@ pub fn hold(name: &str) -> io::Result<()> {
             Ok((stream, _)) => match serve(&stream, &mut held) {
                 Ok(true) => {}
                 Ok(false) => {
-                    // The name is freed before the answer, so that the client does not connect to
-                    // an ending state keeper.
+                    // Release the name before the answer, so that the client does not connect to an
+                    // exiting state keeper.
                     drop(listener);
                     let _ = send(&stream, DONE, None);
                     return Ok(());
@@ -438,7 +438,7 @@ fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
     if peer_cred(stream)?.uid != own_uid() {
         return Ok(true);
     }
-    // The client may only have checked whether there is a state keeper.
+    // The client may only have checked whether a state keeper exists.
     let Ok((what, with)) = receive(stream) else {
         return Ok(true);
     };
@@ -485,7 +485,7 @@ mod tests {
         assert!(second.is_successor() && second.memories_left()?.is_none());
         assert_eq!(second.area().saved().as_deref(), Some(&b"services"[..]));
         drop(second);
-        // With other tables, connections are read where they lie, until that is done.
+        // If the new tables differ, connections are read from the old memory until all are copied.
         for (size, tables, were) in [(2000, 1, 1), (1000, 3, 1), (1000, 3, 3), (1000, 1, 3)] {
             let layout = Layout::new(size, 7);
             for done in [false, true] {
@@ -554,7 +554,7 @@ mod tests {
         let ending = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
         let holding = name.clone();
         let running = thread::spawn(move || {
-            // One request is received and gets no answer, another is never received.
+            // One request is received but not answered; another is never received.
             drop(ending.accept()?);
             thread::sleep(Duration::from_millis(50));
             drop(ending);
@@ -578,7 +578,8 @@ mod tests {
 
     /// Any local process can listen on a free name and let clients wait.
     #[test]
-    fn foreign_process_at_the_name_delays_start_for_bounded_time() -> io::Result<()> {
+    fn foreign_process_with_socket_of_state_keeper_delays_start_by_a_bounded_time() -> io::Result<()>
+    {
         let name = format!("test-deaf-{}", std::process::id());
         let full = format!("lvs-state:{name}");
         let address = SocketAddr::from_abstract_name(full.as_bytes())?;

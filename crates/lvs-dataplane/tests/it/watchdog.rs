@@ -37,7 +37,7 @@ fn watchdog_is_fed_while_dataplane_answers() {
     }
     let pid = Pid::from_child(&dataplane);
     kill_process(pid, Signal::STOP).expect("the process is a child of this test");
-    // A stopped process sends nothing: all messages of before are in the socket.
+    // A stopped process sends nothing: all earlier messages are in the socket.
     let status = format!("/proc/{}/status", dataplane.id());
     while !std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tT")) {
         std::thread::yield_now();

@@ -104,24 +104,25 @@ fn hosts() -> (Host, Host, Host) {
 }
 
 #[test]
-fn super_packets_are_forwarded_whole_with_right_checksums() {
+fn super_packets_are_forwarded_whole_with_correct_checksums() {
     aggregates_pass(open);
 }
 
 #[test]
-fn super_packets_without_ring_are_forwarded_whole_with_right_checksums() {
+fn super_packets_without_ring_are_forwarded_whole_with_correct_checksums() {
     aggregates_pass(open_without_ring);
 }
 
 #[test]
-fn super_packets_by_two_queues_are_forwarded_whole_with_right_checksums() {
+fn super_packets_of_two_queues_are_forwarded_whole_with_correct_checksums() {
     aggregates_pass(open_two_queues);
 }
 
 fn aggregates_pass(open: fn(&str) -> AfPacket) {
     const LEN: usize = 256 << 20;
     let (left, middle, right) = hosts();
-    // The far device cannot segment or checksum: the kernel has to do it when we send there.
+    // The far device has no offloads: the kernel must segment and compute checksums when this test
+    // sends there.
     for offload in [true, false] {
         if !offload {
             middle.sh("ethtool -K wb tx off tso off gso off");
@@ -277,7 +278,7 @@ fn frames_of_all_lengths_arrive_in_order_without_loss() {
                     assert_eq!((number, whole), (expected, true));
                     expected += 1;
                 }
-                // Sent frames may not have arrived yet.
+                // Frames that were sent may not have arrived yet.
                 if sent == expected || (count == 0 && sent < expected + 2000) {
                     break;
                 }
@@ -289,7 +290,7 @@ fn frames_of_all_lengths_arrive_in_order_without_loss() {
 }
 
 #[test]
-fn full_ring_counts_losses_and_keeps_lent_frames() {
+fn full_ring_counts_losses_and_keeps_borrowed_frames() {
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(move || open("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -316,7 +317,8 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
     let first = next(&mut receiver, &mut kept[..32]);
     assert_eq!(first[0].0, 0);
     assert!(kept[0].slot().is_some(), "the frame is in the ring");
-    // More than the ring has slots, while some of the first are still lent.
+    // This is more than the number of slots in the ring, while some of the first slots are still
+    // lent.
     const FLOOD: u32 = 20_000;
     send(64..FLOOD);
     let mut batch = frames();
@@ -339,7 +341,7 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
     while receiver.recv(&mut batch).unwrap() > 0 {}
     drop(batch);
     let mut batch = frames();
-    // A full batch, of which the later, smaller ones leave something behind.
+    // First receive a full batch, then smaller ones, which leave the rest of the batch unused.
     send(FLOOD - 64..FLOOD);
     let mut came = FLOOD - 64;
     while came < FLOOD {
@@ -348,7 +350,7 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
             came += 1;
         }
     }
-    // The ring goes on where it was, and round.
+    // The ring continues at its previous position, and wraps around.
     for start in (FLOOD..FLOOD + 20_000).step_by(50) {
         send(start..start + 50);
         let mut came = start;
@@ -370,7 +372,7 @@ fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() 
     middle.ip("link set wa mtu 9000");
     let mut receiver = middle.run(|| open("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
-    // Fewer than the ring has slots.
+    // This is less than the number of slots in the ring.
     const ALL: u64 = 7000;
     const LEN: u64 = 9000;
     for number in 0..7000 {
@@ -389,7 +391,8 @@ fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() 
     }
     let lost = receiver.drops();
     assert_eq!(came + lost, ALL);
-    // The kernel counts what it has allocated for a frame, and doubles what is asked for.
+    // The kernel counts the memory that it has allocated for a frame, and doubles the requested
+    // size.
     let bytes = came * LEN;
     assert!((8 << 20..=32 << 20).contains(&bytes), "{came} came");
     for number in 0..20 {
@@ -417,7 +420,7 @@ fn segment(number: u32, v6: bool, flags: u8, data: usize) -> Frame {
         bytes.extend([6, 64]);
         bytes.extend([0xfd; 32]);
     } else {
-        // Each third one has an option.
+        // Every third segment has an option.
         let options = if number.is_multiple_of(3) { 4 } else { 0 };
         bytes.extend([8, 0, 0x45 + options / 4, 0]);
         bytes.extend((20 + u16::from(options) + len).to_be_bytes());
@@ -466,7 +469,8 @@ fn interfaces_that_share_a_batch_allocate_no_buffers() {
     let mut unmarked = 0;
     for round in 0..40 {
         for (sender, receiver, len) in [(&mut near, &mut short, 60), (&mut far, &mut long, 5000)] {
-            // Different numbers, so that each place of the batch is one's and then the other's.
+            // The numbers differ, so that each position of the batch contains frames of both kinds
+            // in turn.
             let count = 1 + pattern(round * len) as usize % (BATCH - 1);
             let mut some: Vec<_> = (0..count).map(|_| numbered(7, len)).collect();
             assert_eq!(sender.send(&mut some), 0);
@@ -476,7 +480,7 @@ fn interfaces_that_share_a_batch_allocate_no_buffers() {
                 assert!(Instant::now() < end, "{came} of {count} came");
                 let received = receiver.recv(&mut batch).unwrap();
                 came += batch[..received].iter().filter(|f| f.len() == len).count();
-                // As the packet path does with what is lent.
+                // The packet path does the same with lent frames.
                 for frame in batch.iter_mut().filter(|frame| frame.slot().is_some()) {
                     drop(frame.take());
                 }
@@ -517,7 +521,7 @@ fn syn_flood_displaces_no_other_packets() {
     let mut batch = frames();
     let (mut syns, mut others, mut last_syn) = (0, 0, None);
     let end = Instant::now() + Duration::from_secs(120);
-    // Sent frames may not have arrived yet.
+    // Frames that were sent may not have arrived yet.
     while others < ALL / 10 {
         assert!(Instant::now() < end, "{others} came");
         let count = receiver.recv(&mut batch).unwrap();
@@ -553,7 +557,7 @@ fn syn_is_received_after_all_earlier_packets() {
                 .map(|number| match pattern(number as usize * 31) % 4 {
                     0 => segment(number, false, SYN, 0),
                     1 => segment(number, true, SYN, 0),
-                    // With data, longer than a slot, as TCP Fast Open has it.
+                    // The segment has data and is longer than a slot, as with TCP Fast Open.
                     2 if number % 16 == 2 => segment(number, number % 32 == 2, SYN, 1200),
                     _ => segment(number, number % 2 == 0, ACK, number as usize % 1000),
                 })
@@ -621,7 +625,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
             assert!(Instant::now() < end, "{error}");
         }
     };
-    // An IPv4 datagram of 3,000 bytes, to be cut at 1,480, with a checksum to be finished.
+    // An IPv4 datagram of 3,000 bytes with an unfinished checksum; it is fragmented at 1,480 bytes.
     let mut whole = vec![0; 14 + 20 + 8 + 3000];
     whole[..6].fill(0xff);
     whole[12..14].copy_from_slice(&[0x08, 0x00]);
@@ -659,9 +663,9 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
             }
         }
     }
-    // A kernel that has mended this keeps its ring.
+    // A kernel in which this fault is corrected keeps its ring.
     assert!(gave_up <= 1 && receiver.drops() >= 20);
-    // A ring that is only full is kept.
+    // A ring that is only full stays open.
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(|| open("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -730,7 +734,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     let mut one = [Frame::from_bytes(&[0xff; 60])];
     assert_eq!(packets.send(&mut one), 1);
     assert_eq!(packets.counters().send_down, 1);
-    // The same socket goes on when the interface comes up.
+    // The same socket continues when the interface comes up.
     middle.ip("link set wa up");
     let end = Instant::now() + Duration::from_secs(120);
     while packets.send(&mut one) != 0 {
@@ -749,7 +753,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
         }
     }
     assert_eq!(packets.send(&mut one), 1);
-    // A new interface of this name is opened again.
+    // A new interface of this name is opened, too.
     left.veth("wl", &middle, "wa");
     middle.run(move || open("wa"));
     let gone = middle.run(|| AfPacket::open(9999, "ghost"));
@@ -774,8 +778,8 @@ fn checksum(bytes: &[u8]) -> u16 {
 #[test]
 fn host_device_reinjects_packets_and_restores_filters() {
     let host = Host::new();
-    // Strict filtering everywhere, as some distributions have it, and a client behind another
-    // interface.
+    // Reverse-path filtering is strict on all interfaces, as in some distributions, and the client
+    // is behind another interface.
     let other = Host::new();
     host.veth("e0", &other, "o0");
     host.sh(
@@ -830,7 +834,7 @@ fn host_device_reinjects_packets_and_restores_filters() {
     assert!(batch[0].bytes().ends_with(b"to a VIP"));
     assert_eq!(&batch[0].bytes()[16..20], [192, 0, 2, 1]);
 
-    // The settings are those of the namespace of the thread that lets go.
+    // The settings are read in the namespace of the thread that drops the device.
     host.run(move || drop(device));
     assert_eq!(filters(), before);
     assert!(!host.sh("ip -br link").contains("lvs-host0"));

@@ -49,7 +49,7 @@ fn frame(data: usize) -> Vec<u8> {
     packet.extend((0..data).map(|n| u8::try_from(n % 251).unwrap_or(0)));
     let check = !sum_of_udp(&packet);
     packet[26..28].copy_from_slice(&check.to_be_bytes());
-    // To the loopback's own address.
+    // The frame is for the loopback interface's own address.
     let mut frame = vec![0; 12];
     frame.extend([8, 0]);
     frame.extend(packet);
@@ -144,7 +144,7 @@ fn super_packets_of_datagrams_are_forwarded_whole() {
         assert_eq!(&packet[22..24], 4433_u16.to_be_bytes());
         assert_eq!((sum(&packet[..20]), sum_of_udp(packet)), (0xffff, 0xffff));
     }
-    // Neither does one that does not fit, nor one of few bytes.
+    // A frame that does not fit and a frame of few bytes are not forwarded either.
     assert!(run(2800, 0).is_none());
     assert!(run(2800, 1473).is_none());
     assert!(run(2800, 100).is_none());

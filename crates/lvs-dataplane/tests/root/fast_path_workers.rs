@@ -75,7 +75,7 @@ fn frame(src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
         frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 12, 17, 64]);
         frame.extend(&ends);
     }
-    // The programs change the checksum, and do not check it.
+    // The programs update the checksum, but do not verify it.
     for word in [src.port(), dst.port(), 12, 0x1234] {
         frame.extend(word.to_be_bytes());
     }
@@ -153,7 +153,7 @@ fn forwarded(kernel: &FastPath, src: SocketAddr, dst: SocketAddr) -> bool {
 }
 
 #[test]
-fn programs_find_connection_in_region_of_its_worker_alone() {
+fn bpf_programs_search_only_the_region_of_the_worker() {
     let workers = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
     for by_address in [false, true] {
         let steering = Steering::new(workers, 77, by_address);
@@ -166,7 +166,8 @@ fn programs_find_connection_in_region_of_its_worker_alone() {
             for n in 0..CLIENTS {
                 let client = client(n, of);
                 let home = steering.of_client(client.ip(), client.port());
-                // Every fourth one is where it does not belong.
+                // Every fourth connection is at another worker than the one that its address
+                // selects.
                 let strays = n % 4 == 3;
                 let at = (home + usize::from(strays)) % WORKERS;
                 offload(&kernel, &mut control, &mut shards[at], [client, virt]);

@@ -179,7 +179,7 @@ fn packet_from_the_tun_device_is_not_routed_back() {
         ),
         (format!("{client} sport 53 dport 99"), true),
         (format!("{client} sport 54 dport 99"), false),
-        // A fragment.
+        // The packet is a fragment.
         (client.to_owned(), true),
         (
             "10.0.0.77 from 10.0.0.11 iif e1 ipproto tcp sport 53 dport 99".to_owned(),
@@ -193,7 +193,7 @@ fn packet_from_the_tun_device_is_not_routed_back() {
             "{packet}: {way}"
         );
     }
-    // Another service; then neither.
+    // Add another service, then remove both.
     let steering = router.with(Some(steering), |steering| {
         steering
             .extend(&spec("192.0.2.20", "10.0.0.12", 65_535))
@@ -240,7 +240,7 @@ fn entries_of_other_programs_stay_and_removed_entries_are_restored() {
     let proxy_ndp = || router.host.sh("cat /proc/sys/net/ipv6/conf/e0/proxy_ndp");
     assert_eq!(proxy_ndp(), "1\n");
 
-    // Rules that are deleted, and proxy neighbours that go with an interface that is set down.
+    // An operator deletes rules, and proxy neighbours disappear with an interface that is set down.
     router.host.sh(
         "ip rule del pref 61; ip -6 rule del pref 60; ip link set e0 down; ip link set e0 up; ip route flush table 7676",
     );
@@ -253,7 +253,7 @@ fn entries_of_other_programs_stay_and_removed_entries_are_restored() {
     });
     assert_eq!(router.steered(), all);
 
-    // As after a `kill -9`: the next one takes it down.
+    // The state is left behind as after a `kill -9`: the next dataplane removes it.
     std::mem::forget(steering);
     let steering = router.with(None, |_| {});
     assert_eq!(router.host.sh("ip rule; ip neigh show proxy"), before);

@@ -161,7 +161,7 @@ fn neighbours_are_resolved_by_the_kernel() {
     let real = addr("10.0.0.2");
     netlink.resolve(&state, link, real).unwrap();
     assert!(!host.sh("ip neigh show 10.0.0.2").contains("managed"));
-    // No host answers for this one, and a manual entry stays unchanged.
+    // No host answers for this address. A manual entry stays unchanged.
     netlink.resolve(&state, link, addr("10.0.0.7")).unwrap();
     follow(&mut netlink, &mut state, |state, _| {
         state
@@ -182,7 +182,7 @@ fn neighbours_are_resolved_by_the_kernel() {
 fn state_is_read_again_after_lost_events() {
     let host = Host::new();
     let (mut netlink, mut state) = host.run(|| Netlink::open().unwrap());
-    // Far more than the socket's buffer holds.
+    // This is far more than fits into the socket's buffer.
     host.sh(
         "ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up
          seq 1 60000 | awk '{ printf \"route add 10.%d.%d.%d/32 dev d0\\n\", $1/65536, $1/256%256, $1%256 }' | ip -batch -",

@@ -103,7 +103,7 @@ fn assert_echo(host: &Host, to: &str, size: usize, wanted: bool) {
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let socket = UdpSocket::bind(any).unwrap();
         socket.set_read_timeout(Some(limit(wanted))).unwrap();
-        // An ICMP error may be waiting, or may come for this one.
+        // An ICMP error may be pending already, or may arrive because of this call.
         let _ = socket.connect(to);
         let _ = socket.send(&vec![1; size]);
         matches!(socket.recv(&mut [0; 65536]), Ok(n) if n == size)
@@ -156,7 +156,8 @@ fn services_are_hidden_from_host_and_received_by_packet_socket() {
     assert!(saw(&mut packets, PATIENCE, |f| {
         f.get(30..34) == Some(&[10, 1, 0, 1]) && f.get(36..38) == Some(&[0, 80])
     }));
-    // A VIP that is only routed here, with all ports: the host would say that there is no route.
+    // A VIP that is only routed to this host, with all ports: the host would report that there is
+    // no route.
     assert_connect(&net.client, "10.9.9.9:1234", UNANSWERED);
 
     // Fragments to a VIP are hidden; whole datagrams for other ports are not.
@@ -194,7 +195,7 @@ fn services_are_hidden_from_host_and_received_by_packet_socket() {
     }));
     assert_eq!(errors(), before);
 
-    // Again, and nothing is left of it.
+    // Without services, nothing is hidden any more.
     assert!(shield.update(&Intercept::default()).unwrap() > 0);
     assert_connect(&net.client, "10.1.0.1:80", REFUSED);
     assert_echo(&net.client, "10.1.0.1:7", 4000, true);
@@ -226,7 +227,8 @@ fn nat_server_reaches_the_host_but_is_not_forwarded() {
     shield.update(&spec).unwrap();
     assert_connect(&net.client, "10.2.0.2:8080", UNANSWERED);
     assert_connect(&net.client, "[fd02::2]:8080", UNANSWERED);
-    // The director itself reaches its server, and resolves it through the shield.
+    // The director itself connects to its server, and resolves the server's address through the
+    // shield.
     net.director.ip("neigh flush dev ds");
     net.server.ip("neigh flush dev s0");
     assert_connect(&net.director, "10.2.0.2:8080", CONNECTED);
@@ -296,7 +298,7 @@ fn connection_of_the_host_is_hidden_until_it_ends() {
     arrives(false);
     shield.remove_local_clients(&[client]).unwrap();
     arrives(true);
-    // One that is not hidden is an error, and nothing else has changed.
+    // A connection that is not hidden is an error; nothing else has changed.
     shield.add_local_clients(&[client]).unwrap();
     let other = LocalClient {
         local: "10.2.0.1:5556".parse().unwrap(),
@@ -323,7 +325,7 @@ fn all_packets_to_own_vip_are_hidden_except_frames_of_other_hosts() {
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
     net.director.ip("addr add 10.1.0.9/32 dev lo");
-    // Each address has a socket of its own, so that an answer has the source that was asked.
+    // Each address has its own socket, so that the source of an answer is the requested address.
     for at in ["10.1.0.1:7", "10.1.0.9:7"] {
         echo(&net.director, at);
     }
@@ -394,7 +396,7 @@ fn shield_update_sends_difference_in_one_transaction() {
         spec.services.insert(endpoint("192.0.2.1", TCP, port));
         spec.services.insert(endpoint("2001:db8::1", UDP, port));
     }
-    // The services, and their two addresses.
+    // The services and their two addresses are set.
     assert_eq!(shield.update(&spec).unwrap(), 6002);
     assert_eq!(shield.update(&spec).unwrap(), 0);
     let monitor = host.run(|| {
@@ -411,7 +413,8 @@ fn shield_update_sends_difference_in_one_transaction() {
             lines.read_line(&mut line).unwrap();
             (lines, line)
         });
-        // `nft monitor` first reads all tables, and begins again if one has changed meanwhile.
+        // `nft monitor` first reads all tables, and begins again if one has changed in the
+        // meantime.
         let mut pause = Duration::from_millis(10);
         while !ready.is_finished() {
             std::thread::sleep(pause);
@@ -505,8 +508,8 @@ fn reinjected_frame_is_received_by_the_host() {
     };
     shield.update(&spec).unwrap();
     assert_connect(&net.client, "10.1.0.1:80", UNANSWERED);
-    // Gives back all frames for the ports 80 and 81 of the address, as the dataplane does with what is
-    // no connection's.
+    // Reinjects all frames for ports 80 and 81 of the address, as the dataplane does with packets
+    // that belong to no connection.
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let dataplane = net.director.spawn(move || {
@@ -530,10 +533,10 @@ fn reinjected_frame_is_received_by_the_host() {
             }
         }
     });
-    // The first packets may be hidden, and come again.
+    // The first packets may be hidden; the client sends them again.
     assert_connect(&net.client, "10.1.0.1:80", CONNECTED);
     assert_connect(&net.client, "10.1.0.1:81", REFUSED);
-    // A transfer of aggregates with partial checksums arrives whole.
+    // A transfer with aggregates and partial checksums arrives completely.
     const LEN: usize = 8 << 20;
     let sender = net.client.spawn(|| {
         let mut stream = TcpStream::connect("10.1.0.1:80").unwrap();
@@ -543,7 +546,7 @@ fn reinjected_frame_is_received_by_the_host() {
         let mut received = Vec::new();
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_to_end(&mut received).unwrap();
-        // The first ones are the attempts of above.
+        // The first frames are the attempts above.
         if !received.is_empty() {
             assert_eq!(received.len(), LEN);
             assert!(received.iter().all(|b| *b == 7));
@@ -663,7 +666,7 @@ fn packets_with_incomplete_transport_header_are_hidden() {
         let mut frame = frame_to_director(&net, &[], ip);
         frame.bytes_mut()[12..14].copy_from_slice(&ether_type);
         let _ = wire.send(&mut [frame]);
-        // An ICMP error of the host's.
+        // The host sends an ICMP error.
         saw(&mut wire, limit(wanted), |frame| match frame.get(12..14) {
             Some([0x08, 0x00]) => frame.len() > 24 && frame[23] == 1,
             Some([0x86, 0xdd]) => frame.len() > 54 && frame[20] == 58 && frame[54] < 128,
@@ -700,7 +703,7 @@ fn packets_with_incomplete_transport_header_are_hidden() {
     for len in [0, 3, 4, 15] {
         sctp(len, false);
     }
-    // A whole one to another port is the host's.
+    // A complete datagram to another port belongs to the host.
     sctp(16, true);
     let mut six = |to: &str, protocol: u8, ah: bool, len: u8, wanted: bool| {
         let mut ip = vec![0x60, 0, 0, 0, 0, len, protocol, 64];
@@ -779,7 +782,7 @@ fn priority_tagged_packets_are_hidden() {
     .into();
     // So it is without a shield, by this kernel.
     assert!(single.iter().all(|tags| arrives(tags, PATIENCE)));
-    // It takes some of these, and not others.
+    // The dataplane accepts some of these packets, and not the others.
     let often = (0..20).flat_map(|_| &nested);
     assert!(often.into_iter().any(|tags| arrives(tags, SILENCE)));
     let mut shield = net.director.run(|| Shield::open(None).unwrap());

@@ -152,7 +152,7 @@ impl<'a> Iterator for Cutter<'a> {
         let left = self.data.len() - self.at;
         let size = match &mut self.sizes {
             Some(sizes) => sizes.find(|&&size| size > 0).map_or(left, |size| *size),
-            // A remainder that fits is one piece, even if it is not a multiple of 8.
+            // A remainder that fits is one fragment, even if its length is not a multiple of 8.
             None if left <= self.room => left,
             None => self.room & !7,
         };

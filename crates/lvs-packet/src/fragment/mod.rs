@@ -27,8 +27,8 @@ pub struct History {
 
 impl History {
     /// The fragments after the first `len` bytes of the datagram were moved into one buffer,
-    /// because a change of the packet requires it (`skb_ensure_writable`): bytes that the first
-    /// fragment lacks come from the next ones.
+    /// because a change of the packet requires it (`skb_ensure_writable`): missing bytes of the
+    /// first fragment are taken from the next fragments.
     pub fn with_first(&self, len: usize) -> Self {
         let mut history = self.clone();
         let Some((first, rest)) = history.sizes.split_first_mut() else {
@@ -136,7 +136,7 @@ mod tests {
             let done = done.expect("complete");
             prop_assert_eq!(done.frame.bytes(), &ip[..]);
             prop_assert_eq!(r.memory(), 0);
-            // And again along the old boundaries.
+            // Fragmented again at the original boundaries.
             let sizes = done.history.behind(ipv6::unfragmentable(&ip).0, 0);
             let again = Cutter::v6(done.frame.bytes(), mtu, Some(&sizes), 1).expect("fits");
             prop_assert_eq!(again.count(), n);
@@ -154,7 +154,7 @@ mod tests {
             let mut header = if tcp { 20 } else { 8 };
             if options {
                 ip.splice(40..40, [protocol, 0, 1, 4, 0, 0, 0, 0]);
-                // Behind the fragment header: destination options.
+                // Destination options after the fragment header.
                 ip[6] = 60;
                 header += 8;
             }
@@ -190,7 +190,7 @@ mod tests {
             prop_assert_eq!(done.frame.bytes(), &ip[..]);
             prop_assert_eq!(Some(done.history.longest), longest);
             prop_assert_eq!(r.memory(), 0);
-            // And again along the old boundaries.
+            // Fragmented again at the original boundaries.
             let again = Cutter::v4(done.frame.bytes(), mtu, Some(&done.history.sizes), false).expect("fits");
             prop_assert_eq!(again.count(), n);
         }
@@ -239,7 +239,7 @@ mod tests {
                 .expect("the first fragment is accepted")
                 .is_none()
         );
-        // It begins within the first one and ends behind it.
+        // The overlap begins within the first fragment and ends after it.
         let overlap = other.iter().find(|piece| {
             let header = ipv6::walk(piece.bytes()).and_then(|chain| chain.fragment);
             let (header, _) = header.expect("a fragment");

@@ -31,7 +31,7 @@ const PIECES_MAX: usize = 1024;
 const PIECE_COST: usize = 256;
 /// Memory of a datagram without fragments: its entry in the table, and its list of fragments.
 const QUEUE_COST: usize = 320;
-/// Parts of the table with a lock each, so that workers seldom wait for each other.
+/// Number of parts of the table. Each has its own lock, so that workers seldom wait for each other.
 const SHARDS: usize = 16;
 
 /// A reassembled datagram.
@@ -83,8 +83,8 @@ impl<'a> Part<'a> {
         if six && fragment.offset == 0 && !ipv6::has_upper_header(&ip[..packet.len]) {
             return Err(FrameDrop::TinyFragment);
         }
-        // All but the last fragment contain a multiple of 8 bytes; the excess is cut off, or is an
-        // error of an IPv6 sender.
+        // The payload of all fragments but the last is a multiple of 8 bytes. The excess is cut off
+        // in IPv4; in IPv6 it is an error of the sender.
         let size = if fragment.more && six && payload.len() % 8 != 0 {
             0
         } else if fragment.more {
@@ -92,8 +92,8 @@ impl<'a> Part<'a> {
         } else {
             payload.len()
         };
-        // The total length of IPv4 counts all headers, the payload length of IPv6 those behind the
-        // fixed one.
+        // The total length of IPv4 counts all headers, the payload length of IPv6 counts only the
+        // headers after the fixed header.
         let (headers, counted) = if six {
             let headers = packet.l4 - ipv6::FRAGMENT_LEN;
             (headers, headers - ipv6::HEADER_LEN)
@@ -231,8 +231,8 @@ impl Queue {
     }
 
     fn assemble(self, six: bool) -> Result<Assembled, FrameDrop> {
-        // RFC 3168 section 5.3: congestion seen by one fragment was seen by the datagram; a mix
-        // with Not-ECT is invalid.
+        // RFC 3168 section 5.3: if one fragment reports congestion, the datagram reports
+        // congestion; a mix with Not-ECT is invalid.
         const NOT_ECT: u8 = 1;
         const CE: u8 = 1 << 3;
         if self.ecn & NOT_ECT != 0 && self.ecn != NOT_ECT {
@@ -249,7 +249,8 @@ impl Queue {
             return Err(FrameDrop::BadFragment);
         }
         let congested = self.ecn & CE != 0;
-        // The datagram keeps "don't fragment" if its longest fragment had it (`ip_frag_reasm`).
+        // The datagram keeps "don't fragment" if its longest fragment has this flag
+        // (`ip_frag_reasm`).
         let df = self.longest_df == self.longest;
         let ip = frame.bytes_mut();
         if six {

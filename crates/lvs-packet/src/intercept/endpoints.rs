@@ -82,12 +82,12 @@ impl Endpoints {
         self.all.is_empty()
     }
 
-    /// All endpoints, in no order.
+    /// All endpoints, in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.all.iter()
     }
 
-    /// Returns the addresses of the endpoints, each once, in no order.
+    /// Returns the addresses of the endpoints, each once, in arbitrary order.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.addresses.keys().copied()
     }

@@ -32,8 +32,8 @@ fn reply_ports<'a>(
     helped: &[u16],
 ) -> (&'a [Protocol], u16) {
     match key {
-        // Services of many ports may keep the port that the client asked for; data connections have
-        // ports of their own.
+        // The servers of a service of many ports may keep the port that the client used; FTP data
+        // connections use ports of their own.
         ServiceKey::Address { protocol, addr }
             if matches!(addr.port(), 0 | FTP) || helped.contains(&addr.port()) =>
         {
@@ -170,8 +170,8 @@ impl Intercept {
         if control.backup().is_some() {
             spec.add_every_port();
         }
-        // Without services nothing is balanced, old connections included (the kernel takes its
-        // hooks away).
+        // Without services nothing is balanced, including old connections (the kernel removes its
+        // hooks).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
             spec.add_endpoint(key, server, control.ftp_ports(), before);
@@ -205,15 +205,15 @@ impl Intercept {
         before: &Self,
     ) {
         self.add_key(key, helped, false);
-        // The connections of an FTP service that is persistent no longer, on ports that it takes no
-        // more, go on.
+        // Existing connections of an FTP service that is no longer persistent continue on ports
+        // that the service no longer accepts.
         self.services.extend(any_port(key, helped).filter(|any| {
             let kept = before.services.contains(any);
             kept && server.total() > 0
         }));
         for endpoint in answers(key, server.addr(), helped) {
-            // A server that was taken from NAT to another method still has connections that are
-            // translated.
+            // A server that was changed from NAT to another method still has translated
+            // connections.
             let nat = server.forwarding().translates()
                 || (server.total() > 0 && before.nat_servers.contains(&endpoint));
             if nat {
@@ -243,8 +243,8 @@ impl Intercept {
     }
 
     /// Intercepts the packets of rules for marks: their ports, and of a rule without ports every
-    /// port. Two kinds of rule intercept every port besides: one with more ports than there is room
-    /// for, and, for TCP, one with a port of FTP's helper (`helped`), which expects data
+    /// port. Two kinds of rules also intercept every port: rules with more ports than fit, and, for
+    /// TCP, rules with a port of the FTP helper (`helped`), because the helper expects data
     /// connections to any port. Packets to the other ports are reinjected.
     pub fn add_marked<'a>(
         &mut self,
@@ -312,7 +312,7 @@ impl Intercept {
         };
         let (sport, _) = packet.ports.unwrap_or_default();
         self.local_nodes.has_address(packet.src)
-            // No rule can name the port 65535: its rule is for all.
+            // No rule can name only the port 65535: its rule applies to all ports.
             && [sport, 0, u16::MAX]
                 .iter()
                 .any(|&port| self.local_nodes.contains(&from(port)))
@@ -442,8 +442,8 @@ mod tests {
             assert!(!to(&spec, Protocol::TCP, port), "{port}");
         }
         assert!(!to(&spec, Protocol::UDP, 9000));
-        // A rule without room intercepts every port; a later rule that fits intercepts only its
-        // ports.
+        // A rule that does not fit intercepts every port; a later rule that fits intercepts only
+        // its own ports.
         let wide = rule(&[
             "--destination",
             "192.0.2.10",
@@ -465,7 +465,7 @@ mod tests {
         let mut spec = Intercept::default();
         spec.add_marked(&[first("2-40000"), first("39998-65535")], &[]);
         assert!(to(&spec, Protocol::TCP, 1));
-        // Data connections of FTP may be to any port.
+        // FTP data connections may use any port.
         let mut spec = Intercept::default();
         spec.add_marked(&[first("20-30")], &[21]);
         assert!(to(&spec, Protocol::TCP, 40_000));

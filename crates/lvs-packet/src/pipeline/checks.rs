@@ -21,12 +21,12 @@ use crate::wire::{ipv4, ipv6};
 /// fragmented; `None` if the packet fits.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
     let packet = &job.packet;
-    // A packet that came in fragments of IPv6 fits as it fitted before.
+    // A reassembled IPv6 packet leaves in fragments no longer than the fragments that arrived.
     let longest = match job.history {
         Some(history) if packet.is_ipv6() => history.longest,
         _ => packet.len,
     };
-    // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
+    // A relayed ICMP error is fragmented instead; a relayed ICMPv6 error is lost.
     if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
         return Ok(None);
     }
@@ -75,8 +75,8 @@ impl Pipeline {
         job: &mut Job<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
-        // Where the host routes the packets, it has looked at them already, and fills them in on
-        // both ways.
+        // If the host routes the packets, it has already processed the options, and fills them in
+        // for requests and replies.
         if job.from_host || cx.env.intercept.everything {
             return None;
         }
@@ -117,7 +117,7 @@ impl Pipeline {
     }
 
     /// Fills in the IP options of a reply: a recorded route gets the address of the outgoing
-    /// interface, a time stamp that of the incoming one.
+    /// interface, a time stamp the address of the incoming interface.
     pub(super) fn fill_options_of_reply<N: Net>(
         &self,
         frame: &mut Frame,
@@ -137,7 +137,7 @@ impl Pipeline {
         }
     }
 
-    /// Milliseconds since midnight, UTC.
+    /// Returns the time of day in milliseconds since midnight UTC.
     fn time_of_day(&self, now: Instant) -> u32 {
         const DAY_MS: u128 = 86_400_000;
         let since = self.common.midnight + now.saturating_since(Instant::ZERO);
@@ -168,7 +168,7 @@ impl Pipeline {
                 } else {
                     ipv4::HEADER_LEN
                 };
-                // The answer comes by the way back.
+                // The answer returns by the same route.
                 let back = cx.env.net.route(job.packet.src);
                 let mtu = back.map_or(mtu, |hop| mtu.min(hop.mtu as usize));
                 let size = mtu.saturating_sub(headers + TCP_LEN);

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sum_includes_every_counter() {
+    fn sum_of_counters_includes_every_counter() {
         let fates = [
             Fate::Sent,
             Fate::Held,

@@ -82,8 +82,8 @@ fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
 impl Pipeline {
     /// Whether the packet was intercepted, so that the host has not received it.
     pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
-        // A packet that arrived in fragments was intercepted (or not) as fragments, which do not
-        // contain the packet that an error is about.
+        // The host intercepted (or did not intercept) the single fragments, which do not contain
+        // the packet that the ICMP error quotes.
         let (mut packet, mut inner) = (job.packet, job.inner);
         if let Some(history) = job.history {
             inner = None;
@@ -113,7 +113,7 @@ impl Pipeline {
         if let Some(Icmp::Error(error)) = icmp {
             job.inner = Some((error.inner.protocol, error.inner.dst));
             if job.to_host && error.checksum_ok && tunnel::is_outer(error.inner.protocol) {
-                // The host keeps its copy.
+                // The host keeps its copy of the packet.
                 let message = frame.bytes().get(packet.l4..).unwrap_or_default();
                 self.tunnel_complaint(message, packet.is_ipv6(), decide, cx);
             }
@@ -150,7 +150,7 @@ impl Pipeline {
                         .syn_limiter
                         .passes(meta.tuple.src, meta.tuple.dst, number, cx.now)
                 {
-                    // The host receives its own packets.
+                    // The host receives the packets that it sends to itself.
                     return self.drop_or_leave(FrameDrop::SynFlood, &job, cx);
                 }
                 match &cx.ahead {
@@ -173,7 +173,8 @@ impl Pipeline {
             Verdict::Reply(reply) => self.reply(frame, &job, &reply, ports, cx),
             Verdict::Accept(_) => self.accept(frame, &job, cx),
             Verdict::Unreachable(_) => {
-                // A packet that passes through has lost a hop already where netfilter meets it.
+                // The TTL of a packet in transit was already decremented when it passes netfilter's
+                // hook.
                 if job.hook == Hook::Transit {
                     decrement_ttl(frame.bytes_mut());
                 }
@@ -203,13 +204,13 @@ impl Pipeline {
             self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
             return Some(Fate::Dropped(FrameDrop::TtlExceeded));
         }
-        // Fragments of IPv4 were checked separately.
+        // IPv4 fragments were checked one by one.
         if !job.packet.df || (job.history.is_some() && !job.packet.is_ipv6()) {
             return None;
         }
         let hop = cx.env.net.route(job.packet.dst)?;
         job.hop = Some(hop);
-        // To a router, an ICMP error is a packet like any other.
+        // A router handles an ICMP error like any other packet.
         let plain = Job {
             inner: None,
             ..*job

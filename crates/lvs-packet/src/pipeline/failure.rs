@@ -13,8 +13,8 @@ use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 
 impl Pipeline {
     /// Drops the packets that waited for a neighbour that does not answer, and sends "host
-    /// unreachable" to their senders, about the packets that they sent: the host makes an error
-    /// about the packet as it left, and the director translates that (`arp_error_report`,
+    /// unreachable" to their senders, about the packets that they sent. The host creates an error
+    /// about the outgoing packet, and the director translates it (`arp_error_report`,
     /// `ndisc_error_report`, then IPVS in `LOCAL_OUT`).
     pub fn neighbour_failed<N: Net, D: Decide>(
         &mut self,
@@ -49,7 +49,7 @@ impl Pipeline {
         const KIND: ErrorKind = ErrorKind::HostUnreachable;
         let net = cx.env.net;
         let own = net.is_local(packet.src) || net.is_own_vip(packet.src);
-        // The host's error about its own packet goes to itself.
+        // An error of the host about its own packet has the host as its receiver.
         let src = if own {
             Some(packet.src)
         } else {
@@ -68,7 +68,8 @@ impl Pipeline {
             && let Ok(made) = parse::ip(error.bytes(), false)
         {
             if own && !net.is_vip(packet.src) {
-                // A tunnel's outer packet; the complaint's own limit applies.
+                // The packet is the outer packet of a tunnel; the error to the client has a limit
+                // of its own.
                 let message = error.bytes().get(made.l4..).unwrap_or_default();
                 self.tunnel_complaint(message, made.is_ipv6(), decide, cx);
             } else if self.common.rate_limit.allow(KIND, packet.src, cx.now) {

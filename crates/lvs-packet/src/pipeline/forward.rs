@@ -19,7 +19,7 @@ use crate::wire::decrement_ttl;
 use crate::wire::icmp::ErrorKind;
 
 impl Pipeline {
-    /// Client to server.
+    /// Forwards a packet from a client to a server.
     pub(super) fn forward<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -62,7 +62,8 @@ impl Pipeline {
             return Fate::Dropped(FrameDrop::TtlExceeded);
         }
         if !forward.new && mss::asks(frame.bytes(), &job.packet) {
-            // The first SYN was not answered: the server may have got another link-layer address.
+            // The first SYN was not answered: the link-layer address of the server may have
+            // changed.
             cx.out.request(Request::Confirm(hop.port, hop.addr));
         }
         decrement_ttl(frame.bytes_mut());
@@ -106,7 +107,7 @@ impl Pipeline {
                     local: SocketAddr::new(job.packet.src, job.packet.ports.unwrap_or_default().0),
                 };
                 if !cx.env.intercept.local_clients.contains(&client) {
-                    // The host would not find a connection for the answer, and reset it.
+                    // The host would find no connection for the answer, and would reset it.
                     let copy = frame.clone();
                     if self.held.hold_local_client(client, copy, cx.now) {
                         cx.out.request(Request::InterceptLocalClient(client));
@@ -167,7 +168,7 @@ impl Pipeline {
             return self.give_back(frame, job, cx);
         }
         if cx.env.net.is_own_vip(job.packet.dst) && !job.to_host {
-            // The host does not have the address: it would route the packet straight back.
+            // The host does not have the address: it would route the packet back to the dataplane.
             return Fate::Dropped(FrameDrop::Loop);
         }
         if job.from_host {

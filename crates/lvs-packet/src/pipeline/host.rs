@@ -85,7 +85,8 @@ impl Pipeline {
         job: &Job<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        // On its way back the sender is the receiver, which must not be a group.
+        // On the way back, the original sender becomes the receiver, which must not be a multicast
+        // address.
         let arrival = job.arrival.filter(|arrival| !arrival.sender.is_multicast());
         let back = arrival.and_then(|arrival| {
             let info = cx.env.net.port(arrival.port)?;

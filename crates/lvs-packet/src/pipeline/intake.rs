@@ -88,7 +88,7 @@ impl Pipeline {
             ETHERTYPE_IPV6 if Mac(dst).is_multicast() => self
                 .neighbour_discovery(port, info, frame, cx)
                 .unwrap_or(Fate::Left),
-            // Other hosts' frames, and protocols that are not balanced: the host has its copy.
+            // Frames of other hosts and protocols that are not balanced: the host keeps its copy.
             _ => Fate::Left,
         }
     }
@@ -124,7 +124,7 @@ impl Pipeline {
             arrival,
             ..Job::new(packet, hook, from_host, to_host)
         };
-        // The metadata of a virtual link are claims of a peer.
+        // The metadata of a frame on a virtual link come from the peer, and are not trusted.
         let mut checked = segment::check_offload(frame, &packet);
         if frame.offload.checksum.is_some_and(PartialChecksum::is_crc) {
             checked = checked.and_then(|()| segment::finish_checksum(frame));
@@ -189,8 +189,7 @@ impl Pipeline {
         decide: &mut D,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        // A router looks at each fragment by itself before it puts them together, but of IPv6,
-        // where that comes first.
+        // A router checks each IPv4 fragment before reassembly. IPv6 is reassembled first.
         if job.hook == Hook::Transit
             && !job.packet.is_ipv6()
             && let Some(fate) = self.transit_checks(frame, &mut job, cx)
@@ -260,8 +259,8 @@ impl Pipeline {
 
 /// The fate of a packet with invalid headers.
 fn unreadable<N: Net>(frame: &Frame, from_host: bool, reason: FrameDrop, cx: &Cx<'_, N>) -> Fate {
-    // The host drops its own copy, unless it was intercepted: count it where it concerns the
-    // director.
+    // The host drops its own copy, unless the packet was intercepted: count the drop only if the
+    // packet concerns the director.
     let (net, dst) = (cx.env.net, ip_dst(frame.bytes()));
     if from_host || cx.env.intercept.everything || net.is_vip(dst) || net.is_own_vip(dst) {
         Fate::Dropped(reason)

@@ -15,7 +15,8 @@ use crate::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 /// The number and size of the pieces of an outgoing packet.
 #[derive(Clone, Copy)]
 pub(super) enum Pieces<'a> {
-    /// In one frame. If it does not fit and may be fragmented, it is cut into equal fragments.
+    /// The packet is one frame. If it does not fit and may be fragmented, it is cut into equal
+    /// fragments.
     Whole,
     /// Send in one frame, or cut evenly in spite of "don't fragment": a relayed ICMP error.
     Relayed,
@@ -146,8 +147,8 @@ impl Pipeline {
             }
             Pieces::Even(history) => self.cutter(ip, mtu.min(history.longest), None, history.df),
             Pieces::Along(history) => {
-                // A fragment that has become the whole datagram is cut again, like any packet that
-                // does not fit.
+                // A fragment that contains the whole datagram is fragmented like any other packet
+                // that does not fit.
                 let sizes = (history.sizes.len() > 1).then_some(history.sizes.as_slice());
                 self.cutter(ip, mtu.min(history.longest), sizes, df)
             }
@@ -174,9 +175,9 @@ impl Pipeline {
         }
         let sizes = match pieces {
             Pieces::Along(history) => history.behind(headers, 0),
-            // The headers of the outer packet are all that there is in front.
+            // Only the headers of the outer packet precede the payload.
             Pieces::Around(history, added) => history.behind(0, added),
-            // Only its sender fragments it.
+            // Only the sender may fragment such a packet.
             Pieces::Whole => return Fate::Dropped(FrameDrop::TooBig),
             Pieces::Relayed | Pieces::Even(_) => Vec::new(),
         };
@@ -235,7 +236,7 @@ impl Pipeline {
         let Link { hop, info } = link;
         if info.ethernet {
             let Some(mac) = cx.env.net.neighbour(hop.port, hop.addr) else {
-                // A copy of its own size waits; the buffer goes on receiving, or goes back to the
+                // Store a copy of the exact size; the buffer is used again, or returns to the
                 // backend that lent it.
                 if self.held.hold(hop.port, hop.addr, frame.clone(), cx.now) {
                     cx.out.request(Request::Resolve(hop.port, hop.addr));

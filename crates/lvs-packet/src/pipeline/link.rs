@@ -50,7 +50,7 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
         let bytes = frame.bytes();
-        // Most packets are not ICMPv6. Messages about groups have hop-by-hop options before them.
+        // Most packets are not ICMPv6. Multicast listener messages have hop-by-hop options.
         match bytes.get(ETHERNET_LEN + ipv6::field::NEXT_HEADER) {
             Some(&icmpv6::PROTOCOL) => {}
             Some(0) => {
@@ -82,7 +82,7 @@ impl Pipeline {
 
     /// Sends a complete frame that the dataplane has made.
     fn answer<N: Net>(&mut self, port: PortId, answer: &[u8], cx: &mut Cx<'_, N>) -> Fate {
-        // Not in the frame that asked: an answer may be longer.
+        // Use another frame than the request's, because an answer may be longer.
         let mut frame = cx.out.spare(answer.len());
         if !frame.extend(answer) {
             return Fate::Dropped(FrameDrop::NoRoom);

@@ -151,8 +151,8 @@ impl<'a, N> Env<'a, N> {
     }
 }
 
-/// Maximum of frames that are built before they are sent, apart from the fragments and segments of
-/// one more frame.
+/// Maximum number of frames that are built before they are sent, apart from the fragments and
+/// segments of one more frame.
 const PORTION: usize = 1024;
 
 /// Values that all steps of the processing of one packet share.
@@ -206,7 +206,7 @@ impl Pipeline {
         &self.common
     }
 
-    /// Processes a batch of frames that came in on `port`. Afterwards, the caller applies the
+    /// Processes a batch of frames that arrived on `port`. Afterwards, the caller applies the
     /// requests in `out`, sends its frames and recycles it. Afterwards, `frames` has undefined
     /// content and can receive again. A frame of a backend that was moved out is
     /// [vacant](Frame::vacant).
@@ -226,9 +226,9 @@ impl Pipeline {
         }
     }
 
-    /// As [`process`](Self::process), but stops as soon as a portion can be sent, so that a frame
-    /// that becomes many (fragments, segments) does not need memory for all of them at a time.
-    /// Returns the number of processed frames: at least one, if there are any.
+    /// As [`process`](Self::process), but stops as soon as a portion can be sent, so that many
+    /// fragments or segments of one frame do not use memory at the same time. Returns the number of
+    /// processed frames: at least one, if there are any.
     pub fn process_some<N: Net, D: Decide>(
         &mut self,
         port: PortId,
@@ -274,7 +274,7 @@ impl Pipeline {
             };
             self.counters.count(fate);
             if lent {
-                // For any fate, the backend has its slot back once the output is sent.
+                // Whatever the fate, the backend gets its slot back after the output is sent.
                 drop(frame.take());
             } else if receives && frame.capacity() == 0 {
                 *frame = cx.out.receiver();
@@ -333,7 +333,7 @@ impl Pipeline {
             };
             match fate {
                 Fate::Sent => self.counters.released += 1,
-                // For its neighbour, now.
+                // The frame waits for its neighbour.
                 Fate::Held => {}
                 _ => self.held.dropped += 1,
             }

@@ -140,7 +140,7 @@ impl Output {
         } else if len > SMALL / 2 {
             Frame::with_capacity(SMALL)
         } else {
-            // Many tiny frames (fragments) must not cost more than they are.
+            // Many tiny frames (fragments) must not use more memory than their size.
             Frame::with_capacity(len)
         }
     }
@@ -184,7 +184,7 @@ fn queue_of(queues: &mut Vec<Vec<Frame>>, port: PortId) -> &mut Vec<Frame> {
 
 /// Maximum number of frames of each kind that are kept for reuse.
 const POOL_MAX: usize = 512;
-/// The usual length of a frame that is made here: a packet of 1500 bytes in a tunnel.
+/// Usual length in bytes of a frame that the pipeline builds: a packet of 1500 bytes in a tunnel.
 const SMALL: usize = 1920;
 
 fn keep(large: &mut Vec<Frame>, small: &mut Vec<Frame>, mut frame: Frame) {
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_frame_costs_its_size_and_is_reused() {
+    fn output_frame_uses_memory_of_its_size_and_is_reused() {
         let mut out = Output::new();
         assert_eq!(out.spare(8).capacity(), 8);
         assert_eq!(out.spare(1514).capacity(), SMALL);

@@ -70,16 +70,16 @@ impl Pipeline {
         }
         let to_vip = net.is_vip(packet.src) || net.is_own_vip(packet.src);
         let src = if to_vip {
-            // The host's error to an address of its own comes from that address.
+            // The host's error to one of its own addresses has that address as its source.
             packet.src
         } else if job.to_host || net.is_own_vip(packet.dst) {
             packet.dst
         } else {
-            // A router's error comes from its address on the link towards the receiver.
+            // A router's error has the address of its link towards the receiver as its source.
             match net.route(packet.src).and_then(|hop| hop.source) {
                 Some(addr) => addr,
-                // The host of a VIP that is only routed here: nothing is better than the address
-                // that was asked.
+                // The host with a VIP that is only routed here has no better source than the
+                // requested address.
                 _ if job.hook != Hook::Transit => packet.dst,
                 _ => return,
             }

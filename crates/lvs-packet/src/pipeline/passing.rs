@@ -42,7 +42,7 @@ impl Pipeline {
             return None;
         }
         packet.transit = !to.local && !virtual_dst;
-        // A transit packet is a reply, or not for the director.
+        // A packet in transit is either a reply, or not for the director.
         if packet.transit && !to.way.is_some_and(|way| takes(&way, frame, &packet, net)) {
             return None;
         }
@@ -77,13 +77,14 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         frame.truncate(ETHERNET_LEN + packet.len as usize);
-        // A partial checksum is behind both headers; mostly it is that of the transport header.
+        // A partial checksum begins after both headers; usually it is that of the transport header.
         let unfinished = frame.offload.checksum.is_some_and(|partial| {
             let l4 = usize::from(partial.start) == ETHERNET_LEN + ipv4::HEADER_LEN;
             l4 && nat::header(packet.protocol)
                 .is_some_and(|(_, field)| usize::from(partial.offset) == field)
         });
-        // That of a packet inside, as in VXLAN: a sum over this one must cover its final value.
+        // Otherwise the partial checksum is that of an inner packet, as in VXLAN: the sum over the
+        // outer packet must cover its final value.
         if passed.method == Forwarding::Nat
             && !unfinished
             && let Err(reason) = finish_checksum(frame)
@@ -147,7 +148,7 @@ fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
         return None;
     }
     let packet = parse::plain(ip)?;
-    // The metadata of a virtual link are claims of a peer.
+    // The metadata of a frame on a virtual link come from the peer, and are not trusted.
     let finishable = frame.offload.checksum.is_none_or(|partial| {
         let start = usize::from(partial.start);
         !partial.is_crc()

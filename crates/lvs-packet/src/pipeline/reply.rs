@@ -18,7 +18,7 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::{ETHERNET_LEN, decrement_ttl, ipv4, ipv6, is_ipv6};
 
 impl Pipeline {
-    /// Server to client.
+    /// Forwards a packet from a server to a client.
     pub(super) fn reply<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -27,14 +27,15 @@ impl Pipeline {
         ports: bool,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        // Not translated: the host forwards (or takes) its own copy, if it has one.
+        // The reply needs no translation: the host forwards (or receives) its own copy, unless the
+        // packet was intercepted.
         if reply.source.is_none() && !self.intercepted(job, cx) {
             return Fate::Left;
         }
         if reply.probe && self.is_forwarded_by_another(job, reply, cx) {
             return Fate::Dropped(FrameDrop::CheckPath);
         }
-        // Full NAT's replies are addressed to the director, for any client.
+        // Replies with full NAT are addressed to the director, whichever client receives them.
         let (dst, to_host) = match reply.destination {
             Some(client) => (client.ip(), cx.env.net.is_local(client.ip())),
             None => (job.packet.dst, job.to_host),
@@ -51,8 +52,8 @@ impl Pipeline {
                 self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
                 return Fate::Dropped(FrameDrop::TtlExceeded);
             }
-            // The error to the server must quote the packet that it sent, so this comes before the
-            // translation.
+            // The error to the server must quote the packet as the server sent it, so this check
+            // precedes the translation.
             if (job.history.is_none() || job.packet.is_ipv6())
                 && let Some(fate) = self.too_big(frame, job, hop.mtu as usize, None, cx)
             {
@@ -80,7 +81,7 @@ impl Pipeline {
             // The client is the director itself.
             return self.give_back(frame, job, cx);
         };
-        // A packet of the host itself starts its way here.
+        // The TTL of a packet that the host itself sends is not decremented.
         if !job.from_host {
             decrement_ttl(frame.bytes_mut());
         }
@@ -172,7 +173,7 @@ impl Job<'_> {
         let mut job = *self;
         if edit.replacement.is_some() {
             job.packet.len = frame.len();
-            // It is not the one any more that came in fragments.
+            // The edited packet is no longer the one that arrived in fragments.
             job.history = None;
         }
         job
@@ -190,7 +191,7 @@ pub(super) fn rewrite(
     ports: bool,
 ) -> Result<(), FrameDrop> {
     if job.inner.is_some() {
-        // The sum over the message must cover its final value.
+        // The checksum of the ICMP message must cover the final inner checksum.
         finish_checksum(frame)?;
         nat::translate_icmp(frame.bytes_mut(), job.packet.l4, end, to, ports)
     } else {

@@ -52,7 +52,7 @@ impl Pipeline {
         } else {
             bytes
         };
-        // A packet that makes no sense is refused here.
+        // Invalid packets are refused here.
         let packet = parse::ip(ip, frame.offload.segments.is_some()).ok()?;
         self.other_home(share, &packet, ip, env)
     }
@@ -74,7 +74,7 @@ impl Pipeline {
     pub const fn count_handed_over(&mut self, frames: usize, lost: usize) {
         let (frames, lost) = (frames as u64, lost as u64);
         self.counters.received += frames;
-        // Datagrams were counted when they were put aside.
+        // Datagrams were counted when they were queued for the other worker.
         self.counters.handed_over = (self.counters.handed_over + frames).saturating_sub(lost);
         self.counters.dropped[FrameDrop::WorkerBusy.index()] += lost;
     }

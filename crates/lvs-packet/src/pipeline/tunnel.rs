@@ -18,7 +18,7 @@ use crate::wire::icmp as wire_icmp;
 use crate::wire::{ETHERNET_LEN, ip_dst, ip_src};
 
 impl Pipeline {
-    /// Client to server, encapsulated.
+    /// Forwards a packet from a client to a server through a tunnel.
     pub(super) fn tunnel<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -39,7 +39,7 @@ impl Pipeline {
         let Some(mtu) = tunnel::inner_mtu(tunnel, target, route, learned) else {
             return Fate::Dropped(FrameDrop::MtuTooSmall);
         };
-        // An inner packet without "don't fragment" is cut to the learned MTU.
+        // An inner packet without "don't fragment" is fragmented to the learned MTU.
         let path = mtu + tunnel::overhead(tunnel, target);
         let hop = &NextHop {
             mtu: u32::try_from(path).unwrap_or(hop.mtu),
@@ -55,8 +55,8 @@ impl Pipeline {
             Ok(cut) => cut,
             Err(reason) => return Fate::Dropped(reason),
         };
-        // The virtio header cannot express an aggregate inside a tunnel: each segment gets its own
-        // outer header.
+        // The virtio header cannot describe a super-packet inside a tunnel: each segment gets its
+        // own outer header.
         let count = cut.map_or(1, |cut| cut.count(job.packet.len));
         let df = cx.env.pmtu_disc && job.packet.df && !job.packet.is_ipv6();
         let outer = Outer {
@@ -151,7 +151,7 @@ impl Pipeline {
     }
 
     /// Sends a client an error according to `message`, an ICMP error about the tunnel packet that
-    /// carried its request, if that belonged to a connection.
+    /// carried its request, if the request belonged to a connection.
     pub(super) fn tunnel_complaint<N: Net, D: Decide>(
         &mut self,
         message: &[u8],
@@ -176,10 +176,11 @@ impl Pipeline {
         if wire_icmp::error(&mut error, complaint.kind, complaint.original, virt, id)
             && let Ok(made) = parse::ip(error.bytes(), false)
             && let Icmp::Error(about) = made.icmp(error.bytes(), Hook::Output, 0)
-            // The director counts it as a packet of the connection to its client.
+            // The director counts the error as a packet of the connection to its client.
             && matches!(decide.icmp_error(&about, cx.now), Verdict::Reply(_))
         {
-            // And the complaint itself, as far as it quotes the request.
+            // It also counts the ICMP error of the tunnel path, with the length of the request that
+            // it quotes.
             let quoted = u32::try_from(complaint.original.len()).unwrap_or(u32::MAX);
             let quoted = IcmpError {
                 len: quoted,

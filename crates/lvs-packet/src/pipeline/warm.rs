@@ -26,9 +26,9 @@ pub(super) fn look_ahead<D: Decide>(
     decide: &D,
     known: &mut Known,
 ) {
-    // First the places of all frames, and then their content: the second look depends on the first.
-    // All loads are issued together, because the look-ups of 4 KiB pages take as long, and run in
-    // parallel only without other work between them.
+    // First compute the slots of all frames, and then prefetch their content: the second step
+    // depends on the first. All loads are issued together, because the TLB misses of 4 KiB pages
+    // take as long as the loads, and run in parallel only if no other work is between them.
     for (known, frame) in known.iter_mut().zip(frames) {
         let tuple = ports_and_addresses(frame.bytes(), ethernet);
         *known = tuple.and_then(|(protocol, src, dst)| decide.ahead(protocol, src, dst));
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warm_parser_accepts_only_plain_ipv4() {
+    fn prefetch_parser_accepts_only_ipv4_without_options() {
         let mut frame = vec![0; 64];
         frame[12..15].copy_from_slice(&[8, 0, 0x45]);
         frame[23] = 6;

@@ -53,8 +53,8 @@ pub fn clamp(frame: &mut Frame, packet: &Packet, limit: u16) -> bool {
     }
     put16(tcp, at, limit);
     if !unfinished {
-        // At an odd place, its bytes are halves of two words; swapped, they sum to the same (RFC
-        // 1071 section 2 B).
+        // At an odd offset, the two bytes are halves of two words; swapped, they have the same sum
+        // (RFC 1071 section 2 B).
         let (old, new) = if at % 2 == 0 {
             (asked, limit)
         } else {
@@ -118,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn checksum_stays_right_after_mss_change(six: bool, pad in 0usize..4, asked: u16, limit in 536u16.., partial: bool) {
+        fn checksum_is_correct_after_mss_change(six: bool, pad in 0usize..4, asked: u16, limit in 536u16.., partial: bool) {
             let mut options = vec![NOP; pad];
             options.extend([MSS, MSS_LEN]);
             options.extend(asked.to_be_bytes());

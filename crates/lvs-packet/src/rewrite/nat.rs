@@ -15,9 +15,9 @@ use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16
 /// The address and port of a packet that is translated: source or destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Source: replies.
+    /// Translate the source, as in replies.
     Source,
-    /// Destination: requests.
+    /// Translate the destination, as in requests.
     Destination,
 }
 
@@ -48,10 +48,10 @@ pub fn translate(
     to: SocketAddr,
 ) -> Result<(), FrameDrop> {
     let l4 = packet.l4;
-    // AH, ESP and the like: the IP header is all there is to change.
+    // For AH, ESP and similar protocols, only the IP header changes.
     let (header, field) = header(packet.protocol).unwrap_or_default();
-    // The device sums from the transport header on: then the field holds the sum of the
-    // pseudo-header alone.
+    // The device computes the sum from the transport header on: the field then contains only the
+    // sum of the pseudo-header.
     let unfinished = frame.offload.checksum.is_some_and(|partial| {
         usize::from(partial.start) == l4 && usize::from(partial.offset) == field
     });
@@ -63,8 +63,8 @@ pub fn translate(
     }
     if !unfinished && !Cut::is_for_software(frame, packet) {
         // The partial checksum is that of an inner packet, as in VXLAN: a sum over the outer packet
-        // must cover its final value. Segments of a super-packet get their checksums when they are
-        // cut.
+        // must cover its final value. Segments of a super-packet get their checksums during
+        // segmentation.
         segment::finish_checksum(frame)?;
     }
     let ip = frame.bytes_mut();
@@ -165,8 +165,8 @@ impl Change {
                 }
             }
             _ if self.unfinished => put16(ip, at, self.addresses.apply_unfinished(stored)),
-            // An absent checksum is computed, as the kernel does; and 0 would mean absent (RFC
-            // 768).
+            // A missing UDP checksum is computed, as in the kernel; a stored 0 would mean "missing"
+            // (RFC 768).
             Protocol::UDP if stored == 0 => finish_udp(ip, l4),
             Protocol::UDP => put16(ip, at, nonzero(all.apply(stored))),
             _ => put16(ip, at, all.apply(stored)),
@@ -220,7 +220,8 @@ pub fn translate_icmp(
             if header < ipv4::HEADER_LEN || inner.len() < header {
                 return Err(FrameDrop::ShortHeader);
             }
-            // The message comes from (or goes to) one end; the packet inside went the other way.
+            // The message has one of the two ends as its source or destination; the inner packet
+            // had the opposite direction.
             let other = match outer {
                 End::Source => ipv4::field::DESTINATION,
                 End::Destination => ipv4::field::SOURCE,
@@ -332,7 +333,7 @@ mod tests {
     /// The sender of a tunnel packet leaves the inner checksum to the device. It omits the outer
     /// checksum, or computes it for the finished packet (the kernel's local checksum offload).
     #[test]
-    fn datagram_around_partial_checksum_gets_right_checksums() {
+    fn datagram_around_partial_checksum_gets_correct_checksums() {
         for (absent, six, end) in [
             (true, false, End::Destination),
             (true, true, End::Source),
@@ -386,7 +387,7 @@ mod tests {
 
     /// The super-packet is segmented after the translation, instead of by the sender's device.
     #[test]
-    fn aggregate_inside_tunnel_gets_right_checksums_when_it_is_cut() {
+    fn super_packet_inside_tunnel_has_correct_checksums_after_segmentation() {
         for (absent, end) in [(true, End::Destination), (false, End::Source)] {
             const INNER: usize = 20 + 8 + 8 + 14;
             let mut inside = vec![0; 8 + 14];
@@ -432,7 +433,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nat_rewrite_keeps_checksums_right(mut src: [u8; 16], dst: [u8; 16], sport: u16, dport: u16, to: [u8; 16], port: u16, source: bool, udp: bool,
+        fn nat_rewrite_keeps_checksums_correct(mut src: [u8; 16], dst: [u8; 16], sport: u16, dport: u16, to: [u8; 16], port: u16, source: bool, udp: bool,
                                 absent: bool, partial: bool, six: bool, payload in proptest::collection::vec(any::<u8>(), 0..200)) {
             src[0] &= 0x7f; // Not a group.
             let mut ip = Vec::new();
@@ -477,8 +478,8 @@ mod tests {
         }
 
         #[test]
-        fn translated_error_has_right_checksum_and_addresses(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
-            // The server complains about a packet of the client's that was translated to it.
+        fn translated_icmp_error_has_correct_checksum_and_addresses(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
+            // The server sends an error about a translated packet of the client.
             let mut inner = Vec::new();
             PacketBuilder::ipv6(client, server, 63).udp(1000, 8053).write(&mut inner, &vec![9; len]).expect("writing to a vector succeeds");
             inner.truncate(inner.len() - cut.min(len));

@@ -22,7 +22,7 @@ const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_SACK: u8 = 5;
 
-/// Changes a server's segment, which `packet` describes. The segment's checksum must be right.
+/// Changes a server's segment, which `packet` describes. The segment's checksum must be correct.
 ///
 /// # Errors
 /// [`FrameDrop::NoRoom`] if the segment would be longer than the longest packet. Then nothing has
@@ -105,7 +105,7 @@ fn header_len(ip: &[u8], l4: usize) -> usize {
 fn store(ip: &mut [u8], l4: usize, at: usize, number: u32, delta: &mut Delta) {
     let words = |number: u32| {
         let [a, b, c, d] = number.to_be_bytes();
-        // Options may begin at odd places, where high bytes are low ones of the sum.
+        // Options may begin at odd offsets, where the high and low bytes of the sum are exchanged.
         if at.is_multiple_of(2) {
             [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])]
         } else {
@@ -124,7 +124,7 @@ fn is_unfinished(frame: &Frame, l4: usize) -> bool {
     })
 }
 
-/// Brings a finished checksum up to date.
+/// Updates a finished checksum.
 fn update(frame: &mut Frame, l4: usize, delta: Delta) {
     if !is_unfinished(frame, l4) {
         let at = l4 + CHECKSUM;
@@ -147,7 +147,7 @@ fn finish(frame: &mut Frame, packet: &Packet, len: usize) {
     }
     let at = l4 + CHECKSUM;
     if unfinished {
-        // The pseudo-header has the length.
+        // The pseudo-header contains the length.
         let word = |len: usize| u16::try_from(len).unwrap_or(u16::MAX);
         let delta = Delta::NONE.word(word(len), word(total - l4));
         put16(ip, at, delta.apply_unfinished(be16(ip, at)));

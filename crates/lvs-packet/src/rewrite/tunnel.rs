@@ -24,7 +24,7 @@ pub const IPV4: u8 = 4;
 pub const IPV6: u8 = 41;
 /// The protocol number of GRE.
 pub const GRE: u8 = 47;
-/// The protocol number of UDP, which carries GUE.
+/// The protocol number of UDP, the transport of GUE.
 pub const UDP: u8 = 17;
 
 const UDP_LEN: usize = udp::HEADER_LEN;
@@ -213,8 +213,7 @@ pub fn encapsulate(frame: &mut Frame, outer: &Outer) -> Result<(), FrameDrop> {
     } else {
         (inner[ipv4::field::TOS], inner[ipv4::field::TTL])
     };
-    // ECN is copied, but CE leaves as ECT(0) (RFC 3168 section 9.1.1, as INET_ECN_encapsulate
-    // does).
+    // ECN is copied, but CE becomes ECT(0) (RFC 3168 section 9.1.1, as in INET_ECN_encapsulate).
     let class = if class & 3 == 3 {
         class & 0xfc | 2
     } else {
@@ -323,8 +322,8 @@ fn push_gue(
     put16(header, udp::field::SOURCE, outer.source_port);
     put16(header, udp::field::DESTINATION, port);
     put16(header, udp::field::LENGTH, len);
-    // Version 0, no control message, no options; the checksums inside are complete, so none is left
-    // to the receiver.
+    // Version 0, no control message, no options; the inner checksums are complete, so the receiver
+    // does not compute any.
     header[GUE_PROTOCOL] = inner_protocol;
     if checksum {
         let sum = Sum::ZERO

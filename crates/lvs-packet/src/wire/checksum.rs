@@ -98,14 +98,14 @@ impl Delta {
     /// No change.
     pub const NONE: Self = Self(0);
 
-    /// A 16-bit word changes.
+    /// Records that a 16-bit word changes.
     #[inline]
     #[must_use]
     pub const fn word(self, old: u16, new: u16) -> Self {
         Self(self.0 + (!old) as u64 + new as u64)
     }
 
-    /// An IPv4 address changes.
+    /// Records that an IPv4 address changes.
     #[inline]
     #[must_use]
     pub fn addr(self, old: Ipv4Addr, new: Ipv4Addr) -> Self {
@@ -113,7 +113,7 @@ impl Delta {
         Self(self.0 + u64::from(!old) + u64::from(new))
     }
 
-    /// An IPv6 address changes.
+    /// Records that an IPv6 address changes.
     #[inline]
     #[must_use]
     pub fn addr6(self, old: Ipv6Addr, new: Ipv6Addr) -> Self {
@@ -177,16 +177,16 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn checksum_of_rfc_1071_example_is_right() {
+    fn checksum_of_rfc_1071_example_is_correct() {
         let sum = Sum::ZERO.bytes(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
         assert_eq!(sum.fold(), 0xddf2);
     }
 
     #[test]
-    fn crc32c_of_check_input_is_published_value() {
+    fn crc32c_of_check_input_equals_published_value() {
         let mut packet = [0u8; 12].to_vec();
         packet.extend_from_slice(b"x");
-        // The field itself does not count.
+        // The checksum field itself is excluded.
         let clean = sctp(&packet);
         packet[8..12].copy_from_slice(&[1, 2, 3, 4]);
         assert_eq!(sctp(&packet), clean);
@@ -195,14 +195,14 @@ mod tests {
     proptest! {
         #[test]
         fn checksum_equals_naive_sum(bytes in proptest::collection::vec(any::<u8>(), 1..2000)) {
-            // pnet answers 0 for nothing at all, and leaves out the word at `skipword`; one beyond
-            // the end leaves out none.
+            // pnet returns 0 for an empty packet, and omits the word at `skipword`; a word beyond
+            // the end omits none.
             let twin = pnet_packet::util::checksum(&bytes, usize::MAX / 2);
             prop_assert_eq!(Sum::ZERO.bytes(&bytes).finish(), twin);
         }
 
         #[test]
-        fn update_equals_a_new_sum(mut bytes in proptest::collection::vec(any::<u8>(), 20..60), new: [u8; 4], port: u16) {
+        fn incremental_checksum_equals_new_sum(mut bytes in proptest::collection::vec(any::<u8>(), 20..60), new: [u8; 4], port: u16) {
             bytes[1] |= 1; // A header is never all zeros.
             let stored = Sum::ZERO.bytes(&bytes).finish();
             let old = Ipv4Addr::new(bytes[12], bytes[13], bytes[14], bytes[15]);

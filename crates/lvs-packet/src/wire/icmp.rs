@@ -33,7 +33,7 @@ fn error4(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, i
         .len()
         .min(ERROR4_LEN_MAX - ipv4::HEADER_LEN - HEADER_LEN)];
     let (kind, code, rest) = kind.header();
-    // Precedence "internetwork control" over the request's TOS, ECN left out (RFC 1812 section
+    // Precedence "internetwork control" with the TOS of the request, without ECN (RFC 1812 section
     // 4.3.2.5).
     let tos = (offending.get(ipv4::field::TOS).map_or(0, |tos| tos & 0x1e)) | 0xc0;
     let mut message = [kind, code, 0, 0, rest[0], rest[1], rest[2], rest[3]];
@@ -52,7 +52,7 @@ fn error4(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, i
         && frame.extend(quoted)
 }
 
-/// Whether the message at `l4` of a whole packet is an echo request with a right checksum.
+/// Whether the message at `l4` of a whole packet is an echo request with a correct checksum.
 pub fn is_echo_request(ip: &[u8], l4: usize) -> bool {
     let message = ip.get(l4..).unwrap_or_default();
     let (request, sum) = if is_ipv6(ip) {

@@ -39,9 +39,9 @@ pub enum ErrorKind {
     ParameterProblem(u8),
     /// A forwarded error of another host.
     Relayed {
-        /// Its type.
+        /// Type of the error.
         kind: u8,
-        /// Its code.
+        /// Code of the error.
         code: u8,
         /// The second word of the ICMP header.
         rest: [u8; 4],

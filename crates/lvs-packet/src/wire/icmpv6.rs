@@ -19,9 +19,9 @@ const HOP_LIMIT: u8 = 64;
 fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
     match kind {
         ErrorKind::NetUnreachable => (1, 0, [0; 4]),
-        // A host that cannot be reached is an address that cannot be reached.
+        // ICMPv6 has no "host unreachable": use "address unreachable".
         ErrorKind::HostUnreachable => (1, 3, [0; 4]),
-        // "Unrecognized next header", and where it is.
+        // "Unrecognized next header", with its offset.
         ErrorKind::ProtocolUnreachable => {
             let at = ipv6::unknown_at(offending);
             (4, 1, u32::try_from(at).unwrap_or(0).to_be_bytes())
@@ -63,7 +63,7 @@ pub fn echo_reply(frame: &mut Frame, l4: usize) {
     let ip = frame.bytes();
     let (src, dst) = (ipv6::src(ip), ipv6::dst(ip));
     let class = ipv6::traffic_class(ip);
-    // Extension headers do not come back.
+    // The answer does not contain the extension headers of the request.
     if !frame.pull_front(l4) {
         return;
     }
@@ -87,7 +87,7 @@ pub fn finish_checksum(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + icmp::field::CHECKSUM.start, sum);
 }
 
-/// The checksum over the ICMPv6 message at `l4`: 0 if the checksum in the message is right.
+/// The checksum over the ICMPv6 message at `l4`: 0 if the checksum in the message is correct.
 pub fn sum(ip: &[u8], l4: usize) -> u16 {
     let message = ip.get(l4..).unwrap_or_default();
     let (src, dst) = (IpAddr::V6(ipv6::src(ip)), IpAddr::V6(ipv6::dst(ip)));

@@ -184,7 +184,7 @@ impl WantedOptions {
                 put32(ip, address, stamp.to_bits());
             }
             put32(ip, at, time);
-            // With an address of its own or one that was named, a stamp takes 8 bytes.
+            // A time stamp with an address, recorded or prespecified, takes 8 bytes.
             let pointer = ip
                 .get(option + 2)
                 .map_or(0, |&pointer| usize::from(pointer));
@@ -225,7 +225,7 @@ mod tests {
     /// Recorded from the kernel, requests and answers of a service by NAT with each of these
     /// options.
     #[test]
-    fn router_fills_in_ip_options() {
+    fn ip_options_are_filled_in_like_a_router() {
         for (before, after) in [
             (
                 &[7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0][..],
@@ -254,8 +254,8 @@ mod tests {
         }
     }
 
-    /// Options for which the kernel answers with "parameter problem", by recordings, and options
-    /// that it drops silently.
+    /// Options for which the kernel answers with "parameter problem", according to recordings, and
+    /// options that it drops silently.
     #[test]
     fn host_refuses_invalid_ip_options() {
         for (options, octet) in [

@@ -147,7 +147,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_ipv4_header_change_keeps_checksum_right(a: [u8; 4], b: [u8; 4], c: [u8; 4], d: [u8; 4], ttl in 1u8.., id: u16, len in 0u16..60_000) {
+        fn every_ipv4_header_change_keeps_checksum_correct(a: [u8; 4], b: [u8; 4], c: [u8; 4], d: [u8; 4], ttl in 1u8.., id: u16, len in 0u16..60_000) {
             let mut header = Ipv4Header::new(len, ttl, etherparse::IpNumber::UDP, a, b).expect("the length fits");
             header.header_checksum = header.calc_header_checksum();
             let mut ip = header.to_bytes().to_vec();

@@ -160,7 +160,7 @@ pub fn write_header(
 /// A fragment header in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentHeader {
-    /// Its position.
+    /// Position of the header in the packet.
     pub at: usize,
     /// Identification of the datagram.
     pub id: u32,
@@ -186,7 +186,7 @@ pub struct Chain {
     pub authenticated: bool,
 }
 
-/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are cut short or do
+/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are truncated or do
 /// not end.
 pub fn walk(ip: &[u8]) -> Option<Chain> {
     let mut named_at = 6;
@@ -248,7 +248,7 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     let mut named_at = field::NEXT_HEADER;
     let mut at = HEADER_LEN;
     while let (Some(&next), Some(&len)) = (ip.get(named_at), ip.get(at + 1)) {
-        // Options for every hop come first or not at all.
+        // Hop-by-hop options are the first extension header, or absent.
         if !matches!(next, ROUTING | DESTINATION)
             && (next, named_at) != (HOP_BY_HOP, field::NEXT_HEADER)
         {
@@ -287,7 +287,7 @@ pub fn unfragmentable(ip: &[u8]) -> (usize, usize) {
         match ip.get(named_at) {
             Some(&HOP_BY_HOP) => {}
             Some(&ROUTING) => routed = true,
-            // Options for the last destination only come behind a routing header.
+            // Options for the final destination only are preceded by a routing header.
             Some(&DESTINATION) if !routed => {}
             _ => break,
         }

@@ -108,7 +108,7 @@ fn write(frame: &mut Frame, src: IpAddr, dst: IpAddr, class: u8, header: &TcpHea
     true
 }
 
-/// Whether the checksum of the TCP, UDP or similar header at `l4` is right.
+/// Whether the checksum of the TCP, UDP or similar header at `l4` is correct.
 pub fn checksum_ok(packet: &[u8], l4: usize, protocol: u8) -> bool {
     l4 <= packet.len() && checksum(packet, l4, protocol) == 0
 }

@@ -33,7 +33,7 @@ pub fn end(ip: &[u8], l4: usize) -> Option<usize> {
         .then_some(l4 + len)
 }
 
-/// Whether a datagram, which ends with the IP packet `ip`, has a right checksum or no checksum.
+/// Whether a datagram, which ends with the IP packet `ip`, has a correct checksum or no checksum.
 pub fn is_intact(ip: &[u8], l4: usize) -> bool {
     const UDP: u8 = 17;
     let sum = be16(ip, l4 + field::CHECKSUM.start);

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_tag_is_no_vlan() {
+    fn priority_tag_is_not_a_vlan() {
         let mut priority = frame();
         assert!(insert(&mut priority, TAG, 0xa000));
         assert_eq!(take_priority_tag(&mut priority), Priority::Taken);
@@ -166,7 +166,7 @@ mod tests {
         let mut vlan = frame();
         assert!(insert(&mut vlan, TAG, 0xa001));
         assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
-        // A VLAN behind a priority tag is also a VLAN.
+        // A VLAN tag inside a priority tag is also a VLAN tag.
         assert!(insert(&mut vlan, TAG, 0));
         assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
         for (outer, inner) in [(TAG, TAG), (TAG, SERVICE_TAG), (SERVICE_TAG, TAG)] {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn runt_frame_gets_no_tag() {
+    fn truncated_frame_gets_no_vlan_tag() {
         let mut runt = Frame::from_bytes(b"short");
         assert!(!insert(&mut runt, TAG, 1));
         assert_eq!(runt.bytes(), b"short");

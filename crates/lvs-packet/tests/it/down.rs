@@ -299,7 +299,7 @@ fn resets_have_expected_numbers_at_both_ends() {
 }
 
 #[test]
-fn client_of_offloaded_connection_gets_syn_ack_and_then_right_reset() {
+fn client_of_offloaded_connection_gets_syn_ack_and_then_correct_reset() {
     for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
         let mut bench = Bench::new(method, six, OnServerDown::Reset);
         bench.establish();
@@ -333,7 +333,7 @@ fn client_of_offloaded_connection_gets_syn_ack_and_then_right_reset() {
 }
 
 #[test]
-fn challenge_acknowledgement_is_answered_with_right_reset() {
+fn challenge_acknowledgement_is_answered_with_correct_reset() {
     for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
         let mut bench = Bench::new(method, six, OnServerDown::Reset);
         bench.establish();

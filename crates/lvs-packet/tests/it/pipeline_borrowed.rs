@@ -147,7 +147,7 @@ fn cases() -> Vec<Case> {
 /// Every kind of frame, with every method, with and without headroom. The sent packets are the same
 /// as with frames in the packet path's own memory, and all slots are returned.
 #[test]
-fn lent_slots_are_returned_and_packets_are_unchanged() {
+fn borrowed_slots_are_returned_and_packets_are_unchanged() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         for headroom in [HEADROOM, 0] {
             for offloading in [true, false] {
@@ -192,7 +192,7 @@ fn lent_slots_are_returned_and_packets_are_unchanged() {
 
 /// A packet that waits for a neighbour does not occupy its slot of the backend.
 #[test]
-fn waiting_packet_keeps_no_slot() {
+fn packet_that_waits_for_neighbour_keeps_no_ring_slot() {
     let mut ring = Ring::new(HEADROOM);
     let mut lab = web(Forwarding::Nat);
     lab.net.all_neighbours = None;
@@ -204,7 +204,7 @@ fn waiting_packet_keeps_no_slot() {
 
 /// The pipeline owns a frame until it is sent: the backend cannot lend the slot again.
 #[test]
-fn queued_frame_keeps_its_slot_until_sent() {
+fn queued_frame_keeps_its_ring_slot_until_sent() {
     let mut ring = Ring::new(HEADROOM);
     let mut lab = web(Forwarding::Nat);
     let mut out = Output::new();

@@ -242,7 +242,7 @@ fn tiny_fragments_count_towards_memory_limit_with_overhead() {
 /// A batch of super-packets with the smallest accepted segments is sent into a tunnel, which
 /// requires that each is cut.
 #[test]
-fn super_packets_are_cut_in_portions() {
+fn super_packets_are_segmented_in_portions() {
     let mut lab = echo(Forwarding::Tunnel);
     let aggregate = |size: u16| {
         let ip = packet(

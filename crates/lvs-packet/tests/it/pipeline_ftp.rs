@@ -531,7 +531,7 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// For any lines and any cuts: no panic, and sent segments have right checksums. The client's
+    /// For any lines and any cuts: no panic, and sent segments have correct checksums. The client's
     /// stream arrives unchanged, the server's without gaps.
     #[test]
     fn ftp_with_any_sequence_of_segments_stays_consistent(lines in proptest::collection::vec((any::<bool>(), text()), 1..20), first: [u32; 2], card in 0usize..3) {

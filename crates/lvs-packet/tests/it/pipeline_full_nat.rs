@@ -342,7 +342,7 @@ fn full_nat_super_packet_passes_whole() {
 
 proptest! {
     #[test]
-    fn full_nat_keeps_checksums_right(
+    fn full_nat_keeps_checksums_correct(
         payload in proptest::collection::vec(any::<u8>(), 0..600), six in 0usize..2, udp: bool, own: bool, unfinished: bool
     ) {
         let mut bed = Bed::new(own);

@@ -191,7 +191,7 @@ fn own_address_answers_like_a_host() {
 }
 
 #[test]
-fn ipv6_super_packets_are_forwarded_whole_and_cut_for_tunnels() {
+fn ipv6_super_packets_are_forwarded_whole_and_segmented_for_tunnels() {
     let data: Vec<u8> = (0..60_000u32).map(|i| i.to_be_bytes()[3]).collect();
     let mut ip = tcp((CLIENT, 4000), (VIP, 80), &data);
     let offload = aggregate(&mut ip, 1380);

@@ -45,7 +45,7 @@ fn crc32c(bytes: impl Iterator<Item = u8>) -> u32 {
     !rest.reverse_bits()
 }
 
-/// Returns the right checksum of the SCTP packet `sctp`.
+/// Returns the correct checksum of the SCTP packet `sctp`.
 fn sctp_checksum(sctp: &[u8]) -> [u8; 4] {
     let bytes = sctp.iter().enumerate();
     crc32c(bytes.map(|(at, &byte)| if (8..12).contains(&at) { 0 } else { byte })).to_le_bytes()

@@ -353,7 +353,7 @@ fn client_on_director_waits_for_interception() {
 }
 
 #[test]
-fn multicast_packet_of_the_host_counts_as_no_drop() {
+fn multicast_packet_of_the_host_is_not_counted_as_drop() {
     let mut lab = web(Forwarding::Nat);
     // A multicast listener report, as every host with IPv6 sends on each device.
     let mut report = vec![0x60, 0, 0, 0, 0, 36, 0, 1];
@@ -407,7 +407,7 @@ fn transport_right(ip: &[u8]) -> bool {
 }
 
 #[test]
-fn super_packets_are_forwarded_whole_and_cut_for_tunnels() {
+fn super_packets_are_forwarded_whole_and_segmented_for_tunnels() {
     let data: Vec<u8> = (0..60_000u32).map(|i| i.to_le_bytes()[0]).collect();
     let mut ip = tcp((CLIENT, 4000), (VIP, 80), &data);
     let offload = aggregate(&mut ip, 1440);

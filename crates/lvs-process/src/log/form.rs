@@ -36,7 +36,7 @@ impl Form {
     pub(super) fn lines(&self, level: Level, text: &str, out: &mut Vec<u8>) {
         for line in text.split('\n') {
             if self.journal {
-                // A record of the journal ends at the line feed, so each line has its own priority.
+                // A line feed ends a record of the journal, so each line has its own priority.
                 let _ = write!(out, "<{}>", priority(level));
             }
             out.extend_from_slice(line.as_bytes());
@@ -51,7 +51,7 @@ impl Form {
         }
         let mut line = String::new();
         let mut writer = format::Writer::new(&mut line);
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = self.head(level, self.ansi, &mut writer);
         line.push_str(text);
         line
@@ -62,7 +62,7 @@ impl Form {
             if ansi {
                 writer.write_str("\x1b[2m")?;
             }
-            // A clock that cannot be read is no reason to lose the line.
+            // If the clock cannot be read, the line is still written.
             if SystemTime.format_time(writer).is_err() {
                 writer.write_str("<no time>")?;
             }

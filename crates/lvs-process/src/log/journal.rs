@@ -42,10 +42,10 @@ impl Journal {
     /// A sender to the socket at `path`; `identifier` names this program in the records.
     pub(super) fn at(path: &Path, identifier: String) -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
-        // The socket may be missing, or refuse us.
+        // The socket may be missing, or may refuse this process.
         socket.connect(path)?;
         Ok(Self {
-            // Each is sent by path, so that a journal that was started again is found.
+            // Each message is sent to the path, so that a restarted journal receives it.
             socket: UnixDatagram::unbound()?,
             path: path.to_owned(),
             identifier,
@@ -184,7 +184,8 @@ mod tests {
         let length = journal.recv(&mut buffer).expect("a record");
         let text = b"MESSAGE\n\x09\0\0\0\0\0\0\0one\ntwo\x1e\x1e\n";
         assert!(buffer[..length].ends_with(text), "{:?}", &buffer[..length]);
-        // A journal that was started again is found, and none costs nothing but the record.
+        // A restarted journal receives records again, and without a journal only the record is
+        // lost.
         drop(journal);
         assert!(!sender.send(Level::INFO, "lost"));
         std::fs::remove_file(&path).expect("the file exists");

@@ -8,8 +8,8 @@ use tracing::field::{Field, Visit};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-/// The longest value, in bytes: a line with two such values fits into the queue even if every byte
-/// is escaped.
+/// Maximum length of a value in bytes: a line with two such values fits into the queue even if
+/// every byte is escaped.
 const VALUE_MAX: usize = 1200;
 
 /// Collects the fields of an event.
@@ -67,7 +67,7 @@ pub(super) fn line(
     others: &[(&'static str, Value)],
 ) -> String {
     let mut time = String::new();
-    // A clock that cannot be read is no reason to lose the line.
+    // If the clock cannot be read, the line is still written.
     let _ = SystemTime.format_time(&mut Writer::new(&mut time));
     let mut line = String::from("{");
     for (name, value) in [

@@ -91,9 +91,9 @@ impl fmt::Display for Format {
     }
 }
 
-/// Sends the events of `tracing` that pass `filter`, panics and [`say`] to standard error. `mark`
-/// distinguishes this program's lines from those of other programs with the same standard error;
-/// lines in JSON have the name `program` instead.
+/// Sends the events of `tracing` that pass `filter`, the panics, and the messages of [`say`] to
+/// standard error. `mark` distinguishes this program's lines from those of other programs with the
+/// same standard error; lines in JSON have the name `program` instead.
 ///
 /// # Errors
 /// No thread can be started, or the log is already set up.
@@ -107,7 +107,7 @@ pub fn start(
     let variable = std::env::var("JOURNAL_STREAM").ok();
     let json = (format == Format::Json).then_some(program);
     let journal = json.is_none() && form::is_journal(&stderr, variable.as_deref());
-    // Without it the journal gets the same lines by standard error.
+    // Without it, the journal receives the same lines through standard error.
     let native = journal.then(|| Journal::at(Path::new(journal::SOCKET), identifier()));
     let native = native.and_then(Result::ok);
     let form = Form {
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn stopped_log_reader_loses_lines_only() {
-        // A mebibyte waits, or 4,096 lines, and what the pipe holds.
+        // The queue has a mebibyte or 4,096 lines, and the pipe has its own buffer.
         reader_stops(1000, (1000, 1200));
         reader_stops(100, (4096, 5000));
     }
@@ -281,10 +281,10 @@ mod tests {
         for _ in 0..100_000 {
             queue.push(Level::INFO, &line);
         }
-        // It gives up: nothing reads yet.
+        // The flush times out, because nothing reads yet.
         queue.flush(Duration::from_millis(10));
         let reader = std::thread::spawn(move || lines(from));
-        // The loss is reported without another line, too.
+        // The loss is reported even if no other line follows.
         queue.flush(Duration::from_secs(60));
         drop(queue);
         let lines = reader.join().expect("no panic");

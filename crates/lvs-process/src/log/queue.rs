@@ -16,7 +16,7 @@ use super::journal::{Journal, parts};
 const LINES_MAX: usize = 4096;
 /// Maximum bytes of all waiting lines together.
 const BYTES_MAX: usize = 1 << 20;
-/// The longest line; more of it is cut off.
+/// Maximum length of a line in bytes; the rest of a longer line is cut off.
 const LINE_MAX: usize = 16 << 10;
 /// Mark at the end of a truncated line.
 const CUT: &str = " [...]";
@@ -91,8 +91,8 @@ impl Queue {
         };
         let len = text.len();
         let before = self.shared.bytes.fetch_add(len, Ordering::AcqRel);
-        // Never waits: it is tried once, and the channel's own lock is held for no call of the
-        // system but a wake-up.
+        // This never waits: it tries once, and no system call except a wake-up runs under the lock
+        // of the channel.
         let lost = self.shared.lost.swap(0, Ordering::AcqRel);
         let sent = before.saturating_add(len) <= BYTES_MAX
             && self

@@ -26,7 +26,7 @@ fn sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program() {
     let refused = [ErrorKind::PermissionDenied];
     let kind = |result: std::io::Result<()>| result.map_err(|error| error.kind());
     if done.by.contains(&"landlock".to_owned()) {
-        // In threads that come later, too.
+        // The restriction also applies to threads that start later.
         let write = fs::write(other.path().join("written"), "");
         assert!(kind(write).is_err_and(|k| refused.contains(&k)));
         let read = read.clone();

@@ -49,7 +49,7 @@ const BPF_MAP_TYPE_ARRAY: u32 = 2;
 pub(super) const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
-/// Allocates memory for an entry when it is inserted.
+/// The map allocates the memory of an entry when the entry is inserted.
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
@@ -90,7 +90,7 @@ impl SharedArray {
     /// # Errors
     /// If the file cannot be mapped, can become shorter, or is too short.
     pub fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
-        // Files that are not in memory have no seals: `EINVAL`.
+        // Files of a file system on disk have no seals: `EINVAL`.
         if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -194,7 +194,7 @@ impl Drop for SharedArray {
 /// Opens the pinned array at this path; also returns its length in words.
 fn pinned_array(path: &Path) -> io::Result<(OwnedFd, usize)> {
     let (fd, [_, value, entries]) = pinned_map(path, BPF_MAP_TYPE_ARRAY)?;
-    // Entries begin at 8 bytes each.
+    // The kernel aligns each entry to 8 bytes.
     let words = u64::from(value).div_ceil(8) * u64::from(entries);
     let words = usize::try_from(words).map_err(|_| io::ErrorKind::InvalidInput)?;
     Ok((fd, words))
@@ -390,7 +390,8 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
     }
 
-    /// Returns keys and values. The result is complete if no program removes entries meanwhile.
+    /// Returns keys and values. The result is complete if no program removes entries in the
+    /// meantime.
     ///
     /// # Errors
     /// No error is known.
@@ -499,7 +500,7 @@ impl MapPlace {
 
     /// Empties the map's entry for programs.
     pub fn clear(&self) {
-        // There was none: that is as well.
+        // An absent entry is not an error.
         let _ = self.element(BPF_MAP_DELETE_ELEM, 0);
     }
 

@@ -71,7 +71,7 @@ pub fn mount_bpf(directory: &Path) -> io::Result<()> {
 /// Whether this process is root outside of containers; then tests do not accept that the kernel
 /// refuses BPF.
 pub fn is_root_of_all() -> bool {
-    // bpf(2) needs capabilities in the first user namespace, which has this map of users.
+    // bpf(2) needs capabilities in the initial user namespace, which has this map of users.
     let all = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let fields: Vec<&str> = all.split_ascii_whitespace().collect();
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -232,7 +232,7 @@ impl Program {
         segment: u32,
         summed: bool,
     ) -> io::Result<(i32, Vec<u8>)> {
-        // `__sk_buff`: 48 words, of which the kernel wants most to be 0.
+        // `__sk_buff`: 48 words, most of which must be 0 for the kernel.
         const IFINDEX: usize = 10;
         const GSO_SEGMENTS: usize = 41;
         const GSO_SIZE: usize = 44;
@@ -328,7 +328,7 @@ impl ProgramArray {
         pin(&self.fd, path)
     }
 
-    /// Its descriptor's number, for the instructions of a program.
+    /// Returns the number of the descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }
@@ -436,7 +436,8 @@ fn with_log(error: io::Error, log: &[u8]) -> io::Error {
     const LINES: usize = 12;
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&log[..end]);
-    // Programs that only root may load need this, not the right to load programs.
+    // Only programs that require this capability are refused with this text; a missing right to
+    // load programs has another error.
     if text.contains("for !root") {
         let missing = "CAP_PERFMON is missing";
         return io::Error::new(io::ErrorKind::PermissionDenied, missing);
@@ -446,7 +447,7 @@ fn with_log(error: io::Error, log: &[u8]) -> io::Error {
         return error;
     }
     lines.reverse();
-    // The verifier refuses with a number that stands for permissions elsewhere.
+    // The verifier returns an error number that has another meaning elsewhere.
     io::Error::new(
         io::ErrorKind::InvalidData,
         format!("{error}: {}", lines.join("; ")),

@@ -34,9 +34,9 @@ pub struct Places {
 }
 
 impl Places {
-    /// The upper end of descriptor numbers: 1,024, so that `select` accepts all of them.
+    /// Upper limit of the descriptor numbers: 1,024, because `select` accepts no larger numbers.
     const END: u32 = 1024;
-    /// Numbers of each kind.
+    /// Number of descriptor numbers for each kind.
     const EACH: u32 = 32;
 
     /// Returns the highest possible ranges for a program that may have `limit` descriptors; `None`
@@ -45,7 +45,7 @@ impl Places {
         let end = u32::try_from(limit).map_or(Self::END, |limit| limit.min(Self::END));
         let middle = end.checked_sub(Self::EACH)?;
         let start = middle.checked_sub(Self::EACH)?;
-        // The program's own descriptors come first.
+        // Lower descriptors are left to the program.
         (start >= Self::EACH).then_some(Self {
             plain: start..middle,
             strict: middle..end,
@@ -95,7 +95,7 @@ pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
         for (index, kind) in kinds.iter().enumerate() {
             let number = Kind::ALL.iter().find(|(of, _)| of == kind);
             let number = number.and_then(|(_, number)| u32::try_from(*number).ok());
-            // Past the other numbers and the jump.
+            // The jump skips the remaining numbers and the jump instruction.
             let past = u8::try_from(kinds.len() - index).unwrap_or(u8::MAX);
             all.push(op(IF_EQUAL, past, 0, number.unwrap_or(u32::MAX)));
         }

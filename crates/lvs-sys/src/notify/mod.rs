@@ -33,7 +33,7 @@ pub struct Call {
     pub thread: u32,
     /// The system call.
     pub kind: Kind,
-    /// Its arguments.
+    /// Arguments of the system call.
     pub arguments: [u64; 6],
 }
 
@@ -81,8 +81,8 @@ pub enum Answer {
 }
 
 /// Installs the filter in this thread and in all processes and threads that it starts. The
-/// capability CAP_SYS_ADMIN permits that without `no_new_privs`, so set-user-ID programs below keep
-/// working.
+/// capability CAP_SYS_ADMIN permits that without `no_new_privs`, so set-user-ID programs that they
+/// start keep working.
 ///
 /// # Errors
 /// `EBUSY` ([`io::ErrorKind::ResourceBusy`]) if a filter with a listener is installed already;
@@ -95,7 +95,7 @@ pub fn install(places: &Places) -> io::Result<Listener> {
         filter: code.as_mut_ptr(),
     };
     // With the second flag a signal cannot interrupt a call after the supervisor has received it:
-    // the program would repeat a change that was made.
+    // otherwise the program would repeat a change that was already made.
     let flags =
         libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     // SAFETY: the program and its instructions live until after the call, which copies them.

@@ -80,7 +80,7 @@ pub fn cookie_of_socket(socket: &impl AsFd) -> io::Result<u64> {
 /// # Errors
 /// The owner is not visible from the user namespace of this process.
 pub fn owners(namespace: &File) -> io::Result<Vec<NamespaceId>> {
-    /// Nested user namespaces (`user_namespaces(7)`).
+    /// Maximum depth of nested user namespaces (`user_namespaces(7)`).
     const DEPTH: usize = 33;
     let mut found = Vec::new();
     let mut user = related(namespace, libc::NS_GET_USERNS as _)?;
@@ -102,7 +102,7 @@ mod tests {
     fn owners_of_own_network_namespace_are_found() {
         let own = File::open("/proc/self/ns/net").expect("readable");
         let Ok(owners) = owners(&own) else {
-            // The namespace belongs to a user namespace above this one.
+            // The namespace belongs to an ancestor of this user namespace.
             return;
         };
         assert!(!owners.is_empty());

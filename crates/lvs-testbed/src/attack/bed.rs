@@ -101,7 +101,7 @@ impl Bed {
         let mut site = Site::new(options)?;
         let [attacker] = site.testbed.hosts(["attacker"])?;
         site.testbed.plug(lan, &attacker, "eth0")?;
-        // The attacker is the way to its sources that do not exist, and drops what comes for them.
+        // The attacker is the route to its sources, which do not exist, and drops packets to them.
         attacker.sh(
             "ip link set eth0 up\nip addr add 192.0.2.200/24 dev eth0\nip addr add fd00:192::200/64 dev eth0 nodad",
         )?;
@@ -127,7 +127,7 @@ impl Bed {
         }
         if matches!(attack.means, Means::Log) {
             let fifo = site.testbed.dir().join("log").display().to_string();
-            // A process has it open for reading, and reads nothing.
+            // A process keeps the pipe open for reading, and reads nothing.
             let script = format!(
                 "mkfifo {fifo}; exec 3<>{fifo}; dd if=/dev/zero of={fifo} bs=4096 count=64 oflag=nonblock 2>&-; exec \"$@\" 2>{fifo}"
             );
@@ -244,7 +244,7 @@ impl Bed {
         let mut listing = self.site.director.spawn("sh", &["-c", &listing])?;
         let (start, mut rounds) = (Instant::now(), 0);
         while start.elapsed() < time {
-            // Each is worth a line, or several.
+            // Each request causes one log line or more.
             self.site.director.sh(
                 "ip rule add to 198.51.100.1 table 77; ip rule del to 198.51.100.1 table 77
                  ip addr add 198.51.100.9/32 dev lo; ip addr del 198.51.100.9/32 dev lo",

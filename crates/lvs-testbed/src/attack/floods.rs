@@ -63,7 +63,7 @@ impl Volley for Packets {
         let low = |n: u32| u16::try_from(n & 0xffff).unwrap_or(0);
         let ip = match self.flood {
             Flood::AllPorts => {
-                // The services that honest clients use are left alone.
+                // The attack does not use the services of honest clients.
                 let port = low(n).max(1024);
                 packet(
                     target.source4(40_000),

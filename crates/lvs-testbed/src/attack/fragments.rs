@@ -7,9 +7,9 @@ use lvs_packet::wire::{be16, ipv4, put16};
 use super::frames::{Kind, ethernet, packet};
 use super::{Target, Volley};
 
-/// Pieces of a datagram.
+/// Number of fragments of a datagram.
 const PIECES: usize = 1024;
-/// Rounds before identifications are used again.
+/// Number of rounds before identifications are used again.
 const ROUNDS: u16 = 1000;
 
 /// Datagrams whose last fragments are missing at first; then all last fragments at once, so that
@@ -57,7 +57,7 @@ impl TinyFragments {
             pieces,
             last,
             at: 0,
-            // Each sender has identifications of its own, so that a second strike adds datagrams.
+            // Each sender uses its own identifications, so that a second attack adds datagrams.
             round: u16::try_from(std::process::id() % u32::from(ROUNDS)).unwrap_or(0),
             target: *target,
         }

@@ -19,9 +19,9 @@ pub(super) const LARGE: usize = 1 << 20;
 /// Number of threads that open connections: more than the number of simultaneous connections in
 /// normal operation.
 const OPENERS: usize = 24;
-/// Downloads at a time.
+/// Number of simultaneous downloads.
 const DOWNLOADERS: usize = 4;
-/// Time after which a request has failed.
+/// Time in milliseconds after which a request has failed.
 const TIMEOUT_MS: u64 = 3000;
 
 /// Options of the honest client.
@@ -43,13 +43,13 @@ pub struct HonestOptions {
 /// Results of the honest clients.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Honest {
-    /// Connections that were opened and answered with the right bytes.
+    /// Connections that were opened and answered with the correct bytes.
     pub served: u64,
     /// Requests that failed.
     pub failed: u64,
     /// Complete and correct downloads of 1 MiB.
     pub downloads: u64,
-    /// Downloads that failed.
+    /// Downloads that failed or had wrong content.
     pub broken: u64,
     /// Milliseconds from SYN to the last byte: the median.
     pub p50_ms: f64,

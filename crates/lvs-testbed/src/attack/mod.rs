@@ -77,7 +77,7 @@ enum Means {
 const SMALL: &str = "dataplane at most 128 MB above idle; no silence above 50 ms";
 const SERVED: &str = "at least 99 % of honest connections served";
 const EVICT: &[&str] = &["--when-full", "evict"];
-/// Memory of a full table of 2^20 connections.
+/// Memory in MB of a full table of 2^20 connections.
 const TABLE_MB: u64 = 320;
 
 /// The attacks.
@@ -270,7 +270,7 @@ pub struct AttackOptions {
 /// Result of an attack.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Its name.
+    /// Name of the attack.
     pub name: &'static str,
     /// The promised bound.
     pub bound: &'static str,

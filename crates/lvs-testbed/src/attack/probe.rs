@@ -20,7 +20,7 @@ pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
 /// Time after which an answer counts as lost. On a busy machine, a process may wait for a processor
 /// for seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of a datagram, which contains its number.
+/// Length in bytes of a datagram, which contains its number.
 const LEN: usize = 8;
 
 /// Options of the probe.
@@ -107,7 +107,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
         });
         let mut took = Vec::new();
         let mut answer = [0; LEN + 1];
-        // The first one that does not come for so long is the end, if all were sent.
+        // If no datagram arrives for this long after all were sent, the measurement ends.
         let end = due(count) + PATIENCE;
         while (took.len() as u64) < count && Instant::now() < end {
             if let Ok(LEN) = socket.recv(&mut answer)
@@ -144,6 +144,6 @@ fn stolen_ms() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks = stat.split_ascii_whitespace().nth(8);
     let ticks: u64 = ticks.and_then(|word| word.parse().ok()).unwrap_or(0);
-    // In hundredths of a second on every architecture.
+    // Ticks are hundredths of a second on every architecture.
     ticks * 10
 }

@@ -239,7 +239,7 @@ impl Lab {
         })
     }
 
-    /// Carries out the scenario; returns the times until the router followed, in milliseconds.
+    /// Executes the scenario; returns the times until the router followed, in milliseconds.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
@@ -342,7 +342,7 @@ impl Lab {
                 for host in self.hosts() {
                     super::end_loss(host)?;
                 }
-                // No update is lost for good: the replication uses TCP.
+                // No update is lost permanently: the replication uses TCP.
                 self.wait_in_step()?;
                 for director in &self.directors {
                     let reported = self.site.lvsadm_on(&director.host, "sync")?;
@@ -356,7 +356,7 @@ impl Lab {
     /// Established connections with a server, or with any (`""`), in a director's table.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let reported = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
-        // The connections of the scenario before this one have been closed.
+        // The connections of the previous scenario have been closed.
         let open = reported
             .lines()
             .filter(|line| line.contains("ESTABLISHED") && line.contains(server));
@@ -435,7 +435,7 @@ impl Lab {
     fn drain(&self) -> Result<()> {
         let (server, service) = self.drained();
         for director in &self.directors {
-            // By hand, which counts as a drain.
+            // A manual weight change, which counts as a drain.
             let words = format!(
                 "-e -t {service} -r {server} {} -w 0",
                 self.site.options.forward.flag()
@@ -524,7 +524,7 @@ impl Director {
             )
             .replace("10.9.0.1:", &format!("10.9.0.{number}:"));
         if forward == Forward::Tun {
-            // Servers here take no IPv6 from a tunnel.
+            // The servers here do not accept IPv6 from a tunnel.
             let begin = lvsd
                 .find("[[service]]\nname      = \"web6\"")
                 .context("IPv6")?;
@@ -539,7 +539,7 @@ impl Director {
             }
         }
         if let Some(etcd) = etcd {
-            // It names the last server of the first service.
+            // Remove the last server of the first service from the file: it is in etcd.
             let mut servers = lvsd.match_indices("[[service.server]]\n");
             let (begin, _) = servers.nth(2).context("a server")?;
             let length = lvsd[begin..].find("\n\n").context("its end")? + 2;
@@ -549,7 +549,7 @@ impl Director {
                 .replace("name      = \"web\"\n", "name      = \"web\"\ndiscover   = { etcd = \"web\" }\n");
         }
         if scenario == Scenario::Alone {
-            // One client's connections go to all servers, some to the one that is drained.
+            // The connections of one client use all servers, including the drained server.
             lvsd = lvsd.replace(
                 "scheduler = \"mh\"",
                 "scheduler_flags = [\"mh-port\"]\nscheduler = \"mh\"",
@@ -590,7 +590,7 @@ impl Director {
             }
             Routing::ExaBgp => {
                 put(&self.host, "/etc/exabgp/exabgp.conf", &own(EXABGP))?;
-                // Its place in the example is the host's own.
+                // The example has the script in another directory.
                 let script = "/etc/exabgp/announce-lvs";
                 put(&self.host, script, ANNOUNCE)?;
                 self.host.sh(&format!(
@@ -663,7 +663,7 @@ impl Director {
     }
 }
 
-/// Whether a route leads over a director.
+/// Whether a route has a director as its next hop.
 fn uses(route: &str, number: usize) -> bool {
     let via = [
         format!("via 192.0.2.{number} "),

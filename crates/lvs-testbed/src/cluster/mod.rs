@@ -146,7 +146,7 @@ impl Balancer {
 /// Result of a scenario: one line of JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Its name.
+    /// Name of the scenario.
     pub scenario: String,
     /// Number of directors.
     pub directors: usize,
@@ -156,7 +156,7 @@ pub struct Outcome {
     pub forward: String,
     /// Family of the downloads: `ipv4` or `ipv6`.
     pub family: String,
-    /// Downloads, byte for byte.
+    /// Number of downloads, whose content is compared byte by byte.
     pub downloads: u64,
     /// Downloads that failed.
     pub broken: u64,

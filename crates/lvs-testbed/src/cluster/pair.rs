@@ -90,7 +90,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     lab.wait_track(1, 0)?;
     let mut load = options.load(&lab.site, 20_000);
     if options.director == Balancer::HaProxy {
-        // Bytes in a proxy's buffers are lost with it.
+        // Bytes in the buffers of a proxy are lost when it exits.
         load.timeout_ms = 15_000;
     }
     let client = lab.site.client.clone();
@@ -136,7 +136,7 @@ impl Lab {
         let mut options = SiteOptions::new(&format!("cluster-{}", scenario.name()), forward);
         options.standby = true;
         if forward == Forward::Nat {
-            // The servers of the example.
+            // The example has two servers.
             options.servers = 2;
         }
         options.vip = Vip::Dataplane;
@@ -256,7 +256,7 @@ impl Lab {
             forward.word(),
         );
         if forward == Forward::Tun {
-            // keepalived gives it to the host.
+            // keepalived adds the address to the host.
             text.push_str("vip = \"host\"\n");
         }
         for server in 0..self.site.servers.len() {
@@ -392,7 +392,7 @@ impl Lab {
 
     fn wait_track(&self, index: usize, value: i64) -> Result<()> {
         if self.kind == Balancer::HaProxy {
-            // Long enough to receive the other's advertisement.
+            // This is long enough to receive the other director's advertisement.
             std::thread::sleep(Duration::from_secs(2));
             return Ok(());
         }
@@ -412,7 +412,7 @@ impl Lab {
         reported["peers"][0]["borrowed"].as_u64()
     }
 
-    /// Carries out the scenario; returns the time for which the virtual address was absent at each
+    /// Executes the scenario; returns the time for which the virtual address was absent at each
     /// change.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
@@ -421,7 +421,8 @@ impl Lab {
                     self.borrowed(1) == Some(downloads)
                 })
                 .with_context(|| format!("it knows {:?}", self.borrowed(1)))?;
-                // Both are connected: the one that has just started is connected to a moment later.
+                // Both directors are connected, but a director that has just started is connected a
+                // little later.
                 super::wait_in_step(&self.site, &self.hosts())?;
             }
             Balancer::HaProxy => {
@@ -596,7 +597,7 @@ impl Lab {
         deed(self)?;
         self.wait_active(then_active)?;
         self.ask_by_ipv6()?;
-        // Longer than the neighbours' announcements and the take-over take.
+        // This is longer than the announcements to the neighbours and the takeover.
         std::thread::sleep(Duration::from_millis(1500));
         let _ = ping.stop(Signal::SIGINT);
         longest_gap(&ping.log())
@@ -616,7 +617,7 @@ impl Lab {
         director
             .host
             .sh("for i in eth0 eth1; do [ ! -e /sys/class/net/$i ] || ip link set $i down; done")?;
-        // The parent's end would have the child leave in an orderly way.
+        // If the parent exits first, the child would stop in an orderly way.
         let child = fs::read_to_string(director.files.join("vrrp.pid"))?;
         kill(Pid::from_raw(child.trim().parse()?), Signal::SIGKILL).context("kill keepalived")?;
         for program in [&mut director.keepalived, &mut director.balancer] {
@@ -644,13 +645,13 @@ impl Lab {
         }
         director.host.sh("rm -rf /run/lvs")?;
         director.host.sh(&match two_arms {
-            // Addresses that keepalived gave the host end with the host.
+            // Addresses that keepalived has added to the host disappear with the host.
             true => format!(
                 "ip addr del 10.0.0.254/24 dev eth1 || true; ip addr del {vip}/32 dev eth0 || true\n\
                  ip link set eth0 up; ip link set eth1 up\n\
                  ip addr add fd00:192::{number}/64 dev eth0 nodad; ip addr add fd00:10::{number}/64 dev eth1 nodad"
             ),
-            // With the link, IPv6 addresses go.
+            // IPv6 addresses are removed with the link.
             false => format!(
                 "ip link set eth0 up; ip route add default via 192.0.2.254\n\
                  ip addr add fd00:192::{number}/64 dev eth0 nodad; ip -6 route add default via fd00:192::254"

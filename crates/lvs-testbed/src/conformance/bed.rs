@@ -56,7 +56,7 @@ const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xff
 /// The size of the kernel's connection table, which listings print.
 pub(super) const KERNEL_TABLE_SIZE: u32 = 4096;
 
-/// Maximum of times that the host may send a packet back; more is a loop.
+/// Maximum number of times that the host may send a packet back; more is a loop.
 const ROUNDS: usize = 8;
 
 pub(super) const fn port_name(port: PortId) -> &'static str {
@@ -374,7 +374,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Brings the packet path in line with the director, as the dataplane does after each call.
+    /// Updates the packet path according to the director, as the dataplane does after each call.
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
         let local = self.net.local_addresses();
@@ -420,7 +420,7 @@ impl Bed {
             ];
             match events.into_iter().flatten().min() {
                 Some(next) if next < end => {
-                    // An event that is due and does not go away must not stop the clock.
+                    // An event that stays due must not stop the clock.
                     self.now = next.max(self.now + Duration::from_millis(1)).min(end);
                     self.director.advance(self.now);
                 }
@@ -477,7 +477,8 @@ impl Bed {
         };
         programs.fold(&mut self.director.control);
         self.seen.lock().forwarded = programs.forwarded;
-        // A walk behind each packet: then the master sends each message that the kernel sends.
+        // Walk over the connections after each packet, so that the master sends each message that
+        // the kernel sends.
         if self.director.shard.has_master() {
             let _ = (self.director.shard).sync_offloaded_piece(0, usize::MAX, self.now);
         }
@@ -554,7 +555,7 @@ impl Bed {
         }
         self.output.recycle();
         if port == HOST {
-            // Nothing for the director: it goes its way.
+            // The packet is not for the director, and continues on its path.
             let stray = self.pipeline.counters.dropped_for(FrameDrop::HostStray) != strays;
             if stray || self.pipeline.counters.left != left {
                 self.transmit(frame);
@@ -602,7 +603,7 @@ impl Bed {
         }
         let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));
         let inner = match icmp {
-            // A fragment does not contain the packet that an error is about.
+            // A fragment does not contain the quoted packet of an error.
             Some(Icmp::Error(error)) if packet.fragment.is_none() => {
                 Some((error.inner.protocol, error.inner.dst))
             }

@@ -134,7 +134,7 @@ impl Handler for MemoryDataplane {
 
     fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure> {
         match call {
-            // Answered by the server.
+            // The server of the control socket answers this call.
             Call::Hello { .. } => Ok(json!({})),
             Call::Info {} => Ok(value(&Info::default())),
             Call::ServiceList { service } => items(&self.services(service)?, out),

@@ -54,7 +54,7 @@ fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
     let message = ip.get(packet.l4..packet.len)?;
     let (head, quoted) = message.split_at_checked(8)?;
     let too_long = packet.protocol == Protocol::ICMP && head[..2] == [3, 4];
-    // Of each protocol it takes 8 bytes to believe it.
+    // The host believes an error only if it quotes 8 bytes of the transport protocol.
     (too_long && quoted.len() >= ipv4::HEADER_LEN + 8)
         .then(|| (ipv4::dst(quoted), usize::from(be16(head, 6)).max(LEAST)))
 }
@@ -102,7 +102,8 @@ impl Host {
 
     fn take(&mut self, ip: &[u8], net: &Table, now: Instant) -> Option<Done> {
         let packet = parse::ip(ip, false).ok()?;
-        // A host takes nothing from its own addresses off the wire (`fib_validate_source`).
+        // A host drops received packets with one of its own addresses as the source
+        // (`fib_validate_source`).
         if !packet.is_ipv6() && net.is_forged(packet.src) {
             return None;
         }
@@ -136,11 +137,11 @@ impl Host {
         if !local && !packet.is_ipv6() && packet.ttl <= 1 {
             return Some(forward(ip, &packet, None, net));
         }
-        // With IPVS in the kernel, what passes through is put together as well, and cut as it had
-        // been.
+        // With IPVS in the kernel, packets in transit are reassembled as well, and fragmented again
+        // at the same boundaries.
         let whole = match self.reassembler.push(ip, &packet, part, local, now) {
             Ok(whole) => whole?,
-            // It is not reassembled, and only a router has a use for it.
+            // The fragment is not reassembled; only a router forwards it.
             Err(FrameDrop::TinyFragment) if !local => return Some(forward(ip, &packet, None, net)),
             Err(_) => return None,
         };
@@ -230,7 +231,8 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             icmp::echo_reply(&mut frame, packet.l4, 0);
             frame.bytes().to_vec()
         }),
-        // Too short for a header: a host with SCTP discards it as it does such TCP and UDP.
+        // Too short for a header: a host with SCTP discards it, as it discards such TCP and UDP
+        // packets.
         Protocol::SCTP if l4.len() < 12 => None,
         _ => error(ErrorKind::ProtocolUnreachable, ip, packet, packet.dst),
     };
@@ -283,7 +285,7 @@ fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -
     }
     let flags = be16(frame.bytes(), 6);
     put16(frame.bytes_mut(), 6, flags & !ipv4::MF);
-    // An error means an MTU too small for anything: the packet is lost.
+    // An error contains an MTU below the minimum: the packet is lost.
     let sizes = history.map(|history| &history.sizes[..]);
     if let Ok(cutter) = Cutter::v4(frame.bytes(), mtu, sizes, packet.df) {
         let pieces = cutter.frames().map(|piece| piece.bytes().to_vec());

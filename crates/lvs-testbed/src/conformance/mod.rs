@@ -59,9 +59,9 @@ pub struct ConformanceOptions {
 /// Numbers of cases of one kind, by result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Cases with the kernel's result.
+    /// Number of cases with the kernel's result.
     pub passed: usize,
-    /// Cases with another result.
+    /// Number of cases with another result.
     pub failed: usize,
     /// Number of cases that were not replayed, by the missing feature.
     pub skipped: BTreeMap<String, usize>,
@@ -137,7 +137,7 @@ fn kind(case: &Value) -> &'static str {
 
 fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let kind = kind(case);
-    // A message to a backup is no frame.
+    // A message to a synchronisation backup is not a frame.
     if kind == "sync" && case.get("datagrams").is_none() {
         return sync::replay_backup(case, log);
     }
@@ -157,7 +157,7 @@ fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
     }
     if traced {
         let mut plain = Log::new(Through::Userspace, traced);
-        // It would have been skipped above.
+        // Such a case would have been skipped earlier.
         let _ = replay_all(case, &mut plain);
         compare_traces(&plain.seen.lock(), &mut log);
     }
@@ -299,12 +299,12 @@ pub fn conformance(
 }
 
 impl ConformanceReport {
-    /// Cases that passed.
+    /// Number of cases that passed.
     pub fn passed(&self) -> usize {
         self.kinds.values().map(|counts| counts.passed).sum()
     }
 
-    /// Cases that failed.
+    /// Number of cases that failed.
     pub fn failed(&self) -> usize {
         self.kinds.values().map(|counts| counts.failed).sum()
     }

@@ -148,7 +148,7 @@ fn compare_frames(
         .iter()
         .map(|list| differences(list, sent, flows))
         .collect();
-    // An alternative counts as a whole.
+    // An alternative must match as a whole.
     if !complaints.iter().any(Vec::is_empty) {
         for (what, expected, got) in complaints.into_iter().next().unwrap_or_default() {
             log.mismatch(&what, &expected, &got);
@@ -253,8 +253,8 @@ fn check_masked(
             if !(32768..=60999).contains(&port) {
                 return Err(format!("a source port in 32768..=60999, not {port}"));
             }
-            // Behind UDP and GUE, whose options its fifth to last bits count in words, is the
-            // packet of the flow.
+            // The packet of the flow follows UDP and GUE. The lowest five bits of the first GUE
+            // byte are the length of the options in words.
             let options = usize::from(read.l4.get(8).map_or(0, |b| b & 31)) * 4;
             let inner = read.l4.get(12 + options..).unwrap_or_default();
             let Ok(inner) = parse::ip(inner, false) else {
@@ -435,7 +435,7 @@ fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
             }
             _ => match (column, number) {
                 (Some(column), Some(number)) => {
-                    // The text in front of it is padded to its right end.
+                    // The column is right-aligned.
                     let at = line.rfind(column).unwrap_or(line.len());
                     let end = at + column.len();
                     let front = line[..at].trim_end();
@@ -491,7 +491,7 @@ mod tests {
             assert_eq!(check(4000, 40_000), Ok(()));
             assert_eq!(check(4001, 50_000), Ok(()), "another flow, {headers:?}");
             assert_eq!(check(4000, 40_000), Ok(()));
-            // One that changes its port would be spread over several ways.
+            // A flow whose port changes would be spread over several paths.
             let complaint = check(4000, 50_000).expect_err("the flow has a port");
             assert!(complaint.contains("40000"), "{complaint}");
             assert!(check(4002, 1000).is_err(), "no port for a tunnel");

@@ -239,7 +239,7 @@ impl Replay<'_> {
         if let Some(timeout) = step.maybe_number("timeout") {
             log.compare("timeout", &timeout, &left);
         }
-        // The exact floor, or one less.
+        // The value is rounded down; one less is accepted, too.
         if let Some(expires) = step.maybe_number("expires")
             && !(-1..=0).contains(&later(expires, left))
         {

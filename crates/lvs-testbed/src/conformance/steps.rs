@@ -66,7 +66,7 @@ impl Known {
         if !tunnelled && read.dst.ip() != dst.ip() {
             return Some(read.dst);
         }
-        // A configured port of 0 stands for the packet's.
+        // A configured port of 0 means the port of the packet.
         let filled = |addr: &SocketAddr| match addr.port() {
             0 => SocketAddr::new(addr.ip(), dst.port()),
             _ => *addr,
@@ -271,8 +271,8 @@ impl Replay<'_> {
             self.bed.inject(CLIENTS, &from_client(&packet));
         }
         if self.random {
-            // Chosen at random: any server, but one where the kernel found one. Thresholds are
-            // reached elsewhere, though.
+            // The server was chosen at random: any server is accepted, but there must be one if the
+            // kernel found one. Thresholds may be reached at another time.
             if !self.limited {
                 log.compare("forwarded", &expected.is_some(), &server.is_some());
             }
@@ -309,7 +309,8 @@ impl Replay<'_> {
             let packet = self.first_packet(protocol, client, dst, step);
             let sent = self.bed.inject(CLIENTS, &from_client(&packet));
             let (mut server, _) = self.known.whither(&sent, dst, None);
-            // The configured port of 0 again: the names are those of the recording.
+            // A configured port of 0 means the port of the packet, here too: the names are those of
+            // the recording.
             if let Some(addr) = server.as_deref().and_then(|s| s.parse::<SocketAddr>().ok())
                 && !servers.contains(&addr)
                 && let Some(named) = servers.iter().find(|named| named.ip() == addr.ip())
@@ -439,7 +440,7 @@ fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
 /// persistence engine and its data, origin.
 type Entry = [String; 7];
 
-/// Compares the connections with a listing: as a multiset, the times nearly.
+/// Compares the connections with a listing, in any order and with approximate times.
 pub(super) fn compare_conns(
     bed: &Bed,
     step: &Value,
@@ -583,7 +584,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listed_seconds_begin_again_after_2_to_the_32_milliseconds() {
+    fn listed_seconds_wrap_after_2_to_the_32_milliseconds() {
         let listed = |seconds| listed_seconds(Duration::from_secs(seconds));
         assert_eq!(listed(4_294_967), 4_294_967);
         assert_eq!(listed(4_294_968), 0);

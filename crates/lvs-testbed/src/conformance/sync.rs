@@ -82,7 +82,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
             bed.change().0.start_master(master(daemon)?)?;
         }
     }
-    // The helper was loaded when these were recorded.
+    // The FTP helper was loaded when these cases were recorded.
     bed.change().0.set_ftp_ports(vec![21])?;
     if config.get("rules").is_some() {
         for mark in config.items("marks") {
@@ -102,7 +102,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
                 compare_out(step, &out, log);
             }
             Some("wait") => {
-                // The daemon looks once a second.
+                // The daemon checks once a second.
                 let mut left = seconds(step)?;
                 while !left.is_zero() {
                     let part = left.min(Duration::from_secs(1));
@@ -126,7 +126,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
                 compare_conns(&bed, step, true, false, log)?;
                 compare_destinations(&bed, step, log)?;
             }
-            // A listing of the daemons, which is the command's affair.
+            // A listing of the daemons concerns only the command, and is not replayed here.
             Some("ipvsadm") => {}
             Some(other) => return Err(Halt::Unsupported(format!("step {other:?}"))),
         }

@@ -180,7 +180,7 @@ impl Lines {
     }
 
     fn number(&mut self) -> &'static str {
-        // Small ones half of the time.
+        // Half of the values are small.
         let limit = if self.entropy.one_in(2) {
             NUMBERS.len()
         } else {
@@ -206,7 +206,7 @@ impl Lines {
             ("-u", "--udp-service"),
             ("", "--sctp-service"),
         ]);
-        // The first ones are those that there are servers for.
+        // The first addresses are those for which servers exist.
         let limit = if self.entropy.one_in(3) {
             VIRTUAL.len()
         } else {

@@ -328,8 +328,8 @@ impl Kernel {
 
     /// The connections, as a step of a recording.
     pub(super) fn connections() -> anyhow::Result<Value> {
-        // One read: between two reads the kernel counts its position again, and an entry that has
-        // ended hides another one.
+        // Read the file at once: for each further read, the kernel counts its position again, so
+        // that an expired entry would hide another one.
         let mut text = vec![0; 1 << 20];
         let len = File::open("/proc/thread-self/net/ip_vs_conn")?.read(&mut text)?;
         let text = std::str::from_utf8(&text[..len])?;
@@ -337,7 +337,7 @@ impl Kernel {
             .lines()
             .skip(1)
             .map(|line| entry(line).with_context(|| format!("an entry like {line:?}")))
-            // An entry that ends at the next tick has ended already.
+            // An entry that expires at the next tick counts as expired.
             .filter(|entry| !entry.as_ref().is_ok_and(|entry| entry["expires"] == 0))
             .collect::<anyhow::Result<_>>()?;
         Ok(json!({"op": "conns", "entries": entries}))

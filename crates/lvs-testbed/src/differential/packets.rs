@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use self::traffic::Traffic;
 use crate::hostile::Entropy;
 
-/// Steps of a case.
+/// Number of steps of a case.
 const STEPS: usize = 24;
 
 /// The forwarding method of a case's servers.
@@ -116,7 +116,7 @@ fn client(six: bool, entropy: &mut Entropy<'_>) -> IpAddr {
         Ipv6Addr::new(0x2001, 0xdb8, a, 0, 0, 0, 0, b).into()
     } else {
         let [a, b, c] = [entropy.u8(), entropy.u8(), entropy.u8()];
-        // No network that means something of its own.
+        // The address is in no network with a special meaning.
         Ipv4Addr::new(20 + a % 80, b, c, 1 + entropy.u8() % 250).into()
     }
 }
@@ -145,7 +145,7 @@ fn scene(entropy: &mut Entropy<'_>) -> Scene {
         vport
     };
     let real_six = six != method.mixed;
-    // Of a way that no packet has taken nothing is learned here.
+    // On a path that no packet has used, no path MTU is learned.
     let count = if entropy.one_in(3) && method.forward != "tunnel" {
         2
     } else {

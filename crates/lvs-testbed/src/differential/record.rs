@@ -28,7 +28,7 @@ fn run(case: &Value) -> anyhow::Result<Run> {
     let kernel = Kernel::new(config)?;
     let mut out: Vec<Vec<Emitted>> = Vec::new();
     for step in case.items("steps") {
-        // Late packets belong to the step before.
+        // Late packets belong to the previous step.
         let late = kernel.drain()?;
         if let Some(last) = out.last_mut() {
             last.extend(late);
@@ -90,7 +90,7 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
     let (l4, protocol, src) = match ip.first().map(|first| first >> 4) {
         Some(4) if ip.len() >= ipv4::HEADER_LEN => {
             let id = be16(ip, ipv4::field::ID);
-            // Two recordings may have the same one by chance.
+            // Two recordings may contain the same identification by chance.
             let own = id != 0 && Some(id) != identification;
             fields.push(((IP + 4, 2, "ip.id"), own));
             fields.push(((IP + 10, 2, "ip.checksum"), own));
@@ -133,7 +133,7 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
         GRE => l4 + 4,
         _ => return fields,
     };
-    // The director has filled in the time before it put the packet into the tunnel.
+    // The director has filled in the time stamp before it encapsulated the packet.
     let packet = ip.get(inner..).unwrap_or_default();
     let header = ipv4::header_len(packet);
     if packet.len() >= header && header > ipv4::HEADER_LEN && packet[0] >> 4 == 4 {
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn only_varying_fields_are_masked() {
+    fn only_fields_that_vary_between_recordings_are_masked() {
         let (a, b) = ("10.255.0.1:4000", "10.1.0.1:6080");
         let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         ipv4::set_id(&mut whole, 7);
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(mask(&frame, &other, &[], Some(7)), None);
         let tunnel = mask(&frame, &frame, &[6080], Some(7)).expect("the field may vary");
         assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
-        // A first fragment may have no more than the header.
+        // A first fragment may contain only the header.
         let first = &frame[..42];
         let tunnel = mask(first, first, &[6080], Some(7)).expect("the field may vary");
         assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
@@ -371,7 +371,7 @@ mod tests {
         let field = (IP + 52, 4, "ip6.frag.id");
         assert_eq!(mask(&frame, &other, &[], None), Some(vec![field]));
 
-        // A time stamp within a tunnel.
+        // A time stamp in a tunnelled packet.
         let (a, b) = ("192.0.2.1:4000", "10.0.9.1:53");
         let mut inner = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         packet::with_options(&mut inner, &[68, 8, 5, 0, 0, 0, 0, 1]);

@@ -67,7 +67,7 @@ pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
             .spawn()
             .context("running ipvsadm: is it installed where the kernel is?")?;
         let mut input = child.stdin.take().context("no input")?;
-        // It need not read what it gets, which is less than a pipe takes.
+        // The program may ignore its input, which fits into a pipe.
         let _ = input.write_all(step.maybe_text("stdin").unwrap_or_default().as_bytes());
         drop(input);
         let output = child.wait_with_output()?;

@@ -32,7 +32,7 @@ pub const TARGETS: [Target; 6] = [
 ];
 
 /// Passes a configuration and frames through the dataplane in memory: each frame has one fate, each
-/// sent frame is right, and all memory is free at the end.
+/// sent frame is correct, and all memory is free at the end.
 pub fn pipeline(bytes: &[u8]) {
     squall(bytes);
 }
@@ -106,7 +106,7 @@ pub fn peer_decode(bytes: &[u8]) {
     const PEER: usize = 7;
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let mut sent = rest.to_vec();
-    // Most random lengths are wrong and stop the reader: make those of the first items right.
+    // Most random lengths are invalid and stop the parser: correct the lengths of the first items.
     let mut at = 0;
     while choice & 1 == 0 && at + 44 <= sent.len() {
         let v6 = sent[at + 8] & 1 == 1;
@@ -151,7 +151,8 @@ pub fn peer_decode(bytes: &[u8]) {
     shard.listen_to(PEER, [3, 4]);
     shard.set_has_receiver(true);
     for second in 0..2 {
-        // Twice: the second time the connections are known; in between, some are ours.
+        // Apply the message twice: the second time, its connections exist. Between the two, this
+        // director becomes the owner of some.
         let now = Instant::from_secs(second);
         let ties = choice & 2 != 0;
         control.apply_items(&mut shard, PEER, ties, items.iter().cloned(), now);
@@ -173,7 +174,7 @@ pub fn peer_decode(bytes: &[u8]) {
 /// Decodes the digests of a peer's services: encoding returns the same bytes, and a comparison with
 /// themselves finds no difference.
 fn peer_services(bytes: &[u8]) {
-    // Keys with a kind and a protocol that there are, and zeros where they are needed.
+    // Keys with a valid kind and protocol, and zeros in unused bytes.
     let mut sent = bytes.to_vec();
     let (services, _) = sent.as_chunks_mut::<SERVICE_LEN>();
     let count = services.len();
@@ -202,7 +203,7 @@ fn peer_services(bytes: &[u8]) {
 /// have expired, and servers have no references.
 pub fn sync_decode(bytes: &[u8]) {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
-    // Most random lengths are wrong and stop the reader: make them right, or leave them.
+    // Most random lengths are invalid and stop the parser: correct some of them.
     let mut message = rest.to_vec();
     if choice & 1 == 0
         && let (Ok(len), Some(field)) = (u16::try_from(message.len()), message.get_mut(2..4))
@@ -239,12 +240,13 @@ pub fn sync_decode(bytes: &[u8]) {
     let backup = sync::Backup::new(choice >> 4, None, 1500, false);
     control.start_backup(backup).expect("none runs");
     for part in 0..2 {
-        // Twice: the second time the connections are known.
+        // Apply the message twice: the second time, its connections exist.
         now = Instant::from_secs(part);
         director.handle_sync(&message, now);
     }
-    // Timeouts in messages may be anything that fits 32 bits of seconds: what lasts longer than an
-    // hour is taken away with its server, and what has none is no server's.
+    // Timeouts in messages may have any number of seconds in 32 bits. Connections that last longer
+    // than an hour are removed with their server; connections without a timeout belong to no
+    // server.
     director.advance(Instant::from_secs(3600));
     let bound: u32 = servers(&director).map(|server| server.total()).sum();
     assert!(usize::try_from(bound).is_ok_and(|bound| bound <= director.shard.len()));

@@ -256,7 +256,8 @@ impl Model {
                 u64::from(self.active(n)) * 256 + u64::from(self.total(n))
             };
             let weight = u64::try_from(self.records[n].weight).unwrap();
-            // Loads are below 2^20 and weights below 8, so 840 makes quotients whole.
+            // Loads are below 2^20 and weights below 8; multiplied by 840, every quotient is a
+            // whole number.
             load * 840 / weight
         };
         self.list
@@ -501,14 +502,14 @@ pub enum Op {
     Edit(u8, i32, u32, u32),
     /// The service is removed.
     Delete(u8),
-    /// Seconds pass.
+    /// Advances the clock by this number of seconds.
     Wait(u64),
     /// A sysctl is set.
     Sysctl(&'static str, i32),
 }
 
 fn client(n: u8) -> SocketAddr {
-    // Four networks of three clients.
+    // The clients are in four networks of three addresses.
     SocketAddr::from(([203, 0, 113 + n % 4, 1 + n], 40_000 + u16::from(n)))
 }
 

@@ -18,7 +18,7 @@ use crate::conformance::MemoryDataplane;
 
 /// The dataplane that receives the calls: in memory, so that it needs no privileges.
 static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLock::new(|| {
-    // A thread of its control socket that panics must not go unnoticed.
+    // A panic in a thread of the control socket must be noticed.
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         usual(info);
@@ -155,9 +155,9 @@ fn control(bytes: &[u8]) {
     ] {
         timeout.expect("a timeout can be set");
     }
-    // The greeting, so that more than the first line is reached.
+    // Send the greeting first, so that the input reaches more than the first line of the parser.
     let greeting = b"{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}\n";
-    // The dataplane may hang up on nonsense before it is all written.
+    // The dataplane may close the connection before an invalid request is written completely.
     let _ = stream.write_all(greeting);
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);

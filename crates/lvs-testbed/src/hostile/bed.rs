@@ -203,7 +203,7 @@ impl Bed {
         Self::with(scene, entropy, None)
     }
 
-    /// Does the same as [`new`](Self::new), with the programs of the kernel fast path in front.
+    /// Does the same as [`new`](Self::new), with the programs of the kernel fast path before it.
     ///
     /// # Errors
     /// If the kernel does not accept them.
@@ -211,7 +211,7 @@ impl Bed {
     /// # Panics
     /// As [`new`](Self::new).
     pub fn fast_path(scene: &Scene, entropy: &mut Entropy<'_>) -> Result<Self, FastPathError> {
-        // The layout of the table follows from all choices before it.
+        // The layout of the table depends on all earlier choices.
         let mut before = entropy.clone();
         drop(table(scene, &mut before));
         let control = Control::new(options(&mut before));
@@ -431,7 +431,7 @@ impl Bed {
             }
             for (port, frames) in self.output.queues() {
                 for frame in frames {
-                    // The received packet of this frame is not known any more.
+                    // The received packet of this frame is no longer known.
                     let link = if port == HOST { 0 } else { 14 };
                     let ip = &frame.bytes()[link..];
                     assert!(oracle::parts(ip).is_some(), "released: {}", hex(ip));
@@ -545,7 +545,7 @@ impl Bed {
                 return vec![sent];
             }
         }
-        // An earlier frame may have reduced the room in it.
+        // An earlier frame may have reduced its free space.
         if self.slot.tailroom() + self.slot.len() < lvs_packet::frame::MAX_FRAME {
             self.slot = Frame::new();
         }
@@ -637,7 +637,7 @@ impl Bed {
             if let Some(partial) = &mut offload.checksum {
                 match partial.start.checked_sub(14) {
                     Some(start) => partial.start = start,
-                    // Inside the link header.
+                    // The frame ends within the link header.
                     None => offload = Offload::default(),
                 }
             }
@@ -765,7 +765,7 @@ impl Bed {
             }
             (Tunnel::Gre { .. }, 47) => l4.get(4..),
             (Tunnel::Gue { .. }, 17) => {
-                // Over IPv6 only tunnels may do without (RFC 6935).
+                // Over IPv6, only tunnels may omit the checksum (RFC 6935).
                 let bare = self.scene.method.tunnel.checksum() == TunnelChecksum::None;
                 let absent = bare && l4.get(6..8) == Some(&[0, 0]);
                 if !absent && !matches!(health, Health::Right | Health::Absent) {
@@ -824,7 +824,7 @@ impl Decide for Either<'_> {
 
 fn came(ip: &[u8], offload: &Offload) -> Came {
     let mut ip = ip.to_vec();
-    // The length of an aggregate may be left out.
+    // The length of a super-packet may be 0.
     let at = if ip.first().is_some_and(|byte| byte >> 4 == 6) {
         4
     } else {
@@ -834,7 +834,7 @@ fn came(ip: &[u8], offload: &Offload) -> Came {
         let right = oracle::header_is_right(&ip);
         packet::relength(&mut ip);
         if !right {
-            // A wrong checksum stays wrong.
+            // A packet with a wrong checksum must still have a wrong checksum.
             ip.truncate(0);
         }
     }
@@ -863,7 +863,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the header of the packet in an ICMP error is right; true if there is no such header.
+/// Whether the header of the packet in an ICMP error is correct; true if there is no such header.
 fn quotes_right(ip: &[u8], parts: &Parts) -> bool {
     let quoted = ip.get(parts.l4 + 8..).unwrap_or_default();
     let len = usize::from(quoted.first().map_or(0, |byte| byte & 15)) * 4;

@@ -33,7 +33,7 @@ impl<'a> Entropy<'a> {
         matches!(self.source, Source::Bytes([]))
     }
 
-    /// Fills `out`.
+    /// Fills `out` with random choices.
     pub fn fill(&mut self, out: &mut [u8]) {
         match &mut self.source {
             Source::Seed(state) => {
@@ -88,9 +88,9 @@ impl<'a> Entropy<'a> {
         }
     }
 
-    /// True once in `times`.
+    /// Returns `true` in one of `times` calls on average.
     pub fn one_in(&mut self, times: usize) -> bool {
-        // The last number, so that a fuzzer's zeros make nothing unusual.
+        // The comparison uses the last number, so that the zeros of a fuzzer select the usual case.
         self.below(times) == times - 1
     }
 
@@ -102,7 +102,7 @@ impl<'a> Entropy<'a> {
         items[self.below(items.len())]
     }
 
-    /// `len` bytes.
+    /// Returns `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         self.fill(&mut out);

@@ -35,7 +35,7 @@ pub enum Act {
     },
     /// The last sent frames return, as in a loop of switches.
     Loop,
-    /// Time passes.
+    /// Advances the clock by this duration.
     Wait(Duration),
     /// Sets whether neighbours answer address resolution.
     Neighbours(bool),
@@ -50,7 +50,7 @@ pub enum Act {
 /// A frame, and the port on which it arrives.
 #[derive(Clone, Debug)]
 pub struct Shot {
-    /// Its source.
+    /// The side that sends the frame.
     pub from: Side,
     /// The frame: of Ethernet, or a bare packet from the host.
     pub frame: Frame,
@@ -104,7 +104,7 @@ impl<'a> Generator<'a> {
         self.entropy.is_empty()
     }
 
-    /// The next act.
+    /// Chooses the next act.
     pub fn next_act(&mut self) -> Act {
         match self.entropy.below(256) {
             0..=222 => Act::Send(vec![self.frame()]),
@@ -125,7 +125,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Mostly milliseconds, seldom minutes.
+    /// Returns a pause: usually milliseconds, seldom minutes.
     fn pause(&mut self) -> Duration {
         let factor = self.entropy.pick(&[1, 1, 1, 1, 1, 10, 10, 2000]);
         Duration::from_millis(u64::from(self.entropy.u8()) * factor)
@@ -185,7 +185,7 @@ impl<'a> Generator<'a> {
                 }
                 let mut frame = packet::ethernet_ip(mac, PEER, ip);
                 if frame.len() < 60 && self.entropy.one_in(2) {
-                    // As a real wire pads it, and not always with zeros.
+                    // Padding as on a real link, not always with zeros.
                     frame.resize(60, 0xa5);
                 }
                 frame
@@ -265,7 +265,7 @@ impl<'a> Generator<'a> {
                 packet::tcp(src, dst, flags, sequence, &self.entropy.payload(len))
             }
         };
-        // Type of service, "don't fragment", few hops.
+        // Changes the type of service, "don't fragment", or the number of hops.
         match self.entropy.below(8) {
             0 if ip[0] >> 4 == 4 => ip[6] = 0x40,
             1 if ip[0] >> 4 == 4 => ip[1] = self.entropy.u8(),
@@ -295,7 +295,7 @@ impl<'a> Generator<'a> {
         self.datagram(offer.protocol, src, SocketAddr::new(vip, port))
     }
 
-    /// From a server to a client.
+    /// Creates a packet from a server to a client.
     fn answer(&mut self) -> Vec<u8> {
         let (client, offer) = (self.client(), self.offer());
         let server = self.entropy.below(self.scene.servers.len());
@@ -380,7 +380,7 @@ impl<'a> Generator<'a> {
         let number = self.entropy.below(self.scene.servers.len());
         let (server, _) = self.scene.server(number, &offer);
         let virt = SocketAddr::new(vip, offer.port);
-        // About what the director has sent to the server, or to the client.
+        // The error is about a packet that the director has sent to the server or to the client.
         let (from, src, dst, inner) = match self.entropy.below(4) {
             0 | 1 if server.is_ipv4() == client.is_ipv4() => {
                 let inner = self.datagram(offer.protocol, client, server);
@@ -411,7 +411,7 @@ impl<'a> Generator<'a> {
             2 => inner.truncate(self.entropy.below(64)),
             3 => self.damage(&mut inner),
             4 => {
-                // The packet inside is itself such an error, or a fragment.
+                // The quoted packet is itself such an error, or a fragment.
                 if src.is_ipv4() && inner.len() >= 20 {
                     let at = self.entropy.pick(&[6, 7, 9]);
                     inner[at] = self.entropy.u8();
@@ -622,7 +622,7 @@ impl<'a> Generator<'a> {
                 }
             }
             8 => {
-                // Somewhere in the payload: the transport checksum is wrong.
+                // Changes a byte of the payload, so that the transport checksum is wrong.
                 let at = 20 + self.entropy.below(60);
                 if let Some(byte) = ip.get_mut(at) {
                     *byte ^= 1 << self.entropy.below(8);
@@ -812,7 +812,7 @@ impl<'a> Generator<'a> {
                 Shot { from, frame }
             })
             .collect();
-        // Fisher and Yates.
+        // Fisher–Yates shuffle.
         for last in (1..shots.len()).rev() {
             shots.swap(last, self.entropy.below(last + 1));
         }
@@ -839,14 +839,14 @@ impl<'a> Generator<'a> {
                 let pieces = packet::fragments(&whole, &[size, 8 + size % 64], id);
                 let mut piece = pieces[self.entropy.below(pieces.len())].clone();
                 match self.entropy.below(8) {
-                    // Somewhere else: overlaps and holes.
+                    // The fragment has another offset, which makes overlaps and gaps.
                     0..=2 => {
                         let units = u16::try_from(self.entropy.below(40)).unwrap_or(0);
                         self.set_offset(&mut piece, offset_at, units);
                     }
-                    // Beyond 64 KiB.
+                    // The fragment ends beyond 64 KiB.
                     3 => self.set_offset(&mut piece, offset_at, 0x1fff - (id & 7)),
-                    // Of a length that cannot be.
+                    // The fragment has an impossible length.
                     4 => {
                         let len = piece.len() - self.entropy.below(9);
                         piece.truncate(len);

@@ -10,7 +10,7 @@ use lvs_core::{
 /// A forwarding method, with the IP versions of clients and of servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Method {
-    /// Its name.
+    /// Name of the method.
     pub name: &'static str,
     /// NAT, full NAT, direct routing or a tunnel.
     pub forwarding: Forwarding,
@@ -90,11 +90,11 @@ impl Method {
 /// A service of the scene.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Its protocol.
+    /// Protocol of the service.
     pub protocol: Protocol,
-    /// Its port.
+    /// Port of the service.
     pub port: u16,
-    /// Its scheduler.
+    /// Scheduler of the service.
     pub scheduler: &'static str,
     flags: u32,
     engine: Option<&'static str>,
@@ -207,7 +207,7 @@ impl Scene {
             clients: (1..=8).map(|last| addr(family, CLIENTS, last)).collect(),
             servers: real,
             router: addr(servers, BACK, 99),
-            // One-packet scheduling excludes it.
+            // Full NAT cannot be combined with one-packet scheduling.
             offers: match method.forwarding {
                 Forwarding::FullNat => OFFERS.map(|offer| Offer {
                     flags: offer.flags & !ServiceFlags::ONE_PACKET,
@@ -235,7 +235,7 @@ impl Scene {
     /// The port at a server of a service's port.
     pub const fn server_port(&self, offer: &Offer) -> u16 {
         match offer.port {
-            // IPsec follows the connections of this port to this port.
+            // IPsec follows connections from this port to this port.
             500 => 500,
             port => port.wrapping_add(self.shift),
         }

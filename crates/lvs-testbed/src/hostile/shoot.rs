@@ -87,7 +87,7 @@ fn mac(text: &str) -> Result<[u8; 6]> {
 fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame> {
     let mut frame = shot.frame;
     let Some(mac) = mac else {
-        // A TUN device takes what has no link header.
+        // A TUN device accepts packets without a link header.
         let bare = shot.from == Side::Host || frame.pull_front(14);
         return (bare && !frame.is_empty()).then_some(frame);
     };
@@ -114,7 +114,7 @@ fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let refused: usize = frames
         .chunks_mut(BATCH)
         .map(|batch| {
-            // The receiver is to read them, not to lose them.
+            // The receiver must read all frames, and lose none.
             std::thread::sleep(std::time::Duration::from_micros(200));
             socket.send(batch)
         })

@@ -15,7 +15,7 @@ use crate::{oracle, packet};
 
 /// Number of acts between two listings.
 const ROUND: u64 = 250;
-/// Conversations at a time.
+/// Number of simultaneous conversations.
 const TALKS: usize = 12;
 
 /// Passes `frames` frames or more through a packet path with and one without the programs of the
@@ -129,7 +129,7 @@ impl<'a> Pair<'a> {
         let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_record(act.clone());
         let found = self.other.act_and_record(act.clone());
-        // The dataplane's own packets have identifications of their own.
+        // Packets that the dataplane builds itself have their own identifications.
         let exact = self.other.forwarded() != before.0 || self.other.passed() != before.1;
         let bytes = |frame: &Frame| match self.method.forwarding {
             Forwarding::Tunnel => without_id(frame.bytes()),
@@ -312,7 +312,8 @@ impl Talks {
         let mut ip = self.packet(protocol, src, dst, flags, len);
         let six = src.is_ipv6();
         if self.entropy.one_in(4) {
-            // Type of service, identification, "don't fragment", hops.
+            // Changes the type of service, the identification, "don't fragment", or the number of
+            // hops.
             ip[1] = if six { ip[1] } else { self.entropy.u8() };
             let hops = self.entropy.pick(&[0, 1, 2, 3, 64, 255]);
             if six {
@@ -327,11 +328,11 @@ impl Talks {
         }
         let l4 = if six { 40 } else { 20 };
         if protocol == Protocol::UDP && self.entropy.one_in(16) {
-            // No checksum.
+            // The packet has no checksum.
             ip[l4 + 6..l4 + 8].fill(0);
         }
         if self.entropy.one_in(16) {
-            // A wrong one, or one of the two zeros.
+            // The packet has a wrong checksum, or one of the two zeros.
             let field = l4 + if protocol == Protocol::UDP { 6 } else { 16 };
             let sum = self.entropy.pick(&[0, 0xffff, 0x1234]);
             ip[field..field + 2].copy_from_slice(&u16::to_be_bytes(sum));
@@ -342,7 +343,7 @@ impl Talks {
         }
         let mut shot = shot(from, &ip);
         if self.entropy.one_in(4) {
-            // Padding, or a frame that ends too early.
+            // The frame has padding, or ends too early.
             let bytes = shot.frame.bytes().to_vec();
             let len = match self.entropy.below(3) {
                 0 => bytes.len().max(60),

@@ -117,8 +117,8 @@ fn is_dead(mark: &str) -> bool {
 pub(super) fn sweep_leftovers() {
     let own_network = fs::read_link("/proc/self/ns/net").ok();
     let mut networks = Vec::new();
-    // Open until the processes are killed: the kernel gives the inode of a namespace that has ended
-    // to the next one.
+    // The files stay open until the processes are killed, because the kernel may reuse the inode
+    // number of a removed namespace.
     let mut open = Vec::new();
     for pid in processes() {
         let Ok(network_file) = File::open(format!("/proc/{pid}/ns/net")) else {
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owner_mark_distinguishes_live_runs_from_dead_ones() {
+    fn owner_mark_distinguishes_running_testbeds_from_dead_ones() {
         let own = owner_mark(std::process::id());
         assert!(!is_dead(&own), "{own} is the mark of this process");
         assert!(!is_dead(&format!("{own}-3")), "a directory of this process");

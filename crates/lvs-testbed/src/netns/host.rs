@@ -186,8 +186,8 @@ impl Host {
         })
     }
 
-    /// Whether a dataplane has bound its usual control socket on this host, by path or, where that
-    /// is not permitted, by name.
+    /// Whether a dataplane has bound its usual control socket on this host, by path or, if that is
+    /// not permitted, by name.
     #[must_use]
     pub fn has_dataplane(&self) -> bool {
         let is_dataplanes = |name: &str| {

@@ -179,7 +179,7 @@ impl Testbed {
         self.mode
     }
 
-    /// Adds hosts, all at once because each takes some milliseconds to start.
+    /// Adds hosts, which start in parallel because each start takes some milliseconds.
     ///
     /// # Errors
     ///
@@ -231,8 +231,8 @@ impl Testbed {
         let needs_switch = links.iter().any(|link| matches!(link, Link::Lan { .. }));
         if needs_switch && self.switch.is_none() {
             let [switch] = self.hosts(["switch"])?;
-            // Where the module br_netfilter is loaded, frames would pass iptables: it is a switch,
-            // no firewall.
+            // If the module br_netfilter is loaded, iptables would filter the frames: this is a
+            // switch, not a firewall.
             switch.sh(
                 "for file in /proc/sys/net/bridge/bridge-nf-call-*; do [ ! -w $file ] || echo 0 > $file; done",
             )?;
@@ -312,7 +312,7 @@ impl Testbed {
         self.set_ports("gro on")
     }
 
-    /// Disables the setting of [`take_frames`](Self::take_frames), which is the default.
+    /// Reverts [`take_frames`](Self::take_frames). This is the default.
     ///
     /// # Errors
     ///
@@ -390,7 +390,7 @@ impl Testbed {
         let entry = self.port_of(mac)?;
         let port = entry.split_whitespace().nth(2).context("a port")?;
         switch.sh(&format!("ip link set {port} down"))?;
-        // The kernel reports a carrier that is soon back not at all.
+        // The kernel does not report a carrier that returns soon.
         let state = format!("cat /sys/class/net/{device}/operstate");
         wait_until(
             "the interface to lose its carrier",
@@ -467,8 +467,8 @@ impl Testbed {
 
 impl Drop for Testbed {
     fn drop(&mut self) {
-        // Closing the pipe is the janitor's sign; it does the same whether we leave in order or
-        // not.
+        // Closing the pipe triggers the clean-up process, which does the same after an orderly exit
+        // and after a kill.
         drop(self.janitor_pipe.take());
         let _ = self.janitor.wait();
         for holder in self.holders.iter_mut().chain(self.base.as_mut()) {

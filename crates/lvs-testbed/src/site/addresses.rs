@@ -145,7 +145,7 @@ impl Site {
             format!("route add default via {}", six(gateway)),
         ];
         if options.forward.shares_vip() {
-            // Before the address appears, or the host announces it once.
+            // The setting must exist before the address appears and the host announces it.
             for path in ["all", "default", "eth0", "lo"] {
                 writeln!(script, "echo 1 > /proc/sys/net/ipv4/conf/{path}/arp_ignore")?;
                 writeln!(

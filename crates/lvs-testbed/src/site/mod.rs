@@ -92,7 +92,7 @@ pub enum Vip {
     Host,
     /// On no interface: the dataplane owns it and answers ARP (`--own-vips`).
     Dataplane,
-    /// In no network: the router has a route to it through the director.
+    /// The VIP is in no network of the site: the router has a route to it through the director.
     Routed,
     /// In no network: directors announce it to the router.
     Announced,
@@ -101,7 +101,7 @@ pub enum Vip {
 /// Options of a [`Site`].
 #[derive(Clone, Debug)]
 pub struct SiteOptions {
-    /// Name in messages.
+    /// Name of the site in messages.
     pub label: String,
     /// The networks between the hosts.
     pub topology: Topology,

@@ -32,11 +32,11 @@ const FULL: &str = "LVS_TEST_FULL";
 /// it, and shows the output of failed tests alone.
 pub(crate) const LOGS: &str = "LVS_TEST_LOGS";
 
-/// The exit status of a test that the host does not permit.
+/// The exit status of a test that cannot run because the host does not permit it.
 const NOT_RUN: i32 = 77;
 const NOT_RUN_TEXT: &str = "77";
 
-/// The start of the reason of a test that neither `make test` nor `make test-all` runs.
+/// The start of the reason for a test that neither `make test` nor `make test-all` runs.
 const BY_HAND: &str = "by hand";
 
 /// The executable with the end-to-end tests; its name is that of the directory in `tests/`.
@@ -103,7 +103,7 @@ struct Test {
     executable: PathBuf,
     /// Directory of the package: tests expect to run there, as with `cargo test`.
     package: PathBuf,
-    /// Its name in libtest's list.
+    /// Name of the test in libtest's list.
     name: String,
     /// The name of the test with its package and executable.
     title: String,
@@ -160,7 +160,7 @@ struct Profile {
 ///
 /// When the executables cannot be listed.
 pub fn main(options: &TestsOptions) -> Result<()> {
-    // Tests stop the programs that they start with these.
+    // Tests stop the programs that they start with these signals.
     lvs_sys::signals::restore_signals();
     let (mut tests, mut omitted) = tests(options)?;
     tests.sort_by_key(|test| test.turn);
@@ -176,7 +176,7 @@ pub fn main(options: &TestsOptions) -> Result<()> {
             .jobs
             .unwrap_or(if options.rest { 4 } else { 3 } * processors)
             .max(1),
-        // Some unit tests wait, too.
+        // Some unit tests wait, so there is one more than processors.
         computing: processors + 1,
         each: Duration::from_secs(if options.rest { 1800 } else { 900 }),
     };

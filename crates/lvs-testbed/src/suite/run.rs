@@ -139,7 +139,7 @@ impl Progress {
                 self.began.elapsed().as_secs(),
                 if terminal { " " } else { "\n" },
             );
-            // A closed pipe is no reason to stop.
+            // A closed pipe must not stop the tests.
             let _ = std::io::stdout().flush();
         }
     }
@@ -155,11 +155,11 @@ fn run(
     let mut command = if test.waits {
         Command::new(&test.executable)
     } else {
-        // Computing tests take the time that waiting tests leave.
+        // Computing tests use the processor time that waiting tests leave.
         let mut nice = Command::new("nice");
         nice.args(["-n", "10"]).arg(&test.executable);
-        // Many make a connection table for each recording. The C library clears one of megabytes only if it has not
-        // just received its memory from the kernel.
+        // Many tests allocate a connection table for each recording. The C library clears a table
+        // of megabytes unless the kernel has just provided the memory.
         nice.env("MALLOC_MMAP_THRESHOLD_", "1048576");
         nice
     };
@@ -193,7 +193,8 @@ fn run(
     Ok((outcome, text))
 }
 
-/// Waits for the end of a test, at most for `limit`; then ends it with all that it started.
+/// Waits for the end of a test, at most for `limit`; then kills it with all processes that it
+/// started.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     loop {

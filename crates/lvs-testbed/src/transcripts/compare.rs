@@ -19,7 +19,7 @@ pub(super) const CONNECTIONS: &str = "IPVS connection entries\n";
 /// which limits the duration of `ran`.
 pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {
     if step.exit < 0 {
-        // The recorded program crashed; refusing the line is right.
+        // The recorded program crashed; here, refusing the line is correct.
         return ran.exit == 2 && ran.stdout == step.stdout;
     }
     if (&step.stderr, step.exit) != (&ran.stderr, ran.exit) {
@@ -129,8 +129,8 @@ fn connections(recorded: &str, ours: &str, took: f64) -> bool {
             .iter()
             .zip(ours.values())
             .all(|((key, recorded), ours)| {
-                // A template that was armed again by a timer that fired late, by an eighth of its
-                // length at most.
+                // A template whose timer fired late and was set again; it is late by at most an
+                // eighth of the timeout.
                 let late = if is_template(key) { 1 + 60 / 8 } else { 1 };
                 recorded.len() == ours.len()
                     && recorded

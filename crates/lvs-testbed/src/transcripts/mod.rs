@@ -113,9 +113,9 @@ struct Packet {
 /// Results of comparing the commands of sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TranscriptReport {
-    /// Steps with ipvsadm's result.
+    /// Number of steps with ipvsadm's result.
     pub passed: usize,
-    /// All other steps.
+    /// Number of all other steps.
     pub failed: usize,
     /// The text of every difference.
     pub differences: Vec<String>,

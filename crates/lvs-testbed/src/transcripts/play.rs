@@ -61,7 +61,7 @@ impl Stage {
         etc::private_mounts()?;
         let dir = tempfile::tempdir()?;
         etc::open_to_all(dir.path(), 0o755)?;
-        // The program may lie where the recorded user may not go.
+        // The program may be in a directory that the recorded user cannot enter.
         let name = session.program.own();
         let executable = dir.path().join(name);
         fs::write(&executable, "")?;
@@ -69,7 +69,7 @@ impl Stage {
         etc::replace(dir.path(), &session.hosts, &session.unknown_services)?;
         let mut options = Options::default();
         if session.kernel.starts_with("6.1.") {
-            // Debian 12 builds its kernel without it.
+            // The kernel of Debian 12 does not have this scheduler.
             options.schedulers.remove("twos");
         }
         let dataplane = MemoryDataplane::new(options)?;
@@ -119,7 +119,7 @@ impl Stage {
         })?;
         let mut input = child.stdin.take().context("no input")?;
         let output = std::thread::scope(|scope| {
-            // It need not read what it gets.
+            // The program may ignore its input.
             scope.spawn(move || input.write_all(stdin.as_bytes()));
             child.wait_with_output()
         })?;

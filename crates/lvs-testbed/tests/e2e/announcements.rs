@@ -72,7 +72,7 @@ fn settle(places: &[Place<'_>]) -> Result<()> {
         PATIENCE,
         || {
             let misled = places.iter().try_for_each(Place::mislead);
-            // The longest pause between two announcements is a second.
+            // The longest pause between two announcements is one second.
             std::thread::sleep(Duration::from_millis(1300));
             let wrong = |place: &Place<'_>| place.known().is_ok_and(|known| known.contains(WRONG));
             misled.is_ok() && places.iter().all(wrong)
@@ -119,7 +119,7 @@ fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
     let script =
         "ip link set eth0 down; ip link set eth1 down; ip link set eth0 up; ip link set eth1 up";
     event(&site, &places, "a link that is set up", script)?;
-    // The carrier alone: the other end of the cable.
+    // Only the carrier is lost: the other end of the cable is pulled.
     settle(&places)?;
     let mac = site.director.sh("cat /sys/class/net/eth0/address")?;
     site.testbed

@@ -145,7 +145,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     load(&site, 60)?;
     let dir = site.testbed.dir();
 
-    // The text is what promtool wants.
+    // promtool accepts the text.
     let text = get(&site, 9560, "metrics")?;
     let file = dir.join("metrics.txt");
     fs::write(&file, &text)?;
@@ -170,10 +170,10 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
                 })
         },
     )?;
-    // The other entries of the kernel's /proc are there, as ipvsadm shows them.
+    // The other entries are those of the kernel's /proc, as ipvsadm shows them.
     let read = |name: &str| fs::read_to_string(proc.join(name)).with_context(|| name.to_owned());
     let lines = |text: String| text.lines().count();
-    // A connection that was reset leaves the list before the others.
+    // A connection that was reset is removed from the table earlier than the others.
     wait_until(
         "the written lists to have as many connections as lvsadm lists",
         Duration::from_secs(20),
@@ -261,7 +261,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     })
     .with_context(|| format!("{seen:#?}\n{}", exporter.log()))?;
 
-    // A Prometheus finds lvsd well.
+    // A Prometheus scrapes lvsd successfully.
     let config = dir.join("prometheus.yml");
     fs::write(
         &config,
@@ -400,7 +400,7 @@ fn api_agrees_with_commands() -> Result<()> {
     let mut lvsd = start(&site)?;
     let program = programs::find("lvsd")?;
 
-    // One truth.
+    // The API and the commands show the same state.
     let calm = |mut status: Value| {
         for key in ["uptime", "check_lag_ms", "dataplane"] {
             status[key] = Value::Null;
@@ -431,7 +431,7 @@ fn api_agrees_with_commands() -> Result<()> {
     )
     .with_context(|| format!("{both:#?}"))?;
 
-    // Over the Unix socket without a token, over TCP with it.
+    // Changes need no token over the Unix socket, but need one over TCP.
     let server = format!("{}:80", site.real_address(1));
     let body = |state: &str| {
         format!(
@@ -487,7 +487,7 @@ fn api_agrees_with_commands() -> Result<()> {
         "{done}"
     );
 
-    // A reload that takes the address away closes it, and nothing else.
+    // A reload that removes the address closes only this listener.
     let text = fs::read_to_string(&path)?
         .replace("listen = \"127.0.0.1:9560\"", "listen = \"127.0.0.1:9561\"");
     fs::write(&path, text)?;
@@ -523,7 +523,7 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
         let lists = ["ip_vs_conn", "ip_vs_conn_sync"];
         !lists.iter().any(|name| file(name).exists()) && file("ip_vs").exists()
     })?;
-    // The file is written again twice; the log has its line once.
+    // The file is written twice more; the log contains the line once.
     for _ in 0..2 {
         let written = || {
             fs::metadata(file("ip_vs"))
@@ -544,7 +544,7 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
     ensure!(output() == 1, "{}", lvsd.log());
     fs::write(&path, text)?;
     lvsd.signal(Signal::SIGHUP)?;
-    // A connection that was reset leaves the list before the others.
+    // A connection that was reset is removed from the table earlier than the others.
     wait_until("the list of connections to be written again", long, || {
         let listed = site.lvsadm("-L -n -c").unwrap_or_default();
         let listed = connections(&listed).unwrap_or_default().len();
@@ -570,7 +570,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     browser.open("http://127.0.0.1:9560/")?;
     browser.wait_for("#verdict", "All is well", long)?;
 
-    // A hostile name is words, wherever it stands.
+    // A hostile name is shown as text, everywhere on the page.
     let seen =
         browser.run("return [...document.querySelectorAll('.name')].map((e) => e.textContent)")?;
     ensure!(
@@ -590,7 +590,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     ensure!(browser.run("return document.querySelectorAll('td.do button').length")? == 0);
     browser.type_into("#token", "wrong-token-0123456789")?;
     browser.click("#unlock button")?;
-    browser.wait_for("#rights", "the token is not", long)?;
+    browser.wait_for("#rights", "the token differs", long)?;
     browser.type_into("#token", TOKEN)?;
     browser.click("#unlock button")?;
     browser.wait_for("#rights", "Changes are allowed", long)?;
@@ -632,7 +632,7 @@ fn dashboard_works_in_browser() -> Result<()> {
         json(&site, "v1/status").is_ok_and(|s| s["admin"] == serde_json::json!([]))
     })?;
 
-    // A dead server is seen: first on the page, with the reason.
+    // A dead server is shown first on the page, with the reason.
     site.programs.remove(2).kill();
     let killed = std::time::Instant::now();
     let dead = format!("{}:80", site.real_address(2));
@@ -647,7 +647,7 @@ fn dashboard_works_in_browser() -> Result<()> {
         .run("return [...document.querySelectorAll('main section')].find((s) => !s.hidden).id")?;
     ensure!(first == "trouble", "{first}");
 
-    // The keyboard finds its way, and nothing was refused by the policy of the page.
+    // The page can be used by keyboard, and its policy refused nothing.
     browser.run("document.activeElement.blur()")?;
     browser.press('/')?;
     ensure!(browser.run("return document.activeElement.id")? == "filter");
@@ -692,7 +692,7 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     ensure!(shown()? == 1, "{}", shown()?);
     ensure!(browser.run("return location.hash")? == "#state=degraded");
     set("state", "", "change")?;
-    // Two services have this host; the third has another one.
+    // Two services have a server on this host; the third service has one on another host.
     set("filter", &site.real_address(0).to_string(), "input")?;
     wait_until(
         "the page to show the two services of the host",
@@ -740,7 +740,7 @@ fn pictures(site: &Site, browser: &Browser, place: &std::path::Path) -> Result<(
     ] {
         browser.screen(width, height, dark)?;
         browser.run("window.scrollTo(0, 0)")?;
-        // The charts are drawn again a second after the size has changed.
+        // The page draws the charts again one second after the size has changed.
         load(site, 100)?;
         std::thread::sleep(Duration::from_secs(3));
         browser.picture(&place.join(format!("{name}.png")))?;

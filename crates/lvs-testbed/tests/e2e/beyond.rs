@@ -52,7 +52,7 @@ fn servers_are_clients_of_their_own_service() -> Result<()> {
                 server.name()
             );
         }
-        // Clients from elsewhere come with their own addresses where the method is NAT.
+        // With NAT, clients from other networks keep their own addresses.
         let mut load = site.load();
         load.requests = 40;
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
@@ -102,7 +102,7 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
             load.requests = 40;
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
             common::upload(&site)?;
-            // They are counted, as what passes the kernel's FORWARD hook is.
+            // They are counted like packets that pass the kernel's FORWARD hook.
             common::wait_for_counters(&site, "answers to be counted", |rows| {
                 Ok(rows[0].number(2)? > 100)
             })?;
@@ -193,8 +193,8 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &expected)
                 .with_context(|| format!("port {port}"))?;
         }
-        // Every datagram's port. Servers refuse ports that they do not have, and the client
-        // receives the error from the VIP.
+        // The servers receive datagrams to every port. They refuse ports that they do not use, and
+        // the client receives the error from the VIP.
         if forward == Forward::Nat {
             let _dns = [
                 servers::dnsmasq(&site.servers[0])?,
@@ -208,7 +208,7 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
                 "{answers}"
             );
         }
-        // A port that is in no range is the host's.
+        // A port outside all ranges belongs to the host.
         let refused = site
             .client
             .sh(&format!("curl -s -m 60 http://{vip}:8100/ || echo $?"))?;

@@ -66,7 +66,7 @@ fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
     bring_back_arm(&site)?;
     clients_are_served(&site)?;
     wait_for_finding(&site, "waiting for", false)?;
-    // The same for one that goes later.
+    // The dataplane does the same for an interface that is removed later.
     site.director.sh("ip link delete eth1")?;
     wait_for_finding(&site, waiting, true)?;
     bring_back_arm(&site)?;
@@ -221,7 +221,8 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
         })
         .with_context(|| before.log())?;
         for signal in [Signal::SIGKILL; 5].into_iter().chain([Signal::SIGTERM; 2]) {
-            // The test does not wait for its end: it is still there when the next one starts.
+            // The test does not wait for its exit: the process still exists when the next one
+            // starts.
             before.signal(signal)?;
             let mut next = start(&site, words)?;
             let mut ended = false;
@@ -234,7 +235,7 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
             ensure!(!next.log().contains("no warm restart"), "{}", next.log());
             before = next;
         }
-        // One that runs is not waited for.
+        // A second dataplane does not wait for a running one.
         let mut second = start(&site, words)?;
         let status = second.wait(PATIENCE)?;
         let output = second.log();

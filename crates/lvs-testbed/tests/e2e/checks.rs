@@ -231,7 +231,8 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
         )
         .with_context(|| why(name))?;
     }
-    // The agent's half of 10, and the program's 1.
+    // The agent of one server requests half of the weight 10, and the program of the other server
+    // requests 1.
     let weights = || {
         let listing = site.lvsadm("-L -n").unwrap_or_default();
         (
@@ -380,7 +381,8 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     }
     let text = match forward {
         Forward::Nat => text,
-        // The port cannot change: one service, checked in both ways one after the other.
+        // One service cannot be changed to another port. Therefore it is checked in both ways, one
+        // after the other.
         _ => {
             let (own, clients) = text
                 .split_once("[[service]]\nname = \"clients\"")
@@ -391,7 +393,8 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     };
     let mut lvsd = start(&site, &text)?;
     wait_health(&site, "clients", &["up", "up"], &lvsd)?;
-    // The second server does not take clients' packets any more; its own address serves.
+    // The second server no longer accepts packets of clients; a check of its own address still
+    // succeeds.
     let broken = match forward {
         Forward::Nat => "ip route replace default via 10.0.0.250",
         _ => {

@@ -68,7 +68,7 @@ fn serve(host: &Host, dir: &str) -> Result<Vec<Proc>> {
         host.wait_for_port("tcp", port)?;
     }
     host.wait_for_port("udp", 5300)?;
-    // Every error is sent.
+    // The host sends every ICMP error, without a rate limit.
     host.sysctl("ipv4/icmp_ratelimit", "0")?;
     host.sysctl("ipv6/icmp/ratelimit", "0")?;
     Ok(servers)

@@ -27,7 +27,7 @@ fn amount(full: u64) -> u64 {
 const CHAIN: u64 = 8;
 
 fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {
-    // Values at which sums carry over are worth more than others.
+    // Values at which the sums have a carry are tested more often.
     let mut octets = [0; 16];
     match entropy.below(4) {
         0 => octets.fill(0xff),
@@ -35,7 +35,7 @@ fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {
         _ => entropy.fill(&mut octets),
     }
     entropy.fill(&mut octets[12..16]);
-    // Groups have no connections.
+    // Multicast groups have no connections.
     if six {
         octets[0] &= 0x7f;
         octets.into()
@@ -120,7 +120,7 @@ fn translations(seed: u64, count: u64, six: bool) {
                     });
                     unfinished += 1;
                 }
-                // UDP of IPv4 may have none; then one is made.
+                // UDP over IPv4 may have no checksum; then the director computes one.
                 1 if parts.protocol == 17 && !six => ip[at..at + 2].fill(0),
                 _ => {}
             }
@@ -155,17 +155,17 @@ fn translations(seed: u64, count: u64, six: bool) {
 }
 
 #[test]
-fn checksums_of_translated_ipv4_packets_are_right() {
+fn checksums_of_translated_ipv4_packets_are_correct() {
     translations(1, 3_500_000, false);
 }
 
 #[test]
-fn checksums_of_translated_ipv6_packets_are_right() {
+fn checksums_of_translated_ipv6_packets_are_correct() {
     translations(2, 3_500_000, true);
 }
 
 #[test]
-fn checksums_of_translated_icmp_errors_are_right() {
+fn checksums_of_translated_icmp_errors_are_correct() {
     let mut entropy = Entropy::seeded(3);
     let entropy = &mut entropy;
     let mut done = 0;
@@ -173,7 +173,8 @@ fn checksums_of_translated_icmp_errors_are_right() {
         let six = entropy.one_in(2);
         let mut inner = random(entropy, six);
         let parts = oracle::parts(&inner).expect("valid by construction");
-        // Routers quote what they like, eight bytes of transport header at least.
+        // Routers may quote different amounts of the packet, but at least eight bytes of the
+        // transport header.
         if entropy.one_in(2) {
             inner.truncate(parts.l4 + 8 + entropy.below(20));
         }
@@ -203,7 +204,7 @@ fn checksums_of_translated_icmp_errors_are_right() {
 }
 
 #[test]
-fn checksums_of_outer_headers_are_right() {
+fn checksums_of_outer_headers_are_correct() {
     let checksums = [
         TunnelChecksum::None,
         TunnelChecksum::Full,

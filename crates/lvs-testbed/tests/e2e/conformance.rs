@@ -110,7 +110,8 @@ fn random_operations_equal_recordings() {
 fn check_fast_path(files: &[PathBuf], forwarded: u64) {
     let report = match conformance(files, None, 3, Through::FastPath) {
         Ok(report) => report,
-        // Without BPF there is nothing to compare; root of the first user namespace has no excuse.
+        // Without BPF, nothing can be compared. For root of the initial user namespace, that is a
+        // failure of the test.
         Err(error) => {
             let cause = error.downcast_ref();
             let excused = matches!(cause, Some(FastPathError::Permission(_))) && !is_root_of_all();

@@ -55,7 +55,7 @@ fn convert_check_compares_with_keepalived_and_runs_no_script() -> Result<()> {
 fn convert_check_names_differences() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("keepalived.conf");
-    // A server that is the virtual server: lvsd leaves it out.
+    // The file has a server with the virtual server's own address; lvsd omits it.
     std::fs::write(
         &file,
         "virtual_server 192.0.2.1 80 {\n    protocol TCP\n    real_server 10.0.0.1 80 {\n    }\n    real_server 192.0.2.1 80 {\n    }\n}\n",

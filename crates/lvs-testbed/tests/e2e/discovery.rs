@@ -58,7 +58,7 @@ fn unbound(site: &Site, host: &Host, servers: &[usize]) -> Result<Proc> {
             site.real_address(*n)
         );
     }
-    // So many that they do not fit into a datagram: not to be used while others are there.
+    // The records do not fit into one datagram: lvsd must not use the truncated answers.
     for n in 0..60 {
         data += &format!(
             " local-data: \"_web._tcp.pool.test. 1 IN SRV 20 1 80 spare-server-number-{n}.pool.test.\"\n"
@@ -127,7 +127,7 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     file(&site, "pool.test", 5301, "")?;
     let mut lvsd = start(&site)?;
     wait_usable(&site, &[0, 1], &lvsd)?;
-    // `status` and `plan` see what the daemon sees.
+    // `status` and `plan` use the same state as the daemon.
     let status = || ask(&site, "status").unwrap_or_default();
     wait_until(
         "lvsd status to list the servers of DNS",
@@ -135,7 +135,7 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
         || status().contains("dns pool.test: 2 servers"),
     )
     .with_context(status)?;
-    // It reads what the daemon has kept, which writes that once in a while.
+    // The command reads the stored answers of the daemon, which are written with a delay.
     let plan = || ask(&site, "plan");
     wait_until(
         "lvsd plan to report no change",
@@ -154,7 +154,8 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
         wait_usable(&site, servers, &lvsd)?;
         steady.wait_for_more(20)?;
     }
-    // A zone that is emptied by mistake, then a name server that is gone: the last answer holds.
+    // First the zone is emptied by mistake, then the name server is unreachable: lvsd uses the last
+    // usable answer.
     zone(&site, &[])?;
     dnsmasq.signal(Signal::SIGHUP)?;
     wait_until(
@@ -164,14 +165,17 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     )?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     dnsmasq.kill();
-    // Also in the next daemon.
+    // The next daemon uses it, too.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site)?;
     wait_until(
         "lvsd status to report the answer from before the restart",
         Duration::from_secs(20),
-        || ask(&site, "status").is_ok_and(|status| status.contains("kept from before")),
+        || {
+            ask(&site, "status")
+                .is_ok_and(|status| status.contains("from before the start of lvsd"))
+        },
     )?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     steady.wait_for_more(100)?;

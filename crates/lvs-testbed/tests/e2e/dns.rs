@@ -51,8 +51,8 @@ fn dead_name_servers_delay_no_check() -> Result<()> {
     let before = questions(&site)?;
     let numbers = site.director.sh("timeout 60 ipvsadm -Ln")?;
     ensure!(questions(&site)? == before, "-n asks nobody");
-    // Addresses in the files have names, the rest is numbers; successive look-ups of the C library
-    // would take minutes.
+    // Addresses in the hosts file are shown with their names, and all others as numbers; successive
+    // look-ups of the C library would take minutes.
     let named = site.director.sh("timeout 60 ipvsadm -L")?;
     ensure!(
         questions(&site)? > before,
@@ -72,7 +72,7 @@ fn dead_name_servers_delay_no_check() -> Result<()> {
     let listed = site.director.sh("timeout 60 ipvsadm -Lc")?;
     ensure!(listed.starts_with("IPVS connection entries\n"), "{listed}");
 
-    // A name that only a name server could know is refused in ipvsadm's words.
+    // A name that only a name server knows is refused with ipvsadm's message.
     let refused = site
         .director
         .sh("timeout 60 ipvsadm -A -t www.example.test:80 2>&1 || echo status $?")?;
@@ -80,7 +80,7 @@ fn dead_name_servers_delay_no_check() -> Result<()> {
         refused == "illegal virtual server address[:port] specified\nstatus 2\n",
         "{refused}"
     );
-    // A name in the files needs no request.
+    // A name in the hosts file needs no query.
     let before = questions(&site)?;
     site.director
         .sh("timeout 60 ipvsadm -A -t first.test:8080 -s rr")?;

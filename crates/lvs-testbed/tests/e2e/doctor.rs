@@ -66,7 +66,7 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     );
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "0")?;
 
-    // A card that these links are not: what its tools print is made up.
+    // These links have no such network card: the output of its tools is simulated.
     let tools = [
         ("ethtool", "echo large-receive-offload: on"),
         (
@@ -156,7 +156,7 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
 fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
     let site = site("doctlost", Forward::Nat)?;
     let dataplane = site.dataplane.as_ref().context("a dataplane")?;
-    // It reads nothing while the client floods it.
+    // The dataplane reads nothing while the client floods it.
     dataplane.signal(Signal::SIGSTOP)?;
     let flood = site.client.sh(&format!(
         r#"perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); my $to = sockaddr_in(9, inet_aton("{}"));
@@ -178,7 +178,7 @@ fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
 #[test]
 fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     let site = site("docttun", Forward::Tun)?;
-    // Before anything has come: what will be.
+    // Before any such packet arrives, the doctor reports what will happen.
     let output = fix(&site, "full packets of clients do not fit")?;
     ensure!(output.contains("advmss"), "{output}");
     let upload = site.serve("up", 100_000)?;
@@ -226,7 +226,7 @@ fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
         .context("the one-arm site has a router")?;
     router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
     site.start_dataplane(&[])?;
-    // It may be refused for that very reason.
+    // This command may fail for the same reason.
     let _ = site.add_service(80, "rr");
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);

@@ -70,7 +70,7 @@ fn requests(site: &Site, count: u64) -> Result<()> {
 }
 
 #[test]
-fn unread_log_delays_no_packet() -> Result<()> {
+fn log_without_reader_delays_no_packet() -> Result<()> {
     let mut site = site("log")?;
     let fifo = site.testbed.dir().join("log").display().to_string();
     let stuff = format!(
@@ -89,7 +89,7 @@ fn unread_log_delays_no_packet() -> Result<()> {
         open.pause_ms = 5;
         let steady = site.client.steady_load(&open)?;
         for _ in 0..3 {
-            // Each is worth a line.
+            // Each connection causes one log line.
             site.director
                 .sh("ip rule add to 198.51.100.1 table 77; ip rule del to 198.51.100.1 table 77; ip addr add 198.51.100.9/32 dev lo; ip addr del 198.51.100.9/32 dev lo")?;
             requests(&site, 40)?;
@@ -118,7 +118,7 @@ fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     );
     let output = refused_by(&site, &NOBODY, own)?;
     ensure!(output.contains("only root with CAP_NET_ADMIN"), "{output}");
-    // All of them may look.
+    // All of these users may read the state.
     for launcher in [&BARE_ROOT[..], &["unshare", "-U", "-r", "--"], &NOBODY] {
         let output = refused_by(&site, launcher, &add)?;
         ensure!(
@@ -143,7 +143,7 @@ fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
 }
 
 #[test]
-fn socket_names_taken_by_other_users_do_not_prevent_start() -> Result<()> {
+fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
     let site = site("squat")?;
     for launcher in [&NOBODY[..], &BARE_ROOT] {
         let mut squatters = vec![
@@ -153,8 +153,11 @@ fn socket_names_taken_by_other_users_do_not_prevent_start() -> Result<()> {
         let output = refused_by(&site, &[], "-L -n")?;
         ensure!(output.contains("no dataplane answers"), "{output}");
         let output = refused_by(&site, &[], "--socket @lvs-dataplane -L -n")?;
-        ensure!(output.contains("it may not be a dataplane"), "{output}");
-        // They do not answer either: a connection to them must not wait for ever.
+        ensure!(
+            output.contains("it is possibly not a dataplane"),
+            "{output}"
+        );
+        // The foreign processes do not answer: a connection to them must not wait forever.
         for squatter in &squatters {
             squatter.signal(Signal::SIGSTOP)?;
         }
@@ -174,7 +177,7 @@ fn socket_names_taken_by_other_users_do_not_prevent_start() -> Result<()> {
         })
         .with_context(|| lvsd.log())?;
         requests(&site, 20)?;
-        // The message to a second one names the first.
+        // The second dataplane's error message names the first one.
         let mut second = site.director.spawn(
             programs::find("lvsd")?,
             &["--config", &config.display().to_string()],
@@ -265,7 +268,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     replaced(&lvsd, second)?;
     wait_until("traffic", common::SOON, || requests(&site, 20).is_ok())?;
 
-    // And a hung one does not outlive the daemon.
+    // A hung dataplane does not outlive the daemon either.
     let third = dataplane(&lvsd)?;
     site.director.sh(&format!("kill -STOP {third}"))?;
     let status = lvsd.stop(Signal::SIGINT)?;
@@ -361,7 +364,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     load.keepalive = true;
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
-    // Users of both kinds that are answered have been.
+    // Users of both kinds that may receive answers have received some.
     for kind in 0..2 {
         wait_until("an answer to a hostile user", common::SOON, || {
             let mut alike = users.iter().skip(kind).step_by(3);
@@ -369,9 +372,9 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
         })?;
     }
     steady.wait_for_more(1)?;
-    // New connections need the lock that lists are made under.
+    // Opening connections needs the lock that is held while lists are made.
     requests(&site, 200)?;
-    // Users with write access still have it.
+    // Users with write access still receive answers.
     site.lvsadm("-L -n --stats -t 198.51.100.1:80")?;
     let report = steady.finish()?;
     report.all_ok(report.ok)?;

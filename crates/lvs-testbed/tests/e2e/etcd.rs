@@ -191,7 +191,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         status.contains("etcd /lvs/: 1 key, revision")
     })?;
     let mut registered = vec![register(&site, 0)?, register(&site, 1)?];
-    // A registration without lvsd.
+    // A server registers itself without lvsd.
     let granted = ctl(&site, 1, "lease grant 600")?;
     let lease = granted.split_whitespace().nth(1).context("a lease")?;
     let plain = format!("{{\"address\":\"{}\",\"weight\":2}}", site.real_address(2));
@@ -209,7 +209,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
                 && status.contains("1 service with 3 servers; this one")
         },
     )?;
-    // It reads what the daemon has kept, which writes that once in a while.
+    // The command reads the state that the daemon has stored, which it stores with a delay.
     let plan = || ask(&site, &site.director, "d1", "plan");
     wait_until("lvsd plan to report no change", PATIENCE, || {
         plan().is_ok_and(|plan| plan.contains("othing"))
@@ -227,13 +227,13 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     let steady = site.client.steady_load(&load)?;
     registered.push(register(&site, 3)?);
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
-    // One deregisters, another one is killed.
+    // One program deregisters its server; another one is killed.
     registered[0].signal(Signal::SIGTERM)?;
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
     registered[1].signal(Signal::SIGKILL)?;
     wait_usable(&site, &[2, 3], &lvsd)?;
 
-    // Only the invalid key is left out, and its service stays as it was.
+    // Only the invalid key is ignored, and its service stays unchanged.
     for garbage in ["garbage", "[[service]]\naddress = \"nonsense\"\n"] {
         put(&site, 1, "/lvs/services/web", garbage)?;
         wait_status(&site, "the report of the invalid value", |status| {
@@ -252,7 +252,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         !status.contains("left out")
     })?;
 
-    // A member is cut off from the others, and then all that remain.
+    // First one member is disconnected from the others, then all remaining members are.
     let cut = "nft 'add table inet cut; add chain inet cut in { type filter hook input priority 0; }; \
                add chain inet cut out { type filter hook output priority 0; }; add rule inet cut in tcp dport 2380 drop; \
                add rule inet cut in tcp sport 2380 drop; add rule inet cut out tcp dport 2380 drop; add rule inet cut out tcp sport 2380 drop'";
@@ -267,12 +267,12 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     wait_status(&site, "the report of the loss", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
-    // Also in the next daemon.
+    // The next daemon uses the same servers.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site, &site.director, "d1")?;
     wait_status(&site, "the stored servers to be used", |status| {
-        status.contains("kept from before") && status.contains("DOES NOT ANSWER")
+        status.contains("from before the start of lvsd") && status.contains("DOES NOT ANSWER")
     })?;
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
     for (n, member) in members.iter_mut().enumerate() {
@@ -281,7 +281,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     wait_status(&site, "etcd to be back", |status| {
         status.contains("etcd /lvs/: ")
             && !status.contains("DOES NOT ANSWER")
-            && !status.contains("kept from before")
+            && !status.contains("from before the start of lvsd")
     })?;
     let mut first = register(&site, 0)?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
@@ -293,7 +293,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         let over = one.stop(Signal::SIGTERM)?;
         ensure!(over.success(), "{}", one.log());
     }
-    // Only the server that was registered by hand is left; when its lease ends as well, the pool keeps it.
+    // Only the manually registered server is left; when its lease also expires, the pool keeps it.
     wait_usable(&site, &[2], &lvsd)?;
     ctl(&site, 1, &format!("lease revoke {lease}"))?;
     wait_status(&site, "the report of the empty pool", |status| {
@@ -360,7 +360,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
                 && status.contains("DOES NOT ANSWER")
         })
         .with_context(|| lvsd.log())?;
-        // Long enough for the dataplane to be looked at again.
+        // lvsd examines the dataplane again within this time.
         std::thread::sleep(Duration::from_secs(5));
         let (reported, log) = (status(&site)?, lvsd.log());
         ensure!(
@@ -387,7 +387,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         })
         .with_context(plan)?;
     }
-    // As soon as it answers, it counts.
+    // The member is used as soon as it answers.
     let _member = self::member(&site, 0, 1, &[])?;
     wait_status(&site, "etcd to be known", |status| {
         status.contains("etcd /lvs/: 2 keys, revision")
@@ -496,7 +496,7 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
     for (ca, client, password, words) in [
         ("other", shown.as_str(), "password", "TLS"),
         ("ca", "", "password", "DOES NOT ANSWER"),
-        // With users, the gateway takes no certificates with a common name.
+        // If authentication is on, the gateway refuses certificates that have a common name.
         (
             "ca",
             &shown.replace("client", "named"),
@@ -514,7 +514,7 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
     file("ca", &shown, "password")?;
     ask(&site, &site.director, "d1", "reload")?;
     wait_usable(&site, &[1], &lvsd)?;
-    // It may read, and not write: others do not see it, and that is all.
+    // The director may read but not write: other directors do not see it, and nothing else changes.
     wait_status(
         &site,
         "a write that is not permitted to be reported",
@@ -525,7 +525,7 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
     )?;
     let tls = |command: &str| tls(&format!("--user=root:rootpw {command}"));
     tls("user grant-role lvs writer")?;
-    // It is tried again when the file is read with another lease.
+    // lvsd tries again when the file is loaded with another lease.
     let text = fs::read_to_string(path(&site, "d1.toml"))?;
     fs::write(path(&site, "d1.toml"), text.replace("\"3s\"", "\"4s\""))?;
     ask(&site, &site.director, "d1", "reload")?;
@@ -605,10 +605,10 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
         registered().contains("directors/d1")
     })?;
 
-    // etcd takes it for gone.
+    // etcd assumes that the director is dead.
     let leases = ctl(&site, 0, "lease list")?;
     for lease in leases.lines().filter(|line| !line.contains("found")) {
-        // One that has ended meanwhile is lost as well.
+        // A lease that has already ended is lost, too.
         let _ = ctl(&site, 0, &format!("lease revoke {lease}"));
     }
     wait_until(
@@ -618,7 +618,7 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
     )
     .with_context(|| lvsd.log())?;
 
-    // A file that was copied whole.
+    // An operator has copied a whole file from another director.
     let text = fs::read_to_string(path(&site, "d1.toml"))?;
     fs::write(
         path(&site, "twin.toml"),
@@ -645,7 +645,7 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
         |status| !status.contains(words),
     )?;
 
-    // An operator sets etcd up again, without its content.
+    // An operator creates a new etcd without the previous content.
     first.kill();
     fs::remove_dir_all(site.testbed.dir().join("e0"))?;
     let _second = member(&site, 0, 1, &[])?;
@@ -732,7 +732,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
         }
         Ok(())
     };
-    // So that little of what is watched is on its way.
+    // Small buffers keep the number of events in transit low.
     buffers("4096 16384 16384", "4096 16384 16384")?;
     let _member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
@@ -768,7 +768,8 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     wait_status(&site, "the report of the loss", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
-    // As many as before, so that counting them shows no difference.
+    // The number of keys is the same as before, so that a comparison of numbers shows no
+    // difference.
     add(2)?;
     remove(0)?;
     let revision = compact()?;
@@ -780,8 +781,8 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     })?;
 
     lvsd.signal(Signal::SIGSTOP)?;
-    // More than etcd buffers for a client that does not read: 128 answers, and 16 MiB on their way
-    // through its gateway.
+    // This is more than etcd buffers for a client that does not read: 128 answers, and 16 MiB in
+    // its gateway.
     let long = service(&site, &format!("# {}\n", "long ".repeat(12_000)));
     fs::write(site.testbed.dir().join("value"), long)?;
     let address = site.real_address(0);
@@ -799,7 +800,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     )?;
     let revision = compact()?;
     ensure!(usable(&site) == [1, 2], "the dataplane keeps running");
-    // Delayed events of etcd arrive first; with such small buffers they would take half a minute.
+    // Delayed events of etcd arrive first; with small buffers they would need half a minute.
     buffers("4096 131072 6291456", "4096 16384 4194304")?;
     lvsd.signal(Signal::SIGCONT)?;
     wait_usable(&site, &[2, 3], &lvsd)?;
@@ -817,7 +818,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     // On a busy machine, a request of lvsd takes longer than its second, and a new connection reads all keys.
     let connected_again = log.matches("answers again").count() > 1;
     ensure!(read_again || connected_again, "{log}");
-    // It is watched again, and not only read.
+    // lvsd watches the key again; it has not only read it.
     add(0)?;
     wait_usable(&site, &[0, 2, 3], &lvsd)?;
     let mut load = site.load();

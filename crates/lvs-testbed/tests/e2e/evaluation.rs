@@ -1,6 +1,6 @@
 //! Repeats a published evaluation of LVS as printed: `ipvsadm` by its usual name and path, 2 to 8
 //! private servers behind a masquerading director, clients that run `wget` in a loop, and listings
-//! that are appended to files meanwhile.
+//! that are appended to files in the meantime.
 
 use crate::common;
 
@@ -65,7 +65,7 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     script.push_str("/sbin/ipvsadm --zero\n");
     site.director.sh(&script)?;
 
-    // Four clients; a server's own download beside them.
+    // Four clients download, while a server has a download of its own.
     let dir = site.testbed.dir().join("clients");
     fs::create_dir_all(&dir)?;
     let mut clients = Vec::new();
@@ -120,8 +120,8 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     for row in &rows[1..] {
         let count = row.number(0)?;
         let even = (least..=40_u64.div_ceil(servers as u64)).contains(&count);
-        // A server that comes back is charged with its old connections until they are forgotten, so
-        // that lc prefers the new ones, as it does in the kernel.
+        // The count of a server that returns includes its old connections until they expire.
+        // Therefore lc prefers the new ones, as in the kernel.
         ensure!(even || scheduler == "lc", "{scheduler}: {exact}");
     }
     for file in ["stats", "rate", "connection"] {

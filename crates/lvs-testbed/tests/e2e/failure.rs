@@ -89,8 +89,8 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     let mut load = site.load();
     load.requests = 94;
     common::ok(site.client.load(&load)?, 94)?;
-    // The old connection is unknown; as after a reboot of an IPVS director, the host resets it, and
-    // the client connects again.
+    // The dataplane does not know the old connection. As after a reboot of an IPVS director, the
+    // host resets it, and the client connects again.
     old.send("again\n")?;
     says(&old, "answered\nConnection reset by peer\nanswered\n")
 }
@@ -176,7 +176,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     let text = refused(&site, &[], &["--rules", "/nonexistent"])?;
     ensure!(text.contains("/nonexistent"), "{text}");
 
-    // A socket file that a killed dataplane left is no obstacle.
+    // A socket file of a killed dataplane does not prevent the start.
     let socket = site
         .testbed
         .dir()
@@ -292,7 +292,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
 
 /// Another host announces a virtual address: the director that owns it announces it again.
 #[test]
-fn foreign_claim_to_vip_is_answered() -> Result<()> {
+fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
     let mut options = SiteOptions::new("claim", Forward::Dr);
     options.servers = 2;
     options.vip = Vip::Dataplane;
@@ -317,7 +317,7 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
         "the router has a neighbour entry for the director"
     );
     let monitor = router.spawn("ip", &["monitor", "neigh"])?;
-    // It listens when it reports an event.
+    // The program listens when it reports an event.
     let something = "ip neigh replace 192.0.2.250 lladdr 02:00:00:00:77:08 dev eth1; \
                      ip neigh del 192.0.2.250 dev eth1";
     wait_until("the monitor to listen", common::SOON, || {
@@ -336,7 +336,7 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
             let log = monitor.log();
             let vip = format!("{} ", site.vip);
             let mut lines = log.lines().filter(|line| line.starts_with(&vip));
-            // One after the other, the director last.
+            // The lines are in order; the director's line is the last.
             lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
         },
     );

@@ -164,7 +164,7 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
     }
     let (requests, replies) = shares(&site)?;
     ensure!(requests > 100 && replies > 100, "{requests}, {replies}");
-    // The last acknowledgements are on their way.
+    // The last acknowledgements are still in transit.
     let counters_are_equal = |rows: &[Row]| -> Result<bool> {
         let rows = rows.iter().filter(|row| row.is_server());
         let mut sum = [0; 4];
@@ -230,7 +230,7 @@ fn removed(label: &str, forward: Forward) -> Result<()> {
     let server = format!("{}:80", site.real_address(0));
     site.lvsadm(&format!("-d -t {} -r {server}", site.service(80)))?;
     let after = wait_for_none(&site, |(requests, _)| requests)?;
-    // It comes back, and its connection goes on, in the kernel too.
+    // The server returns, and its connection continues, also in the kernel fast path.
     let flag = forward.flag();
     site.lvsadm(&format!("-a -t {} -r {server} {flag}", site.service(80)))?;
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > after.0 + 50);
@@ -291,7 +291,7 @@ fn fast_path_removes_priority_tags() -> Result<()> {
         set(0, 0),
         EXIT,
     ];
-    // skb->vlan_present, twice that: TCX_PASS without a tag, TCX_DROP with one.
+    // Load skb->vlan_present twice; return TCX_PASS without a tag, and TCX_DROP with one.
     let refuse = [
         instruction(0x61, 0x10, 20, 0),
         instruction(0x67, 0, 0, 1),
@@ -315,7 +315,7 @@ fn fast_path_removes_priority_tags() -> Result<()> {
 fn datagrams_around_partial_checksums_arrive_through_nat() -> Result<()> {
     let site = site("ink-inside", Forward::Nat, 1)?;
     site.add_service_weighted("-u", 4789, "rr", &[1])?;
-    // The director's link finishes the packet inside.
+    // The director's interface computes the checksum of the inner packet.
     site.director.sh("ethtool -K eth1 tx off > /dev/null")?;
     let tunnel = |host: &Host, inner: &str, outer: &str, checksum: &str| {
         host.sh(&format!(
@@ -330,7 +330,7 @@ fn datagrams_around_partial_checksums_arrive_through_nat() -> Result<()> {
     for checksum in ["udpcsum", "noudpcsum"] {
         tunnel(client, "1", &site.vip.to_string(), checksum)?;
         client.sh("ip neigh add 198.18.5.2 lladdr 02:00:00:00:05:02 dev vx")?;
-        // There is no listener, which the server's kernel counts after the checksums.
+        // There is no listener: the server's kernel counts such datagrams after the checksum test.
         let arrived = || server.counter("Udp", "NoPorts");
         let (before, (start, _)) = (arrived()?, shares(&site)?);
         let script = "exec 3> /dev/udp/198.18.5.2/9; while sleep 0.01; do echo x >&3; done";
@@ -368,7 +368,7 @@ fn fast_path_detects_earlier_program() -> Result<()> {
     };
     const FINDING: &str = "not forwarded by the kernel fast path: lvs_ingress is not the first";
     ensure!(!doctor()?.contains(FINDING));
-    // TCX_PASS: our program is not run.
+    // TCX_PASS is returned, so that lvs_ingress does not run.
     let pass = [set(0, 0), EXIT];
     let other = put_in_front(&site.director, "eth0", ProgramKind::Ingress, &pass)?;
     let output =
@@ -378,7 +378,7 @@ fn fast_path_detects_earlier_program() -> Result<()> {
         common::SOON,
         output,
     )?;
-    // All goes through the dataplane.
+    // The dataplane forwards all packets.
     let before = wait_for_none(&site, |(requests, replies)| requests + replies)?;
     download.goes_on()?;
     drop(other);
@@ -404,7 +404,8 @@ fn capture_contains_offloaded_packets() -> Result<()> {
     let _download = download_in_the_kernel(&site)?;
     let file = site.testbed.dir().join("capture.pcapng");
     site.lvsadm(&format!("capture tcp port 80 -c 300 -w {}", file.display()))?;
-    // A download has so many in a moment; beside the kernel there would be next to none.
+    // A download has this number of packets within a moment; if the kernel forwarded the
+    // connection, the dataplane would see almost none.
     ensure!(std::fs::metadata(&file)?.len() > 100_000, "an empty file");
     wait_for_offload(&site)
 }
@@ -467,7 +468,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let listed = site.lvsadm("-L -n -c")?;
     let known = connections(&listed)?;
     let question = format!("explain tcp {} {}", known[0].source, site.service(80));
-    // After each change, a packet of the connection has to come by first.
+    // After each change, one packet of the connection must arrive first.
     let output = |what: &str| {
         wait_until(what, Duration::from_secs(20), || {
             let output = site.lvsadm(&question);
@@ -475,7 +476,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
         })
     };
     output("yes")?;
-    // The host's tables may have changed meanwhile.
+    // The host's tables may have changed in the meantime.
     wait_until(
         "the JSON output to have the same values",
         Duration::from_secs(20),
@@ -583,7 +584,7 @@ const DOWNLOADS: usize = 200;
 fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     let mut site = site_by(words, label, forward, 2)?;
     site.add_service(80, "rr")?;
-    // The server holds them back: curl's own limit lets through whatever it can read at one go.
+    // The server limits the rate: curl's own limit reads everything that is available at once.
     site.serve("much", 3 << 20)?;
     let dir = site.testbed.dir().join("downloads");
     std::fs::create_dir_all(&dir)?;
@@ -643,13 +644,13 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     );
     let output = log.lines().find(|line| line.contains("took over"));
     println!("{}", output.context("the log says so")?);
-    // Services are there, counters go on, and new connections come.
+    // The services exist, the counters continue, and new connections are opened.
     let counts = || stats(&site).is_ok_and(|after| after > before);
     wait_until("counters to go on", common::SOON, counts)?;
     let url = format!("http://{}/much", site.vip);
     site.client
         .run("curl", &["-sS", "-f", "-m", "120", "-o", "/dev/null", &url])?;
-    // An orderly end leaves nothing.
+    // An orderly stop removes everything.
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(Signal::SIGTERM)?;
     dataplane.wait(Duration::from_secs(10))?;
@@ -700,7 +701,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
         .director
         .sh(&format!("{program} --cleanup 2>&1 || true"))?;
     ensure!(refused.contains("stop it"), "{refused}");
-    // A second dataplane does not take what the first one has.
+    // A second dataplane does not take over the state of a running one.
     let second = format!("{program} --fast-path on --socket @second 2>&1 || true");
     let refused = site.director.sh(&second)?;
     ensure!(refused.contains("another dataplane"), "{refused}");

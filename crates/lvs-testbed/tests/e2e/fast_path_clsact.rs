@@ -101,7 +101,8 @@ fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Resul
 #[test]
 fn clsact_filters_of_other_programs_stay() -> Result<()> {
     let mut site = site("inkc-other", 2)?;
-    // A filter that has no program of ours before it, and one that comes when ours is there.
+    // First a filter without this project's program before it, then a filter that is added after
+    // this project's program.
     end(&mut site, Signal::SIGTERM)?;
     let other = "tc filter add dev eth0 ingress pref 1 protocol all handle 7 bpf direct-action bytecode \
                  '1,6 0 0 4294967295'";
@@ -120,7 +121,7 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
         "{left}"
     );
     ensure!(filters(&site.director)? == 0, "{left}");
-    // The dataplane's own discipline, which another program uses meanwhile.
+    // The dataplane has created the queueing discipline, and another program now uses it, too.
     site.director.sh("tc qdisc del dev eth0 clsact")?;
     start(&mut site)?;
     site.director.sh(&other.replace("pref 1", "pref 50"))?;
@@ -144,7 +145,8 @@ fn earlier_filter_of_another_program_is_reported() -> Result<()> {
         let answer = site.director.sh(&format!("{program} doctor || [ $? = 1 ]"));
         anyhow::Ok(answer?.replace("\n  ", " "))
     };
-    // Of the same preference, the one that came last is the first. TC_ACT_OK: ours is not run.
+    // Of two filters with equal preference, the newer one runs first. It returns TC_ACT_OK, so this
+    // project's program does not run.
     let other = "dev eth0 ingress pref 1 protocol all handle 7 bpf";
     site.director.sh(&format!(
         "tc filter add {other} direct-action bytecode '1,6 0 0 0'"
@@ -171,7 +173,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     let before = filters(&site.director)?;
     end(&mut site, Signal::SIGKILL)?;
     ensure!(before > 0 && filters(&site.director)? == before, "{before}");
-    // Without a dataplane, too.
+    // The same is true while no dataplane runs.
     let received = || site.client.counter("Tcp", "InSegs").unwrap_or_default();
     let already = received();
     wait_until("the download to continue", common::SOON, || {
@@ -186,7 +188,8 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
         "the same attachment points"
     );
     ensure!(site.lvsadm("-L -n")?.contains(":80"));
-    // The next one attaches itself the other way, if there is one, and takes the filters away.
+    // The next dataplane attaches the programs by the other mechanism, if the kernel has it, and
+    // removes the filters.
     end(&mut site, Signal::SIGKILL)?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let log = common::says(&site, common::READY)?;
@@ -232,7 +235,7 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
             );
             continue;
         }
-        // One that forwards all packets itself takes them away, too.
+        // A dataplane that forwards all packets itself removes them, too.
         site.start_dataplane(&["--fast-path", "off"])?;
         ensure!(filters(&site.director)? == 0, "no filter remains");
     }

@@ -32,7 +32,7 @@ fn same(names: &[&str], seed: u64) {
                     "{name}: {all} of {frames} frames were forwarded by the programs, {early} of them by XDP"
                 );
                 assert!(all > frames / 20, "{all} of {frames}");
-                // Every other one has the chance; what goes into tunnels has none.
+                // The XDP program runs for half of the frames; it forwards no frames into tunnels.
                 let tunnel = !["nat", "fullnat", "dr"]
                     .iter()
                     .any(|kind| name.starts_with(kind));
@@ -44,32 +44,32 @@ fn same(names: &[&str], seed: u64) {
 }
 
 #[test]
-fn fast_path_equals_dataplane_nat() {
+fn kernel_fast_path_equals_userspace_nat() {
     same(&["nat4", "nat6"], 1);
 }
 
 #[test]
-fn fast_path_equals_dataplane_full_nat() {
+fn kernel_fast_path_equals_userspace_full_nat() {
     same(&["fullnat4", "fullnat6"], 7);
 }
 
 #[test]
-fn fast_path_equals_dataplane_direct_routing() {
+fn kernel_fast_path_equals_userspace_direct_routing() {
     same(&["dr4", "dr6"], 2);
 }
 
 #[test]
-fn fast_path_equals_dataplane_ipip() {
+fn kernel_fast_path_equals_userspace_ipip() {
     same(&["ipip-4in4", "ipip-6in6", "ipip-6in4"], 3);
 }
 
 #[test]
-fn fast_path_equals_dataplane_gre() {
+fn kernel_fast_path_equals_userspace_gre() {
     same(&["gre-bare-4in4", "gre-bare-6in6"], 4);
 }
 
 #[test]
-fn fast_path_equals_dataplane_gue() {
+fn kernel_fast_path_equals_userspace_gue() {
     same(&["gue-bare-4in4", "gue-bare-6in6", "gue-6in4"], 5);
 }
 

@@ -147,7 +147,7 @@ fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
     let download = download(&site)?;
     site.testbed.take_no_frames()?;
     let pace = Duration::from_millis(500);
-    // A frame that is on its way meanwhile is lost, and sent again.
+    // A frame in transit during the change is lost, and sent again.
     let stands = || {
         let before = shares(&site).unwrap_or_default();
         std::thread::sleep(pace);
@@ -202,7 +202,7 @@ fn xdp_impossible_options_are_refused() -> Result<()> {
     for (words, output) in [
         (
             "--fast-path off --xdp eth0",
-            "leave out --xdp, or --fast-path off",
+            "remove --xdp or --fast-path off",
         ),
         (
             "--fast-path on --interface eth0 --xdp eth1",

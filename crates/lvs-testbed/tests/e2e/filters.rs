@@ -120,7 +120,7 @@ fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
         false,
         "iif eth0 ether saddr != 00:00:00:00:00:00 meta l4proto udp counter drop",
     )?;
-    // No packet comes in by another interface, and none has a foreign mark.
+    // No packet arrives on another interface, and none has a mark of another program.
     all(&site, true, "iifname lvs-host0 counter drop")?;
     all(&site, true, "meta mark != 0 counter drop")?;
     firewall(&site, &format!("ip saddr {client} counter drop"))?;
@@ -129,7 +129,7 @@ fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
     firewall(&site, "ip6 saddr fd00::/8 meta l4proto udp counter drop")?;
     comes(&site, four, 3000)?;
     is_dropped(&site, six, 3000)?;
-    // In pieces of 48 bytes.
+    // The packet is sent in fragments of 48 bytes.
     site.client
         .sh(&format!("ip route add {four} dev eth0 mtu lock 68"))?;
     firewall(&site, "")?;
@@ -139,7 +139,7 @@ fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
         &format!("iifname eth0 udp dport {PORT} counter drop"),
     )?;
     is_dropped(&site, four, 2000).context("small fragments")?;
-    // A filter by routes has the right interface, too.
+    // With a reverse-path filter, the interface is also the expected one.
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
     firewall(&site, "")?;
     comes(&site, four, 2000).context("rp_filter drops reinjected packets")
@@ -213,7 +213,7 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     let there = site.testbed.port_of(sender)?;
     let ended = site.director.run("perl", &["-e", DETACH, "eth0"])?;
     ensure!(ended == "1", "{ended:?} programs");
-    // Nothing is there to turn this. The switch has heard nothing of the sender from here.
+    // No program sends this frame back. Here, the switch has not learned its source address.
     let (leaked, received) = (seen(&site.director)?, received(&site)?);
     send(&site, vip, 3000)?;
     wait_until("the dataplane to handle the fragments", SOON, || {
@@ -234,7 +234,7 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     ensure!(site.testbed.port_of(sender)? == there);
     wait_until("the dataplane to notice", SOON, noticed).with_context(|| dataplane.log())?;
     comes(&site, vip, 3000).context("the packet reinjected on the other device")?;
-    // It is taken up as if nothing had happened, by the device.
+    // The host receives it through the device, as if it came from the interface.
     firewall(&site, "iifname lvs-host0 counter drop")?;
     is_dropped(&site, vip, 3000)
 }
@@ -295,7 +295,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
     };
     let listed = || site.lvsadm("filter list");
     let before = listed()?;
-    // Another set, and back again.
+    // Replace the set by another one, and restore it.
     restore("all allow 10.0.0.0/8\n")?;
     ensure!(listed()?.lines().count() == 2, "{}", listed()?);
     restore(&filters)?;
@@ -451,7 +451,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     let client = common::client_address(&site)?;
     let director = |script: &str| site.director.sh(script);
 
-    // nftables at every hook of the stack, and connection tracking: no.
+    // nftables at the other hooks of the stack, and connection tracking, have no effect.
     for hook in ["prerouting", "input", "forward", "output", "postrouting"] {
         director(&format!(
             "nft 'add table inet whole; flush table inet whole; \
@@ -466,7 +466,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         );
         director("nft delete table inet whole")?;
     }
-    // iptables, where it is there.
+    // iptables has no effect either, if the host has it.
     if director("command -v iptables-legacy >/dev/null && iptables-legacy -L -n >/dev/null 2>&1 && echo yes || true")?
         .contains("yes")
     {
@@ -483,12 +483,12 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         ))?;
         serves(&site, &format!("ingress {priority}"))?;
         let seen = director("nft list table netdev early")?;
-        // Behind the shield there is nothing left of it.
+        // After the shield, none of these packets are left.
         let dropped = !seen.contains("packets 0 bytes 0");
         ensure!(dropped == (priority < -300), "{priority}: {seen}");
         director("nft delete table netdev early")?;
     }
-    // rp_filter and rules for routing: no.
+    // rp_filter and routing rules have no effect.
     director(
         "sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.eth0.rp_filter=1 net.ipv4.conf.eth1.rp_filter=1",
     )?;
@@ -499,7 +499,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     director(&format!(
         "ip rule del from {client}; ip rule del to {client} iif eth1"
     ))?;
-    // The family netdev at egress: yes, requests and answers.
+    // The family netdev at egress has an effect on requests and on answers.
     for (device, port) in [("eth1", "dport"), ("eth0", "sport")] {
         director(&format!(
             "nft 'add table netdev late; add chain netdev late c {{ type filter hook egress device {device} priority 0; }}; \
@@ -509,14 +509,15 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         director("nft delete table netdev late")?;
         serves(&site, "the egress again")?;
     }
-    // Filters of tc, which drop all of IPv4: as those of the family netdev, at either side.
+    // Filters of tc that drop all IPv4 packets have the same effects as the family netdev, at
+    // ingress and at egress.
     let tc = |side: &str| {
         let device = if side == "ingress" { "eth0" } else { "eth1" };
         director(&format!(
             "tc qdisc add dev {device} clsact; \
              tc filter add dev {device} {side} protocol ip pref 1 bpf da bytecode '1,6 0 0 2'"
         ))?;
-        // The host itself gets nothing there.
+        // With these filters, the host itself receives nothing.
         let reached = || {
             let ping = "ping -n -c 1 -W 1 192.0.2.1 >/dev/null && echo yes || true";
             site.client
@@ -534,7 +535,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     };
     tc("ingress")?;
     tc("egress")?;
-    // XDP: yes, before the dataplane.
+    // XDP has an effect, because it runs before the dataplane.
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth0"])?;
     wait_until("the program", SOON, || {
         xdp.log().contains("attached") || xdp.log().contains(':')
@@ -543,7 +544,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     ensure!(!served(&site)?, "XDP is passed by");
     xdp.kill();
     serves(&site, "the way")?;
-    // The real servers' own filters: yes.
+    // The real servers' own filters have an effect.
     site.servers[0].sh("nft 'add table inet fw; add chain inet fw c { type filter hook input priority 0; }; add rule inet fw c tcp dport 80 drop'")?;
     ensure!(!served(&site)?);
     Ok(())

@@ -296,7 +296,7 @@ fn ftp_nat_with_helper_transfers_files() -> Result<()> {
 
     data_connections_are_to_the_virtual_address(&ftp, 8, 8)?;
 
-    // Many at once, over both servers.
+    // Many transfers run at once, over both servers.
     let (vip, dir) = (ftp.site.vip, ftp.site.testbed.dir().join("many"));
     fs::create_dir_all(&dir)?;
     ftp.site.client.sh(&format!(

@@ -64,7 +64,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     report.all_ok(report.ok)?;
     ensure!(report.ok > 2 && report.servers.len() == 2, "{report:?}");
     ensure!(seen_as(&site, site.service(80))? == "192.0.2.1");
-    // The host's own programs take other ports.
+    // The host's own programs use other ports.
     let listing = site.lvsadm("local")?;
     ensure!(
         listing.starts_with("192.0.2.1  ports 1024-32767  "),
@@ -96,10 +96,10 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     load.requests = 40;
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
-    // The dataplane answers for it as a host would.
+    // The dataplane answers for the address like a host.
     site.servers[0].sh("ping -c 1 -W 60 192.0.2.50")?;
 
-    // Connections keep the address that they have, also one that is taken away.
+    // Connections keep their local address, even if it is removed from the pool.
     let mut open = site.load();
     open.keepalive = true;
     open.concurrency = 4;
@@ -119,7 +119,7 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     report.all_ok(report.ok)?;
     ensure!(report.ok > 4 && report.servers.len() == 2, "{report:?}");
 
-    // The last address of a family cannot be taken away while servers need it.
+    // The last address of a family cannot be removed while servers need it.
     let refused = site.director.sh(&format!(
         "{} local del 192.0.2.51 2>&1 || echo $?",
         programs::find("lvsadm")?.display()

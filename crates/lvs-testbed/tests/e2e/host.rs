@@ -32,17 +32,17 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
 
-    // A client reaches a real server directly through the director.
+    // A client connects to a real server directly, through the director.
     let direct = common::direct(&site, &load);
     let report = common::ok(site.client.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
 
-    // So does the director itself.
+    // The director itself connects to a real server, too.
     let report = common::ok(site.director.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
 
-    // Another port of the VIP is the host's if the host has the VIP; the dataplane's own VIP
-    // refuses it.
+    // If the host has the VIP, the host serves other ports of it. Otherwise the dataplane refuses
+    // connections to other ports.
     let _ssh = nginx(&site.director, &common::on_port(22))?;
     match vip {
         Vip::Host | Vip::Routed | Vip::Announced => {
@@ -57,13 +57,13 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
         }
     }
 
-    // A segment of no connection is reset.
+    // The host resets a segment that belongs to no connection.
     ensure!(
         common::stray_ack_is_reset(&site, 80)?,
         "no RST for a stray ACK"
     );
 
-    // A real server's own download leaves under the director's address.
+    // A real server's own download leaves with the director's address as its source.
     let _outside = nginx(&site.client, &common::on_port(8080))?;
     let outside = common::client_address(&site)?;
     let printed = site.servers[0].sh(&format!(

@@ -168,7 +168,7 @@ fn hostile_frames_through_packet_sockets_are_all_counted() -> Result<()> {
     balances(&site)?;
     taken += shoot(&site, &site.director, "lvs-host0", &[], 3)?;
     balances(&site)?;
-    // The sockets may lose some while the machine is busy; they count those themselves.
+    // On a busy machine, the sockets may lose some frames; the sockets count these.
     accounts_for(&mut site, taken / 2)
 }
 
@@ -184,7 +184,7 @@ fn hostile_frames_through_tun_backend_are_all_counted() -> Result<()> {
     services(&site)?;
     balances(&site)?;
     let front = site.director.sh("cat /sys/class/net/eth0/address")?;
-    // Frames that the host routes to the device, and frames that arrive there past the
+    // The host routes some frames to the device, and others arrive at the device without
     // interception.
     shoot(&site, &site.client, "eth0", &["--to", &front], 4)?;
     balances(&site)?;

@@ -157,7 +157,7 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
     ensure!(groups.contains("33:33:ff:00:00:10"), "{groups}");
     let own = programs::own()?;
     site.client.run(&own, &["ping", &vip])?;
-    // Long ones come and go in fragments.
+    // Long packets are fragmented in both directions.
     site.client.run(&own, &["ping", "--size", "5000", &vip])?;
     let refused = site.client.run(
         "curl",
@@ -178,7 +178,7 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
 
 #[test]
 fn path_mtu_is_found_behind_a_narrow_hop() -> Result<()> {
-    // The servers' side takes less than the clients' side.
+    // The servers' links have a smaller MTU than the clients' links.
     for (forward, options) in [(Forward::Nat, "-m"), (Forward::Tun, "-i")] {
         let site = site("v6-pmtu", forward, Vip::Host)?;
         let narrow = if forward == Forward::Nat {
@@ -186,7 +186,7 @@ fn path_mtu_is_found_behind_a_narrow_hop() -> Result<()> {
         } else {
             "eth0"
         };
-        // So that no host announces a segment size that fits by chance.
+        // Otherwise a host could announce a segment size that fits by chance.
         let (host, device) = if forward == Forward::Nat {
             (&site.director, narrow)
         } else {

@@ -1,5 +1,6 @@
 //! Steady downloads, each byte compared, while their dataplane is killed and replaced by another
-//! one. No download fails. Downloads on the kernel fast path continue meanwhile, the others pause.
+//! one. No download fails. Downloads on the kernel fast path continue in the meantime, the others
+//! pause.
 //!
 //! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version. This dataplane
 //! replaces the killed one, and is killed, too.
@@ -82,7 +83,7 @@ fn downloads(
     let mut options = SiteOptions::new(label, forward);
     options.servers = 2;
     options.paced = Some(RATE);
-    // The director is measured: clients and servers have a processor of their own.
+    // The director is measured: clients and servers use another processor.
     let real_time = number > FEW;
     options.real_time = real_time;
     if by == By::Device {
@@ -127,7 +128,7 @@ fn downloads(
     }
     let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     report.all_ok(number)?;
-    // In the second after they have opened, pauses are caused by that.
+    // In the second after the connections opened, their opening causes pauses.
     let by_second = &report.stalls_by_second;
     let open = usize::try_from(opening.as_secs() + 1)?.min(by_second.len());
     let pause = by_second[open..].iter().max().copied().unwrap_or(0);
@@ -364,12 +365,12 @@ fn with_another_version(by: By) -> Result<()> {
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn connections_survive_another_version_fast_path() -> Result<()> {
+fn connections_survive_fast_path_of_another_version() -> Result<()> {
     with_another_version(By::Kernel)
 }
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn connections_survive_another_version_state_keeper() -> Result<()> {
+fn connections_survive_state_keeper_of_another_version() -> Result<()> {
     with_another_version(By::StateKeeper)
 }

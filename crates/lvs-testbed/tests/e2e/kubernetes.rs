@@ -89,7 +89,7 @@ impl Bed {
         options.standby = true;
         options.nginx.ports.push(HEALTH);
         let mut bed = Self::cluster(options)?;
-        // The second address of the pool.
+        // The host has the second address of the pool.
         bed.site.director.sh("ip addr add 192.0.2.11/32 dev eth0")?;
         bed.site.serve("long", DOWNLOAD)?;
         fs::write(bed.path("token"), "first\n")?;
@@ -97,7 +97,7 @@ impl Bed {
         bed.site
             .director
             .sh(&format!("openssl rand -hex 32 >{key}; chmod 600 {key}"))?;
-        // The one that begins first holds the Lease.
+        // The director that starts first holds the Lease.
         for index in [0, 1] {
             bed.write_file(index)?;
             bed.start(index)?;
@@ -205,9 +205,9 @@ impl Bed {
                 "--secure-port=6443",
                 "--disable-admission-plugins=ServiceAccount",
                 "--endpoint-reconciler-type=none",
-                // As kubeadm starts it.
+                // kubeadm starts the API server with the same option.
                 "--allow-privileged=true",
-                // It ends watches before it ends, as in a cluster.
+                // The API server ends watches before it exits, as in a cluster.
                 "--shutdown-watch-termination-grace-period=20s",
             ],
         )?;
@@ -994,7 +994,7 @@ fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<
     ensure!(answered.len() == CONTROL, "{answered:?}");
     bed.annotate("web", "lvsd/chek", &"x".into())?;
     bed.wait_event("web", "lvsd/chek is unknown")?;
-    // A Service that is refused leaves the pod ready.
+    // A refused Service does not make the pod unready.
     pod.ready()?;
     wait_until("the Lease to be renewed", PATIENCE, || {
         bed.lease_is_renewed()
@@ -1015,7 +1015,7 @@ fn each_right_is_needed(bed: &Bed) -> Result<()> {
         wait_until("the director's right to write to end", PATIENCE, || {
             !bed.allows(taken)
         })?;
-        // There are a Lease to create and to renew, a status to write, and an Event.
+        // The director has to create and renew a Lease, write a status, and write an Event.
         let _ = bed.ask("DELETE", LEASE, "", None);
         let status = json!({ "status": { "loadBalancer": { "ingress": null } } });
         bed.merge(&format!("{SERVICES}/web/status"), &status)?;
@@ -1204,7 +1204,7 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
         bed.director(0)?.stop(Signal::SIGTERM)?;
         bed.start(0)?;
         bed.wait("the stored servers to be used", |bed| {
-            bed.status(0).contains("kept from before lvsd began")
+            bed.status(0).contains("from before the start of lvsd")
         })?;
         ensure!(before == [0, 1].map(|index| bed.servers(index, &bed.web())));
         bed.start_api_server("first")?;

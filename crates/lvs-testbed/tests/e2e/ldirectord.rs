@@ -30,7 +30,7 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
         Forward::Nat => "masq",
         Forward::Dr => "gate",
         Forward::Tun => "ipip",
-        // ldirectord has no other method.
+        // ldirectord does not support this method.
         Forward::FullNat => unreachable!(),
     };
     let port = 80;
@@ -48,8 +48,8 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
     );
     let file = site.testbed.dir().join("ldirectord.cf");
     fs::write(&file, text)?;
-    // Its pid file lies in /run, which belongs to the whole machine, as does the dataplane's
-    // socket, which it is to find.
+    // ldirectord writes its pid file to /run, which all tests on the machine share. It must also
+    // find the dataplane's socket there.
     let sockets = site.testbed.dir().join("sockets");
     fs::create_dir(&sockets)?;
     site.director.sh(&format!(
@@ -114,11 +114,11 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
     let dead = |server| if quiescent { vec![(server, 0)] } else { vec![] };
     wait_listed(&site, &program, &[dead(0), vec![(1, 1)]].concat())?;
     ensure!(answering(&site)? == ["rs2"]);
-    // Both are dead: the fallback server takes over.
+    // Both servers have failed: the fallback server takes over.
     site.programs.remove(0).kill();
     wait_listed(&site, &program, &[dead(0), dead(1), vec![(2, 1)]].concat())?;
     ensure!(answering(&site)? == ["rs3"]);
-    // Both are back: it has nothing more to do.
+    // Both servers are back: the fallback server is removed.
     for server in 0..2 {
         let revived = nginx(&site.servers[server], &NginxOptions::default())?;
         site.programs.push(revived);
@@ -206,7 +206,7 @@ fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
     run(&site, "reload")?;
     ensure!(site.director.sh("ipvsadm-save -n")? == before);
     ensure!(answering(&site)? == ["rs1"]);
-    // Names instead of numbers do as well.
+    // Names work as well as numbers.
     site.director.sh(
         "ipvsadm-save > /etc/named.rules && ipvsadm -C && ipvsadm-restore < /etc/named.rules",
     )?;

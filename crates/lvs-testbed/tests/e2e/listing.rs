@@ -33,7 +33,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
             last = 20_000 + CONNECTIONS,
         ))
     };
-    // A lost packet is sent again, and an arrived one opens no further connection.
+    // The client repeats a lost packet; a duplicate opens no further connection.
     wait_until("the director to list all connections", common::SOON, || {
         let sent = send().is_ok();
         let listed = site.lvsadm("-L -n -c").unwrap_or_default();

@@ -47,8 +47,8 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
         let own = web_server(&site, 8080)?;
         let service = site.service(80);
         site.add_service(80, "rr")?;
-        // An address of the director on the servers' side, and with the VIP on the host the VIP
-        // itself.
+        // The server is an address of the director on the servers' side; if the host has the VIP,
+        // it is the VIP itself.
         let own_address = if vip == Vip::Host {
             site.vip.to_string()
         } else {
@@ -70,7 +70,8 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
         );
         common::upload(&site)?;
 
-        // A client of the server itself gets its answer too, though its packets take the same path.
+        // A client that connects to the server directly is also answered, although its packets take
+        // the same path.
         let direct = site
             .client
             .sh(&format!("curl -sS -f -m 60 http://{own_address}:8080/id"))?;
@@ -89,7 +90,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
         site.start_dataplane(&["--fast-path", "off"])?;
         has_rule(&site, "sport 8080", false)?;
 
-        // A server that goes takes its rule along.
+        // When a server is removed, its rule is removed as well.
         site.add_service(80, "rr")?;
         site.lvsadm(&format!("-a -t {service} -r 10.0.0.1:8080 -m"))?;
         has_rule(&site, "10.0.0.1", true)?;

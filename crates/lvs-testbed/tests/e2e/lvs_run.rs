@@ -127,7 +127,7 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
     wait_listed(&site, &program, &[(0, 5), (1, 1)])?;
     ensure!(program.is_running(), "{}", program.log());
 
-    // A quorum that needs both servers: the sorry server replaces the one that is left.
+    // The quorum needs both servers: the sorry server replaces the remaining one.
     configure(&site, [5, 1], 6)?;
     program.signal(Signal::SIGHUP)?;
     let last = site.programs.pop();
@@ -154,7 +154,7 @@ fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
     let file = configure(&site, [2, 1], 1)?;
     let mut program = keepalived(&site, &file)?;
     wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
-    // The supervisor is the one with threads, in this network namespace.
+    // Of the processes in this network namespace, only the supervisor has several threads.
     site.director.sh(
         "for p in /proc/[0-9]*; do \
            [ \"$(cat $p/comm)\" = lvs-run ] && [ $(ls $p/task | wc -l) -gt 1 ] && \
@@ -180,7 +180,7 @@ fn moby_ipvs_passes_its_own_tests() -> Result<()> {
         ensure!(names.contains(&expected), "{names:?}");
     }
     for name in names {
-        // They leave services.
+        // They leave services behind.
         site.lvsadm("-C")?;
         let run = format!("{launcher} -- {program} -test.v -test.run '^{name}$' 2>&1 || true");
         let printed = site.director.sh(&run)?;
@@ -267,7 +267,7 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
         "{stats}"
     );
 
-    // Other files are the kernel's.
+    // All other files are those of the kernel.
     let same = "cmp /proc/net/if_inet6 /proc/self/net/if_inet6 && ls -A /proc/net/ /proc/sys/net/ipv4/ && \
                 cat /proc/sys/net/ipv4/ip_forward && test ! -e /proc/net/none";
     let listed = run(&format!("{nobody} sh -c '{same}'"))?;
@@ -279,7 +279,7 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     let outside = site.director.sh("readlink /proc/net")?;
     ensure!(outside == "self/net\n", "{outside}");
 
-    // Sysctls are read and set by root, and read by others.
+    // Only root can write sysctls; other users can read them.
     let set = "cd /proc/sys/net/ipv4/vs; echo 1 > conntrack; cat conntrack; sysctl -n net.ipv4.vs.sync_threshold; \
                echo x > conntrack || cat conntrack";
     let values = run(&format!("sh -c '{set}' 2>/dev/null"))?;
@@ -291,13 +291,13 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     ensure!(refused.contains("Operation not permitted"), "{refused}");
     ensure!(run("cat /proc/sys/net/ipv4/vs/conntrack")? == "1\n");
 
-    // In another network namespace, whose dataplane has not been started.
+    // The dataplane of another network namespace has not been started.
     let other = run(
         "unshare --net sh -c 'cmp /proc/net/if_inet6 /proc/self/net/if_inet6 && cat /proc/net/ip_vs' 2>&1 || true",
     )?;
     ensure!(other.contains("No such device"), "{other}");
 
-    // Containers without root get a /proc of their own, as without the launcher.
+    // Containers without root have their own /proc, as without the launcher.
     let own = format!(
         "{nobody} unshare --user --map-root-user --pid --fork --mount-proc readlink /proc/net 2>&1 || true"
     );

@@ -80,7 +80,7 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     load.requests = 40;
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
-    // A reload adds a server; connected clients notice nothing.
+    // A reload adds a server; connected clients are not affected.
     let mut open = load.clone();
     open.keepalive = true;
     open.pause_ms = 5;
@@ -101,7 +101,7 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     let report = steady.finish()?;
     report.all_ok(report.ok)?;
 
-    // A server that is gone takes no more connections, and does again when it is back.
+    // A failed server gets no more connections; after it is back, it gets connections again.
     site.programs.remove(0).kill();
     wait_usable(&site, 2, &lvsd)?;
     load.requests = 40;
@@ -147,7 +147,7 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
     report.all_ok(report.ok)?;
     ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
 
-    // Left behind on purpose, the dataplane forwards on.
+    // lvsd was told to leave the dataplane running, and the dataplane continues to forward.
     let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     Ok(())
@@ -318,7 +318,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
     ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
     common::wait_for_host_state(&site, &before)?;
 
-    // Where lvsd has ended before, the dataplane is found.
+    // After an earlier lvsd has ended, the next one finds the dataplane.
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
     site.director.run(&program, &["stop", "--config", &path])?;
@@ -367,7 +367,7 @@ fn replacing_reload_loses_no_request() -> Result<()> {
         },
     )
     .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
-    // More than are under way to the old one.
+    // More than the number of requests in progress at the old server.
     steady.wait_for_more(1 + site.load().concurrency)?;
     let report = steady.finish()?;
     report.all_ok(report.ok)?;
@@ -377,7 +377,7 @@ fn replacing_reload_loses_no_request() -> Result<()> {
 }
 
 /// The standard error of all three programs is a full pipe, first with a reader that does not read,
-/// then after that reader has exited. 500 downloads run meanwhile.
+/// then after that reader has exited. 500 downloads run in the meantime.
 #[test]
 #[ignore = "long"]
 fn unread_output_does_not_block_lvsd() -> Result<()> {
@@ -418,7 +418,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
             lvsd.signal(Signal::SIGHUP)?;
             let lvsadm = programs::find("lvsadm")?.display().to_string();
             let words = ["-c", script, "sh", &lvsadm, "-L", "-n", "--nonsense"];
-            // lvsadm fails; without a terminal, only the exit code shows it.
+            // lvsadm fails. Without a terminal, only its exit code shows this.
             ensure!(site.director.run("sh", &words).is_err());
             wait_until("the file to be loaded", common::SOON, || {
                 usable(&site) == servers
@@ -559,7 +559,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     site.director.run(&lvsd, &put_back)?;
     wait_usable(&site, 3, &daemon)?;
 
-    // In maintenance it leaves the service.
+    // A server in maintenance leaves the service.
     let host = site.real_address(0);
     site.lvsadm(&format!("maintenance all {host} --for 1h"))?;
     wait_until("the server to be removed", Duration::from_secs(40), || {
@@ -631,7 +631,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         ensure!(!report.servers.contains_key("rs3"), "{report:?}");
         anyhow::Ok(())
     };
-    // One of two refuses the director's checks: that is too few.
+    // One of two servers refuses the checks: the service is below its quorum.
     let mut open = load.clone();
     open.keepalive = true;
     open.pause_ms = 5;
@@ -662,7 +662,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
 
 /// Whether a host of the clients' network receives an answer to its request for the VIP.
 fn is_answered_for(site: &Site) -> bool {
-    // A cached neighbour is no answer.
+    // A neighbour in the cache does not prove that the host answers.
     let asked = format!(
         "ip neigh flush to {0}; ping -n -c 1 -W 3 {0} >/dev/null; ip neigh show {0}",
         site.vip
@@ -732,7 +732,7 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     load.sizes = vec![1000];
     common::ok(site.client.load(&load)?, 20)?;
 
-    // `remove_on_exit`: it ends with lvsd, and the dataplane stays.
+    // With `remove_on_exit`, the registration ends with lvsd, and the dataplane continues.
     let dataplane = dataplane_pid(&site)?;
     ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
     answered(&site, false).with_context(|| daemon.log())?;
@@ -772,8 +772,8 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
             writeln!(
                 text,
                 "[[service.server]]\naddress = \"10.{}.{}.{}:80\"\nweight = 2",
-                // Not of a network of the site: 10.0.0.255 is its broadcast address, which a dataplane
-                // refuses as the kernel does.
+                // These addresses are outside of the site's networks: 10.0.0.255 is a broadcast
+                // address there, which the dataplane refuses, like the kernel.
                 64 + (server >> 16),
                 server >> 8 & 255,
                 server & 255

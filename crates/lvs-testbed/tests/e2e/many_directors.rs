@@ -61,7 +61,7 @@ fn directors_are_in_sync_again_after_disconnection_dr() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn downloads_survive_stopped_dataplane_and_lost_datagrams_tun() -> Result<()> {
+fn downloads_survive_suspended_dataplane_and_lost_datagrams_tun() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     common::nothing_breaks(&outcomes)?;
@@ -175,7 +175,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         "{}",
         routes(&site)?
     );
-    // It is on no interface, and still served, echo requests too.
+    // The address is on no interface, but the director still answers, even echo requests.
     let load = site.load();
     let load = lvs_testbed::LoadOptions {
         requests: 20,
@@ -183,7 +183,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     };
     common::ok(site.client.load(&load)?, 20)?;
     site.client.sh(&format!("ping -c 1 -W 60 {VIP}"))?;
-    // An address of a host on the link, which no client uses.
+    // A host on the link asks for the address; the dataplane does not answer ARP for it.
     let asked = site.servers[1].sh(&format!(
         "ip addr del {VIP}/32 dev lo; ip route add {VIP}/32 dev eth0; ping -c 1 -W 1 {VIP}; ip neigh show {VIP}"
     ));
@@ -199,7 +199,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         "{}",
         routes(&site)?
     );
-    // A later announcement keeps the settings that it does not mention.
+    // A later announcement keeps settings that it does not contain.
     announce(&site, &format!(r#"{{"address":"{VIP}"}}"#), 600)?;
     ensure!(
         has_route(&site, "203.0.113.10 proto 78"),
@@ -209,9 +209,9 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     ensure!(!has_route(&site, "fd00:203::10"), "{}", routes(&site)?);
     announce(&site, &both("withdrawn"), 600)?;
     ensure!(!has_route(&site, "proto 7"), "{}", routes(&site)?);
-    // Packets that still arrive are served.
+    // The director serves packets that still arrive.
     common::ok(site.client.load(&load)?, 20)?;
-    // Another program deletes it.
+    // Another program deletes the route.
     announce(&site, &both("announced"), 600)?;
     std::thread::sleep(Duration::from_millis(1200));
     site.director.sh(&format!("ip route del {VIP}/32"))?;
@@ -271,7 +271,7 @@ fn invalid_address_lists_are_refused() -> Result<()> {
         "{}",
         routes(&site)?
     );
-    // The host has such a route of its own.
+    // The host already has such a route of its own.
     site.director.sh("ip route add blackhole 198.18.0.1/32")?;
     let other = r#"{"address":"198.18.0.1","standing":"announced"}"#;
     let answer = announce(&site, &format!("{one},{other}"), 600)?;

@@ -34,7 +34,7 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
         site.lvsadm(&format!("-a -f 7 -r {}:80 -m", site.real_address(index)))?;
     }
 
-    // Both ports of the mark take turns over the same servers.
+    // Connections to both ports of the mark are distributed in turn over the same servers.
     for port in [80, 81] {
         let mut load = LoadOptions {
             target: site.service(port),
@@ -45,7 +45,8 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
         common::spread(&report, &[20, 20])?;
     }
     let curl = |port: u16| fetched(&site, port);
-    // The same from the command line: the new rule comes first, and counts what it takes.
+    // The command line gives the same result: the new rule has precedence, and counts the packets
+    // that it matches.
     site.lvsadm(&format!(
         "mark add --destination {vip} --protocol tcp --ports 81 --drop --position 1"
     ))?;
@@ -100,7 +101,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     site.add_service(443, "rr")?;
     let vip = site.vip;
     let client = common::client_address(&site)?;
-    // A closed port of the host: it counts packets that reach the host.
+    // The host counts packets to its closed port, that is, packets that reach the host.
     let reaches_the_host = || {
         let before = site.director.counter("Udp", "NoPorts")?;
         let send = format!("bash -c 'echo x > /dev/udp/{vip}/9999'; sleep 0.2");
@@ -123,7 +124,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     .with_context(|| format!("{:?} {:?}", site.lvsadm("mark list"), site.lvsadm("drops")))?;
     let output = site.lvsadm(&format!("explain tcp {client}:4000 {vip}:80"))?;
     assert!(output.contains("rule 1"), "{output}");
-    // The host serves those that it is left to.
+    // The host answers packets that no rule intercepts.
     site.lvsadm("mark del 1")?;
     ends_with(&site, 80, "0")?;
     site.lvsadm(&format!("mark add --source {client} --host"))?;

@@ -162,8 +162,8 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         })?;
     }
     daemon.reload(&[0])?;
-    // Both ends are reset: the server, which is alive, and its three clients. A slow download first
-    // reads the buffered bytes.
+    // The director resets both ends: the server, which still runs, and its three clients. A slow
+    // download first reads the buffered bytes.
     let (idle, slow) = clients.split_at_mut(4);
     let output = wait_until("the idle clients to be reset", SOON, || {
         let ended = idle
@@ -186,7 +186,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         "the downloads from the other server continue: {logs:?}"
     );
     ensure!(established(&site.servers[0]) == 3);
-    // lvsd logs the resets after it has sent them; both ends may receive them before.
+    // lvsd logs the resets after the dataplane has sent them; both ends may receive them earlier.
     wait_until("the log to contain the message", SOON, || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
         lvsd.contains("6 TCP resets sent")
@@ -278,7 +278,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     for _ in 0..4 {
         clients.push(idle(&site.client, virt)?);
     }
-    // Out of the network from one moment to the next: it cannot say good-bye.
+    // The server is disconnected suddenly, and cannot close its connections.
     site.servers[1].sh("ip link set eth0 down")?;
     daemon.has(1)?;
     let output = wait_until("the resets", SOON, || {
@@ -399,7 +399,7 @@ fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
         program: None,
     };
     daemon.start(&[0, 1])?;
-    // One client port, so one connection.
+    // All requests use one client port, and so one connection.
     let ask = || {
         let query = format!(
             "dig -b 0.0.0.0#5300 +short +tries=1 +time=30 @{} id.test txt",
@@ -434,10 +434,10 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     daemon.start(&[0])?;
     let listed = || site.lvsadm("--json -L -n");
     ensure!(listed()?.contains("\"slow_start\":3600"), "{}", listed()?);
-    // The first one is not established yet, so that it does not protect the second.
+    // The first server is not yet established, so it causes no slow start of the second one.
     daemon.reload(&[0, 1])?;
     ensure!(!listed()?.contains("\"slow_start\":10"), "{}", listed()?);
-    // A setting that is new takes those that are there as established.
+    // When the setting is added, existing servers count as established.
     let is_set = |present: bool| {
         wait_until(&format!("the setting: {present}"), SOON, || {
             listed().is_ok_and(|text| text.contains("\"slow_start\":3600") == present)

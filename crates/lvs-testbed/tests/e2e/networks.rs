@@ -132,7 +132,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     )
     .with_context(rules)?;
 
-    // The servers' MTU is smaller from now on: clients must receive ICMP errors.
+    // The servers' MTU is now smaller: clients must receive ICMP errors.
     let download = Download::start(&site)?;
     site.servers[0].sh("ip link set eth0 mtu 1300")?;
     director.sh("ip link set lan1 mtu 1300")?;
@@ -145,8 +145,8 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     ))?;
     director.sh("ip link set lan1 mtu 1500; ip link set lan1 name eth1 || { ip link set lan1 down; ip link set lan1 name eth1; ip link set eth1 up; }")?;
 
-    // Another device of the same name: connections continue, because addresses and routes are soon
-    // as before.
+    // The device is replaced by one with the same name. Connections continue, because addresses and
+    // routes are restored soon.
     let download = Download::start(&site)?;
     director.sh("ip link delete eth1")?;
     site.testbed.plug("back", director, "eth1")?;
@@ -175,7 +175,7 @@ fn changed_route_to_clients_is_used() -> Result<()> {
 
     let download = Download::start(&site)?;
     site.director.sh("ip route delete default")?;
-    // The packets may be those of a new connection, if the download is over.
+    // The packets may belong to a new connection if the download is complete.
     let url = format!("http://{}/id", site.vip);
     let _new = site.client.spawn("curl", &["-sS", "-m", "240", &url])?;
     wait_until(
@@ -271,7 +271,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
         known.contains("77:02"),
         "neighbour of the director: {known}"
     );
-    // The client's own repetitions are what gives it away.
+    // Only the repetitions of the client reveal the change.
     let url = format!("http://{}/id", site.vip);
     let printed = site.client.run("curl", &["-sS", "-f", "-m", "120", &url])?;
     ensure!(printed == "rs1\n", "{printed}");
@@ -284,7 +284,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
 fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
         let site = site("gone", forward, |options| {
-            // So that the server is the director's own neighbour.
+            // The server must be a neighbour of the director itself.
             options.topology = if forward == Forward::Nat {
                 Topology::TwoArm
             } else {
@@ -308,7 +308,7 @@ fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
 /// A standby director resolves its gateway before the first packet for a client: it may have to
 /// take over at any time.
 #[test]
-fn gateway_is_resolved_in_advance() -> Result<()> {
+fn gateway_address_is_resolved_before_the_first_packet() -> Result<()> {
     let site = site("gateway", Forward::Dr, |options| {
         options.topology = Topology::OneArm;
     })?;
@@ -336,18 +336,18 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     let server = SocketAddr::from((site.real_address6(0), 80));
     site.lvsadm(&format!("-A -t {virt}"))?;
     site.lvsadm(&format!("-a -t {virt} -r {server} -m"))?;
-    // With a blank behind it: the client has ff00:100.
+    // The space at the end excludes ff00:100, which the client has.
     let group = "ff02::1:ff00:10 ";
     wait_until("the switch to have learned the group", PATIENCE, || {
         site.testbed
             .groups()
             .is_ok_and(|groups| groups.contains(group))
     })?;
-    // Solicitations go to the listeners of the group only, the client's among them.
+    // Only listeners of the group receive solicitations, including those that the client sends.
     let mut load = LoadOptions::new(virt);
     load.requests = 20;
     site.client.load(&load)?.all_ok(20)?;
-    // Forgotten and asked for: the answer to a query brings it back.
+    // The client's neighbour entry is flushed; an answer to its query restores it.
     site.client.sh("ip -6 neigh flush dev eth0")?;
     site.testbed.snoop("front")?;
     site.client.load(&load)?.all_ok(20)?;
@@ -490,13 +490,14 @@ fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
         let mut site = trunk("vlan", mtu)?;
         site.start_dataplane(&[])?;
         site.downloads_and_uploads()?;
-        // The host is in both VLANs: health checks and ssh are nothing special.
+        // The host is in both VLANs: health checks and ssh need no special setup.
         let printed = site
             .director
             .run("curl", &["-sS", "-f", "-m", "5", "http://10.0.0.11/id"])?;
         ensure!(printed == "rs1\n", "{printed}");
 
-        // A third VLAN is another network, and so is an untagged one: same addresses, without hosts.
+        // A third VLAN is a separate network, and so is the untagged one. They have the same
+        // addresses, but no hosts.
         site.client
             .sh("ip addr flush dev eth0.100; ip addr add 192.0.2.100/24 dev eth0")?;
         let own = programs::own()?;
@@ -602,7 +603,7 @@ fn frames_of_a_vlan_carry_its_tag() -> Result<()> {
     capture.wait(PATIENCE)?;
     let fields = ["-r", &file, "-T", "fields", "-e", "vlan.id"];
     let ids = site.client.run("tshark", &fields)?;
-    // ARP and echo, there and back.
+    // ARP and echo packets pass in both directions.
     ensure!(
         ids.lines().count() == 4 && ids.lines().all(|id| id == "100"),
         "{ids}"

@@ -34,7 +34,7 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
         site.lvsadm("-L -n -c")
             .is_ok_and(|text| text.matches("ESTABLISHED").count() == 2)
     })?;
-    // A connection that goes on is not cut: the deadline passes.
+    // A connection that continues is not closed: the drain reaches its deadline.
     let late = site.director.sh(&format!(
         "{} drain {service} {server} --deadline 1s --undo || echo status $?",
         programs::find("lvsadm")?.display()
@@ -45,8 +45,8 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     );
     ensure!(late.ends_with("status 1\n"), "{late}");
 
-    // An interrupted drain leaves the server drained. Tests in the background of a script ignore
-    // the interrupt, and so do the processes that they start.
+    // An interrupted drain does not undo itself. Background tests of a script ignore SIGINT, and so
+    // do the processes that they start.
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let service_text = service.to_string();
     let arguments = [
@@ -120,8 +120,7 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     let reported = site.lvsadm(&format!("explain udp {client}:1000 {service}"))?;
     ensure!(reported.contains("none: no service for"), "{reported}");
 
-    // A rule gives the packet a mark, and the service of that mark takes it; its scheduler has a
-    // table.
+    // A rule marks the packet, and the service of that mark receives it. Its scheduler has a table.
     let vip = site.vip;
     let to = format!("--destination {vip} --protocol tcp --ports 8000-8010");
     site.lvsadm("-A -f 7 -s sh")?;
@@ -196,7 +195,7 @@ fn captures_are_read_by_tshark() -> Result<()> {
         ),
         "{read}"
     );
-    // A client that disconnects is forgotten, and packets continue.
+    // After a client disconnects, its capture ends, and packets continue.
     let load = site.load();
     let report = site.client.load(&lvs_testbed::LoadOptions {
         requests: 20,
@@ -216,11 +215,11 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     site.add_service(80, "rr")?;
     let service = site.service(80);
     site.client.sh(&format!("curl -sS http://{service}/id"))?;
-    // A rule of the host's that used to protect the service.
+    // The host has a rule that protected the service earlier.
     site.director.sh(
         "nft 'add table ip filter; add chain ip filter input { type filter hook input priority 0; }; add rule ip filter input tcp dport 80 drop'",
     )?;
-    // A server whose answers do not come back this way, and a service without servers.
+    // One server's answers take another route, and one service has no servers.
     site.servers[0].sh("ip route del default")?;
     site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
     site.lvsadm(&format!("-d -t {service} -r {}:80", site.real_address(1)))?;
@@ -228,7 +227,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
         "for i in 1 2 3 4; do curl -sS --max-time 5 http://{service}/id & done; wait; curl -sS http://{}:81/ || true",
         site.vip
     ))?;
-    // The counters of attempts are taken every two seconds.
+    // The dataplane reads the counters of attempts every two seconds.
     let expected = [
         "chain input",
         "has no server",
@@ -297,7 +296,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
         rate().is_ok_and(|rate| rate > 1.0)
     })
     .with_context(|| format!("{:?}", rate()))?;
-    // In a terminal: colours, the other screen and back, q ends it.
+    // A terminal shows colours and uses the alternate screen; q restores the previous screen.
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let words = format!("exec script -qec '{lvsadm} watch --interval 0.5' /dev/null");
     let mut screen = site
@@ -347,7 +346,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     screen.wait(SOON)?;
     let shown = screen.log();
     ensure!(!shown.contains("\x1b[1m"), "{shown:?}");
-    // A terminal that cannot draw gets one table after the other.
+    // A terminal without cursor control gets one table after the other.
     let dumb = site.director.sh(&format!(
         "TERM=dumb timeout 120 script -qec '{lvsadm} watch --interval 0.2 --count 2' /dev/null < /dev/null"
     ))?;

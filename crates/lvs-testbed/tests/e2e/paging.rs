@@ -251,7 +251,7 @@ fn nat_faults_are_reported_until_repaired() -> Result<()> {
     let site = &director.site;
     let of = |code: &str, service: &str, server| vec![director.fault(code, service, server)];
 
-    // A server that is slow, overloaded, or no longer accepts connections.
+    // The server is slow, overloaded, or no longer accepts connections.
     let behaves = |mode_now: &str, what: &str, code: &str| {
         fs::write(&mode, mode_now)?;
         director.names(what, &of(code, "app", 0))?;
@@ -278,7 +278,7 @@ fn nat_faults_are_reported_until_repaired() -> Result<()> {
     let _secure = tls(&site.servers[0], &dir, "days2")?;
     director.names("healed", &[])?;
 
-    // Filters and links of a server.
+    // These commands set filters and links of a server.
     let server = &site.servers[1];
     for (what, hook, rule, code) in [
         (
@@ -310,7 +310,7 @@ fn nat_faults_are_reported_until_repaired() -> Result<()> {
         director.scenario(what, server, [&fault, NO_FILTER], &of(code, "web", 1))?;
     }
 
-    // The router of the clients, with a client to whom replies go.
+    // This router leads to the clients; one client on it receives the replies.
     let router = site
         .router
         .as_ref()

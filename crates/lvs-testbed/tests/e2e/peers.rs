@@ -116,9 +116,9 @@ fn connections_of(site: &Site, director: &Host) -> Result<BTreeSet<[String; 4]>>
     Ok(all.map(key).collect())
 }
 
-/// 250 clients with consecutive downloads over one connection each: the director dies meanwhile,
-/// returns with an empty table, and takes over when it is ready. The two directors have the given
-/// numbers of packet workers.
+/// 250 clients with consecutive downloads over one connection each: the director dies in the
+/// meantime, returns with an empty table, and takes over when it is ready. The two directors have
+/// the given numbers of packet workers.
 fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     const CLIENTS: u64 = 250;
     let mut site = site(label, forward, 60_000)?;
@@ -155,7 +155,7 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
             "packets of the connections to arrive at the other director",
             || number(&site, &second, "replicated") == CLIENTS,
         )?;
-        // It is there again, and has nothing.
+        // The director has started again with an empty table.
         let vip = site.vip;
         let mut plug = format!("ip addr del {vip}/32 dev eth0; ip link set eth0 up\n");
         match forward {
@@ -183,7 +183,7 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
             of_peer(&site, &second, "borrowed") == Some(CLIENTS)
                 && of_peer(&site, &second, "missing") == Some(0)
         })?;
-        // The ends of those that were under way, and others.
+        // The count includes the end of downloads in progress and of others.
         downloads.wait_for_more(2 * CLIENTS)
     };
     let played = scenario();
@@ -249,14 +249,14 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         })
         .with_context(|| log.log())?;
     }
-    // An address of no peer, with any content.
+    // The address belongs to no peer; the content of the connection is irrelevant.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
     let printed = site.client.run("bash", &["-c", script])?;
     ensure!(printed.trim() == "0", "{printed}");
     wait("the invalid frame to be counted", || {
         number(&site, &second, "refused_address") == 1
     })?;
-    // The peer's address: garbage, and silence.
+    // From the peer's address, first garbage and then nothing is sent.
     one.kill();
     let garbage =
         "exec 3<>/dev/tcp/192.0.2.2/8848 && head -c 5000 /dev/urandom >&3; cat <&3 | wc -c";
@@ -271,7 +271,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         number(&site, &second, "refused_places") >= 4
     })?;
     silent.kill();
-    // The right key is taken at once.
+    // The director accepts the right key immediately.
     two.kill();
     let _two = dataplane(&site, &second, ONE, &right)?;
     let _one = dataplane(&site, &first, TWO, &right)?;
@@ -396,7 +396,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let key = key(&site, "key", KEY)?;
     let start = |director: &Host, peer: &str| {
-        // Longer than the commands that change both directors, one after the other.
+        // This time is longer than the commands that change both directors, one after the other.
         let extra = [
             "--sync-peer",
             peer,
@@ -409,15 +409,15 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     };
     let one = start(&first, TWO)?;
     let two = start(&second, ONE)?;
-    // With nothing at all, too.
+    // Empty tables are also alike.
     wait_for_tables(&site, "alike")?;
     site.add_service(80, "mh")?;
     site.add_service(81, "wlc")?;
     copy_services(&site, &first, &second)?;
     wait_for_tables(&site, "alike")?;
     let (vip, server) = (site.vip, |n: usize| format!("{}:80", site.real_address(n)));
-    // Servers that fail and come back in opposite orders: those of mh are arranged as they were,
-    // as lvsd does.
+    // Servers fail and return in opposite orders, with the changes that lvsd makes. Afterwards the
+    // tables of mh are equal.
     let flap = |director: &Host, order: [usize; 2]| -> Result<()> {
         for n in order {
             let server = server(n);
@@ -431,7 +431,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     wait_for_tables(&site, "alike")?;
     ensure!(!one.log().contains("has not chosen"), "{}", one.log());
 
-    // A weight that is changed on one by hand.
+    // An operator changes a weight on one director.
     let edit = |weight: u8| {
         let server = server(1);
         site.lvsadm_on(
@@ -478,7 +478,8 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
         ensure!(log.matches("as this director again").count() == 1, "{log}");
     }
 
-    // A server that has no weight, and had another one before, has other slots of mh.
+    // A server with weight 0 keeps the mh slots of its earlier weight, which differs between the
+    // directors.
     edit(7)?;
     edit(0)?;
     let server = server(1);
@@ -490,7 +491,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     edit(0)?;
     wait_for_tables(&site, "alike")?;
 
-    // Servers that were added in another order: mh goes by it.
+    // The servers were added in another order, and the result of mh depends on the order.
     let again = |director: &Host, order: [usize; 2]| -> Result<()> {
         for n in order {
             site.lvsadm_on(
@@ -511,7 +512,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     again(&second, [0, 1])?;
     wait_for_tables(&site, "alike")?;
 
-    // A service of one only.
+    // Only one director has the service.
     site.lvsadm_on(&second, &format!("-D -t {vip}:81"))?;
     for (director, side) in [(&first, "on this director"), (&second, "on the peer")] {
         let named = format!("TCP {vip}:81 only {side}");
@@ -524,7 +525,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
         "TCP {vip}:81\n    only this director has the service\n"
     ))?;
 
-    // A director that is gone: its connections are lost.
+    // One director is removed: its connections are lost.
     drop(two);
     let doctor = format!("{} doctor || true", programs::find("lvsadm")?.display());
     wait("the missing peer to be detected", || {
@@ -607,7 +608,7 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
     wait("the other director to have both connections", || {
         of_peer(&site, &second, "borrowed") == Some(2)
     })?;
-    // A connection that the other director does not know would be the first of its turn.
+    // A connection that is unknown to the other director would be the first one in its rotation.
     let listing = site.lvsadm_on(&first, "-L -c -n")?;
     let of_port = |port: &str| listing.lines().find(|line| line.contains(port));
     let has = |port: &str, server: usize| {

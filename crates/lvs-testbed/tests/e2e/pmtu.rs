@@ -17,8 +17,8 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
     options.servers = 1;
     let site = Site::new(options)?;
     if forward == Forward::Nat {
-        // Servers send to the director, not straight to the client. The router's own ICMP errors
-        // pass it again, on their way from the director to the servers.
+        // Servers send packets to the director, not directly to the client. The router's own ICMP
+        // errors also pass the director on their way to the servers.
         router(&site)?.sh(
             "echo 1 > /proc/sys/net/ipv4/conf/all/accept_local
              ip rule add iif eth2 lookup 100; ip route add default via 192.0.2.1 table 100
@@ -66,7 +66,7 @@ fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
     for host in [&site.client, &site.servers[0], &site.director] {
         host.sh("ip route flush cache; ip -6 route flush cache")?;
     }
-    // The dataplane remembers path MTUs of tunnels for ten minutes; a new one begins without them.
+    // The dataplane stores path MTUs of tunnels for ten minutes; a new dataplane has none.
     site.start_dataplane(&[])
 }
 
@@ -261,7 +261,7 @@ fn pmtu_is_discovered_with_jumbo_frames_on_one_side() -> Result<()> {
         options.mtu = 9000;
         let mut site = Site::new(options)?;
         site.serve("big", SIZE)?;
-        // The servers do not know either: their own links take 9,000.
+        // The servers do not know the path MTU either: their own links have an MTU of 9,000.
         site.director.sh("ip link set eth1 mtu 1500")?;
         site.director
             .sh("ip route replace 10.0.0.0/24 dev eth1 mtu lock 1500")?;

@@ -128,7 +128,8 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
             "echo '== {host}'\n{enter}bash -e <<'BLOCK' || {{ echo \"FAILED: $?\"; exit 1; }}\n{commands}\nBLOCK"
         )?;
         if commands.contains("lvsd &") {
-            // "Seconds later": the check has passed, and the dataplane has the server.
+            // The text says "Seconds later": until then the check has succeeded, and the dataplane
+            // has the server.
             writeln!(
                 script,
                 "until lvsd status 2>/dev/null | grep -q ' up [^ ]* *weight 1 '; do sleep 0.1; done"

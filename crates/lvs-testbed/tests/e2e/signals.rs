@@ -57,7 +57,7 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         let mut download = common::Download::start(&site)?;
         let pid = site.dataplane.as_ref().context("it runs")?.pid();
         shower(&site, pid)?;
-        // The process that keeps connections, if there is one.
+        // This is the state keeper, if there is one.
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
         for keeper in children.split_whitespace() {
             shower(&site, keeper.parse()?)?;
@@ -69,7 +69,7 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         ensure!(after == children, "{children:?} {after:?}");
         ensure!(!words.contains(&"--warm-restart") || !children.is_empty());
         download.finish()?;
-        // As SIGTERM does.
+        // The signal has the same effect as SIGTERM.
         let mut dataplane = site.dataplane.take().context("it runs")?;
         let status = dataplane.stop(Signal::SIGQUIT)?;
         ensure!(status.success(), "{status}: {}", dataplane.log());
@@ -90,8 +90,9 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     let site = site("sigterminal")?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     let number = site.testbed.dir().join("number").display().to_string();
-    // A shell at a pseudo-terminal, which goes when `script` is killed. It reads what is typed: with
-    // a command as its argument it would not pass SIGHUP on to its jobs.
+    // The shell runs at a pseudo-terminal, which is closed when `script` is killed. The shell reads
+    // its commands from the terminal: with a command as an argument, it would not forward SIGHUP to
+    // its jobs.
     let words = ["-q", "-c", "bash --norc -i", "/dev/null"];
     let mut terminal = site.director.spawn("script", &words)?;
     terminal.send(&format!(
@@ -109,7 +110,7 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     let pid = fs::read_to_string(&number)?.trim().to_owned();
     terminal.signal(Signal::SIGKILL)?;
     terminal.wait(PATIENCE)?;
-    // The shell receives SIGHUP from its terminal, and passes it on to its children.
+    // The shell receives SIGHUP from its terminal, and forwards it to its children.
     wait_until("the shell to exit", PATIENCE, || {
         let parent = site.director.sh(&format!("ps -o ppid= -p {pid} || true"));
         let parent = parent.unwrap_or_default();
@@ -132,7 +133,7 @@ fn lvsd_signals_during_start_are_kept() -> Result<()> {
     site.director.run("mkfifo", &[&path])?;
     let program = programs::find("lvsd")?;
     let mut lvsd: Proc = site.director.spawn(&program, &["--config", &path])?;
-    // The first thing that lvsd does, before it reads its arguments.
+    // lvsd does this first, before it parses its arguments.
     wait_until("lvsd to ignore SIGHUP", PATIENCE, || {
         minds_hangup(lvsd.pid(), &["SigIgn:", "SigCgt:"])
     })?;
@@ -149,7 +150,7 @@ fn lvsd_signals_during_start_are_kept() -> Result<()> {
             site.real_address(0)
         )
     };
-    // The present read of the file ends; every later read finds another file.
+    // The read in progress ends; every later read opens another file.
     let mut pipe = fs::File::options();
     pipe.write(true).custom_flags(nix::libc::O_NONBLOCK);
     let mut opened = None;

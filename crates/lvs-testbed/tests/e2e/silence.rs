@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 #[test]
 #[ignore = "long"]
-fn stopped_dataplane_is_reported_and_continues() -> Result<()> {
+fn suspended_dataplane_is_reported_and_continues_when_resumed() -> Result<()> {
     let mut options = SiteOptions::new("silence", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;

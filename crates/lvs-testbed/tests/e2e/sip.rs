@@ -67,7 +67,7 @@ fn check(site: &Site, total: usize) -> Result<()> {
         calls[0].is_disjoint(&calls[1]) && calls[0].len() + calls[1].len() == total,
         "{calls:?}"
     );
-    // The servers take turns.
+    // Calls are distributed over the servers in turn.
     ensure!(calls[0].len() == calls[1].len(), "{calls:?}");
     Ok(())
 }
@@ -79,10 +79,10 @@ fn sip_datagrams_of_a_call_share_a_server() -> Result<()> {
     let (site, _programs) = site("sip-ops", "-o")?;
     call(&site, "a", "-p 6001")?;
     check(&site, CALLS)?;
-    // The same calls from another port.
+    // The same calls come from another port.
     call(&site, "a", "-p 6002")?;
     check(&site, CALLS)?;
-    // Others from the same port.
+    // Other calls come from the same port.
     call(&site, "b", "-p 6002")?;
     check(&site, 2 * CALLS)?;
 
@@ -108,11 +108,12 @@ fn connections(site: &Site) -> Result<usize> {
 #[test]
 #[ignore = "needs SIPp"]
 fn sip_connections_of_a_call_share_a_server() -> Result<()> {
-    // A port that comes again is that of a connection, whatever is called: its server gets it.
+    // A port that is used again belongs to an existing connection, whatever its calls are: the
+    // server of this connection receives them.
     'anew: for label in ["sip-conn", "sip-conn2", "sip-conn3", "sip-conn4"] {
         let (site, _programs) = site(label, "")?;
         for ports in [CALLS, 2 * CALLS] {
-            // A socket of its own for each call.
+            // Each call has its own socket.
             call(&site, "a", "-t un -max_socket 100")?;
             if connections(&site)? != ports {
                 continue 'anew;

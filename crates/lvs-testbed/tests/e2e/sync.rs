@@ -277,7 +277,7 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     wait_until("the dataplane to use the new interface", PATIENCE, || {
         says(&director, words).is_ok_and(|(text, _)| text != "No such device")
     })?;
-    // As Linux 6.12 answers.
+    // Linux 6.12 gives the same answers.
     for (arguments, text, status) in [
         (
             "--start-daemon master --mcast-interface nope0",
@@ -307,7 +307,7 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
             "Daemon has already run",
             "255",
         ),
-        // The lines of Debian's /etc/init.d/ipvsadm.
+        // These lines are from Debian's /etc/init.d/ipvsadm.
         (
             "--start-daemon master --mcast-interface eth0 --syncid 0",
             "",
@@ -350,16 +350,16 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     };
     has_sockets(0)?;
 
-    // As many ports as when the first was started.
+    // The number of ports stays the same as when the first daemon was started.
     site.lvsadm("sysctl sync_ports=4")?;
     site.lvsadm("--start-daemon master --mcast-interface eth0")?;
     site.lvsadm("sysctl sync_ports=2")?;
     site.lvsadm("--start-daemon backup --mcast-interface d1")?;
-    // One a port.
+    // Each port has one socket.
     has_sockets(4)?;
     ensure!(site.lvsadm("-S -n")? == rules, "rules are without daemons");
 
-    // An interface that goes and comes back.
+    // The interface is removed and created again.
     let joined = || -> Result<bool> {
         let groups = director.sh("cat /proc/net/igmp")?;
         let of_d1 = groups.split_once("d1 ").map_or("", |(_, rest)| rest);
@@ -424,7 +424,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
         ("sync_too_long", vec![0; 1473]),
         ("sync_nonsense", nonsense),
         ("sync_malformed", damaged.clone()),
-        // Again, as an attacker with a recording could.
+        // The same messages are sent again, as an attacker could do with a recording.
         ("sync_malformed", damaged),
     ];
     for (name, bytes) in sent {
@@ -473,7 +473,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
         let listing = site.lvsadm_on(&standby, "-L -c -n");
         listing.is_ok_and(|listing| listing.contains("192.0.2.100:0"))
     })?;
-    // No other client would be sent there.
+    // With weight 0, the server gets no other clients.
     let server = site.real_address(number - 1);
     site.lvsadm_on(&standby, &format!("-e -t {service} -r {server} -m -w 0"))?;
     if let Some(dataplane) = &mut site.dataplane {
@@ -537,7 +537,7 @@ fn master_sends_from_first_address_of_its_interface() -> Result<()> {
     wait_until("a message to be sent from 192.0.2.201", PATIENCE, || {
         sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 201)])
     })?;
-    // Other addresses, or none.
+    // The interface has other addresses, or none.
     director.sh("ip addr flush dev d1; ip addr add 192.0.2.203/24 dev d1")?;
     wait_until("a message to be sent from 192.0.2.203", PATIENCE, || {
         sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 203)])

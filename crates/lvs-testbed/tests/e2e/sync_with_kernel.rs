@@ -167,11 +167,11 @@ fn downloads_continue_from_kernel_to_dataplane_and_back() -> Result<()> {
             kernel.established()? == DOWNLOADS,
             "the kernel has the connections"
         );
-        // The kernel falls silent at once.
+        // The kernel director stops sending immediately.
         site.fail_over()?;
         drop(kernel);
 
-        // And back: another kernel, with an empty table.
+        // The VIP returns to a kernel director with an empty table.
         std::thread::sleep(Duration::from_secs(2));
         let mut kernel = Kernel::boot(&site, &site.director, "after")?;
         kernel.sh("ip addr add 192.0.2.1/24 dev vec0; ip addr add 10.0.0.3/24 dev vec1")?;

@@ -127,7 +127,8 @@ fn vip_of_real_server_answers_no_arp() -> Result<()> {
         ensure!(options.topology == Topology::OneArm);
         let site = Site::new(options)?;
         let router = site.router.as_ref().expect("the one-arm site has a router");
-        // The owner refuses; without one, there is no answer.
+        // The host that owns the address refuses the connection; without an owner, there is no
+        // answer.
         let limit = if vip == Vip::Host { 60 } else { 1 };
         let _ = router.sh(&format!(
             "curl --silent --max-time {limit} http://{}:9/ || true",
@@ -156,12 +157,13 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
             .ends_with("bin/true"),
         "the installed program hides the disk's"
     );
-    // One that leaves its process group and its parent.
+    // This process leaves its process group and its parent.
     two.sh("setsid -f sleep 1000 </dev/null >/dev/null 2>&1")?;
     let namespaces = [&one, &two].map(|host| {
         fs::read_link(format!("/proc/{}/ns/net", host.pid())).expect("the host's process runs")
     });
-    // The kernel gives the inode of a namespace that has ended to the next one: open files keep these until the comparison.
+    // The kernel may reuse the inode number of a removed namespace: the open files keep these
+    // namespaces until the comparison.
     let _open = [&one, &two].map(|host| {
         fs::File::open(format!("/proc/{}/ns/net", host.pid())).expect("the host's process runs")
     });

@@ -218,8 +218,8 @@ fn tun_backend_forwards_fragments_over_narrow_link() -> Result<()> {
     site.add_service_weighted("-t", 5201, "rr", &[1])?;
     site.add_service_weighted("-u", 5201, "rr", &[1])?;
     for reverse in ["", "-R"] {
-        // A receiver of few buffers may lose some itself; without the rules for fragments none
-        // would arrive.
+        // A receiver with few buffers may lose some datagrams itself; without the rules for
+        // fragments, none would arrive.
         common::measured(|| {
             let report = common::iperf(&site, &format!("-u -b 20M -l 4000 {reverse}"))?;
             let sum = &report["end"]["sum"];
@@ -292,7 +292,7 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     ] {
         is_steered(&site, part, &|running| running.contains(part))?;
     }
-    // A server less, an address less, all less.
+    // Remove one server, then one address, then everything.
     let server = SocketAddr::from((site.real_address(0), 80));
     site.lvsadm(&format!("-d -t {} -r {server}", site.service(80)))?;
     site.lvsadm(&format!("-D -t [{}]:80", site.vip6))?;
@@ -300,10 +300,10 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
         !fewer.contains("fd00:192::10")
     })?;
     site.lvsadm("-C")?;
-    // Connections of removed servers still have their answers translated, until they end.
+    // Answers in connections of removed servers are still translated until the connections end.
     is_steered(&site, "no address", &|none| !none.contains("proxy"))?;
 
-    // Killed, it leaves rules without routes; the next one clears them and works.
+    // A killed dataplane leaves rules without routes; the next dataplane removes them, and works.
     site.add_service(80, "rr")?;
     load(&site)?;
     site.dataplane.as_mut().context("started above")?.kill();
@@ -316,7 +316,7 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     site.add_service(80, "rr")?;
     load(&site)?;
 
-    // So does one with packet sockets.
+    // A dataplane with packet sockets does the same.
     site.dataplane.as_mut().context("started above")?.kill();
     ensure!(!steered(&site)?.is_empty());
     site.start_dataplane(&["--backend", "af_packet"])?;
@@ -324,7 +324,7 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     site.add_service(80, "rr")?;
     load(&site)?;
 
-    // An orderly end leaves nothing at all.
+    // An orderly stop leaves nothing behind.
     start(&mut site)?;
     site.add_service(80, "rr")?;
     load(&site)?;
@@ -345,7 +345,8 @@ fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     load.requests = 10;
     common::ok(site.client.load(&load)?, 10)?;
     load.timeout_ms = 5000;
-    // The kernel lists proxied neighbours in another order when they have been away.
+    // The order of the kernel's list of proxied neighbours changes after an entry has been removed
+    // and added.
     let sorted = || -> Result<Vec<String>> {
         let mut lines: Vec<String> = steered(&site)?.lines().map(str::to_owned).collect();
         lines.sort();
@@ -390,14 +391,14 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     let mut load = common::mixed_load(&site);
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
-    // Its own addresses are its own.
+    // The director's own addresses belong to the host.
     let _ssh = nginx(&site.director, &common::on_port(22))?;
     let printed = site
         .client
         .sh("curl --fail --silent --max-time 60 http://192.0.2.1:22/id")?;
     ensure!(printed == "director\n", "{printed}");
 
-    // The virtual address answers as a host does that has nothing else: echo, RST.
+    // The virtual address answers like a host without other services: echo replies and RST.
     let vip = site.vip.to_string();
     site.client.run(programs::own()?, &["ping", &vip])?;
     site.client
@@ -408,12 +409,13 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
         "no RST for a stray ACK"
     );
 
-    // A client, and the director itself, reach a real server directly.
+    // A client, and the director itself, connect to a real server directly.
     let direct = common::direct(&site, &load);
     common::ok(site.client.load(&direct)?, 40)?;
     common::ok(site.director.load(&direct)?, 40)?;
 
-    // A real server's own traffic leaves under the director's address, pings too.
+    // A real server's own traffic, including pings, leaves with the director's address as its
+    // source.
     let _outside = nginx(&site.client, &common::on_port(8080))?;
     let outside = common::client_address(&site)?;
     let printed = site.servers[0].sh(&format!(
@@ -422,12 +424,13 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     ensure!(printed == "192.0.2.1\n", "{printed}");
     site.servers[0].run(programs::own()?, &["ping", &outside])?;
 
-    // The failure is immediate: the host keeps the answers to its own connections.
+    // The request fails immediately: the host receives the answers to its own connections.
     let own = LoadOptions {
         requests: 1,
         ..site.load()
     };
-    // The error of a connection that is refused before the client waits for it is not available.
+    // If the server refuses the connection before the client waits for it, the error is not
+    // available.
     wait_until("a request to fail with the reason", common::SOON, || {
         let report = site.director.load(&own);
         report.is_ok_and(|report| {

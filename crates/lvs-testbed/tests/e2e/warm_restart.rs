@@ -42,7 +42,7 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let log = site.director.dir().join("next");
     let log = log.display();
-    // The new namespace gets what the old one's number leads to.
+    // The state of the old namespace is moved to the number of the new one.
     let script = format!(
         "own=$(stat -Lc %i /proc/self/ns/net); exec unshare -n sh -c '\
          mv /sys/fs/bpf/lvs/'$own' /sys/fs/bpf/lvs/$(stat -Lc %i /proc/self/ns/net) && \
@@ -53,13 +53,16 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     );
     let output = site.director.sh(&script)?;
     let log = fs::read_to_string(site.director.dir().join("next"))?;
-    ensure!(log.contains("in a removed network namespace"), "{log}");
-    ensure!(!log.contains("going on where"), "{log}");
+    ensure!(
+        log.contains("it belonged to a removed network namespace"),
+        "{log}"
+    );
+    ensure!(!log.contains("continuing with the state of"), "{log}");
     ensure!(
         !output.contains(":80") && !output.contains("203.0.113"),
         "{output}"
     );
-    // Its end takes everything with it.
+    // The orderly stop of the dataplane removes everything.
     ensure!(output.trim().ends_with("left:"), "{output}");
     Ok(())
 }
@@ -101,7 +104,8 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
             listed.is_ok_and(|listed| listed.matches("ESTABLISHED").count() == 2)
         };
         wait_until("two connections to be established", SOON, opened)?;
-        // Changes of so many are kept within a few seconds, and connections are offloaded meanwhile.
+        // With this number of services and servers, changes are stored within a few seconds, and
+        // connections are offloaded in that time.
         std::thread::sleep(Duration::from_secs(6));
         kill(&mut site)?;
         site.start_dataplane(words)?;
@@ -155,8 +159,8 @@ fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Res
                 "{words:?}: port {port} is not answered by the host"
             );
         }
-        // Port 81 is in no rule. The kernel fast path leaves 9005 to the host, and 443, whose mark has no service; the state
-        // keeper holds the ports of all rules.
+        // No rule contains port 81. The kernel fast path passes 9005 to the host, and 443, whose
+        // mark has no service; the state keeper keeps the ports of all rules.
         let hosts: &[u16] = match words == KERNEL {
             true => &[81, 9005, 443],
             false => &[81],
@@ -176,10 +180,10 @@ fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Res
 /// use it.
 #[test]
 fn files_of_removed_namespaces_are_deleted_at_start() -> Result<()> {
-    // Others cannot see all processes.
+    // Other users cannot see all processes.
     super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;
-    // A number that no namespace has.
+    // No network namespace has this number.
     site.director.sh("mkdir -p -m 755 /run/lvs; \
          for name in sock sock.lock sock.lvsd sock.lvsd.lock sock.7.lvsd.toml; do \
          echo 1 >/run/lvs/netns-12.$name; done")?;

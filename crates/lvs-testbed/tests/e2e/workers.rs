@@ -58,12 +58,12 @@ fn shared(site: &Site, least: u64) -> Result<()> {
 #[test]
 fn workers_forward_every_byte_nat() -> Result<()> {
     let site = site(options("nat", Forward::Nat))?;
-    // A connection that two workers served would be listed twice.
+    // If two workers served one connection, it would be listed twice.
     let before = common::resets(&site)?;
     common::requests_and_listings(&site)?;
     shared(&site, 20)?;
     let workers = workers(&site)?;
-    // One that was reset is forgotten early.
+    // A connection that was reset is removed early.
     let total = common::requests_of_listings();
     let (connections, resets) = (
         sum(&workers, "connections"),

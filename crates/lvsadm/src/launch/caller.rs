@@ -16,7 +16,7 @@ use super::wire::{u32_at, u64_at};
 
 /// Longest request that is examined. The longest request for IPVS has some 300 bytes.
 const REQUEST_MAX: usize = 64 << 10;
-/// Maximum of parts in a request (`UIO_MAXIOV`).
+/// Maximum number of parts in a request (`UIO_MAXIOV`).
 const PARTS_MAX: usize = 1024;
 /// Length of `struct msghdr`, and offsets in it.
 const MESSAGE: usize = 56;
@@ -92,7 +92,7 @@ impl Caller {
         self.has_net_admin && owners.contains(&self.user)
     }
 
-    /// Its process.
+    /// Returns the process id of the caller.
     pub(super) fn process(&self) -> Option<u32> {
         process(&self.directory)
     }
@@ -109,7 +109,7 @@ impl Caller {
 
     /// Returns a copy of the caller's descriptor `number`.
     pub(super) fn descriptor(&self, number: u64) -> Option<OwnedFd> {
-        // The kernel reads the low half, too.
+        // The kernel also reads only the low half.
         let number = (number & 0xffff_ffff) as u32;
         pidfd_getfd(&self.pidfd, number.cast_signed(), PidfdGetfdFlags::empty()).ok()
     }
@@ -135,10 +135,10 @@ impl Caller {
         Look(self.thread)
     }
 
-    /// Its memory; `None` if the thread has exited.
+    /// Opens the memory of the caller; `None` if the thread has exited.
     pub(super) fn memory(&self, call: &Call, listener: &Listener) -> Option<Memory> {
         let memory = Memory(self.file("mem", OFlags::RDWR).ok()?);
-        // The caller still waits, so the memory was its own when the file was opened.
+        // The caller still waits, so the file was its own memory when it was opened.
         listener.is_valid(call.id).then_some(memory)
     }
 
@@ -156,7 +156,7 @@ impl Caller {
 /// The user namespace of a thread, and whether it has CAP_NET_ADMIN there; `None` if it has exited.
 fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
     let user = namespace(directory, USER)?;
-    // Without a number, they would be those of this thread.
+    // Without a thread number, the call would read the capabilities of this thread.
     let thread = Pid::from_raw(i32::try_from(thread).ok()?)?;
     let rights = capabilities(Some(thread)).ok()?;
     Some((user, rights.effective.contains(CapabilitySet::NET_ADMIN)))
@@ -212,7 +212,7 @@ impl Source for Memory {
     }
 }
 
-/// The memory of the thread that has this number when it is read.
+/// The memory of the thread that has this number at the time of the read.
 #[derive(Debug)]
 pub(super) struct Look(u32);
 
@@ -333,7 +333,7 @@ pub(super) struct Buffers {
     parts: Parts,
     /// Flags of the call.
     pub(super) flags: i32,
-    /// Room for ancillary data.
+    /// Number of bytes for ancillary data.
     pub(super) control: usize,
     place: Place,
 }
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn look_at_mapped_memory_returns_its_bytes() {
+    fn read_of_mapped_memory_returns_its_bytes() {
         let bytes = *b"a request";
         let (at, own) = (bytes.as_ptr().addr() as u64, Look(std::process::id()));
         let mut copy = [0; 9];

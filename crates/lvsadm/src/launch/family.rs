@@ -22,9 +22,9 @@ const NEW_FAMILY: u8 = 1;
 /// The number of the netlink family. The kernel uses numbers from 0x13 up for its own families.
 pub(super) const FAMILY: u16 = 1000;
 const NAME: &str = "IPVS";
-/// IPVS 1.2.1.
+/// The version that the family reports: IPVS 1.2.1.
 pub(super) const VERSION: u32 = 0x0001_0201;
-/// Highest number of an attribute.
+/// The highest attribute number.
 const ATTRIBUTES: u32 = 6;
 
 /// Length of a datagram of a dump: fits the buffer of a page that old libraries read into.
@@ -271,7 +271,7 @@ fn change(
             owner: None,
         }),
         SET_SERVICE => {
-            // Missing attributes are an error whether the service exists or not.
+            // Missing attributes are an error, whether or not the service exists.
             service_config(of_service, family, None)?;
             let found = dataplane.services(Some(service))?;
             let now = found.first().ok_or(Errno::ESRCH)?;

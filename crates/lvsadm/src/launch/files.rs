@@ -212,7 +212,7 @@ impl Files {
             let length = match (&self.device).read(&mut bytes) {
                 Ok(length) => length,
                 Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => return,
-                // A request that was interrupted, or a signal.
+                // The request was interrupted, or a signal has arrived.
                 Err(_) => {
                     std::thread::yield_now();
                     continue;
@@ -224,7 +224,7 @@ impl Files {
             if request.is_notice() {
                 continue;
             }
-            // The dataplane itself may look at other files, and waits for this thread then.
+            // The dataplane itself may read other files, and then waits for this thread.
             let asks_dataplane = matches!(request.operation, fuse::OPEN | fuse::WRITE);
             if !asks_dataplane {
                 self.reply(request.unique, self.answer(&request, &mut worker));
@@ -236,7 +236,7 @@ impl Files {
 
     fn reply(&self, unique: u64, result: Result<Vec<u8>, Errno>) {
         if (&self.device).write(&fuse::answer(unique, result)).is_err() {
-            // The caller has ended, and closes no file that this request has opened.
+            // The caller has exited, and will not close a file that this request has opened.
             lock(&self.open).remove(&unique);
         }
     }
@@ -301,7 +301,7 @@ impl Files {
             }
             fuse::FLUSH | fuse::RELEASEDIR => Ok(Vec::new()),
             fuse::STATFS => Ok(fuse::empty()),
-            // The kernel does without what does not exist.
+            // The kernel does not need operations that are missing.
             _ => Err(Errno::ENOSYS),
         }
     }
@@ -347,7 +347,8 @@ impl Files {
             (Node::Overlay(overlay), _) => match number(FIRST_FILE, &FILES, name) {
                 Ok(number) if *overlay == Overlay::Net => number,
                 _ => {
-                    // A name that does not exist is not remembered: there is no end of them.
+                    // The kernel does not cache names that do not exist, because their number is
+                    // unlimited.
                     let real = self.real(*overlay, thread, worker)?;
                     fs::symlink_metadata(format!("{real}/{name}")).map_err(|_| Errno::ENOENT)?;
                     lock(&self.links).number((*overlay, name.to_owned()))?
@@ -437,14 +438,15 @@ impl Files {
                     .collect(&Call::SysctlGet { name })
                     .map_err(|error| errno_of(&error))?;
                 for sysctl in all {
-                    // The kernel has tabs between numbers.
+                    // The kernel writes tabs between numbers.
                     content.text = format!("{}\n", sysctl.value.replace(' ', "\t"));
                 }
             }
             _ => return Err(Errno::EISDIR),
         }
         content.fit()?;
-        // No two requests that wait have the same number; a file keeps that of its request.
+        // Two waiting requests never have the same number; an open file has the number of its
+        // request.
         lock(&self.open).insert(request.unique, Arc::new(content));
         Ok(fuse::opened(request.unique))
     }
@@ -480,7 +482,7 @@ fn number(first: u64, names: &[&str], name: &str) -> Result<u64, Errno> {
 /// Writes one of [`FILES`] into `content`.
 fn write_file(name: &str, client: &mut Client, content: &mut Content) -> Result<(), Errno> {
     let errno = |error: Error| errno_of(&error);
-    // A string takes everything.
+    // Writing to a string cannot fail.
     let text = &mut content.text;
     match name {
         "ip_vs" => {
@@ -546,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn name_of_kernel_is_a_link_and_name_of_ipvs_a_file() {
+    fn proc_name_of_kernel_is_a_link_and_name_of_ipvs_is_a_file() {
         let files = files();
         let mut worker = Worker::default();
         let mut find = |directory: &Node, name: &str| {
@@ -578,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_remembered_are_bounded() {
+    fn number_of_stored_names_is_bounded() {
         let mut links = Links::default();
         for number in 0..LINKS_MAX {
             let name = (Overlay::Net, number.to_string());

@@ -32,14 +32,14 @@ pub(super) const REQUEST_MAX: usize = 2 * WRITE_MAX + 4096;
 const IN: usize = 40;
 const OUT: usize = 16;
 
-/// Time that the kernel may use an answer about a name.
+/// Time in seconds for which the kernel may use an answer about a name.
 const VALID_SECONDS: u64 = 60;
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request<'a> {
     pub(super) operation: u32,
-    /// Its number.
+    /// Number of the request.
     pub(super) unique: u64,
     pub(super) node: u64,
     /// The thread that makes the request.
@@ -110,7 +110,7 @@ pub(super) fn answer(unique: u64, result: Result<Vec<u8>, Errno>) -> Vec<u8> {
 /// The answer to `INIT`: the features of this server.
 pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
     const MAJOR: u32 = 7;
-    /// Linux 5.4: no later addition is needed.
+    /// The minor version of the protocol, that of Linux 5.4: no later addition is needed.
     const MINOR: u32 = 31;
     /// `O_TRUNC` is a part of `OPEN`; the kernel caches the targets of links.
     const ABILITIES: u32 = 1 << 3 | 1 << 23;
@@ -124,7 +124,7 @@ pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
         number(4)?.min(MINOR),
         0,
         number(12)? & ABILITIES,
-        // Requests in the background: 16, and 12 of them are many.
+        // Maximum number of background requests: 16; from 12 on, the device counts as congested.
         u32::from_ne_bytes([16, 0, 12, 0]),
         u32::try_from(WRITE_MAX).unwrap_or(0),
         1,
@@ -204,7 +204,7 @@ pub(super) fn entries(all: &[(u32, String)], at: usize, room: usize) -> Vec<u8> 
             break;
         }
         let end = out.len() + length;
-        // Programs take the number of a file from elsewhere, but a 0 hides the entry.
+        // Programs read the number of a file elsewhere, but a 0 would hide the entry.
         for value in [1, index as u64 + 1] {
             out.extend(value.to_ne_bytes());
         }
@@ -237,7 +237,7 @@ mod tests {
             assert!(short.extent().is_err() && short.data().is_err());
             assert_eq!(short.name(), None, "the name has no final NUL");
         }
-        // It has fewer bytes than it names.
+        // The request has fewer bytes than its header specifies.
         let bytes = request(WRITE, &[9; 41]);
         assert!(Request::of(&bytes).expect("a header").data().is_err());
         assert!(init(&[7, 0, 0, 0]).is_err());

@@ -41,8 +41,8 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Records a change that was made. Returns `false` if there are too many changes, so that no
-    /// more are recorded.
+    /// Records a change that was made. Returns `false` if the maximum of changes is reached: then
+    /// no further change is recorded.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();
@@ -54,7 +54,7 @@ impl Kept {
             return true;
         }
         self.change(call);
-        // One of the changes is that of the timeouts.
+        // One change is reserved for the timeouts.
         if self.len() < CHANGES_MAX {
             return true;
         }
@@ -85,7 +85,8 @@ impl Kept {
                 self.servers -= gone.map_or(0, |gone| gone.servers.len());
             }
             Call::ServerAdd(spec) | Call::ServerEdit(spec) => {
-                // A service that another program has added is not kept, and its servers neither.
+                // Services that another program has added are not stored, and their servers are not
+                // stored either.
                 let Some(service) = self.service(spec.service) else {
                     return;
                 };
@@ -113,7 +114,7 @@ impl Kept {
             }
             Call::DaemonStop { role, .. } => self.stop(*role),
             Call::TimeoutsSet(new) => {
-                // 0 leaves a timeout as it is.
+                // 0 does not change a timeout.
                 let old = self.timeouts.take().unwrap_or(*new);
                 let newest = |new: u32, old: u32| if new == 0 { old } else { new };
                 self.timeouts = Some(Timeouts {
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_state_of_each_service_is_kept() {
+    fn newest_state_of_each_service_is_stored() {
         let mut kept = Kept::default();
         assert!(kept.is_empty() && kept.requests().is_empty());
         let timeouts = |tcp, tcp_fin, udp| Timeouts { tcp, tcp_fin, udp };
@@ -245,18 +246,18 @@ mod tests {
     }
 
     #[test]
-    fn configuration_above_limit_is_not_kept() {
+    fn configuration_above_limit_is_not_stored() {
         let mut kept = Kept::default();
         assert!(kept.keep(&Call::ServiceAdd(add(1, "rr"))));
         let all = u32::try_from(CHANGES_MAX).expect("a small number");
-        // The search for a server is linear, so it is not asked here.
+        // The search for a server is linear, so only the service is searched here.
         let service = kept.service(service(1)).expect("the server was added");
         service.servers = (2..all).map(|number| server(1, number, 1)).collect();
         kept.servers = service.servers.len();
         assert!(!kept.keep(&Call::ServerAdd(server(1, all, 1))));
         assert!(kept.is_empty());
         assert!(kept.keep(&Call::ServiceAdd(add(2, "rr"))) && kept.is_empty());
-        // A flush removes everything that was kept, and calls are kept again.
+        // A flush removes everything that was stored, and later calls are stored again.
         kept.keep(&Call::ServiceFlush {});
         assert!(kept.keep(&Call::ServiceAdd(add(2, "rr"))));
         assert!(!kept.is_empty());

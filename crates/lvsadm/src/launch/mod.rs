@@ -1,4 +1,4 @@
-//! `lvs-run`: runs a program that speaks IPVS's own interfaces, and lets a dataplane answer it.
+//! `lvs-run`: runs a program that uses the interfaces of IPVS, which a dataplane answers.
 //!
 //! The program gets real sockets of generic netlink, at high descriptor numbers. A seccomp filter
 //! reports the requests that it sends there. The supervisor, a second process, answers requests of
@@ -176,7 +176,7 @@ fn execute(command: &[OsString]) -> u8 {
 
 /// Installs the filter for this process, and starts its supervisor.
 fn launch(socket: Option<&OsStr>) -> Result<(), String> {
-    // The supervisor leaves the directory of the program.
+    // The supervisor changes its working directory.
     let address = socket.map(|text| match Address::new(text) {
         Address::Path(path) => Address::Path(std::path::absolute(&path).unwrap_or(path)),
         other => other,
@@ -189,7 +189,7 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     let side =
         notify::detach(&other).map_err(|error| format!("cannot start the supervisor: {error}"))?;
     if side == Side::Detached {
-        // Its descriptor is closed already.
+        // The descriptor is already closed.
         std::mem::forget(own);
         supervise(other, places, address);
         std::process::exit(0);
@@ -198,7 +198,8 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     let listener = match notify::install(&places) {
         Ok(listener) => listener,
         Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {
-            // This launcher's supervisor sees its end of the pair close, and ends.
+            // The supervisor of this launcher detects that its end of the pair was closed, and
+            // exits.
             let probe = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC);
             if !probe.is_ok_and(|socket| is_placed(&socket)) {
                 return Err(
@@ -276,16 +277,16 @@ fn hand_over(
     }
 }
 
-/// First word of the supervisor when it answers calls.
+/// First word of the supervisor, as soon as it answers calls.
 const READY: &str = "ready";
 
 /// The supervisor reads these bytes from the memory of the program, to check whether it is
 /// permitted to.
 static PROBE: [u8; 8] = *b"lvs-run\0";
 
-/// The supervisor: receives the listener, and answers calls until the last process has ended.
+/// The supervisor: receives the listener, and answers calls until the last process has exited.
 fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) {
-    // A thread that panics would leave its caller waiting. Without a supervisor, calls fail.
+    // After a panic, a thread would leave its caller waiting. Without a supervisor, calls fail.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         hook(panic);
@@ -294,7 +295,7 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
     }));
     let (listener, files, pid) = match take_over(&program) {
         Ok(Some(found)) => found,
-        // The program has another launcher.
+        // The program is supervised by another launcher.
         Ok(None) => return,
         Err(error) => {
             let _ = write!(program, "{error}");
@@ -308,7 +309,7 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
             return;
         }
     };
-    // It keeps no directory and no pipe of the program in use.
+    // Release the directory and the pipes of the program.
     let _ = std::env::set_current_dir("/");
     if let Ok(null) = std::fs::File::options()
         .read(true)
@@ -344,7 +345,7 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     }
     // Only the supervisor has the name of the program.
     let _ = rustix::thread::set_name(c"lvs-run-watch");
-    // All other descriptors are closed here: no object that owns one is used.
+    // All other descriptors are closed here: no object that owns one of them is used.
     let program = pidfd_open(program, PidfdFlags::empty());
     let mut text = Vec::new();
     let _ = supervisor.read_to_end(&mut text);
@@ -395,7 +396,7 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
 /// Writes an error to the system log. Without a system log, the error is lost: standard error
 /// belongs to the program.
 fn log(text: &str) {
-    /// Facility `daemon`, priority `err`.
+    /// The priority of the log lines: facility `daemon`, severity `err`.
     const PRIORITY: u8 = 3 << 3 | 3;
     let line = format!("<{PRIORITY}>{NAME}[{}]: {text}", std::process::id());
     if let Ok(socket) = UnixDatagram::unbound() {

@@ -1,7 +1,7 @@
 //! The program's own view of `/proc`: IPVS's files appear in it.
 //!
-//! `/proc/sys/net` and `/proc/net` become directories of the supervisor's file system, with with
-//! IPVS's files, and with links to all other files. The links lead to a second mount of the real
+//! `/proc/sys/net` and `/proc/net` become directories of the supervisor's file system, with IPVS's
+//! files, and with links to all other files. The links point into a second mount of the real
 //! `/proc`, which is inside this file system. Other mounts of the program stay shared with those of
 //! its host.
 
@@ -57,7 +57,7 @@ pub(super) fn prepare() -> io::Result<(Mounts, OwnedFd)> {
     ] {
         fsconfig_set_string(context.as_fd(), key, value)?;
     }
-    // All users of the program see it, and the kernel checks the modes.
+    // All users of the program may access it, and the kernel checks the modes.
     for key in ["allow_other", "default_permissions"] {
         fsconfig_set_flag(context.as_fd(), key)?;
     }

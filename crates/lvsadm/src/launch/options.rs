@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use super::family::{self, Dataplane, HASHED};
 use super::wire::{text, u16_at, u32_at};
 
-/// First option.
+/// Number of the first option.
 const BASE: u32 = 1152;
 
 const SET_ADD: u32 = BASE + 2;
@@ -35,19 +35,20 @@ const GET_SERVERS: u32 = BASE + 4;
 const GET_TIMEOUT: u32 = BASE + 6;
 const GET_DAEMON: u32 = BASE + 7;
 
-/// `struct ip_vs_service_user`.
+/// Length in bytes of `struct ip_vs_service_user`.
 const SERVICE: usize = 44;
-/// `struct ip_vs_dest_user`.
+/// Length in bytes of `struct ip_vs_dest_user`.
 const SERVER: usize = 24;
-/// `struct ip_vs_daemon_user`.
+/// Length in bytes of `struct ip_vs_daemon_user`.
 const DAEMON: usize = 24;
-/// `struct ip_vs_timeout_user`.
+/// Length in bytes of `struct ip_vs_timeout_user`.
 const TIMEOUT: usize = 12;
-/// `struct ip_vs_service_entry`, which begins with a service.
+/// Length in bytes of `struct ip_vs_service_entry`, which begins with a service.
 const SERVICE_ENTRY: usize = 104;
-/// `struct ip_vs_dest_entry`.
+/// Length in bytes of `struct ip_vs_dest_entry`.
 const SERVER_ENTRY: usize = 96;
-/// Bytes before the entries of `struct ip_vs_get_services` and of `struct ip_vs_get_dests`.
+/// Length in bytes of the parts of `struct ip_vs_get_services` and `struct ip_vs_get_dests` before
+/// their entries.
 const SERVICES_HEAD: usize = 8;
 const SERVERS_HEAD: usize = 24;
 /// Length of the names of schedulers and of interfaces.
@@ -203,7 +204,7 @@ pub(super) fn get(
         }
         _ => return Err(Errno::EINVAL),
     };
-    // The kernel shortens the text of the version only.
+    // The kernel truncates only the text of the version.
     match answer.len() <= room {
         true => Ok(answer),
         false => Err(Errno::EINVAL),

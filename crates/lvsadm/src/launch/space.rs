@@ -87,7 +87,7 @@ impl Link {
                 Ok(_) => {}
                 Err(Error::Refused(failure)) => {
                     report = format!(
-                        "the dataplane has restarted, and refuses what the program had configured: {}; restart the program",
+                        "the dataplane has restarted, and refuses the configuration of the program: {}; restart the program",
                         failure.message
                     );
                 }
@@ -131,7 +131,8 @@ impl Space {
         })
     }
 
-    /// Returns the connection to the dataplane for a thread. Other threads wait meanwhile.
+    /// Returns the connection to the dataplane for a thread. Other threads wait until it is
+    /// returned.
     pub(super) fn dataplane(&self, thread: u32) -> Connection<'_> {
         Connection {
             address: &self.address,
@@ -140,7 +141,7 @@ impl Space {
         }
     }
 
-    /// Whether the dataplane to which the configuration was applied has ended.
+    /// Whether the dataplane to which the configuration was applied has exited.
     pub(super) fn has_lost(&self) -> bool {
         self.link.try_lock().is_ok_and(|link| {
             let is_open = link.client.as_ref().is_some_and(Client::is_open);
@@ -317,7 +318,7 @@ impl Connection<'_> {
     }
 
     fn ask<R>(&mut self, ask: impl Fn(&mut Client) -> Result<R, Error>) -> Result<R, Errno> {
-        // A connection that was open already may be to a dataplane that has ended.
+        // An existing connection may be to a dataplane that has exited.
         let mut reconnect = self.link.client.is_some();
         loop {
             let client = match self.link.client.take() {
@@ -383,7 +384,7 @@ impl Connection<'_> {
                 return Err(Errno::EBUSY);
             }
             Err(place::LockError::Held(_)) => self.link.is_shared = true,
-            // There is no place for a lock.
+            // No lock file can be created.
             Err(_) => {}
         }
         Ok(())
@@ -441,7 +442,7 @@ impl Dataplane for Connection<'_> {
     }
 
     fn table_size(&mut self) -> Result<u32, Errno> {
-        // A call, because a connection may be to a dataplane that has ended.
+        // Make a call, because the connection may be to a dataplane that has exited.
         self.ask(|client| {
             client.call::<Timeouts>(&Call::TimeoutsGet {})?;
             Ok(client.hello().table_size)

@@ -26,7 +26,7 @@ use super::caller::{self, Buffers, Caller, Source as _};
 use super::space::{Rest, Space, generic_socket, port_of};
 use super::{family, log, options, wire};
 
-/// Maximum of threads. Each one answers a call or sends the end of a dump.
+/// Maximum number of threads. Each one answers a call or sends the end of a dump.
 const THREADS_MAX: usize = 64;
 /// Maximum number of network namespaces in use at the same time.
 const SPACES_MAX: usize = 256;
@@ -42,7 +42,7 @@ const LONG: u16 = 10;
 /// IPVS. To set a mark requires the same capability, so no other socket has it. If an unprivileged
 /// program makes a privileged one write to its socket, the request has no effect.
 const MARK: u32 = 0x6c76_7372;
-/// Maximum of programs for which the supervisor stores whether they use a library.
+/// Maximum number of programs for which the supervisor stores whether they use a library.
 const PROGRAMS_MAX: usize = 256;
 
 /// The bits of a socket type that are not flags.
@@ -182,7 +182,8 @@ impl Supervisor {
         if self.is_answering.load(Ordering::SeqCst) {
             self.start_thread(turn);
         } else {
-            // The next call wakes this thread. One that came in between has seen that it watches.
+            // The next call wakes this thread. A call that arrived in between has seen that this
+            // thread is watching.
             self.is_watching.store(false, Ordering::SeqCst);
             if self.received.load(Ordering::SeqCst) != received {
                 self.is_watching.store(true, Ordering::SeqCst);
@@ -260,14 +261,14 @@ impl Supervisor {
     }
 
     fn serve_turn(self: &Arc<Self>, turn: u64) {
-        // It starts in the namespace of another thread.
+        // Each worker starts in the namespace of the creating thread.
         let mut worker = Worker::default();
         while self.turn.load(Ordering::SeqCst) == turn {
             let call = match self.listener.receive() {
                 Ok(Some(call)) => call,
                 Ok(None) => continue,
-                // A caller has ended, or the process has received a signal. If all have ended, the
-                // main thread ends this process.
+                // A caller has exited, or the process has received a signal. If all callers have
+                // exited, the main thread ends this process.
                 Err(_) => {
                     std::thread::yield_now();
                     continue;
@@ -377,7 +378,7 @@ impl Supervisor {
         }
         let address = self.address.clone().filter(|_| id == self.start);
         let space = Arc::new(Space::here(id, namespace, owners, address).ok()?);
-        // Another thread may have been faster.
+        // Another thread may have created it first.
         let space = spaces.entry(id).or_insert(space);
         Some(space.clone())
     }
@@ -430,7 +431,8 @@ impl Supervisor {
             false => self.places.strict.clone(),
         };
         let _placing = lock(&self.placing);
-        // The highest one: the program's own descriptors come from below at any time.
+        // Use the highest free number: the program's own descriptors use the lowest free numbers at
+        // any time.
         let is_free = |place: &u32| caller.descriptor((*place).into()).is_none();
         let free = places.clone().rev().find(is_free);
         let Some(place) = free else {
@@ -492,7 +494,7 @@ impl Supervisor {
         if !wire::messages(&bytes).any(|message| family::is_ours(&message)) {
             return None;
         }
-        // From here on the copy counts, and only for a caller that still waits.
+        // From here on, the copy is used only if the caller still waits.
         if !self.listener.is_valid(call.id) {
             return Some((Answer::Sent, None));
         }
@@ -507,7 +509,7 @@ impl Supervisor {
             for message in wire::messages(&bytes) {
                 dumps += usize::from(message.is_dump());
                 if message.is_dump() && dumps > 1 {
-                    // As the kernel while a dump is under way.
+                    // Like the kernel while a dump is in progress.
                     datagrams.push(wire::error(&message, port, Errno::EBUSY as i32));
                 } else if family::is_ours(&message) {
                     datagrams.extend(family::answer(&message, port, &mut dataplane));
@@ -526,7 +528,7 @@ impl Supervisor {
     /// Receives answers for a program whose library accepts only answers from the kernel.
     fn receive(&self, call: &Call, caller: &Caller) -> Option<Answered> {
         let socket = Self::generic(caller, call.arguments[0])?;
-        // The program has sent something, or the kernel answers.
+        // The program has sent a message, or the kernel answers.
         let space = self.known(notify::cookie_of_socket(&socket).ok()?)?;
         let buffers = Buffers::of(call, caller.memory(call, &self.listener)?)?;
         let port = port_of(&socket, || caller.process())?;

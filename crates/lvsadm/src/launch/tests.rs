@@ -177,7 +177,7 @@ fn netlink_answers_equal_the_kernel() {
         let with_title = recorded.iter().filter(|(of, _)| *of == title);
         with_title.map(|(_, message)| message).collect()
     };
-    // The services and servers that the kernel had, added by its own attributes.
+    // The services and servers that the kernel had, added with the recorded attributes.
     let mut dataplane = Kept::default();
     let services: Vec<Vec<u8>> = of("services")
         .into_iter()
@@ -288,7 +288,7 @@ fn edit_keeps_flags_outside_the_mask_and_settings_of_this_director() {
 }
 
 #[test]
-fn message_that_is_no_request_has_no_answer() {
+fn message_that_is_not_a_request_is_not_answered() {
     let mut message = request(FAMILY, 0, 1, 17, &[]);
     message[6] = 0;
     assert!(ask(&message, &mut Kept::default()).is_empty());
@@ -320,7 +320,7 @@ fn malformed_requests_never_panic() {
     let mut random = Random(1);
     for _ in 0..20_000 {
         let mut message = seeds[random.below(seeds.len())].clone();
-        // Mostly a request of the family.
+        // Usually a request of the family.
         if random.below(8) != 0 {
             message[4..6].copy_from_slice(&FAMILY.to_ne_bytes());
             message[6] |= 1;
@@ -376,7 +376,7 @@ fn setsockopt_interface_adds_and_lists_services() {
     let one = 1_u32.to_ne_bytes();
     let head = [one, [0; 4]].concat();
     let listed = options::get(1154, &head, 112, &mut dataplane).expect("services");
-    // The service is in the table, and has one server.
+    // The table contains the service, which has one server.
     service[32] = 2;
     service.extend(one);
     service.resize(104, 0);

@@ -5,7 +5,7 @@
 
 pub(super) const ERROR: u16 = 2;
 pub(super) const DONE: u16 = 3;
-/// First type that is not a control message.
+/// Lowest message type that is not a control message.
 const MIN_TYPE: u16 = 0x10;
 
 pub(super) const REQUEST: u16 = 0x1;
@@ -20,7 +20,7 @@ pub(super) const HEADER: usize = 16;
 const GENERIC_HEADER: usize = 4;
 /// Length of `struct nlattr`.
 const ATTRIBUTE_HEADER: usize = 4;
-/// The bits of an attribute's type that are its number.
+/// Mask of the number in an attribute's type.
 const NUMBER: u16 = 0x3fff;
 
 const fn aligned(length: usize) -> usize {

@@ -166,7 +166,7 @@ fn server(all: &mut Vec<String>, here: &ServerInfo, there: &ServerInfo) {
     }
     of("upper threshold", &ours.upper, &theirs.upper);
     of("lower threshold", &ours.lower, &theirs.lower);
-    // A server that is one of the directors is local there, and only there.
+    // A server that runs on one of the directors is local only there.
     if ![ours.forwarding, theirs.forwarding].contains(&Forwarding::Local) {
         of("forwarding", &way(ours), &way(theirs));
     }
@@ -238,7 +238,7 @@ mod tests {
                 .join("; ")
         };
         assert_eq!(of(&|_| {}), "");
-        // Counters are no difference.
+        // Counters do not count as a difference.
         assert_eq!(of(&|s| s.servers[0].active = 5), "");
         type Change<'a> = &'a dyn Fn(&mut ServiceInfo);
         let cases: [(Change<'_>, &str); 12] = [
@@ -271,7 +271,7 @@ mod tests {
                 &|s| s.servers[1].config.forwarding = Forwarding::Route,
                 "10.0.0.2:80: forwarding: NAT here, direct routing there",
             ),
-            // A director that is the server itself.
+            // The server runs on one of the directors.
             (&|s| s.servers[1].config.forwarding = Forwarding::Local, ""),
             (&|s| s.servers.truncate(2), "10.0.0.3:80: only here"),
             (&|s| s.servers.push(server(4, 1)), "10.0.0.4:80: only there"),

@@ -73,7 +73,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             progress.show(run, &target, &info)?;
         }
         target.settled |= info.config.weight == 0;
-        // lvsd takes a moment to have the dataplane do what it was asked.
+        // lvsd needs some time to apply the request to the dataplane.
         if info.config.weight != 0 && (target.settled || progress.started.elapsed() >= GRACE) {
             return Err(Trouble::Dataplane(format!(
                 "another program has set the weight of {server} to {}",

@@ -215,7 +215,7 @@ fn restore(run: &mut Invocation<'_>) -> Outcome {
     let mut client = connect(run)?;
     let items: Vec<FilterItem> = client.collect(&Call::FilterList {})?;
     let mut changes = Vec::new();
-    // Which line a change comes from.
+    // The line number of each change.
     let mut lines = Vec::new();
     for (service, _) in together(items).into_values() {
         if !wanted.contains_key(&order(service)) {
@@ -249,7 +249,7 @@ fn restore(run: &mut Invocation<'_>) -> Outcome {
                 "{place}{message}; nothing was changed"
             )))
         }
-        // Without an answer the result is unknown.
+        // Without an answer, the result is unknown.
         Err(error) => Err(Trouble::Dataplane(format!(
             "{error}; `lvsadm filter list` shows whether the filters were replaced"
         ))),

@@ -65,7 +65,7 @@ fn number(flag: &str, text: &str, most: u32) -> Result<u32, Trouble> {
     let number = text.parse().ok().filter(|&n| n <= most);
     number.ok_or_else(|| {
         Trouble::Usage(format!(
-            "{flag} {text}: a number up to {most}; 0 is no limit"
+            "{flag} {text}: expected a number up to {most}; 0: no limit"
         ))
     })
 }

@@ -17,8 +17,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let target = target(run, words)?;
     let mut daemon = daemon(run)?.ok_or_else(|| {
         Trouble::Dataplane(
-            "no lvsd runs, which would keep the server so; use lvsadm drain, or start lvsd"
-                .to_owned(),
+            "maintenance needs lvsd, and no lvsd runs: start it, or use lvsadm drain".to_owned(),
         )
     })?;
     let spec = spec(target, AdminState::Maintenance, words)?;

@@ -79,7 +79,7 @@ pub(crate) enum Trouble {
     Absent(String),
     /// The dataplane, or lvsd, refused.
     Dataplane(String),
-    /// Input or output.
+    /// An error of input or output.
     Io(io::Error),
 }
 
@@ -199,7 +199,7 @@ pub(crate) fn capital(text: &str) -> String {
         .unwrap_or_default()
 }
 
-/// The width of a help.
+/// Width of a help text in characters.
 const HELP_WIDTH: usize = 92;
 
 /// The column at which the summaries begin.

@@ -20,7 +20,7 @@ impl<W: Write> Writer<W> {
         body.extend(0x1a2b_3c4d_u32.to_le_bytes());
         body.extend(1u16.to_le_bytes());
         body.extend(0u16.to_le_bytes());
-        // The section's length is not known.
+        // The length of the section is unknown.
         body.extend(u64::MAX.to_le_bytes());
         option(
             &mut body,
@@ -50,7 +50,7 @@ impl<W: Write> Writer<W> {
                 let mut body = Vec::new();
                 body.extend(link.to_le_bytes());
                 body.extend(0u16.to_le_bytes());
-                // No limit to the length of packets.
+                // The length of packets is not limited.
                 body.extend(0u32.to_le_bytes());
                 option(&mut body, 2, interface.as_bytes());
                 end_of_options(&mut body);
@@ -73,7 +73,7 @@ impl<W: Write> Writer<W> {
         option(&mut body, 1, comment.as_bytes());
         end_of_options(&mut body);
         block(&mut self.out, 6, &body)?;
-        // A capture is looked at while it grows, and may be cut short.
+        // The file may be read while it grows, and the capture may be interrupted.
         self.out.flush()
     }
 }

@@ -80,8 +80,8 @@ fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     }
 }
 
-/// Only the director may answer ARP for the VIPs. IPv6 needs no setting: an address on `lo` is in
-/// no neighbour table.
+/// Only the director may answer ARP for the VIPs. IPv6 needs no setting: an address on `lo` is not
+/// announced to neighbours.
 fn arp(text: &mut String, vips: &[IpAddr], undo: bool) {
     if !vips.iter().any(IpAddr::is_ipv4) {
         return;
@@ -253,7 +253,7 @@ mod tests {
             text.contains("-6 address add 2001:db8::10/128 dev lo nodad"),
             "{text}"
         );
-        // ARP is IPv4's.
+        // ARP exists only for IPv4.
         for undo in [false, true] {
             let text = dr(&vips(&["2001:db8::10"]), undo);
             assert!(

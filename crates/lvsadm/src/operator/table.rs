@@ -6,7 +6,8 @@ use super::{
 };
 use crate::invocation::Invocation;
 
-/// Dispatch, help, completions and the manual page use it.
+/// All operator commands. The dispatcher, the help, the completions and the manual page use this
+/// list.
 pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "watch",
@@ -226,7 +227,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "sync",
         arguments: "",
         summary: "show the replication with peers, and whether this director is ready",
-        text: "Shows for each peer (lvs-dataplane --sync-peer): whether it is in step, the numbers of its connections that this director has and that are missing, the last full sync, and the delay of updates. It also shows which services of the peer differ from those of this director, so that the two choose different servers for a client (lvsadm diff shows the differences). This director is ready when it has the connections of its peers. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
+        text: "Shows for each peer (lvs-dataplane --sync-peer): whether it is in step, how many of its connections this director has, how many are missing, the last full sync, and the delay of updates. It also shows which services of the peer differ from those of this director, so that the two choose different servers for a client (lvsadm diff shows the differences). This director is ready when it has the connections of its peers. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
         flags: &[flag(
             "--wait",
             "TIME",
@@ -311,7 +312,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         flags: &[flag(
             "--since",
             "start",
-            "also packets dropped since the dataplane started, and by network cards since their start",
+            "also report packets dropped since the start of the dataplane, and by network cards since their start",
         )],
         examples: &[],
         run: doctor::run,

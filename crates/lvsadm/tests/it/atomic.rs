@@ -99,7 +99,7 @@ impl Bed {
         drop(input);
         let output = child.wait_with_output().expect("lvsadm ends");
         let errors = String::from_utf8_lossy(&output.stderr);
-        // The name that it was called by comes first.
+        // The name by which the program was called comes first.
         let errors = errors.replace(concat!(env!("CARGO_BIN_EXE_lvsadm"), ": "), "");
         (errors, output.status.code().expect("no signal"))
     }

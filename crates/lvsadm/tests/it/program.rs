@@ -155,7 +155,7 @@ fn missing_dataplane_is_reported_in_one_line_with_fix() {
 
     let (_, err, code) = run(program("lvsadm", &nobody).arg("-Ln"));
     assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
-    // The fault of the line is reported first, and help needs no dataplane.
+    // An error of the command line is reported first, and help needs no dataplane.
     let (_, err, code) = run(program("lvsadm", &nobody).arg("-A"));
     assert_eq!(code, Some(2));
     assert!(err.contains("service-address"), "{err}");
@@ -297,7 +297,7 @@ fn long_listing_is_streamed() {
 }
 
 #[test]
-fn closed_output_pipe_is_no_error() {
+fn closed_output_pipe_is_not_an_error() {
     let at = address("pipe");
     let _dataplane = start(&at);
     let mut child = program("ipvsadm", &at)

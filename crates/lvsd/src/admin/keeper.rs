@@ -1,8 +1,8 @@
-//! Stores overrides on disk, on a thread outside of the daemon's loop: a disk under load may take
-//! seconds, and the loop must decide about health meanwhile.
+//! Stores overrides on disk, on a separate thread: a busy disk may take seconds, and the daemon's
+//! loop must continue to decide about health.
 //!
-//! One write runs at a time. If the overrides change meanwhile, the next write stores their latest
-//! state. So an older state never replaces a newer one, and at most one write is waiting.
+//! One write runs at a time. If the overrides change in the meantime, the next write stores their
+//! latest state. So an older state never replaces a newer one, and at most one write is waiting.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::StoredOverride;
 use crate::replace::replace_for_good;
 
-/// Maximum of renamed copies of damaged files.
+/// Maximum number of renamed copies of damaged files.
 const ASIDE_MAX: u32 = 100;
 
 /// Writes the file.
@@ -64,7 +64,7 @@ impl Kept {
         match self.0 {
             None => Ok(()),
             Some(reported) => reported.await.unwrap_or_else(|_| {
-                Err("lvsd exits before the override is known to be stored; it applies if `lvsd status` still shows it after a start".to_owned())
+                Err("lvsd exits before the disk has confirmed the override; it applies if `lvsd status` still shows it after a start".to_owned())
             }),
         }
     }
@@ -230,7 +230,7 @@ mod tests {
         assert!(!keeper.is_writing());
         let first = keeper.keep(vec![stored(1)]);
         assert_eq!(begins.recv().unwrap(), [stored(1)]);
-        // A thousand that have gone leave nothing behind.
+        // A thousand closed connections leave nothing behind.
         for _ in 0..1000 {
             drop(keeper.keep(vec![stored(2)]));
         }

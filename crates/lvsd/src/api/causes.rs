@@ -13,7 +13,8 @@ const CAUSES_MAX: usize = 50;
 /// Maximum number of services or servers that a cause names.
 const NAMED_MAX: usize = 3;
 
-/// Servers with the same fault: those of one host in several services, or those of one service.
+/// Servers with the same fault: the servers on one host, in several services, or several servers of
+/// one service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
@@ -38,7 +39,7 @@ pub struct Cause {
     pub services: usize,
     /// The first services of a host, or the first servers of a service.
     pub named: Vec<String>,
-    /// The name of the service; `None` if the fault is that of a host.
+    /// The name of the service; `None` if the fault affects a host.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub service: Option<String>,
@@ -137,7 +138,7 @@ fn order(cause: &Cause) -> (u8, usize, Option<IpAddr>, Option<&str>, &str) {
     )
 }
 
-/// The fault of a server; `None` if it serves as configured.
+/// The fault of a server; `None` if it works as configured.
 fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fault<'a>> {
     let falls = server.checks.map_or(0, |checks| checks.falls_in_day);
     let (health, reason, since) = match server.health.as_str() {

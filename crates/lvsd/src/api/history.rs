@@ -13,7 +13,7 @@ use crate::snapshot::Snapshot;
 pub const STEP: Duration = Duration::from_secs(15);
 /// Maximum of stored points: those of one hour.
 const POINTS_MAX: usize = 240;
-/// Maximum of services with a history, the first of the file: 24 bytes a point.
+/// Maximum number of services with a history, the first of the file: 24 bytes a point.
 const SERVICES_MAX: usize = 4096;
 
 /// The recorded history.
@@ -50,7 +50,7 @@ struct Point {
 pub struct Curves {
     /// Seconds between two points.
     pub step: u64,
-    /// Seconds since 1970.
+    /// Times of the points, in seconds since 1970.
     pub time: Vec<u64>,
     /// Servers that received new connections.
     pub usable: Vec<u32>,
@@ -127,7 +127,7 @@ impl History {
             .collect();
         let (mut usable, mut servers) = (0, 0);
         let mut there = HashSet::new();
-        // Several addresses of one service have one name, and one history.
+        // The addresses of one service share its name and one history.
         let mut all: HashMap<&str, (Counts, usize, usize)> = HashMap::new();
         for service in &snapshot.status.services {
             let in_file = service.servers.iter().filter(|s| s.configured.is_some());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn history_above_limit_keeps_the_first_services() {
+    fn history_above_limit_contains_the_first_services() {
         let mut snapshot = snapshot("web");
         let one = snapshot.status.services[0].clone();
         snapshot.status.services = (0..SERVICES_MAX + 10)
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn history_keeps_an_hour_and_drops_removed_services() {
+    fn history_covers_an_hour_and_omits_removed_services() {
         let mut history = History::default();
         for n in 0..300 {
             let mut snapshot = snapshot("web");

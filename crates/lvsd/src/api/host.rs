@@ -2,8 +2,8 @@
 //!
 //! If an attacker lets the name of a web page resolve to an address of this network ("DNS
 //! rebinding"), the browser of an operator sends requests with that name to this director, and the
-//! page reads the answers. So requests are answered only if the name is known to be this
-//! director's. Addresses are accepted, because an attacker cannot control them.
+//! page reads the answers. So requests are answered only if the name is a known name of this
+//! director. Addresses are accepted, because an attacker cannot control them.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn address_and_known_name_are_answered() {
+    fn api_answers_requests_for_address_and_known_name() {
         let own = rustix::system::uname();
         let own = own.nodename().to_str().expect("text");
         for host in [
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn request_with_unknown_host_name_is_refused() {
+    fn api_request_with_unknown_host_name_is_refused() {
         for host in [
             "evil.example",
             "evil.example:9560",

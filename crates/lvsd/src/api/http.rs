@@ -42,7 +42,7 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 pub(super) async fn accept(listener: TcpListener, api: &Arc<Api>) {
     loop {
         let Ok((stream, peer)) = listener.accept().await else {
-            // No descriptors; some will be given back.
+            // No descriptors are free; wait until other connections close.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -53,7 +53,7 @@ pub(super) async fn accept(listener: TcpListener, api: &Arc<Api>) {
         };
         let api = Arc::clone(api);
         tokio::spawn(async move {
-            // An error here is that the client went away.
+            // The only error is that the client has closed its connection.
             let _ = serve(stream, api, Peer::Tcp(peer)).await;
             drop(place);
         });

@@ -64,11 +64,11 @@ const WORKER_COUNTERS: [WorkerCounter; 6] = [
     ),
 ];
 
-/// The names of the two processes.
+/// The names of the two processes, as values of a label.
 const LVSD: &str = "lvsd";
 const DATAPLANE: &str = "lvs-dataplane";
 
-/// Maximum of servers with separate metrics.
+/// Maximum number of servers with separate metrics.
 const SERVERS_MAX: usize = 5000;
 
 /// The names and values of a metric's labels.
@@ -79,13 +79,13 @@ pub fn open_metrics(snapshot: Arc<Snapshot>, counts: counters::Counts) -> String
     let mut registry = Registry::default();
     registry.register_collector(Box::new(View { snapshot, counts }));
     let mut out = String::new();
-    // A string takes everything.
+    // Writing to a string cannot fail.
     let _ = text::encode(&mut out, &registry);
     out
 }
 
-/// Converts OpenMetrics to the Prometheus text format 0.0.4: a counter's description has the name
-/// with the suffix `_total`, too, and there is no end marker.
+/// Converts OpenMetrics to the Prometheus text format 0.0.4: the description of a counter also uses
+/// the name with the suffix `_total`, and the end marker is missing.
 pub fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut help = None;
@@ -322,7 +322,7 @@ impl View {
         )?;
         out.counters(
             "lvs_config_reloads",
-            "Readings of the file while lvsd ran",
+            "Times that lvsd has read the file since its start",
             [
                 ([("result", "taken")], counts.reloads),
                 ([("result", "refused")], counts.reloads_refused),
@@ -351,7 +351,7 @@ impl View {
             )?;
             out.gauge(
                 "lvs_proxy_connections_max",
-                "Maximum of simultaneously relayed connections and clients",
+                "Maximum number of simultaneously relayed connections and clients",
                 proxy.most,
             )?;
             out.counter(
@@ -361,7 +361,7 @@ impl View {
             )?;
             out.counter(
                 "lvs_proxy_evicted",
-                "Clients of datagrams that were evicted for others",
+                "Datagram clients that were evicted for other clients",
                 proxy.evicted,
             )?;
             out.counter(
@@ -445,7 +445,7 @@ impl View {
         }
         out.counter(
             "lvs_dataplane_restarts",
-            "Dataplanes that lvsd found in place of a previous one",
+            "Times that lvsd found another dataplane instead of the previous one",
             self.counts.dataplane_restarts,
         )?;
         self.processes(out)?;
@@ -458,7 +458,7 @@ impl View {
             "Seconds since the last answer of the dataplane",
             age as f64 / 1e3,
         )?;
-        // The fate of the rest is unknown.
+        // The state of the remaining values is unknown.
         if !dataplane.connected {
             return Ok(());
         }
@@ -474,7 +474,7 @@ impl View {
         )?;
         out.gauge(
             "lvs_table_capacity",
-            "Maximum of connections in the dataplane's table",
+            "Maximum number of connections in the dataplane's table",
             info.capacity,
         )?;
         out.gauge(
@@ -530,7 +530,7 @@ impl View {
             "Memory that a process uses",
             known().map(|(label, usage)| (label, usage.resident_bytes)),
         )?;
-        // The id of a dataplane in another namespace is another process here.
+        // The process id of a dataplane in another PID namespace belongs to another process here.
         let [_, (_, usage)] = &all;
         let seen = dataplane.filter(|_| usage.is_some());
         let workers = seen.map(processes::workers).unwrap_or_default();
@@ -678,7 +678,7 @@ impl View {
             out.counters(name, help, values)?;
         }
         self.records(out, &all)?;
-        // The rest of a service is unknown while its dataplane does not answer.
+        // The other values of a service are unknown while its dataplane does not answer.
         let connected = self.snapshot.status.dataplane.connected;
         let known = || {
             let known = all
@@ -920,7 +920,7 @@ mod tests {
     }
 
     #[test]
-    fn services_and_servers_have_their_series() {
+    fn metrics_have_series_for_each_service_and_server() {
         let text = text("web");
         for line in [
             r#"lvs_service_usable_servers{service="web",protocol="tcp",address="192.0.2.10:80"} 1"#,

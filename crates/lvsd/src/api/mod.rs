@@ -10,9 +10,9 @@
 //!               Api::snapshot ── at most twice a second ──▶ the daemon's loop
 //! ```
 //!
-//! The answers show the daemon's own state. The daemon compares the dataplane with it every two
-//! seconds; no request makes it do so more often. A separate thread serves TCP, so that foreign
-//! clients delay neither checks nor the dataplane.
+//! The answers show the daemon's own state. The daemon compares the dataplane with this state every
+//! two seconds, however many requests arrive. A separate thread serves TCP, so that its clients
+//! cannot delay checks or the dataplane.
 
 mod causes;
 pub mod history;
@@ -58,7 +58,7 @@ pub(crate) use places::{ConnectionSlot, Holder};
 const FRESH: Duration = Duration::from_millis(500);
 /// Longest time that the daemon's main loop may take to return its status.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum of events that are stored for later requests.
+/// Maximum number of events that are stored for later requests.
 const EVENTS_MAX: usize = 1000;
 /// Shortest interval between two log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
@@ -277,7 +277,7 @@ async fn run(
     tokio::spawn(sample(Arc::clone(&api)));
     loop {
         tokio::select! {
-            // The sender has ended, whatever the result is.
+            // The sender has been dropped, whatever the result is.
             _ = &mut stopped => break,
             changed = settings.changed() => {
                 if changed.is_err() {
@@ -302,7 +302,7 @@ async fn run(
         }
     }
     end.send_replace(true);
-    // A dataplane that hangs does not keep the daemon from ending.
+    // A dataplane that hangs must not prevent the exit of the daemon.
     let _ = tokio::time::timeout(ENDING, files).await;
 }
 

@@ -28,15 +28,15 @@ const LINES_MAX: usize = 100;
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
 pub struct Overview {
-    /// Seconds since 1970.
+    /// Time of the overview, in seconds since 1970.
     pub now: u64,
     /// The name of the director's host.
     pub host: String,
     /// Version of lvsd.
     pub version: String,
-    /// Its file.
+    /// Path of the daemon's configuration file.
     pub config: String,
-    /// Seconds since its start.
+    /// Time since the start of lvsd, in seconds.
     pub uptime: u64,
     /// The result of the last read of the file.
     pub loaded: LoadStatus,
@@ -44,7 +44,7 @@ pub struct Overview {
     pub dataplane: DataplaneStatus,
     /// Connections in the dataplane's table.
     pub connections: u64,
-    /// Maximum of connections in the table.
+    /// Maximum number of connections in the table.
     pub capacity: u64,
     /// Interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,

@@ -117,7 +117,7 @@ impl Page {
         let written = tokio::task::spawn_blocking(move || write(of)).await;
         let bytes = Bytes::from(written.unwrap_or_default());
         let old = std::mem::replace(&mut all.last, bytes.clone());
-        // Nothing has been written before the first.
+        // Nothing was written before the first version.
         if !old.is_empty() && !old.is_unique() {
             all.held.push(old);
         }
@@ -136,7 +136,7 @@ mod tests {
         let part = || vec![0; OWN_MAX / 8];
         let mut held: Vec<Bytes> = (0..8).map(|_| own.hold(part()).expect("room")).collect();
         assert!(own.hold(vec![0]).is_none());
-        // A part of it that is still read is all of it.
+        // While a part of the page is being read, the whole page stays in memory.
         let rest = held[0].slice(7..9);
         held.remove(0);
         assert!(own.hold(vec![0]).is_none());
@@ -157,7 +157,7 @@ mod tests {
         let text = |n: u8| move |_: Arc<Snapshot>| vec![n];
         let snapshot = Arc::new(Snapshot::default());
         let first = page.of(&snapshot, text(1)).await;
-        // The same is not written twice.
+        // The same version is not written twice.
         assert_eq!(page.of(&snapshot, text(2)).await, first);
         let mut readers = vec![first];
         for n in 2..10 {

@@ -12,7 +12,8 @@ pub(crate) const FULL: &str =
 /// The longest time of a request, until the client has read the last byte of the answer; also the
 /// longest time for which the client of a stream may read nothing.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The longest time of a request over the Unix socket. Its clients give up earlier and report why.
+/// Time limit of a request over the Unix socket. Clients have a shorter limit, and report the
+/// reason.
 const LOCAL_LIMIT: Duration = Duration::from_secs(60);
 
 /// The client of a connection.
@@ -22,7 +23,7 @@ pub(crate) enum Peer {
     Tcp(SocketAddr),
     /// A client of the daemon's own socket.
     Local {
-        /// A short name of the client's user.
+        /// The user of the client, as text.
         who: String,
         /// The reason why the client has no write access.
         denied: Option<String>,

@@ -1,5 +1,5 @@
 //! Limits of simultaneous connections, over TCP and over the Unix socket: clients with read access
-//! can lock out neither clients that may make changes, nor each other.
+//! cannot lock out each other or clients that may make changes.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,13 +12,13 @@ use lvs_sys::lock;
 const TCP_MAX: usize = 128;
 /// Maximum of TCP connections of one source: an IPv4 address, or an IPv6 /64.
 pub(super) const SOURCE_MAX: usize = 32;
-/// Maximum of event streams among these connections.
+/// Maximum number of event streams among these connections.
 pub(super) const STREAMS_MAX: usize = 8;
 /// Maximum number of connections over the Unix socket.
 const LOCAL_MAX: usize = 64;
 /// Maximum number of connections of users with read access over the Unix socket.
 const READERS_MAX: usize = 32;
-/// Maximum of connections over the Unix socket for a user with read access.
+/// Maximum number of connections over the Unix socket for a user with read access.
 const READER_MAX: usize = 8;
 
 /// The client to which a slot belongs.
@@ -105,7 +105,7 @@ mod tests {
         let source = |n: u8| Holder::Tcp(IpAddr::from([192, 0, 2, n]));
         let mut held = take_all(&places, source(1));
         assert_eq!(held.len(), SOURCE_MAX);
-        // The same in other words.
+        // The same address in another notation.
         let mapped = "::ffff:192.0.2.1".parse().expect("an address");
         assert!(places.take(Holder::Tcp(mapped)).is_none());
         // An IPv6 host can use any number of addresses of its network.
@@ -122,7 +122,7 @@ mod tests {
             held.push(places.take(source(n)).expect("a place"));
         }
         assert!(places.take(source(200)).is_none());
-        // Streams and the Unix socket have places of their own.
+        // Streams and the Unix socket have slots of their own.
         let stream = Holder::Stream(IpAddr::from([192, 0, 2, 1]));
         let streams = take_all(&places, stream);
         assert_eq!(streams.len(), STREAMS_MAX);

@@ -6,7 +6,7 @@ use lvs_api::life::name_and_fields;
 
 /// Clock ticks of /proc in a second: `USER_HZ`, which is 100 on all architectures of the programs.
 const TICKS: f64 = 100.0;
-/// Maximum of threads whose times are read.
+/// Maximum number of threads whose times are read.
 const THREADS_MAX: usize = 1024;
 /// The name of a packet worker's thread, before its number.
 const WORKER: &str = "lvs-worker-";
@@ -58,7 +58,7 @@ pub(super) fn workers(pid: u32) -> Vec<(u32, f64)> {
 /// Name and processor time in a file `stat`.
 fn of_stat(stat: &str) -> Option<(&str, f64)> {
     let (name, fields) = name_and_fields(stat)?;
-    // The fields 14 and 15, of which the third is the first here.
+    // Fields 14 and 15; the iterator begins at field 3.
     let mut times = fields.skip(11).take(2);
     let mut next = || times.next()?.parse::<u32>().ok();
     let (user, system) = (next()?, next()?);

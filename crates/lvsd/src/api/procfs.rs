@@ -21,7 +21,7 @@ use crate::snapshot::Snapshot;
 
 /// Interval at which the files are written.
 const EVERY: Duration = Duration::from_secs(2);
-/// The share of the time for writing connections is one in this number.
+/// Writing connections may use one in this many parts of the time.
 const SHARE: u32 = 20;
 /// Longest time to wait for a dataplane's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -45,7 +45,7 @@ pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::
     let mut settings = api.settings.subscribe();
     let mut written: Option<PathBuf> = None;
     let mut reported: Vec<String> = Vec::new();
-    // When connections are written again.
+    // The time at which connections are written again.
     let mut due = Instant::now();
     let mut tick = tokio::time::interval(EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -128,7 +128,7 @@ impl Round {
             }
             why.is_empty()
         };
-        // Once one of them cannot be written, the others need not be tried.
+        // If one file cannot be written, the others are not tried.
         if !note(self.tree.known(&self.snapshot)) {
             return why;
         }
@@ -149,7 +149,7 @@ impl Round {
                     }
                 }
             }
-            // The next round sees what has become of it.
+            // The next round reads the new state.
             Err(_) => self.tree.without(&CONNECTIONS),
         }
         why
@@ -157,10 +157,10 @@ impl Round {
 
     fn sysctls(&self, dataplane: &mut Client) -> io::Result<()> {
         let all: Result<Vec<Sysctl>, Error> = dataplane.collect(&Call::SysctlGet { name: None });
-        // A dataplane that has ended has none; another one's name is not a path.
+        // Without an answer there are no sysctls. Only known names become paths.
         let known = |sysctl: &Sysctl| Sysctls::NAMES.contains(&&*sysctl.name);
         for sysctl in all.unwrap_or_default().into_iter().filter(known) {
-            // The kernel has tabs between numbers.
+            // The kernel writes tabs between numbers.
             let text = format!("{}\n", sysctl.value.replace(' ', "\t"));
             self.tree
                 .put(&format!("{SYSCTLS}/{}", sysctl.name), &text)?;
@@ -183,7 +183,7 @@ impl Round {
         } else {
             dataplane.list_while(&Call::ConnList {}, |info: ConnInfo| {
                 lines += 1;
-                // A string takes everything.
+                // Writing to a string cannot fail.
                 let _ = proc::connection(&mut conn, &mut sync, &info);
                 lines <= self.most && begun.elapsed() < LISTING && !*self.stopped.borrow()
             })
@@ -196,7 +196,7 @@ impl Round {
                 Ok(())
             }
             Err(_) => {
-                // Half of them would be a wrong answer.
+                // An incomplete list would be wrong, so the file is removed.
                 self.tree.without(&CONNECTIONS);
                 match too_many || lines > self.most {
                     true => Err(Refused::TooMany),
@@ -222,7 +222,7 @@ impl Tree {
         let seen = &snapshot.found.seen;
         for path in FILES {
             let mut text = String::new();
-            // A string takes everything.
+            // Writing to a string cannot fail.
             let _ = match path.trim_start_matches("net/") {
                 "ip_vs" => proc::services(&mut text, &seen.services, seen.table_size),
                 name => proc::of_info(&mut text, name, &seen.info),
@@ -246,8 +246,8 @@ impl Tree {
         options.write(true).create_new(true).mode(0o444);
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let mut made = options.open(&new)?;
-        // All users may read the file, whatever the umask of the service manager is; nothing is set
-        // by writing to it.
+        // All users may read the file, whatever the umask of the service manager is; writing to it
+        // changes no setting.
         made.set_permissions(fs::Permissions::from_mode(0o444))?;
         made.write_all(text.as_bytes())?;
         fs::rename(&new, &file)

@@ -102,7 +102,7 @@ struct Message {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
-    /// Default author of changes.
+    /// Author of changes that name none.
     who: String,
     /// Whether the client may make changes.
     may_change: bool,
@@ -319,7 +319,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let name = name.ok_or_else(|| {
                 Refusal::new(
                     StatusCode::NOT_FOUND,
-                    "there is nothing here; see /metrics, /v1/overview, and /v1/openapi.json for the rest",
+                    "this path does not exist; see /metrics, /v1/overview, and /v1/openapi.json for the rest",
                 )
             })?;
             let name = decode(name)?;
@@ -407,11 +407,11 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
         return Ok(format!("API {address}"));
     }
     api.log_wrong_token(address);
-    // A client that guesses tokens is slowed down, and uses one of few slots meanwhile.
+    // A client that guesses tokens is delayed, and occupies one of few slots in the meantime.
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(
         StatusCode::UNAUTHORIZED,
-        "the token is not that of token_file; lvsd reads that file at its start and with `lvsd reload`",
+        "the token differs from the token in token_file; lvsd reads that file at its start and with `lvsd reload`",
     ))
 }
 
@@ -454,7 +454,7 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<
             format!("the body is not valid for {path}: {error}; /v1/openapi.json has examples"),
         )
     };
-    // serde would take an array for an object's fields in their order.
+    // serde would accept an array as the fields of an object, in their order.
     if body
         .trim_ascii_start()
         .first()

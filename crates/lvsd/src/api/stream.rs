@@ -64,7 +64,7 @@ async fn feed(
             },
             () = tokio::time::sleep(BEAT) => Bytes::from_static(b":\n\n"),
         };
-        // It waits while the client does not read, and the deadline stays where it is.
+        // Sending waits while the client does not read, and the deadline does not move.
         if sender.send(text).await.is_err() {
             return;
         }

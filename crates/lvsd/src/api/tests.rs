@@ -58,7 +58,7 @@ fn connect(api: &Arc<Api>, peer: Peer) -> (DuplexStream, tokio::task::JoinHandle
     (client, task)
 }
 
-/// Sends a request as it is written; the code, the head and the body of the answer.
+/// Sends a request unchanged; returns the code, the header and the body of the answer.
 async fn send(api: &Arc<Api>, peer: Peer, request: &str) -> (u16, String, String) {
     let (client, _task) = connect(api, peer);
     let (mut read, mut write) = tokio::io::split(client);
@@ -309,7 +309,7 @@ async fn every_api_answer_matches_openapi() {
     }
     let (ask, who) = deeds.recv().await.expect("the request arrives");
     assert!(matches!(ask, ChangeRequest::Admin(_)) && who == "API 198.51.100.7");
-    // One source for all: the API and the command report the same.
+    // The API and the command have one source: both report the same.
     let (_, body) = get(&api, "/v1/status").await;
     let status: Status = serde_json::from_str(&body).expect("a status");
     assert_eq!(status, snapshot("web").status);
@@ -324,7 +324,7 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
     *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
     for (token, words) in [
         (None, "Authorization: Bearer"),
-        (Some("0123456789abcdeF"), "the token is not"),
+        (Some("0123456789abcdeF"), "the token differs"),
         (Some(""), "Authorization: Bearer"),
     ] {
         let (code, body) = post(&api, "/v1/admin", token, drain).await;
@@ -346,7 +346,7 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
     let (code, body) = post(&api, "/v1/reload", Some("0123456789abcdef"), "[true]").await;
     assert_eq!(code, 400, "{body}");
 
-    // Over the Unix socket the user decides.
+    // Over the Unix socket, the rights depend on the user.
     let local = |denied: Option<&str>| Peer::Local {
         who: "uid 0".to_owned(),
         denied: denied.map(str::to_owned),
@@ -437,7 +437,7 @@ async fn dashboard_page_has_security_headers() {
         "{head}"
     );
     assert!(head.contains("x-content-type-options: nosniff"));
-    // Nothing in the page that this policy would refuse, and nothing from elsewhere.
+    // The page contains nothing that this policy refuses, and loads nothing from other servers.
     let lower = body.to_lowercase();
     for bad in [
         "<script>", " style=", " onclick", "<style", "http://", "https://",
@@ -457,7 +457,7 @@ async fn dashboard_page_has_security_headers() {
     assert_eq!(get(&api, "/metrics").await.0, 200);
 }
 
-/// Clients cannot keep the main loop busy, neither over TCP nor over the local socket.
+/// Clients cannot keep the main loop busy over TCP or over the local socket.
 #[tokio::test(start_paused = true)]
 async fn status_queries_reach_the_loop_twice_a_second_at_most() {
     let (sender, mut requests) = channel();
@@ -522,7 +522,7 @@ async fn answers_are_refused_and_counted_when_slow_readers_use_all_room() {
             "{path}: {code} {body}"
         );
     }
-    // The response has the shared page, and the refusal.
+    // The response contains the shared page and the refusal.
     assert_eq!(get(&api, "/v1/overview").await.0, 200);
     let text = metrics(&api).await;
     assert!(
@@ -576,7 +576,7 @@ async fn event_stream_has_new_events_and_heartbeats() {
     let reported = serde_json::to_string(&*event("two\nlines")).expect("JSON");
     api.events.send(event("two\nlines")).expect("it listens");
     read_to(&mut client, &format!("data: {reported}\n\n")).await;
-    // Longer than any other answer may take.
+    // Longer than any other answer is permitted to take.
     for _ in 0..100 {
         read_to(&mut client, ":\n\n").await;
     }
@@ -666,7 +666,7 @@ async fn connections_above_the_limit_are_refused_and_counted() {
         let api = Arc::clone(&api);
         tokio::spawn(async move { http::accept(listener, &api).await })
     };
-    // In this order they are accepted, each before the next one is.
+    // The connections are accepted in this order, one after the other.
     let mut held = Vec::new();
     for _ in 0..places::SOURCE_MAX {
         let stream = tokio::net::TcpStream::connect(address).await;
@@ -691,7 +691,7 @@ async fn connections_above_the_limit_are_refused_and_counted() {
 }
 
 /// The log stores the last thousand events of all kinds; a reader that is more than 4,096 events
-/// behind misses some.
+/// late misses events.
 #[tokio::test]
 async fn event_log_keeps_a_bounded_number_of_last_events() {
     let (api, _deeds) = api("web");

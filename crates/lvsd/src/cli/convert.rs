@@ -15,7 +15,7 @@ use crate::words::counted;
 
 /// Exit code if some statements have no counterpart, and are comments in the result.
 const EXIT_LOSSY: u8 = 4;
-/// keepalived could not run.
+/// Exit code if keepalived could not run, so that the result was not compared.
 const EXIT_NOT_COMPARED: u8 = 5;
 
 /// A format of source files, as it is named on the command line.
@@ -44,7 +44,7 @@ fn converted(
     });
     let kind = known.or_else(|| kind(&name, &text)).ok_or_else(|| {
         format!(
-            "{name} is not a kind of file that can be converted; name its kind with --from keepalived, ldirectord or lvs-conf"
+            "{name} is not recognised as a file that can be converted; specify its format with --from keepalived, ldirectord or lvs-conf"
         )
     })?;
     let options = Options {

@@ -94,7 +94,7 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
             Ok(()) => {
                 if let Some(id) = held {
                     client.revoke(id).await.map_err(|error| {
-                        format!("{key} stays for {lease:?}: {endpoint} {error}")
+                        format!("{key} cannot be removed, and expires within {lease:?}: {endpoint} {error}")
                     })?;
                 }
                 tracing::info!("{key} is withdrawn");

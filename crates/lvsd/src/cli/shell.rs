@@ -9,7 +9,7 @@ use super::Arguments;
 
 pub(super) fn man() -> Vec<u8> {
     let mut page = Vec::new();
-    // Into memory, which does not fail.
+    // Writing to memory cannot fail.
     let _ = write_page(&mut page);
     page
 }

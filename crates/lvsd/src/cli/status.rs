@@ -22,9 +22,9 @@ use crate::config::label;
 use crate::verdict::{self, Level, ServiceState, Verdict};
 use crate::words::counted;
 
-/// Columns of a line, unless the terminal is narrower.
+/// Width of the output in columns, unless the terminal is narrower.
 const COLUMNS: usize = 80;
-/// Reasons of dropped packets in the line about them.
+/// Maximum number of reasons in the line about dropped packets.
 const DROPS_MAX: usize = 3;
 /// Interval of updates of `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -71,7 +71,7 @@ fn has_name(service: &ServiceStatus, name: &str) -> bool {
 /// The format of the text.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
-    /// Colours.
+    /// Whether the output has colours.
     colour: bool,
     /// Maximum width of a line; `None`: each server has one line of any length.
     width: Option<usize>,
@@ -264,7 +264,7 @@ fn one_line(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Begins or ends the maintenance of the director, and prints its VRRP state.
+/// Starts or ends the maintenance of the director, and prints its VRRP state.
 pub(super) fn maintenance(
     dataplane: &Address,
     on: Option<bool>,
@@ -359,7 +359,7 @@ fn of_director(status: &Status, now: u64) -> String {
         dataplane(status)
     );
     let loaded = &status.loaded;
-    // Without words it is the file of the start.
+    // Without a message, the file was loaded at the start.
     if !loaded.message.is_empty() {
         let ago = lasted(now.saturating_sub(loaded.time));
         let _ = writeln!(text, "{} ago: {}", ago, loaded.message);
@@ -468,7 +468,7 @@ fn of_director(status: &Status, now: u64) -> String {
     if let Some(proxy) = &status.proxy {
         let _ = writeln!(
             text,
-            "proxied: {} of {} at a time; {} refused at the maximum, {} evicted, {} without a server",
+            "proxied connections: {} (maximum {}); {} refused at the maximum, {} evicted, {} without a server",
             proxy.connections, proxy.most, proxy.full, proxy.evicted, proxy.refused
         );
     }
@@ -538,7 +538,7 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
         (false, _) => write!(text, "NOT KNOWN YET"),
         (true, at) => {
             let items = match source.revision {
-                // Services and servers, of which each is a key.
+                // Each service and each server is one key.
                 Some(revision) => {
                     format!("{}, revision {revision}", counted(source.items, "key"))
                 }
@@ -547,7 +547,7 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
             };
             match at {
                 Some(at) => write!(text, "{items}, {} ago", lasted(now.saturating_sub(at))),
-                None => write!(text, "{items}, kept from before lvsd began"),
+                None => write!(text, "{items}, from before the start of lvsd"),
             }
         }
     };
@@ -918,7 +918,7 @@ mod tests {
         for words in [
             "lvsd 1 (pid 7), up 59s; NO DATAPLANE answers",
             "\nlvsd is not confined; the dataplane is confined by landlock, not by seccomp (why)\n",
-            "\nproxied: 1 of 2 at a time; 3 refused at the maximum, 4 evicted, 5 without a server\n",
+            "\nproxied connections: 1 (maximum 2); 3 refused at the maximum, 4 evicted, 5 without a server\n",
             "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80           up 1h02m          weight 0   active 7     inactive 0  drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m        weight 0   active 7     inactive 0  connection refused\n",

@@ -26,7 +26,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// The interval at which an unchanged announcement is sent again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether a service can serve its address.
+/// Whether a service works at its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ability {
     /// The service's state is not yet known.
@@ -57,7 +57,7 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
 /// The start time of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
-    /// Seconds after boot.
+    /// Time in seconds after boot.
     At(u64),
     /// Before this boot, or at an unknown time.
     Earlier,

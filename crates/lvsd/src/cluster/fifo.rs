@@ -400,7 +400,8 @@ mod tests {
             .wait_for(|messages| messages.state == Some(State::Backup))
             .await
             .unwrap();
-        // Again, with the FIFO that lvsd has created meanwhile, which has no other writer.
+        // Once more, with the FIFO that lvsd has created in the meantime and that has no other
+        // writer.
         std::fs::remove_file(&path).unwrap();
         while !path.exists() {
             tokio::time::sleep(Duration::from_millis(20)).await;

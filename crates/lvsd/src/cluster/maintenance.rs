@@ -10,12 +10,13 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{Moment, Now};
 use crate::replace::replace_for_good;
 
-/// A maintenance, as it is stored.
+/// The stored form of a maintenance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Kept {
     #[serde(flatten)]
     pub(super) wish: Maintenance,
-    /// Its start on the boot-time clock, which is not adjusted when the wall clock is set.
+    /// Start of the maintenance on the boot-time clock, which is not adjusted when the wall clock
+    /// is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) began: Option<Moment>,
 }

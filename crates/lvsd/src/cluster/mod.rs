@@ -10,8 +10,8 @@
 //!  the same, for each address ──▶ [`announce`] ──▶ routes of the dataplane ──▶ BIRD, FRR, ExaBGP
 //! ```
 //!
-//! Nothing here waits: the messages of keepalived and the state of the dataplane arrive on channels
-//! that contain only the latest value.
+//! This module never waits: the messages of keepalived and the state of the dataplane arrive on
+//! channels that contain only the latest value.
 
 mod announce;
 mod fifo;
@@ -180,7 +180,7 @@ impl Cluster {
         };
         let announced = announcer.announced.borrow_and_update().clone();
         if announced.trouble.is_some() {
-            // The event about the lost dataplane is enough.
+            // The event about the lost dataplane is sufficient.
             return Vec::new();
         }
         let before = std::mem::replace(&mut self.reported, announced.vips);
@@ -230,7 +230,7 @@ impl Cluster {
             gone = vrrp => gone,
         };
         if gone {
-            // A daemon that ends.
+            // The daemon is stopping.
             std::future::pending::<()>().await;
         }
     }
@@ -284,14 +284,14 @@ impl Cluster {
         self.follow();
     }
 
-    /// Begins or ends the maintenance, and stores the change. A repeated change keeps the previous
+    /// Starts or ends the maintenance, and stores the change. A repeated change keeps the previous
     /// time and reason.
     ///
     /// keepalived and the dataplane are informed before the change is stored, because a busy disk
     /// may need seconds.
     ///
     /// # Errors
-    /// The change cannot be stored. Then it is reverted.
+    /// The change cannot be stored, and is reverted.
     pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: Now) -> Result<bool, String> {
         let on = spec.on;
         let before = self.maintenance.clone();
@@ -338,7 +338,7 @@ impl Cluster {
             return;
         };
         let Some(readiness) = running.readiness.borrow().clone() else {
-            // The first reading is still missing: the state of the earlier daemon stays in force.
+            // The readiness is not known yet: the state of the earlier daemon stays in force.
             return;
         };
         let value = Fitness {

@@ -27,7 +27,7 @@ pub(super) struct Fitness {
 
 impl Fitness {
     /// Excludes only a director that would break connections. A director in maintenance, or with
-    /// missing servers, yields to a better one; without a better one, it serves.
+    /// missing servers, is active only if no better director exists.
     pub(super) fn value(self) -> i16 {
         match (self.ready, self.maintenance, self.quorum) {
             (false, _, _) => UNFIT,
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn fitter_director_has_higher_weight() {
+    fn director_with_more_usable_services_has_higher_weight() {
         let standing = |ready, quorum, maintenance| {
             Fitness {
                 ready,

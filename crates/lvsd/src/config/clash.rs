@@ -108,7 +108,7 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// Checks that an address is not the dataplane's and the host's at the same time.
+    /// Checks that an address does not belong to both the dataplane and the host.
     fn owner(&self, service: &Service) -> Option<Clash<P>> {
         let address = service.virtual_ip()?;
         if service.vip == VipMode::Auto {

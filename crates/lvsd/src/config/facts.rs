@@ -90,7 +90,7 @@ impl Facts {
         if let Some(all) = &self.interfaces {
             return all.contains(name);
         }
-        // If the kernel cannot be asked, there is no finding.
+        // If the kernel does not answer, nothing is reported.
         socket(AddressFamily::UNIX, SocketType::DGRAM, None)
             .is_ok_and(|socket| name_to_index(&socket, name) != Err(rustix::io::Errno::NODEV))
     }

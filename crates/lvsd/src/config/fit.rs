@@ -31,7 +31,7 @@ impl Unfit {
 /// the fix.
 pub(crate) fn unusable(ip: IpAddr, what: &str) -> Option<(String, &'static str)> {
     let bad = match ip {
-        // 0.0.0.0/8 and 240.0.0.0/4 are no addresses of hosts (RFC 1122, 3.2.1.3; RFC 1112, 4).
+        // 0.0.0.0/8 and 240.0.0.0/4 contain no addresses of hosts (RFC 1122, 3.2.1.3; RFC 1112, 4).
         IpAddr::V4(v4) => v4.is_multicast() || matches!(v4.octets()[0], 0 | 240..),
         IpAddr::V6(v6) => {
             v6.is_unspecified()

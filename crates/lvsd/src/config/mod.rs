@@ -6,7 +6,7 @@
 //!           └───────────────────┴── findings with their place ──┘
 //! ```
 //!
-//! Each step reports all of its findings. A file with one error gives no [`Config`] at all.
+//! Each step reports all of its findings. A file with one error results in no [`Config`].
 //! [`expand`](crate::expand) adds the servers and services of DNS, etcd and Kubernetes later.
 
 mod check;
@@ -90,7 +90,7 @@ pub struct Config {
 pub struct Discovery {
     /// The source of the servers.
     pub source: Source,
-    /// Its line.
+    /// Line of `discover` in the file.
     pub line: usize,
     /// The port of discovered servers for which the source has no port.
     pub port: u16,
@@ -117,7 +117,7 @@ pub struct Daemon {
     pub on_drift: OnDrift,
     /// The notification program with its arguments; empty if there is none.
     pub notify: Vec<String>,
-    /// The user and the group that it runs as.
+    /// The user and the group of the notify command.
     pub notify_user: Option<(u32, u32)>,
     /// Time after which that program is killed; `None` for [`Self::NOTIFY_TIMEOUT`].
     pub notify_timeout: Option<Duration>,
@@ -134,7 +134,7 @@ pub struct Api {
     pub token_file: Option<PathBuf>,
     /// The directory of a tree that imitates `/proc`.
     pub procfs: Option<PathBuf>,
-    /// Maximum of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].
+    /// Maximum number of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].
     pub procfs_connections: Option<usize>,
     /// Whether the API serves the dashboard.
     pub dashboard: bool,
@@ -231,7 +231,7 @@ impl Vrrp {
     /// The value that is added to the priority below a quorum, so that a director with all its
     /// services takes over.
     pub const BELOW_QUORUM: i16 = -50;
-    /// The lowest priority from which both values can be subtracted: keepalived uses at least 1.
+    /// The lowest priority to which both values can be added: keepalived uses at least 1.
     pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (Self::MAINTENANCE + Self::BELOW_QUORUM) as i64;
 }
 
@@ -344,7 +344,7 @@ pub struct Service {
     pub id: ServiceId,
     /// The service's settings in the dataplane.
     pub config: ServiceConfig,
-    /// The ports that its mark stands for, if the service has several.
+    /// The ports that its mark represents, if the service has several ports.
     pub ports: Option<ManyPorts>,
     /// The owner of the VIP.
     pub vip: VipMode,
@@ -571,7 +571,7 @@ pub enum LoadError {
         line: usize,
         /// Offset of this byte, from 0.
         offset: usize,
-        /// Its value.
+        /// Value of the invalid byte.
         byte: u8,
     },
     /// The configuration is invalid.

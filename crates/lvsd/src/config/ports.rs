@@ -65,7 +65,7 @@ impl ManyPorts {
     /// The mark of the service. It depends only on the text of the rule, so that connections
     /// continue after a reload.
     pub fn mark(&self) -> u32 {
-        // FNV-1a, of which the lower bits are kept.
+        // FNV-1a; only the lower bits are used.
         let hash = self
             .to_string()
             .bytes()
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_read_and_written() {
+    fn port_ranges_round_trip_as_text() {
         for (text, written) in [
             ("192.0.2.10:8000-8999", "tcp 192.0.2.10:8000-8999"),
             ("192.0.2.10:443,80", "tcp 192.0.2.10:80,443"),

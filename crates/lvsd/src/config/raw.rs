@@ -252,7 +252,7 @@ pub(super) struct RawCluster {
     pub(super) prefix: Option<Spanned<String>>,
     /// File with the certificates of the authorities that sign the members'. Required with `https`.
     pub(super) ca: Option<Spanned<String>>,
-    /// File with the certificate that lvsd shows. Default: none.
+    /// File with the certificate that lvsd presents. Default: none.
     pub(super) cert: Option<Spanned<String>>,
     /// File with the private key of that certificate. Required with `cert`.
     pub(super) key: Option<Spanned<String>>,
@@ -488,13 +488,13 @@ pub(super) struct RawFilter {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawLimits {
-    /// Connections at a time. Default: no limit.
+    /// Maximum number of simultaneous connections. Default: no limit.
     pub(super) connections: Option<Spanned<Whole>>,
     /// New connections a second. Default: no limit.
     pub(super) rate: Option<Spanned<Whole>>,
-    /// Maximum of new connections a second from one source. Default: no limit.
+    /// Maximum number of new connections per second from one source. Default: no limit.
     pub(super) source_rate: Option<Spanned<Whole>>,
-    /// Bits of an IPv4 address that make a source. Default: 32.
+    /// Bits of an IPv4 address that identify a source. Default: 32.
     pub(super) source_bits_v4: Option<Spanned<Whole>>,
     /// Bits of an IPv6 address that make a source. Default: 64.
     pub(super) source_bits_v6: Option<Spanned<Whole>>,
@@ -505,7 +505,7 @@ pub(super) struct RawLimits {
 pub(super) enum RawPassive {
     /// Whether a suspicious server is set down.
     TakesOut(bool),
-    /// Failed attempts to connect.
+    /// The number of failed attempts to connect.
     Number(Whole),
 }
 
@@ -531,7 +531,7 @@ pub(super) struct RawQuorumTable {
 /// A server as a string, `"10.0.0.99:80"`, or as a table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawTarget {
-    /// Its address.
+    /// The address of the server.
     Address(String),
     /// The table, as of a server.
     Table(Box<RawServer>),
@@ -590,9 +590,9 @@ pub(super) struct RawServer {
 /// `tunnel = { ... }`, or `tunnel = "gre"` for `tunnel = { type = "gre" }`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawTunnel {
-    /// The type.
+    /// The type as a string.
     Word(String),
-    /// The table.
+    /// The type with options, as a table.
     Table(RawTunnelTable),
 }
 
@@ -638,15 +638,15 @@ pub(super) struct RawCheckTable {
     pub(super) jitter: Option<Spanned<Whole>>,
     /// Path of the check: `server`, or `service` through the VIP. Default: `server`.
     pub(super) via: Option<Spanned<String>>,
-    /// Whether a suspicious server is taken out; or a number of consecutive unanswered attempts of
-    /// clients, after which the server is checked at once. Default: `false`.
+    /// Whether a suspicious server is taken out; or the number of consecutive unanswered connection
+    /// attempts of clients after which the server is checked at once. Default: `false`.
     pub(super) passive: Option<Spanned<RawPassive>>,
     /// Keys of this kind of check.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,
 }
 
 impl RawCheckTable {
-    /// The keys that every kind has.
+    /// The keys that a check of any kind can have.
     pub(super) const KEYS: [&'static str; 9] = [
         "fall",
         "fast_interval",
@@ -703,7 +703,7 @@ pub(super) struct OneOrMore(pub(super) Vec<String>);
 /// The forms that a value may have in the file. A form that a type does not accept is refused with
 /// `EXPECTED`.
 trait Shape<'de>: Sized {
-    /// After "expected", in an error.
+    /// The text that follows "expected" in an error message.
     const EXPECTED: &'static str;
 
     fn string<E: de::Error>(text: &str) -> Result<Self, E> {

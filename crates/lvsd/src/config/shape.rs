@@ -1,9 +1,9 @@
 //! Converts the tree of a TOML file to [`RawConfig`]: removes and reports every misspelt key and
 //! every value of a wrong type.
 //!
-//! serde stops at the first error, so the faulty part is removed and the rest is read again. That
-//! happens for each service, server and rule separately, and for all unknown keys of a table at
-//! once: the cost is proportional to the length of the file, with any number of errors.
+//! serde stops at the first error, so this module removes the faulty part and reads the rest again.
+//! This happens for each service, server and rule separately, and for all unknown keys of a table
+//! at once: the cost is proportional to the length of the file, with any number of errors.
 
 use std::borrow::Cow;
 use std::mem::discriminant;
@@ -21,7 +21,8 @@ use crate::text::{Diagnostic, Findings, unknown_key};
 /// The position of a value from another text.
 pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 
-/// Maximum of services of a file. Each needs some kilobytes of memory, even if its text is short.
+/// Maximum number of services of a file. Each needs some kilobytes of memory, even if its text is
+/// short.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
 /// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of `[defaults]`;
@@ -99,7 +100,7 @@ pub(super) fn remote(text: &str) -> Result<(), String> {
         _ => 0,
     };
     if services != 1 || table.len() != 1 {
-        return Err("it is not one [[service]] and nothing else".to_owned());
+        return Err("it must contain exactly one [[service]]".to_owned());
     }
     match table.values().any(|value| runs_programs(value.get_ref())) {
         true => Err(
@@ -318,7 +319,7 @@ impl<'a> Reader<'a> {
 
     /// Reads as [`read`](Self::read); removes the invalid parts from `value`.
     fn read_in<T: Deserialize<'a>>(&mut self, value: &mut Spanned<DeValue<'a>>) -> Option<T> {
-        // Every round removes something, and there are no more of them than keys that `T` has.
+        // Each round removes at least one key, so there are at most as many rounds as keys of `T`.
         loop {
             let error = match T::deserialize(ValueDeserializer::from(value.clone())) {
                 Ok(raw) => return Some(raw),
@@ -394,7 +395,7 @@ impl<'a> Reader<'a> {
                 .iter_mut()
                 .any(|item| self.cut(item.get_mut(), span, message));
         };
-        // All values of the same type are wrong as well.
+        // All values of the same type are invalid as well.
         let kind = discriminant(wrong.get_ref());
         let mut kept = DeArray::new();
         for item in std::mem::replace(items, DeArray::new()) {
@@ -403,7 +404,7 @@ impl<'a> Reader<'a> {
                 if item.span() != *span
                     && let Some((expected, _)) = finding.primary.1.split_once(", found")
                 {
-                    // The words are about another item.
+                    // The message describes another item.
                     finding.primary.1 = expected.to_owned();
                 }
                 self.findings.push(finding);
@@ -557,7 +558,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
             span.clone(),
             format!("the number {written} is out of range"),
         )
-        .help(format!("no number of this file is above {}", u32::MAX));
+        .help(format!("a number in this file cannot exceed {}", u32::MAX));
     }
     Diagnostic::error(span.clone(), one_line(message))
 }

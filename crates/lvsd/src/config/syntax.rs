@@ -7,8 +7,8 @@ use toml::de::{DeTable, Error};
 
 use crate::text::{Diagnostic, Findings, KEPT_MAX};
 
-/// Distance after the first error in which the parser looks for further errors: it stores all of
-/// them.
+/// Distance in bytes after the first error within which the parser looks for further errors: it
+/// stores all of them.
 const REACH: usize = 64 << 10;
 
 /// Maximum number of characters of a line in which the check looks for an unusual character.
@@ -17,7 +17,7 @@ const LINE_MAX: usize = 4096;
 /// The tree of a text.
 ///
 /// # Errors
-/// The text is not TOML: the first error, and those that follow closely.
+/// The text is not TOML: the first error, and the errors shortly after it.
 pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, Findings> {
     let first = match DeTable::parse(text) {
         Ok(tree) => return Ok(tree),
@@ -30,7 +30,7 @@ pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, Findings> {
     }
     let (_, errors) = DeTable::parse_recoverable(&text[..end]);
     let mut findings = explain(&errors, text, end);
-    // The cause of the first error may be farther away than that.
+    // The cause of the first error may be further away.
     if findings.is_empty() {
         findings = explain(&[first], text, text.len());
     }
@@ -44,7 +44,7 @@ fn explain(errors: &[Error], text: &str, read: usize) -> Findings {
     let mut last = None;
     for error in errors.iter().take(KEPT_MAX) {
         let span = error.span().unwrap_or(0..0);
-        // The text goes on there.
+        // Continue after this part of the text.
         if read < end && span.end >= read {
             break;
         }
@@ -55,7 +55,7 @@ fn explain(errors: &[Error], text: &str, read: usize) -> Findings {
             last = Some(finding.primary.0.clone());
             findings.push(finding);
         }
-        // All that is open where the file ends has one cause.
+        // All tables and strings that are open at the end of the file have one cause.
         if span.start >= end {
             break;
         }

@@ -11,7 +11,7 @@ use landlock::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Time limit for keepalived's output.
+/// Time limit for keepalived to print its configuration.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Interval of the checks whether keepalived has exited.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -148,7 +148,7 @@ fn run(command: &mut Command, output: &Path) -> Result<String, String> {
             Ok(None) => {}
             Err(error) => return Err(format!("cannot wait for keepalived: {error}")),
         }
-        // It prints all of it before it heeds a signal.
+        // keepalived prints everything before it handles a signal.
         if !asked_to_end && read(output).contains("< LVS Topology >") {
             asked_to_end = true;
             end(Signal::TERM);

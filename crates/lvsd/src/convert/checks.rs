@@ -19,7 +19,7 @@ const KNOWN: &[Known] = &[
     (
         "HTTP_GET",
         "http",
-        // All pages are asked at once here, as with `fast_recovery`.
+        // lvsd requests all pages at once, as keepalived does with `fast_recovery`.
         &[
             "connect_port",
             "url",
@@ -31,7 +31,7 @@ const KNOWN: &[Known] = &[
     (
         "SSL_GET",
         "https",
-        // The name is always sent where there is one.
+        // lvsd always sends the name if the file has one.
         &[
             "connect_port",
             "url",
@@ -69,7 +69,7 @@ const RHYTHM: &[&str] = &[
 const DAY: f64 = 86_400.0;
 /// The longest timeout of a check, in seconds.
 const TIMEOUT_MAX: f64 = 600.0;
-/// Maximum of consecutive failures after which a server is down.
+/// Maximum number of consecutive failures that a check may require before a server is down.
 const FALL_MAX: f64 = 1000.0;
 
 /// The reason why `warmup` is lost.
@@ -160,7 +160,7 @@ fn timing(item: &Item, of_check: bool) -> Option<f64> {
     (number >= least).then_some(number)
 }
 
-/// The message about a time that keepalived does not use as it is written.
+/// The message about a time that keepalived does not use unchanged.
 pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     let name = item.name();
     let most = match name {
@@ -306,7 +306,7 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
 
 /// Converts the interval and the timeout of checks.
 fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
-    // The last number that keepalived takes, of the innermost block that has one.
+    // The last number that keepalived accepts, of the innermost block that has one.
     let last = |block: &Item, name: &str, of_check: bool| {
         let named = block
             .items()
@@ -322,7 +322,7 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     let name = item.name();
     let pages = matches!(name, "HTTP_GET" | "SSL_GET");
     let timeout = match name {
-        // keepalived gives a program as long as the interval.
+        // keepalived limits the run time of a program to the interval.
         "MISC_CHECK" => own("misc_timeout")
             .filter(|seconds| *seconds > 0.0)
             .unwrap_or(interval),
@@ -347,7 +347,7 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     check.insert("timeout", duration(timeout.clamp(0.01, TIMEOUT_MAX)));
     check.insert("rise", "1".to_owned());
     check.insert("fall", format!("{fall:.0}"));
-    // It is waited only before another attempt.
+    // The delay precedes only repeated attempts.
     if fall > 1.0 {
         check.insert("fast_interval", duration(pause.clamp(0.01, DAY)));
     }
@@ -494,7 +494,7 @@ fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<Stri
     (written, host)
 }
 
-/// `200 301-302 4xx`.
+/// Converts status codes such as `200 301-302 4xx`.
 fn statuses(item: &Item, name: &str, lost: &mut Vec<String>) -> Option<String> {
     let code = |text: &str| {
         text.parse::<u16>()
@@ -571,7 +571,7 @@ fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
                 if bytes.iter().any(half) {
                     lost.push(reply.lost_of(
                         "UDP_CHECK",
-                        "lvsd ignores whole bytes: a half-ignored byte is ignored",
+                        "lvsd can ignore only whole bytes: it ignores each byte that keepalived ignores in part",
                     ));
                 }
                 let bytes: Vec<&str> = bytes

@@ -16,7 +16,7 @@ use crate::config::{self, Config};
 pub struct Compared {
     /// Services that were compared.
     pub services: usize,
-    /// Their servers.
+    /// Number of compared servers.
     pub servers: usize,
     /// Whether keepalived has printed its complete configuration; else it has printed only the
     /// names of services and servers.
@@ -42,8 +42,8 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
         whole: dump.whole,
         ..Compared::default()
     };
-    // The messages do not contain the address family of a mark, so that the servers of both are one
-    // list there.
+    // The messages do not contain the address family of a mark, so that one list contains the
+    // servers of both families.
     let mut marks: HashMap<u32, Vec<&config::Service>> = HashMap::new();
     for service in &config.services {
         if let ServiceId::Fwmark { mark, .. } = service.id {
@@ -59,7 +59,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
         });
         match theirs {
             Some((name, theirs)) => {
-                // Messages about a mark are those of both families, and are compared once.
+                // A message about a mark is valid for both families, and is compared once.
                 let first = seen.insert(name);
                 compared.services += 1;
                 compared.servers += service.servers.len();
@@ -72,7 +72,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
                 let ours = first.then_some(ours);
                 of_service(name, service, ours, theirs, dump.whole, differences);
             }
-            // Messages do not name the members of groups.
+            // Messages do not list the members of groups.
             None if !dump.whole => {}
             None => compared.differences.push(format!(
                 "{name}: keepalived does not have this virtual server"
@@ -197,7 +197,7 @@ fn of_service(
         };
         let kind = check.probe.name();
         let Some(theirs) = found.checks.iter().find(|other| other.kind == kind) else {
-            // keepalived leaves out checks whose program is not on this host.
+            // keepalived omits checks whose program does not exist on this host.
             if kind != "exec" {
                 differ(&what("check"), kind, &kinds);
             }
@@ -306,7 +306,7 @@ weight = 7
 
     /// Without IPVS in the kernel, keepalived names a mark without its address family.
     #[test]
-    fn messages_about_mark_are_compared_with_services_of_both_families() {
+    fn keepalived_messages_about_mark_match_services_of_both_families() {
         let service = |family: &str, server: &str| {
             format!(
                 "[[service]]\nfwmark = 7\nfamily = \"{family}\"\nforward = \"dr\"\n[[service.server]]\naddress = \"{server}\"\n"

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::keepalived::{following, range};
 
-/// Greatest number of addresses in ranges.
+/// Maximum number of addresses in all ranges.
 const ROOM: usize = super::ADDRESSES_MAX;
 
 /// Services by name, `192.0.2.1:80 tcp` or `mark 7 ipv4`.
@@ -152,7 +152,7 @@ pub(super) fn read(text: &str) -> Dump {
         match section {
             "group" => {
                 if let Some(name) = value(line, "Virtual Server Group") {
-                    // keepalived uses the first one of a name.
+                    // keepalived uses the first group of a name.
                     match groups.contains_key(name) {
                         true => group.clear(),
                         false => name.clone_into(&mut group),
@@ -332,7 +332,7 @@ fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) 
         }
     };
     for name in names {
-        // The kernel has one service for it; the servers of both are in it.
+        // The kernel has one service for both, with the servers of both.
         match services.get_mut(&name) {
             Some(first) => first.servers.extend(one.seen.servers.iter().cloned()),
             None => {
@@ -352,7 +352,7 @@ fn add_named(services: &mut Services, service: &str, server: &str) {
     let name = match (parts(service), service.strip_prefix("FWM ")) {
         (Some((ip, protocol, port)), _) => format!("{} {protocol}", SocketAddr::new(ip, port)),
         (None, Some(mark)) => format!("mark {mark}"),
-        // The members of a group are not named.
+        // The members of a group are not listed.
         (None, None) => return,
     };
     if let Some((ip, _, port)) = parts(server) {

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::LENGTH_MAX;
 
-/// Greatest number of patterns from braces, and of files of a pattern.
+/// Maximum number of patterns that braces expand to, and of files that match a pattern.
 const MATCHES_MAX: usize = 1024;
 
 /// The text of a file.
@@ -24,7 +24,7 @@ pub fn read(path: &Path) -> Result<String, String> {
             LENGTH_MAX >> 20
         ));
     }
-    // Comments in old files are in whatever their writers had.
+    // Comments in old files can use any character set.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -55,7 +55,7 @@ pub fn included(directory: &Path, pattern: &str) -> Result<Vec<(String, String)>
         .collect()
 }
 
-/// `a{b,c{d,e}}`: `ab`, `acd`, `ace`.
+/// Expands braces: `a{b,c{d,e}}` becomes `ab`, `acd` and `ace`.
 fn braces(pattern: &str) -> Result<Vec<String>, String> {
     let mut done = Vec::new();
     let mut open = vec![pattern.to_owned()];
@@ -186,7 +186,7 @@ fn one(pattern: &[char], c: char) -> Option<usize> {
         ['[', rest @ ..] => {
             let negated = matches!(rest.first(), Some('!' | '^'));
             let set = &rest[usize::from(negated)..];
-            // A bracket at the beginning is one of the characters.
+            // A bracket at the beginning of a set is one of its characters.
             let Some(end) = (1..set.len()).find(|at| set[*at] == ']') else {
                 return (c == '[').then_some(1);
             };
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn include_without_file_is_named() {
+    fn include_without_file_is_reported() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         std::fs::write(at("b.conf"), "b").unwrap();

@@ -28,7 +28,7 @@ pub(super) struct Item {
     pub(super) words: Vec<Word>,
     pub(super) block: Option<Vec<Self>>,
     pub(super) at: SourcePlace,
-    /// Its first and last line, counted over all files.
+    /// First and last line of the item, in a numbering over all files.
     pub(super) lines: (usize, usize),
 }
 
@@ -106,7 +106,7 @@ pub(super) fn is_on(item: &Item) -> bool {
 
 /// The start of a text, as long as messages permit.
 pub(super) fn shown(text: &str) -> String {
-    /// Bytes.
+    /// Maximum length of the shown text in bytes.
     const MOST: usize = 160;
     let first = text.lines().next().unwrap_or_default();
     let text_shown = start(first, MOST);

@@ -33,7 +33,7 @@ struct Settings {
     /// The timeout of negotiate checks.
     negotiate_timeout: Option<f64>,
     failures: Option<u32>,
-    /// Attempts of a ping.
+    /// Number of attempts of a ping.
     attempts: Option<u32>,
     quiescent: Option<bool>,
     clean_stop: Option<bool>,
@@ -90,7 +90,7 @@ pub(super) fn read(text: &str) -> Read {
     let mut globals = Settings::default();
     let mut services: Vec<Building> = Vec::new();
     let mut within = false;
-    // Addresses that ranges may still stand for, in the whole file.
+    // The number of addresses that ranges may still expand to, in the whole file.
     let mut room = ADDRESSES_MAX;
     for (number, line) in (1..).zip(text.lines()) {
         let indented = line.starts_with([' ', '\t']);
@@ -106,7 +106,7 @@ pub(super) fn read(text: &str) -> Read {
             Some((key, value)) => (key.trim(), value.trim()),
             None => (bare, ""),
         };
-        // Passwords are not repeated.
+        // Messages do not contain passwords.
         let shown = match key {
             "passwd" | "secret" => key,
             _ => bare,
@@ -434,7 +434,7 @@ impl Building {
             lost.extend(self.service.lost);
             return None;
         }
-        // Its default, which is not lvsd's.
+        // The default of ldirectord, which differs from the default of lvsd.
         if !self.service.keys.contains_key("scheduler") {
             self.service.string("scheduler", "wrr");
         }
@@ -473,7 +473,7 @@ impl Building {
         let quiescent = self.own.quiescent.or(globals.quiescent).unwrap_or(false);
         let quiesce = if quiescent { "quiesce" } else { "remove" };
         self.service.string("on_check_failure", quiesce);
-        // Its default is yes, which would have every restart of lvsd interrupt services.
+        // ldirectord's default is yes, with which every restart of lvsd would interrupt services.
         if self.own.clean_stop.or(globals.clean_stop).unwrap_or(false) {
             self.service
                 .keys
@@ -857,7 +857,7 @@ fn pair(text: &str) -> Option<((String, String), &str)> {
     .next()
 }
 
-/// `192.0.2.1:80`, `[2001:db8::1]:http`, `192.0.2.1`.
+/// Parses an address such as `192.0.2.1:80`, `[2001:db8::1]:http` or `192.0.2.1`.
 fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
         return Some((ip, None));

@@ -78,11 +78,11 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     }
 }
 
-/// Maximum length of a file; a longer file is refused.
+/// Maximum length of a file in bytes; a longer file is refused.
 pub const LENGTH_MAX: u64 = 16 << 20;
 /// Maximum number of included files, and their maximum depth.
 const INCLUDES_MAX: usize = 256;
-/// Greatest number of addresses in ranges and groups.
+/// Maximum number of addresses in all ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;
 
 /// The files of an `include` of a file in this directory, each with its name and text; or the
@@ -316,7 +316,7 @@ fn without_loops(services: &mut [Service]) {
             let Some(theirs) = ip.and_then(|ip| all.get(&ip)) else {
                 return true;
             };
-            // 0 stands for every port.
+            // Port 0 means every port.
             let is_theirs = |port: u16| port == 0 || theirs.contains(&0) || theirs.contains(&port);
             let is_one = match own {
                 Some(port) => is_theirs(port),
@@ -330,8 +330,8 @@ fn without_loops(services: &mut [Service]) {
     }
 }
 
-/// Maximum of services that are removed one by one if `lvsd` refuses a file: each attempt checks
-/// all previous services again.
+/// Maximum number of services that are removed one by one if `lvsd` refuses a file: each attempt
+/// checks all previous services again.
 const TRIED_MAX: usize = 256;
 
 /// Finally omits services that `lvsd` refuses for any other reason.

@@ -158,7 +158,7 @@ impl Negotiation {
             None => request,
         };
         let slash = if path.starts_with('/') { "" } else { "/" };
-        // Perl's HTTP client writes a blank so.
+        // Perl's HTTP client encodes a space this way.
         let path = path.replace(' ', "%20");
         check.insert("path", quote(&format!("{slash}{path}")));
         check.insert("redirects", REDIRECTS.to_owned());
@@ -184,7 +184,7 @@ impl Negotiation {
         if !datagrams {
             lost.push("service=dns: the question goes over UDP".to_owned());
         }
-        // An address is looked up backwards.
+        // An address becomes a reverse look-up.
         let (name, record) = match name.parse::<Ipv4Addr>() {
             Ok(ip) => {
                 let [a, b, c, d] = ip.octets();

@@ -298,7 +298,7 @@ impl Reader<'_> {
             let start = match member {
                 Member::Set(set) => {
                     class.push_str(&set);
-                    // Behind a set it is a member.
+                    // After a set, the sign is a member of the class.
                     if self.rest.next_if_eq(&'-').is_some() {
                         push_byte(&mut class, b'-', IN_CLASS);
                     }
@@ -490,7 +490,7 @@ mod tests {
             ("\\Qa.b\\E", "`\\Q`"),
             ("\\Ga", "`\\G`"),
             ("\\Ka", "`\\K`"),
-            // It takes `\r\n` without giving it back.
+            // It consumes `\r\n` without backtracking.
             ("a\\Rb", "`\\R`"),
             ("\\p{L}", "`\\p`"),
             ("\\u0041", "`\\u`"),

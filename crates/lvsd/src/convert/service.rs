@@ -31,7 +31,7 @@ pub(super) struct Service {
 /// A quorum by weight.
 #[derive(Clone, Debug)]
 pub(super) struct Quorum {
-    /// File and line in which it is set.
+    /// File and line of the setting.
     pub(super) at: String,
     pub(super) quorum: u64,
     pub(super) hysteresis: u64,
@@ -40,7 +40,7 @@ pub(super) struct Quorum {
 /// A server for the time below the quorum.
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
-    /// File and line in which it is set, and its keyword.
+    /// File, line and keyword of the setting.
     pub(super) origin: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
@@ -111,7 +111,7 @@ impl Service {
                 && let Some(port) = port
                 && ports.iter().any(|other| *other != port)
             {
-                // The service's check would ask the service's port.
+                // The check of the service would use the port of the service.
                 let asks = asks_a_port(&self.check) && !self.check.contains_key("port");
                 let asks = asks || names_port(&self.check);
                 if server.check.is_empty() && asks {
@@ -323,7 +323,7 @@ impl Server {
         self.address.parse().ok()
     }
 
-    /// The address and the port, as far as they are set.
+    /// The address and the port, if they are set.
     pub(super) fn place(&self) -> (Option<IpAddr>, Option<u16>) {
         match self.endpoint() {
             Some(at) => (Some(at.ip()), Some(at.port())),
@@ -350,7 +350,7 @@ impl Server {
 pub(super) struct Needed {
     pub(super) up: usize,
     pub(super) down: usize,
-    /// Whether the numbers are right for every possible set of usable servers.
+    /// Whether the numbers are correct for every possible set of usable servers.
     pub(super) exact: bool,
     /// Whether the weight of all servers together reaches the quorum.
     pub(super) within: bool,
@@ -366,7 +366,7 @@ pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -
         .collect();
     weights.sort_unstable();
     let total: u64 = weights.iter().sum();
-    // keepalived bounds them so.
+    // keepalived applies these limits.
     let quorum = quorum.clamp(1, total.max(1));
     let hysteresis = hysteresis.min(quorum - 1);
     let least = |count: usize| -> u64 { weights.iter().take(count).sum() };
@@ -391,7 +391,7 @@ pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
     kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
 }
 
-/// Placeholder for the port of the server in the command of a check.
+/// Placeholder for the server's port in the command of a check.
 const PORT: &str = "\"{port}\"";
 
 /// Whether the check runs a program and passes the port of the server to it.

@@ -73,7 +73,7 @@ fn port_ignored_by_direct_routing_is_checked() {
 
 #[test]
 fn macros_are_expanded_in_any_order() {
-    // Often enough that no order of a map is right by chance.
+    // Repeated, so that no random order of a map gives the expected result every time.
     for _ in 0..32 {
         let (_, config) = converted(
             SourceFormat::Keepalived,
@@ -95,7 +95,7 @@ fn macros_are_expanded_in_any_order() {
 }
 
 #[test]
-fn macros_may_stand_for_several_words_and_blocks() {
+fn macros_can_contain_several_words_and_blocks() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "$VS=192.0.2.1 80\n$CHECK=TCP_CHECK { connect_timeout 3 }\n$SERVER=10.0.0.1 8080\n\
@@ -113,7 +113,7 @@ fn macros_may_stand_for_several_words_and_blocks() {
 
 /// keepalived 2.2.7 reads `$FIRST,$LAST`: a comma and a parenthesis end the name of a macro.
 #[test]
-fn macros_may_be_the_bounds_of_a_sequence() {
+fn macros_can_be_the_bounds_of_a_sequence() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "$RS= \\\n real_server 10.0.0.$HOST 80 { \\\n }\n$FIRST=3\n$LAST=5\n\
@@ -137,7 +137,7 @@ fn groups_of_a_file_have_a_common_bound() {
     let converted = convert(SourceFormat::Keepalived, "x", &text, &OPTIONS).unwrap();
     let bound = |lost: &&String| lost.contains("at most 65536 addresses");
     assert_eq!(converted.lost.iter().filter(bound).count(), 2);
-    // A mark that each server is written for again.
+    // A mark for which each server is written again.
     let marks: String = (1..=1000).map(|n| format!(" fwmark {n}\n")).collect();
     let servers: String = (1..=200)
         .map(|n| format!(" real_server 10.0.0.{n} 80 {{\n }}\n"))
@@ -157,7 +157,7 @@ fn macros_above_limits_are_refused() {
             .unwrap()
             .lost
     };
-    // A limit within a character, macros without an end, and those that make nothing of much.
+    // A limit within a character, macros that never end, and macros that expand to nothing.
     let umlauts = "ä".repeat(40_000);
     for text in [
         format!("$A=x\nnotify ${{A}}{umlauts}"),
@@ -421,7 +421,7 @@ fn lvs_conf_file_is_converted() {
 }
 
 #[test]
-fn services_with_one_address_are_joined_and_loops_left_out() {
+fn services_with_one_address_are_joined_and_forwarding_loops_omitted() {
     let text = "virtual_server 192.0.2.1 80 { protocol TCP\n real_server 192.0.2.1 80 { weight 1 }\nreal_server 10.0.0.1 80 { weight 1 }\n}\n";
     let (done, config) = converted(SourceFormat::Keepalived, &text.repeat(2));
     assert_eq!(
@@ -463,7 +463,7 @@ fn keepalived_defaults_are_converted() {
     assert!(done.lost[0].contains("no `protocol`"), "{:?}", done.lost);
     let check = config.services[0].servers[0].check.as_ref().unwrap();
     assert_eq!(check.fall, 4, "a name server is queried again three times");
-    // Only NAT changes ports; a check goes on to ask the one that was written.
+    // Only NAT changes ports; the check keeps the port of the file.
     let (_, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 21 {\n lb_kind DR\n protocol TCP\n sorry_server 10.0.0.9 8080\n \
@@ -472,20 +472,20 @@ fn keepalived_defaults_are_converted() {
     );
     assert_eq!(servers(&config), ["10.0.0.1:21", "10.0.0.2:80"]);
     assert_eq!(checks(&config), ["tcp 10.0.0.1:80", "tcp 10.0.0.2:80"]);
-    // With a mark the port stays, also through NAT.
+    // With a mark, the port is unchanged, also with NAT.
     let (_, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server fwmark 3 {\n lb_kind NAT\n real_server 10.0.0.1 80 {\n TCP_CHECK {\n }\n }\n}\n",
     );
     assert_eq!(servers(&config), ["10.0.0.1:0"]);
     assert_eq!(checks(&config), ["tcp 10.0.0.1:80"]);
-    // All ports are persistent.
+    // A service of all ports is persistent.
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 {\n lb_kind DR\n protocol TCP\n real_server 10.0.0.1 {\n }\n}\n",
     );
     assert_eq!(config.services[0].config.timeout, 360, "{}", done.toml);
-    // Which servers it has twice.
+    // keepalived lists these servers twice.
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n lb_kind DR\n protocol TCP\n real_server 10.0.0.1 80 {\n weight 5\n }\n \
@@ -604,7 +604,7 @@ fn groups_have_ranges_and_networks() {
         ]
     );
     assert_eq!(done.lost.len(), 2, "{:?}", done.lost);
-    // No more than there is room for.
+    // No more addresses than the limit allows.
     let wide = "virtual_server_group g {\n ::/1 80\n 10.0.0.0/8 80\n 2001:db8::-2001:db8:ffff:: 80\n 192.0.2.1 80\n}\n\
                     virtual_server group g {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n";
     let (done, config) = converted(SourceFormat::Keepalived, wide);
@@ -643,7 +643,7 @@ fn ldirectord_defaults_are_converted() {
 /// A server of a service with a mark has no port, so any program that listens on its address can be
 /// meant.
 #[test]
-fn loops_through_a_mark_are_left_out() {
+fn forwarding_loops_through_a_mark_are_omitted() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n\
@@ -707,7 +707,7 @@ fn service_that_lvsd_refuses_is_omitted_and_reported() {
 }
 
 #[test]
-fn long_word_is_not_repeated_whole() {
+fn long_word_is_truncated_in_messages() {
     let word = "x".repeat(1 << 20);
     let text = format!(
         "{word} {word}\nvirtual_server 192.0.2.1 80 {{\n protocol TCP\n lb_algo {word}\n {word}\n \
@@ -738,7 +738,7 @@ fn quorum_of_servers_equals_quorum_of_weights() {
 }
 
 #[test]
-fn file_kinds_are_distinguished() {
+fn converter_distinguishes_kinds_of_files() {
     assert_eq!(
         kind("/etc/keepalived/keepalived.conf", ""),
         Some(SourceFormat::Keepalived)
@@ -837,7 +837,7 @@ fn ldirectord_check_with_two_bad_words_keeps_the_others() {
 }
 
 #[test]
-fn ldirectord_netmask_that_is_none_is_named_and_the_service_stays() {
+fn ldirectord_invalid_netmask_is_reported_and_the_service_is_converted() {
     let text = "virtual = 192.0.2.10:80\n real = 10.0.0.1:80 masq\n persistent = 60\n netmask = 255.0.255.0\n checktype = off\n";
     let (done, config) = converted(SourceFormat::Ldirectord, text);
     assert_eq!(config.services.len(), 1, "{}", done.toml);
@@ -851,7 +851,7 @@ fn ldirectord_netmask_that_is_none_is_named_and_the_service_stays() {
 }
 
 #[test]
-fn loopback_servers_are_named_since_the_dataplane_does_not_reach_them() {
+fn servers_on_loopback_are_reported_as_unreachable() {
     let keepalived = "virtual_server 192.0.2.10 80 { protocol TCP\n lvs_method NAT\n sorry_server 127.0.0.1 8080\n real_server 127.0.0.1 80 { }\n }\n";
     let ldirectord = "virtual = 192.0.2.10:80\n real = 127.0.0.1:80 masq\n fallback = 127.0.0.1:8080 masq\n checktype = off\n";
     for (kind, text) in [
@@ -968,14 +968,14 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
         "delay_loop 100000",
     ] {
         let reported = done.lost.iter().filter(|lost| lost.contains(line)).count();
-        // keepalived takes no retries of a check only.
+        // Retries of a check are not sufficient for keepalived.
         assert_eq!(reported, 1, "{line}: {:#?}", done.lost);
     }
     assert_eq!(done.lost.len(), 10, "{:#?}", done.lost);
 }
 
 #[test]
-fn flag_of_another_scheduler_is_named_and_the_service_stays() {
+fn flag_of_another_scheduler_is_reported_and_the_service_is_converted() {
     for (text, flags, named) in [
         ("lvs_sched twos\nsh-port\nflag-1", "[\"flag-1\"]", "sh-port"),
         (
@@ -983,7 +983,7 @@ fn flag_of_another_scheduler_is_named_and_the_service_stays() {
             "[\"sh-fallback\"]",
             "mh-port",
         ),
-        // keepalived wants the scheduler above its flags.
+        // keepalived requires the scheduler before its flags.
         (
             "mh-fallback\nlvs_sched mh\nmh-port",
             "[\"mh-port\"]",
@@ -1050,7 +1050,7 @@ fn outer_block_replaces_tunnel_that_keepalived_refuses() {
 
 /// keepalived 2.2.7 uses these address families for the given texts.
 #[test]
-fn mark_has_the_family_of_its_granularity() {
+fn mark_has_the_address_family_of_its_granularity() {
     for (settings, six) in [
         ("persistence_granularity 64", true),
         ("persistence_granularity 24", true),
@@ -1163,7 +1163,7 @@ fn program_of_ldirectord_gets_the_configured_port() {
 
 /// keepalived 2.2.7 configures the members of the first group in the kernel.
 #[test]
-fn first_group_of_a_name_is_used_and_others_are_named() {
+fn first_group_of_a_name_is_used_and_others_are_reported() {
     let text = "virtual_server group D {\nprotocol TCP\nreal_server 10.0.0.1 80 {\n}\n}\n\
                 virtual_server_group D {\n192.0.2.1 80\n}\nvirtual_server_group D {\n192.0.2.2 80\n}\n";
     let (done, config) = converted(SourceFormat::Keepalived, text);

@@ -44,7 +44,7 @@ pub(super) struct Inputs<P> {
     pub(super) admin: Admin,
     /// Servers that an operator has set ready although they were drained by hand in the dataplane.
     pub(super) readied: HashSet<Key>,
-    /// The state of this director in the VRRP instances and its peers' states.
+    /// The VRRP state of this director, and the states of its peers.
     pub(super) cluster: Cluster,
     /// The answers of DNS and etcd.
     pub(super) sources: Sources,
@@ -116,7 +116,7 @@ impl<P: Prober> Inputs<P> {
         let drained = found.drained != self.dataplane.found.drained;
         self.dataplane.found = Arc::clone(found);
         self.dataplane.compared = true;
-        // A server that is drained by hand does not count for the quorum.
+        // A server that was drained by hand does not count towards the quorum.
         drained || self.unheard() != before
     }
 

@@ -88,7 +88,7 @@ pub struct Options {
     pub last_good: Option<PathBuf>,
     /// The connection to the service manager.
     pub notify: Notify,
-    /// The path of the administrative states of servers.
+    /// The path of the file with the administrative states of servers.
     pub admin: Option<PathBuf>,
     /// The requests over the control socket.
     pub requests: Option<mpsc::Receiver<Request>>,
@@ -338,7 +338,7 @@ impl<P: Prober> Daemon<P> {
             self.reporter.cluster(news);
             self.goal_changed();
         }
-        // The director may have become ready, or be so no longer.
+        // The director may have become ready, or may no longer be ready.
         if before == self.inputs.cluster.may_own() {
             self.goal_changed();
         }
@@ -399,8 +399,8 @@ impl<P: Prober> Daemon<P> {
             tokio::select! {
                 biased;
                 done = &mut work => break done?,
-                // The thread that waits for the dataplane cannot be interrupted. The next start of the
-                // daemon begins afresh.
+                // The thread that waits for the dataplane cannot be interrupted. The next start of
+                // the daemon starts a new attempt.
                 hang = &mut hurries => return hang.map(|()| None),
                 input = next_input(cluster, reports, &mut self.requests) => {
                     self.take(input);
@@ -534,11 +534,11 @@ impl<P: Prober> Daemon<P> {
         }
         inputs.vips.retain(|ip| vips.contains(ip));
         self.goal_changed();
-        // A dataplane that does not take the goal must not keep the daemon from ending.
+        // A dataplane that does not accept the changes must not prevent the exit of the daemon.
         let deadline = Instant::now() + OMEGA_LIMIT;
         while !all && self.changed && link.contact().1 {
             let step = async {
-                // The step before may have set a pause.
+                // The previous step may have set a pause.
                 tokio::time::sleep_until(self.next).await;
                 self.step(link, signals).await
             };

@@ -33,7 +33,7 @@ pub fn plan(
     let there = link.servers(config.dataplane.hang_limit)?;
     let health = |key: &Key| {
         let health = match there.contains(key) {
-            // As it is.
+            // The server keeps its present state.
             true => Health::Unknown,
             false => Health::Up,
         };

@@ -19,7 +19,7 @@ pub(super) struct Policy {
     pub(super) decisions: HashMap<ServiceId, Decision>,
     /// The VIPs that may be owned: the first checks of their services have ended or timed out.
     pub(super) announced: BTreeSet<IpAddr>,
-    /// All services are settled.
+    /// Whether all services are settled.
     pub(super) settled: bool,
     /// The number of services with a server that has not had its first check.
     unknown: usize,

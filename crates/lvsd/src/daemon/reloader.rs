@@ -140,7 +140,7 @@ impl Reloader {
                 config,
                 report,
             });
-            // The daemon may be ending.
+            // The daemon may be stopping.
             let _ = sender.blocking_send(Box::new(Done { gathered, read }));
         });
     }
@@ -227,7 +227,7 @@ impl<P: Prober> Daemon<P> {
         if taken {
             self.reloader.gathered = done.gathered;
         }
-        // If the file was refused, the answers that were read with it are not in force either.
+        // If the file was refused, the answers that were read with it do not apply either.
         if again.is_some() || !taken {
             self.take_sources();
         }
@@ -407,10 +407,10 @@ fn summary(report: &Report) -> String {
 
 /// Whether a configuration removes more servers than a reload may. If so, returns the message with
 /// the remaining servers and the fix. `before` has the number of servers of each service. Services
-/// whose source has not answered do not count. Services of Kubernetes do not count either while
-/// `[kubernetes]` is in the file: controllers remove servers on purpose, without an operator who
-/// could force it; `before` must not have them. `forced`: a reload may remove any number of
-/// servers.
+/// whose source has not answered do not count. While `[kubernetes]` is in the file, Services of
+/// Kubernetes do not count either, and `before` must not contain them: controllers remove servers
+/// on purpose, without an operator who could use `--force`. `forced`: a reload may remove any
+/// number of servers.
 pub fn too_much_away(
     before: impl Iterator<Item = (ServiceId, usize)>,
     (config, expanded): (&Config, &Expanded),

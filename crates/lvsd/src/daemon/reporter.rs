@@ -82,7 +82,7 @@ impl Reporter {
     pub(super) async fn finish_commands(self) {
         let limit = self.notice.borrow().limit;
         let (end, ended) = self.commands;
-        // A task that has ended does not receive it.
+        // A task that has ended does not receive the signal.
         let _ = end.send(());
         if tokio::time::timeout(limit, ended).await.is_err() {
             tracing::warn!("the notify command has not received all events within {limit:?}");
@@ -277,7 +277,7 @@ impl Reporter {
     }
 }
 
-/// Logs a further reason of a server that stays down.
+/// Logs a further reason why a server stays down.
 pub(super) fn log_reason(service: &Service, key: &Key, reason: &Reason) {
     let (name, server, code) = (&service.name, key.1, reason.code.name());
     tracing::warn!(event = "server_reason", service = %name, %server, code, "server is still down, now for another reason: {reason}");

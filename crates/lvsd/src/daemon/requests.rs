@@ -18,7 +18,8 @@ use crate::health::Prober;
 use crate::requests::{ChangeRequest, Request, answer};
 use crate::snapshot::Snapshot;
 
-/// Maximum of servers whose checks have separate histograms: each has 16 lines in the metrics.
+/// Maximum number of servers whose checks have separate histograms: each has 16 lines in the
+/// metrics.
 const CHECK_TIMES_MAX: usize = 500;
 
 /// The next request. Without a socket it never returns.
@@ -35,7 +36,7 @@ impl<P: Prober> Daemon<P> {
         let (change, who, reply) = match request {
             Request::Change { change, who, reply } => (change, who, reply),
             Request::Snapshot(reply) => {
-                // The client may have gone.
+                // The client may have closed its connection.
                 let _ = reply.send(Snapshot {
                     status: self.status(),
                     found: Arc::clone(&self.inputs.dataplane.found),
@@ -47,7 +48,8 @@ impl<P: Prober> Daemon<P> {
         let result = match change {
             ChangeRequest::Admin(spec) => match self.set_admin(spec, who) {
                 Ok((mut done, kept)) => {
-                    // It is in force at once. The client is answered when it is on disk.
+                    // The override applies at once. The client gets its answer when the override is
+                    // on disk.
                     tokio::spawn(async move {
                         if let Some(why) = warn(kept).await {
                             done.warnings.insert(0, why);
@@ -68,7 +70,7 @@ impl<P: Prober> Daemon<P> {
                 return;
             }
         };
-        // The client may have gone.
+        // The client may have closed its connection.
         let _ = reply.send(result);
     }
 
@@ -119,7 +121,7 @@ impl<P: Prober> Daemon<P> {
         let kept = admin.keep();
         let mut warnings: Vec<String> = Vec::new();
         if state == AdminState::Ready {
-            // An override of more servers may still be in force.
+            // An override for several servers may still apply.
             let others: HashSet<String> = servers
                 .iter()
                 .filter_map(|(service, server)| admin.of(*service, *server))

@@ -18,8 +18,8 @@ struct Change {
 }
 
 impl<P: Prober> Inputs<P> {
-    /// Judges the servers of the file by the last state of the dataplane. A server that is down is
-    /// not suspicious.
+    /// Determines the suspicious servers of the file from the last state of the dataplane. A server
+    /// that is down is not suspicious.
     fn judge(&mut self, services: &[ServiceInfo], now: Instant) -> Vec<Change> {
         let mut before = std::mem::take(&mut self.suspects);
         let mut changes = Vec::new();
@@ -93,7 +93,8 @@ impl<P: Prober> Inputs<P> {
 }
 
 impl<P: Prober> Daemon<P> {
-    /// Judges the servers by a new state of the dataplane, and reports the changes.
+    /// Determines the suspicious servers from a new state of the dataplane, and reports the
+    /// changes.
     pub(super) fn judge(&mut self, now: Instant) {
         let found = std::sync::Arc::clone(&self.inputs.dataplane.found);
         for Change { key, suspicion } in self.inputs.judge(&found.seen.services, now) {

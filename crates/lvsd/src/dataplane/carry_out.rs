@@ -14,13 +14,13 @@ use super::drift::Base;
 use super::given::Weights;
 use crate::words::counted;
 
-/// Maximum of changes of one request, far fewer than the protocol permits: between two requests,
-/// lvsd applies results of health checks.
+/// Maximum number of changes of one request, far fewer than the protocol permits: between two
+/// requests, lvsd applies results of health checks.
 const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
-/// Maximum of changes that are logged one by one, such as those of a failed server. More changes,
-/// such as those of a start or a large reload, share one log line; the details have the level
-/// `debug`.
+/// Maximum number of changes that are logged one by one, such as those of a failed server. More
+/// changes, such as those of a start or a large reload, share one log line; the details have the
+/// level `debug`.
 const LOGGED_MAX: usize = 20;
 
 /// The remaining changes and the results so far.
@@ -113,7 +113,8 @@ impl<'a> CarryOut<'a> {
             match failure.change.filter(|at| (1..limit).contains(at)) {
                 // The changes before the refused one can be applied without it.
                 Some(at) => limit = at,
-                // The list as a whole, such as for one change that this dataplane cannot read.
+                // The list was refused as a whole, for example because this dataplane cannot read
+                // one of the changes.
                 None if failure.change.is_none() && limit > 1 => limit = 1,
                 None => {
                     self.refused(first, &failure);
@@ -435,8 +436,7 @@ mod tests {
             changes.extend((1..10).map(|host| server(n, host / 2)));
         }
         let (refusals, requests, held) = run(&changes);
-        // Of each good service four servers stand there twice; server 0 is 10.0.0.0, which is one
-        // more.
+        // Each valid service gets four servers twice, and server 0 (10.0.0.0) once.
         assert_eq!(refusals.len(), 100 + 100 * 4, "{:?}", &refusals[..9]);
         assert_eq!(held.len(), 100);
         assert!(requests <= 3 * refusals.len() + 200 + 1, "{requests}");

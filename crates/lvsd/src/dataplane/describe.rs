@@ -152,7 +152,7 @@ impl<'a> Names<'a> {
                 verb("put", "put"),
                 self.service(service, "")
             ),
-            // The daemon does not make others.
+            // The daemon makes no other changes.
             other => format!("{} {other:?}", verb("make", "made")),
         }
     }
@@ -195,7 +195,7 @@ const fn role(role: SyncRole) -> &'static str {
 /// The effect on packets while no dataplane runs. `how`: the way in which its process ended, if
 /// known; `seen`: the last observed state of the dataplane.
 pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'static str {
-    // A dataplane that stops takes its programs out of the kernel.
+    // A dataplane that stops removes its programs from the kernel.
     let stopped = how.is_some_and(|how| how.ends_with("exit status: 0"));
     if seen.info.fast_path.active && !stopped {
         return match how {

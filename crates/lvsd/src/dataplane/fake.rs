@@ -69,7 +69,7 @@ impl FakeDataplane {
         (0..clients).map(choice).collect()
     }
 
-    /// Its content.
+    /// Returns the content of the dataplane.
     pub(crate) fn held(&self) -> Held {
         let control = &self.0;
         let service = |service: &lvs_core::Service| ServiceInfo {

@@ -130,7 +130,7 @@ impl Given {
         match &desired.marks {
             Some(_) => self.marks = true,
             None if self.marks => {
-                // Until they are gone.
+                // Until the dataplane has none of them.
                 self.marks = actual.marks.iter().any(|rule| !is_generated(rule));
                 desired.marks = self.marks.then(Vec::new);
             }
@@ -139,7 +139,7 @@ impl Given {
         match &desired.filter {
             Some(filter) => self.filter = !filter.is_off(),
             None if self.filter => {
-                // Until it is off.
+                // Until the filter is off.
                 self.filter = actual.filters.contains_key(&None);
                 desired.filter = self.filter.then(SourceFilter::default);
             }
@@ -148,7 +148,7 @@ impl Given {
         match &desired.sync {
             Some(daemons) => self.daemons = !daemons.is_empty(),
             None if self.daemons => {
-                // Until they are gone.
+                // Until the dataplane has none of them.
                 self.daemons = !actual.daemons.is_empty();
                 desired.sync = self.daemons.then(Vec::new);
             }

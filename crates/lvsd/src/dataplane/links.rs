@@ -18,7 +18,7 @@ use lvs_proxy::{self as proxy, Proxy};
 /// The desired state of the proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Proxied {
-    /// Its services.
+    /// The desired services of the dataplane.
     pub desired: Desired,
     /// The options of each service.
     pub options: HashMap<ServiceId, proxy::Options>,

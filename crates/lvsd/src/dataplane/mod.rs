@@ -50,14 +50,14 @@ pub use crate::dataplane::plan::Planned;
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, Plan, diff};
 
-/// The limit of time for the first answer of a dataplane that was started; at least `hang_limit`.
+/// Time limit for the first answer of a dataplane that lvsd has started; at least `hang_limit`.
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// The interval of attempts to connect to a starting dataplane.
 const START_POLL: Duration = Duration::from_millis(20);
 /// The interval of comparisons with a dataplane in sync: it may have died, or an operator may have
 /// changed services of lvsd.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// The interval of checks whether the dataplane's process still exists, which cost little.
+/// The interval of the cheap check whether the dataplane's process still exists.
 const POLL: Duration = Duration::from_millis(200);
 /// Shortest and longest pause between starts of a dataplane that exits repeatedly.
 const BACKOFF: std::ops::RangeInclusive<Duration> =
@@ -69,7 +69,7 @@ const STABLE: Duration = Duration::from_secs(60);
 
 /// The default of `hang_limit`: a dataplane that is silent for this time is killed and replaced.
 const HANG_LIMIT: Duration = Duration::from_secs(10);
-/// The limit of time for the answer to a request to stop.
+/// Time limit for a dataplane to answer a request to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The reason why no connection could be opened.
@@ -213,14 +213,14 @@ pub struct Found {
     pub servers: HashMap<(ServiceId, SocketAddr), ObservedServer>,
     /// The dataplane's own report, before the changes of this step.
     pub seen: Arc<DataplaneView>,
-    /// The report of the proxy in this process, if the dataplane and the proxy both serve.
+    /// The report of the proxy in this process, if both the dataplane and the proxy have services.
     pub proxied: Arc<DataplaneView>,
 }
 
 /// A dataplane's report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataplaneView {
-    /// Its state.
+    /// The state of the dataplane.
     pub info: Info,
     /// All services of the dataplane, of every owner, with their servers and counters.
     pub services: Vec<ServiceInfo>,
@@ -591,7 +591,7 @@ impl Link {
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
         let mut refusals = Vec::new();
         let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
-            // Without the list nothing can be decided.
+            // Without the list, lvsd cannot decide anything.
             return Ok(Some(self.remember(refusals)));
         };
         seen.reasons = self.reasons(&mut refusals)?;
@@ -783,7 +783,8 @@ impl Link {
             services,
             ..Actual::default()
         };
-        // Needs the packet path and the keeper to answer, so that it shows whether they hang.
+        // The packet path and the keeper have to answer this request, so it shows whether they
+        // hang.
         let info = lost_only(control.info(), &self.answered, refusals)?.unwrap_or_default();
         let mut desired = goal.desired.clone();
         if goal.dataplane.own_vips {
@@ -883,7 +884,7 @@ impl Link {
                 ),
             };
         }
-        // An empty goal that adopts nothing deletes our services.
+        // An empty desired state that adopts nothing deletes the services of lvsd.
         match self.sync(&Goal::default(), now) {
             Ok(_) => Stopped::Asked,
             Err(Loss { why, .. }) => self.gone().map_or_else(
@@ -928,7 +929,7 @@ impl Link {
             return Some(how);
         }
         let left = self.pid.is_some_and(|pid| !self.host.alive(pid));
-        // A process that is about to be gone has closed its socket first.
+        // An exiting process closes its socket first.
         (left || self.absent()).then(|| "its process has exited".to_owned())
     }
 

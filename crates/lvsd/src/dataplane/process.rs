@@ -39,7 +39,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// With the dataplane at `address`.
+    /// Creates the value for the dataplane at `address`.
     pub fn new(address: &Address) -> Self {
         Self {
             address: address.clone(),
@@ -54,7 +54,7 @@ impl Machine {
 /// # Errors
 /// Another daemon has the lock; the text names it.
 pub fn lock(address: &Address) -> Result<Steering, String> {
-    // A command that checks whether a daemon runs (`lvsd reload`) has the lock for a moment.
+    // A command that checks whether a daemon runs (`lvsd reload`) locks the file for a moment.
     let mut tries = 0..10;
     let steering = loop {
         match steer(address) {
@@ -73,7 +73,7 @@ pub fn lock(address: &Address) -> Result<Steering, String> {
             )
         }
         LockError::Io(error) => {
-            format!("cannot be sure to be the only lvsd for {address}: {error}")
+            format!("cannot determine whether another lvsd manages {address}: {error}")
         }
     })
 }
@@ -157,7 +157,7 @@ impl Host for Machine {
     }
 
     fn alive(&mut self, pid: u32) -> bool {
-        // A child that has ended stays in /proc until it is waited for.
+        // A child that has exited stays in /proc until lvsd waits for it.
         if let Some(child) = self.child.as_mut().filter(|c| c.id() == pid) {
             return matches!(child.try_wait(), Ok(None));
         }
@@ -174,7 +174,7 @@ impl Host for Machine {
     }
 
     fn identity(&self, pid: u32) -> String {
-        // Field 22 of `/proc/PID/stat`, of which the first behind the name is the 3rd.
+        // Field 22 of `/proc/PID/stat`; the first field after the name is the third.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let birth = name_and_fields(&stat)
             .and_then(|(_, mut fields)| fields.nth(19))

@@ -30,7 +30,7 @@ enum Event {
     Delete(u8, u8),
     /// Another program deletes a service.
     DeleteService(u8),
-    /// Time passes.
+    /// The daemon executes one step.
     Step,
 }
 
@@ -70,7 +70,7 @@ prop_compose! {
                     config: ServerConfig::new(weight, Forwarding::Nat),
                     health: if up { Health::Up } else { Health::Down },
                     stays: false,
-                    // In maintenance; a drain is the weight 0.
+                    // Maintenance removes the server; a drain sets weight 0.
                     leaves: admin == 0,
                 }).collect(),
             }).collect(),
@@ -171,13 +171,13 @@ impl Daemon {
     }
 
     fn by_hand(&self, change: Call) {
-        // It may not be there.
+        // The server may not exist.
         let _ = self.world.control().apply(&[change]);
     }
 }
 
 #[test]
-fn step_without_request_is_no_answer() {
+fn step_without_request_does_not_count_as_answer() {
     let mut daemon = Daemon::new(World::default());
     daemon.settle();
     let answered = daemon.link.last_answer();
@@ -196,7 +196,7 @@ proptest! {
     fn dataplane_after_any_history_equals_cold_start(first in goal(), events in proptest::collection::vec(event(), 0..25)) {
         let mut daemon = Daemon::new(World::default());
         daemon.set(first.clone());
-        // At its start it has to find a dataplane.
+        // At its start, the daemon has to find a dataplane.
         daemon.settle();
         let mut last = first;
         for event in events {

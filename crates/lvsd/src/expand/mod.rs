@@ -173,7 +173,7 @@ impl Expanded {
                 }
             };
             service.incomplete = records.is_none();
-            // A pool without servers is empty for certain if etcd has answered.
+            // If etcd has answered, a pool without servers is certainly empty.
             let heard = matches!(discovery.source, Source::Etcd(_)) && etcd.is_some();
             service.unheard = service.incomplete && !heard;
             let servers = service.servers.iter().map(|server| server.address);
@@ -401,7 +401,7 @@ impl Present {
         theirs.or_else(|| Some(reported(self.server_of(service)?, service)))
     }
 
-    /// The service whose packets those to a server of the service `of` would be.
+    /// Returns the service that would receive the packets to a server of the service `of`.
     fn service_at(&self, of: &ServiceId, server: SocketAddr) -> Option<&Service> {
         let at = |ip: IpAddr| self.services.get(&ip).into_iter().flatten();
         let mut beside = at(server.ip()).filter(|other| other.id != *of);

@@ -160,7 +160,7 @@ fn etcd_services_follow_services_of_the_file() {
     );
     let expanded = merged(&gathered);
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
-    // `[defaults]` holds for them, and servers of a pool are behind the file's as well.
+    // `[defaults]` applies to them, and servers of a pool follow the servers of the file.
     let wanted = [("10.0.0.1:80", 1), ("10.0.0.9:80", 4)];
     assert_eq!(
         servers(&expanded),
@@ -190,7 +190,7 @@ fn etcd_services_follow_services_of_the_file() {
     let other = merged(&other);
     assert_eq!((vips(&other).len(), servers(&other).len()), (1, 1));
     assert!(other.awaits_services && other.services[0].unheard);
-    // A pool without servers so far is known, and may have had servers.
+    // The pool has no servers yet, but is known, and may have had servers.
     let expanded = merged(&Gathered {
         etcd: Some(Etcd {
             prefix: "/lvs/".to_owned(),
@@ -203,7 +203,7 @@ fn etcd_services_follow_services_of_the_file() {
 }
 
 #[test]
-fn services_of_etcd_that_are_wrong_are_left_out_alone_and_their_last_good_text_stays() {
+fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
     let good = remote("192.0.2.2:80", "10.0.0.2:80");
     let other = remote("192.0.2.3:80", "10.0.0.3:80");
     let exec = good.replace(
@@ -211,12 +211,15 @@ fn services_of_etcd_that_are_wrong_are_left_out_alone_and_their_last_good_text_s
         "check = { type = \"exec\", command = \"/bin/true\" }\n[[service.server]]",
     );
     for (wrong, words) in [
-        ("", "not one [[service]]"),
+        ("", "exactly one [[service]]"),
         ("\u{0}\u{1}", "line 1"),
         ("[[service]", "line 1"),
         ("[lvsd]\nlog = \"off\"\n", "belongs into the main file"),
-        (&format!("{good}{other}"), "not one [[service]]"),
-        (&format!("{good}[[mark]]\nset = 1\n"), "not one [[service]]"),
+        (&format!("{good}{other}"), "exactly one [[service]]"),
+        (
+            &format!("{good}[[mark]]\nset = 1\n"),
+            "exactly one [[service]]",
+        ),
         (&exec, "run programs here"),
         (
             "[[service]]\nadress = \"x\"\n",
@@ -246,7 +249,7 @@ fn services_of_etcd_that_are_wrong_are_left_out_alone_and_their_last_good_text_s
 }
 
 #[test]
-fn services_of_etcd_that_exclude_each_other_leave_the_first_key() {
+fn conflicting_etcd_services_leave_the_service_with_the_first_key() {
     let first = remote("192.0.2.2:80,8000-8999", "10.0.0.2");
     let elsewhere = remote("192.0.2.4:80", "10.0.0.4:80");
     let of =
@@ -484,13 +487,13 @@ fn expand_kubernetes_services_follow_the_file_and_only_invalid_ones_are_ignored(
     );
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
     assert!(expanded.left_out[0].ends_with("its previous state stays"));
-    // Of another cluster, or before the first answer, services of the dataplane stay.
+    // If the answer is of another cluster or still missing, services of the dataplane stay.
     for gathered in [kubernetes("other", &all), Gathered::default()] {
         let expanded = expand(&config, &gathered);
         assert_eq!(vips(&expanded), ["192.0.2.1:80"]);
         assert!(expanded.awaits_services);
     }
-    // A file without the table takes none of them.
+    // A file without the table uses none of the services.
     let plain = expand(&read(MAIN), &kubernetes(name, &all));
     assert_eq!(vips(&plain), ["192.0.2.1:80"]);
 }

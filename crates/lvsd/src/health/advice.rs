@@ -54,7 +54,7 @@ impl Advice {
             Some(Weight::Exactly(weight)) => weight,
             Some(Weight::Percent(percent)) => {
                 let exact = i64::from(configured) * i64::from(percent);
-                // A small share of a small weight is not none at all.
+                // A small share of a small weight must not become 0.
                 let share = (exact + 99) / 100;
                 i32::try_from(share).unwrap_or(i32::MAX)
             }

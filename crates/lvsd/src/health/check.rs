@@ -54,7 +54,7 @@ impl Check {
         Ok(self)
     }
 
-    /// Maximum of descriptors that the check has open at the same time.
+    /// Maximum number of descriptors that the check has open at the same time.
     pub(super) const fn descriptors(&self) -> u32 {
         let each = self.probe.descriptors();
         match self.via {

@@ -387,13 +387,13 @@ impl<P: Prober> Checks<P> {
                 continue;
             };
             let since = task.unanswered.entry(key).or_default();
-            // An answer has arrived meanwhile; or the server is down, and attempts during that time
-            // do not count after its return.
+            // An answer has arrived in the meantime; or the server is down, and attempts during
+            // that time do not count after its return.
             if count < *since || task.up != Some(true) {
                 *since = if task.up == Some(true) { 0 } else { count };
             }
             if count - *since >= limit {
-                // One waiting demand is sufficient; a task that has ended makes no more checks.
+                // One queued request is sufficient; a task that has ended runs no more checks.
                 let _ = task.prompts.try_send(Prompt::Ask(count - *since));
                 *since = count;
             }
@@ -412,7 +412,7 @@ impl<P: Prober> Checks<P> {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
         {
-            // One waiting demand is sufficient.
+            // One queued request is sufficient.
             let _ = task.prompts.try_send(Prompt::TakeOut(cause));
         }
     }
@@ -539,7 +539,7 @@ impl Unmade {
 
 impl<P: Prober> Runner<P> {
     async fn run(mut self) {
-        // The first check is made at once, because the service waits for it. The second comes after
+        // The first check is made at once, because the service waits for it. The second runs after
         // a random part of the interval, so that the checks of many servers spread out.
         let mut first = true;
         let mut due = Instant::now();
@@ -560,7 +560,7 @@ impl<P: Prober> Runner<P> {
                 return;
             }
             let pause = match prompt.take() {
-                // It may be back as soon as it went.
+                // A server may return as soon as it went down.
                 Some(_) if self.state.up() == Some(false) => self.check.fast_interval.as_secs_f64(),
                 _ if first => self.pause() * fraction(),
                 _ => self.pause(),
@@ -579,7 +579,8 @@ impl<P: Prober> Runner<P> {
                         }
                         Some(Prompt::Ask(attempts)) => {
                             prompt = Some(attempts);
-                            // However often clients fail, it is not asked more often than in doubt.
+                            // However often clients fail, the server is checked at most once per
+                            // `fast_interval`.
                             due = due.min((begun + self.check.fast_interval).max(Instant::now()));
                             tokio::time::sleep_until(due).await;
                             break;
@@ -747,16 +748,17 @@ impl<P: Prober> Runner<P> {
 }
 
 /// Time for which successful checks have no effect after clients got no answer: a check may succeed
-/// while clients get no answer. It is as long as the period in which a server's unanswered clients
-/// are counted.
+/// although clients get no answer. The time equals the period in which unanswered clients are
+/// counted.
 const OUT: Duration = Duration::from_secs(60);
 
-/// Number of consecutive checks that cannot be made until lvsd reports it. A short time without
-/// checks is harmless: it is not longer than the time in which a check detects a failed server.
+/// lvsd reports a check after this number of consecutive attempts that could not be made. A short
+/// time without checks is harmless: it is not longer than the time in which a check detects a
+/// failed server.
 const NOT_MADE_MIN: u32 = 3;
 
-/// Maximum of different reasons that are logged for a server that is down: a program may print a
-/// new reason each time.
+/// Maximum number of different reasons that are logged for a server that is down: a program may
+/// print a new reason each time.
 const REASONS_MAX: usize = 8;
 
 /// A number from 0 to 1, which differs each time. Its randomness is not important.

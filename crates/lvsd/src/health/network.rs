@@ -13,7 +13,7 @@ use super::{Advice, Check, Code, Pins, ProbeError, Reason, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
-    /// Performs one check within its timeout. The search for the reason of a failure may take as
+    /// Performs one check within its timeout. The search for the reason for a failure may take as
     /// long again.
     fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
@@ -86,7 +86,7 @@ impl OwnAddress {
             Self::Failed(own) => {
                 let text = format!("{silent}; the same check of its own address: {}", own.text);
                 match own.code {
-                    // Nothing on the way to the server is right.
+                    // Nothing on the path to the server works.
                     Code::NextHop | Code::Unreachable | Code::Filtered => Reason { text, ..own },
                     _ => Reason {
                         code: Code::ClientPath,
@@ -155,7 +155,8 @@ impl Prober for Network {
             "on {ip}: is the host up, and does a filter drop the packets (nft list ruleset)?"
         );
         let Some(via) = check.via else {
-            // Checks that can take the way of a client ask the server itself; others may ask a program.
+            // Checks that can use the path of a client connect to the server itself; others may
+            // connect to a program.
             let fix = check.probe.via().map(|_| filter);
             let reason = Reason::from(silent).of(Code::Silent);
             let reason = reason.with_fix(fix.unwrap_or_default());

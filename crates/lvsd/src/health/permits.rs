@@ -13,13 +13,13 @@ use lvs_sys::lock;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-/// Maximum of concurrent probes to one address.
+/// Maximum number of concurrent probes to one address.
 const PER_TARGET: usize = 64;
-/// Maximum of descriptors of all probes, even if the limit of this process is higher.
+/// Maximum number of descriptors of all probes, even if the limit of this process is higher.
 const MOST: usize = 16_384;
 const LEAST: usize = 64;
-/// Number of descriptors that are reserved for other purposes; also the divisor for an additional
-/// share of all descriptors.
+/// Descriptors that are reserved for other purposes: this number, and the number of all descriptors
+/// divided by [`OTHERS_PART`].
 const RESERVED: usize = 128;
 const OTHERS_PART: usize = 4;
 
@@ -58,7 +58,7 @@ impl Permits {
         Self::with(of_files(files))
     }
 
-    /// Maximum of descriptors that probes use.
+    /// Maximum number of descriptors that probes use.
     pub(super) const fn size(&self) -> usize {
         self.size
     }
@@ -84,7 +84,7 @@ impl Permits {
                 .entry(target)
                 .or_insert_with(|| Arc::new(Semaphore::new(PER_TARGET))),
         );
-        // The narrower ones first: who waits for one holds none of the wider.
+        // Acquire the narrower permits first: a check that waits for one holds none of the wider.
         let mut permit = Permit {
             permits: self,
             target,
@@ -114,7 +114,7 @@ impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let mut targets = self.permits.targets();
         drop(self.one.take());
-        // No check holds or awaits a permit of this target: such a check would also own the
+        // No check owns or waits for a permit of this target: such a check would also own the
         // semaphore.
         let last = targets
             .get(&self.target)
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn unanswered_probes_leave_permits_for_good_servers() {
+    async fn unanswered_probes_leave_descriptor_permits_for_healthy_servers() {
         let permits = Permits::with(4);
         let _one = permits.get(host(1), TargetHealth::Doubtful, 1).await;
         let _two = permits.get(host(2), TargetHealth::Doubtful, 1).await;
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn permits_used_by_one_target_are_bounded() {
+    async fn descriptor_permits_of_one_target_are_bounded() {
         let permits = Permits::with(1000);
         let mut held = Vec::new();
         for _ in 0..PER_TARGET {

@@ -79,12 +79,12 @@ fn serve(address: &Address, mut requests: mpsc::Receiver<Request>) {
     let mut client = None;
     while let Some(Request { call, reply }) = requests.blocking_recv() {
         if reply.is_closed() {
-            // The check's time is up.
+            // The time of the check has expired.
             continue;
         }
         let mut answer = ask(address, &mut client, &call);
         if matches!(answer, Err(Some(_))) {
-            // The dataplane may be another one by now.
+            // Another dataplane may have started in the meantime.
             answer = ask(address, &mut client, &call);
         }
         let answer = answer.map_err(|error| {

@@ -40,7 +40,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// All codes.
+    /// All reasons, in the order of their codes.
     #[cfg(test)]
     pub(crate) const ALL: [Self; 14] = [
         Self::CheckFailed,
@@ -85,7 +85,7 @@ impl Code {
 pub struct Reason {
     /// The code of the reason.
     pub code: Code,
-    /// The observation.
+    /// The reason, as observed.
     pub text: String,
     /// The fix; empty if the observation already contains it, or none is known.
     pub fix: String,

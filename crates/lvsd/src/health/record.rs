@@ -8,17 +8,17 @@ use tokio::time::Instant;
 
 use crate::counters::Times;
 
-/// Classes of durations: four for each doubling, from 64 µs to 64 s.
+/// Number of classes of durations: four for each doubling, from 64 µs to 64 s.
 const CLASSES: usize = 80;
-/// Binary logarithm of the microseconds of the shortest class.
+/// Binary logarithm of the shortest class in microseconds.
 const SHORTEST: u32 = 6;
-/// The duration from which a check is slow.
+/// A check that takes at least this time is slow.
 const SLOW: Duration = Duration::from_millis(500);
-/// Seconds of a minute.
+/// Number of seconds in a minute.
 const MINUTE: u64 = 60;
 /// Length of `Record::minutes`.
 const MINUTES: u64 = 5;
-/// Seconds of an hour.
+/// Number of seconds in an hour.
 const HOUR: u64 = 3600;
 /// Length of `Record::hours`.
 const DAY: u64 = 24;
@@ -165,7 +165,7 @@ impl Record {
             return;
         }
         self.down += now.saturating_sub(self.counted);
-        // Older downtime is in no hour.
+        // No hour contains older downtime.
         self.counted = self.counted.max(now.saturating_sub(DAY * HOUR));
         while self.counted < now {
             let number = self.counted / HOUR;
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn class_end_exceeds_the_duration_by_at_most_a_quarter() {
+    fn histogram_class_end_exceeds_the_duration_by_at_most_a_quarter() {
         for us in [64, 65, 79, 80, 100, 1_000, 12_345, 999_999, 60_000_000] {
             let end = end(class(Duration::from_micros(us)));
             assert!(us < end && end <= us + us / 4 + 1, "{us}: {end}");

@@ -57,7 +57,7 @@ async fn check_state_is_kept_only_for_identical_check() {
     checks.take(report);
     assert_eq!(health(&checks, &first), [Up]);
 
-    // Another rhythm, and another service; another port is another question.
+    // Another interval and another service use the same probe; another port does not.
     let second = config(&[
         (1, "type = \"tcp\", interval = \"9s\""),
         (2, tcp),
@@ -66,7 +66,7 @@ async fn check_state_is_kept_only_for_identical_check() {
     checks.set(checks_of(&second.services));
     assert_eq!(health(&checks, &second), [Up, Up, Unknown]);
 
-    // The same server and port, asked in another way.
+    // The same server and port with another check.
     let third = config(&[(1, "type = \"banner\", expect = \"220\"")]);
     checks.set(checks_of(&third.services));
     assert_eq!(health(&checks, &third), [Unknown]);
@@ -87,7 +87,7 @@ async fn services_with_the_same_check_share_one_probe() {
     tokio::time::sleep(Duration::from_secs(100)).await;
     let asked = well.asked.lock().unwrap().len();
     assert!((100..=102).contains(&asked), "{asked}");
-    // One of them goes, the others go on.
+    // One service is removed, and the others continue.
     checks.set(checks_of(&config(&[(2, tcp)]).services));
     assert_eq!(checks.len(), 1);
     assert_eq!(health(&checks, &all), [Health::Up; 3], "or is not checked");
@@ -108,7 +108,7 @@ async fn contradicting_result_is_checked_again_soon() {
     let asked = well.asked.lock().unwrap().clone();
     let between: Vec<u64> = asked.windows(2).map(|w| (w[1] - w[0]).as_secs()).collect();
     assert_eq!(between, [1, 1]);
-    // And, where nothing changes any more, seldom.
+    // When nothing changes any more, checks are rare.
     tokio::time::sleep(Duration::from_millis(20_500)).await;
     assert_eq!(well.asked.lock().unwrap().len(), 5);
 }
@@ -141,7 +141,7 @@ async fn first_failed_check_of_serving_server_is_repeated() {
         let (mut checks, mut reports) = Checks::new(well.clone(), None);
         let config = config(&[(1, check)]);
         checks.set(checks_of(&config.services));
-        // The dataplane is asked a little later than the server.
+        // The probe of the dataplane runs a little later than the probe of the server.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let server = config.services[0].servers[0].address;
         checks.take_serving(Serving {
@@ -176,7 +176,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
         checks.take_unanswered([(key, count)].into_iter());
     };
     let asked = |well: &Well| well.asked.lock().unwrap().len();
-    // The second one, at a random time.
+    // The second check, at a random time.
     tokio::time::sleep(Duration::from_secs(101)).await;
     let before = asked(&well);
     for count in [1, 2, 0, 2] {
@@ -184,7 +184,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     }
     tokio::time::sleep(Duration::from_millis(10)).await;
     assert_eq!(asked(&well), before, "an answer arrived in between");
-    // A stranger's flood: the server is asked, not more than once in `fast_interval`, and is well.
+    // A flood from another host: the server is checked at most once in `fast_interval`, and is up.
     let begun = Instant::now();
     for count in 1..=100 {
         take(&mut checks, 3 * count);
@@ -196,7 +196,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     assert!(reports.try_recv().is_err(), "no server is set down");
     assert!(checks.timing.counters.get().prompted > 0);
 
-    // Where the check fails as well, once is enough.
+    // If the check fails as well, one failure is sufficient.
     tokio::time::sleep(Duration::from_secs(5)).await;
     *well.down.lock().unwrap() = true;
     take(&mut checks, 303);
@@ -306,10 +306,10 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
         logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
     assert_eq!(logged, ["status 503", "status 500"], "each once");
-    // The same reason again is no news.
+    // A repeated reason is not reported.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(reports.try_recv().is_err());
-    // A program that gives another reason each time fills no log.
+    // A program that returns another reason each time does not fill the log.
     for n in 0..100 {
         stated.set(Err(ProbeError::server(format!("at {n}"))));
         let news = checks.take(reports.recv().await.expect("another reason"));
@@ -328,7 +328,7 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
         REASONS_MAX - 1,
         "with the reason of the change"
     );
-    // While it comes back, the reason is not the old one.
+    // While the server returns, the old reason is not shown.
     stated.set(Ok(Advice::NONE));
     let news = checks.take(reports.recv().await.expect("a good check"));
     assert!(news.changes.is_empty() && news.reasons.is_empty());
@@ -382,7 +382,7 @@ async fn check_that_cannot_run_is_reported_until_it_runs() {
     assert_eq!(not_made.reason, "no descriptors");
     assert!((61..64).contains(&not_made.since.elapsed().as_secs()));
     assert!(reports.try_recv().is_err(), "one attempt suffices");
-    // Another cause is shown; a check that is made ends it.
+    // Another cause is shown; a check that runs ends the report.
     stated.set(Err(ProbeError::Local("no memory".into())));
     checks.take(reports.recv().await.expect("another cause"));
     let known = checks.known(&key).expect("the server is checked").not_made;

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Steps for each doubling.
+/// Number of steps for each doubling.
 const STEPS: usize = 8;
-/// 1 µs to an hour.
+/// Number of buckets, from 1 µs to an hour.
 const BUCKETS: usize = 32 * STEPS;
 
 /// Samples of times, for quantiles.
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_contiguous() {
+    fn histogram_buckets_are_contiguous() {
         for us in (0..70_000).chain([u64::MAX / 2, u64::MAX]) {
             let n = bucket(us);
             assert!(n == BUCKETS - 1 || us <= end(n), "{us}");

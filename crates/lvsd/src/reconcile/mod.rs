@@ -84,7 +84,7 @@ pub struct DesiredService {
     pub name: String,
     /// The service's line in the file.
     pub line: usize,
-    /// Its settings.
+    /// Settings of the service.
     pub config: ServiceConfig,
     /// The filter of the service's new connections.
     pub filter: SourceFilter,
@@ -93,7 +93,7 @@ pub struct DesiredService {
     /// Time for which the connections of a server continue after it was removed from the
     /// configuration.
     pub drain: Duration,
-    /// Its servers.
+    /// Servers of the service.
     pub servers: Vec<DesiredServer>,
     /// Whether the list of servers may be incomplete: the dataplane's servers stay until the source
     /// has answered.
@@ -193,7 +193,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     if let Some(filter) = &desired.filter {
         follow_filter(None, filter, actual, &mut plan.changes);
     }
-    // Servers with full NAT need an address before they come, and until they have gone.
+    // Servers with full NAT need a local address before they are added, and until they are removed.
     let mut local = actual.local.clone();
     if let Some(wanted) = &desired.local {
         let more = wanted.addresses.iter();
@@ -237,7 +237,7 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     }
     if let Some(wanted) = &desired.local
         && *wanted != local
-        // Servers that are about to go may still need them.
+        // Servers that drain may still need the local addresses.
         && plan.draining.is_empty()
         && plan.held.is_empty()
     {

@@ -70,7 +70,7 @@ impl<'a> OneService<'a> {
         for server in service.servers.iter().filter(|server| !server.leaves) {
             let mut server = *server;
             if sorry_serves && server.health == Health::Up {
-                // A daemon that was restarted below the quorum: one server is not a quorum.
+                // A restarted daemon below the quorum: one server is not a quorum.
                 server.health = Health::Unknown;
             }
             let now = now.get(&server.address).map(|server| server.config);
@@ -118,7 +118,7 @@ impl<'a> OneService<'a> {
         let there = there.iter().map(|server| server.server);
         let stay = there.filter(|address| !deleted.contains(address));
         let mut after: Vec<SocketAddr> = added.into_iter().rev().chain(stay).collect();
-        // The server that was added last comes first.
+        // The newest server comes first.
         let stays = self
             .desired
             .servers
@@ -149,7 +149,7 @@ impl<'a> OneService<'a> {
         match (now, target) {
             (None, None) => {}
             (None, Some(config)) => self.plan.changes.push(Call::ServerAdd(spec(config))),
-            // Its check has failed.
+            // The check of the server has failed.
             (Some(_), None) => self.failed.push(Call::ServerDelete {
                 service: self.desired.id,
                 server: server.address,
@@ -213,14 +213,13 @@ fn target_config(
     match (server.health, on_check_failure) {
         (Health::Up, _) => Some(server.config),
         (Health::Down, OnCheckFailure::Quiesce) => Some(quiesced),
-        // It goes, and its connections with it; then it comes back to be checked.
+        // The server and its connections are removed; it is added again to be checked.
         (Health::Down, OnCheckFailure::Remove) if server.stays => match now {
             Some(ServerConfig { weight: 1.., .. }) => None,
             _ => Some(quiesced),
         },
         (Health::Down, OnCheckFailure::Remove) => None,
-        // A daemon that was restarted must neither drop a server that serves nor bring back one
-        // that is down.
+        // A restarted daemon must neither remove a server that serves nor restore one that is down.
         (Health::Unknown, _) => match now {
             None if server.stays => Some(quiesced),
             None => None,

@@ -191,7 +191,8 @@ fn service_in_no_source_keeps_vip_and_marks_until_all_sources_answered() {
     assert_eq!(plan.changes, []);
     let unnamed: HashSet<ServiceId> = plan.unnamed.into_iter().collect();
     assert_eq!(unnamed, [id(0), many].into());
-    // Addresses of those that are named are decided about, and those of all where others have them.
+    // The desired state decides about addresses of named services, and about all addresses that
+    // other services have, too.
     let given_up = [own(&[named].into())];
     assert_eq!(diff(&desired(Some(vip)), &before).changes, given_up);
     assert_eq!(diff(&desired(None), &before).changes, given_up);
@@ -230,7 +231,7 @@ proptest! {
     /// The dataplane accepts the plan as one list from any state. Afterwards it has the desired
     /// state, all other settings are unchanged, and a second plan is empty.
     #[test]
-    fn changes_from_any_state_reach_the_goal(desired in desired(), history in history()) {
+    fn changes_from_any_state_reach_the_desired_state(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
         let before = actual(&dataplane);
         let plan = diff(&desired, &before);
@@ -601,7 +602,7 @@ fn replaced_servers_stay_until_a_new_one_serves_or_all_have_failed() {
     assert_eq!(reported(&plan(&[(3, Unknown), (4, Down)])), "+4");
     assert_eq!(reported(&plan(&[(3, Up), (4, Unknown)])), "+3 -2 -1");
     assert_eq!(reported(&plan(&[(3, Down), (4, Down)])), "+3 +4 -2 -1");
-    // One of them stays; the other waits for what comes in its place.
+    // One of the servers stays; the other waits for its replacement.
     assert_eq!(reported(&plan(&[(1, Up), (3, Unknown)])), "");
     assert_eq!(reported(&plan(&[(1, Up)])), "-2");
     assert_eq!(reported(&plan(&[])), "-2 -1");
@@ -668,7 +669,7 @@ fn sync_daemons_match_the_file() {
         changes(Some(vec![master]), &[backup]),
         [stop(SyncRole::Backup, 5), start]
     );
-    // A length that has left the file.
+    // A length that is no longer in the file.
     for role in [SyncRole::Master, SyncRole::Backup] {
         let mut short = daemon(role, 5);
         short.maxlen = Some(1400);

@@ -30,7 +30,7 @@ pub struct Endpoint {
     pub secure: bool,
     /// The server's address or name.
     pub host: String,
-    /// Its port.
+    /// Port of the server.
     pub port: u16,
 }
 

@@ -63,7 +63,7 @@ pub struct Gathered {
 /// A server that a source names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Record {
-    /// Its address.
+    /// Address of the server.
     pub ip: IpAddr,
     /// The server's port, if the source sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,7 +88,7 @@ pub(crate) fn retry(failures: u32, least: Duration) -> Duration {
     whole / 2 + whole.mul_f64(random() / 2.0)
 }
 
-/// At least 0, and less than 1.
+/// A random number from 0 to below 1.
 fn random() -> f64 {
     use std::hash::{BuildHasher, RandomState};
     let number = RandomState::new().hash_one(0);
@@ -182,7 +182,7 @@ impl Shared {
         let mut state = self.lock();
         let known = state.gathered.dns.contains_key(name);
         let Some(standing) = state.dns.get_mut(name) else {
-            // It is no longer asked for.
+            // The source is no longer requested.
             return;
         };
         standing.take(&format!("DNS, {name}"), known, &found);
@@ -264,7 +264,7 @@ impl Shared {
         let before = state.gathered.kubernetes.take().unwrap_or_default();
         for (key, text) in &before.services {
             if let Some(known) = now.services.get_mut(key) {
-                // Only the daemon sets the last good text.
+                // Only the daemon sets the last valid text.
                 known.good.clone_from(&text.good);
                 continue;
             }
@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn take_kubernetes_refused_service_keeps_its_texts_and_other_texts_are_dropped() {
+    fn refused_kubernetes_service_keeps_its_texts_and_other_texts_are_removed() {
         let shared = Shared::default();
         let now = |texts: &[(&str, &str)]| Kubernetes {
             name: "k".to_owned(),

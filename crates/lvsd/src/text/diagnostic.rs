@@ -13,10 +13,10 @@ use lvs_process::log;
 use super::Files;
 use crate::words::counted;
 
-/// Maximum of findings that are printed; for the others, their number is printed.
+/// Maximum number of printed findings; the number of the others is printed.
 const SHOWN_MAX: usize = 20;
 
-/// Maximum of errors that are stored, and maximum of warnings; further ones are only counted.
+/// Maximum number of stored errors, and of stored warnings; further ones are only counted.
 pub(crate) const KEPT_MAX: usize = 1000;
 
 /// Number of errors after which the rest of a file is not read.

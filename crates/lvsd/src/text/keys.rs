@@ -84,7 +84,7 @@ impl Keys<'_> {
                 let (first, last) = (range.start(), range.end());
                 self.report(
                     Diagnostic::error(value.span(), format!("`{key}` {written} is out of range"))
-                        .help(format!("give a number from {first} to {last}")),
+                        .help(format!("write a number from {first} to {last}")),
                 );
                 None
             }
@@ -215,7 +215,7 @@ impl Keys<'_> {
             Err(error) => {
                 self.report(
                     Diagnostic::error(self.place(key), format!("cannot read {path:?}: {error}"))
-                        .help("name a file that lvsd can read"),
+                        .help("write the path of a file that lvsd can read"),
                 );
                 None
             }

@@ -59,7 +59,7 @@ fn published_files_are_converted() {
         for service in &config.services {
             assert!(!service.servers.is_empty(), "{name}: {}", service.name);
         }
-        // Each loss is a comment.
+        // Each omitted statement is a comment.
         let comments = converted.toml.matches("# NOT CONVERTED").count();
         assert_eq!(comments == 0, converted.lost.is_empty(), "{name}");
     }
@@ -109,7 +109,7 @@ fn samples_of_debian_packages_are_converted() {
     ] {
         for root in ["", root.as_str()] {
             for path in files(Path::new(&format!("{root}{directory}"))) {
-                // Many are about VRRP alone.
+                // Many files contain only VRRP.
                 match converted(&path) {
                     Ok(_) => {
                         checked(&path);

@@ -24,7 +24,7 @@ fn check(text: &str) -> ExitStatus {
 }
 
 #[test]
-fn exit_code_is_right_with_full_output_disk() {
+fn exit_code_is_correct_with_full_output_disk() {
     assert_eq!(check("").code(), Some(0));
     assert_eq!(check("nonsense = 1\n").code(), Some(3));
     let missing = Command::new(env!("CARGO_BIN_EXE_lvsd"))

@@ -16,7 +16,7 @@ use crate::settings::Sysctls;
 use crate::sync::{self, SyncDaemon, SyncRole};
 use crate::{Control, Error, ServiceKey};
 
-/// Maximum of local addresses of full NAT: each connection may have to try all of them.
+/// Maximum number of local addresses of full NAT: a connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;
 
 /// Checks whether a change is possible, and parses its parameters.
@@ -78,7 +78,7 @@ pub(super) fn check_call<'a>(
             Step::SetTimeouts(*timeouts)
         }
         Call::SysctlSet(sysctl) => {
-            // Whether a value is taken depends on no other one.
+            // Each value is accepted or refused independently of all others.
             Sysctls::default().set(&sysctl.name, &sysctl.value)?;
             Step::SetSysctl(sysctl)
         }

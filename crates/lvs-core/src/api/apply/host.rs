@@ -16,7 +16,7 @@ pub trait Host {
     /// change.
     ///
     /// # Errors
-    /// The reason of the refusal, and the fix.
+    /// The reason for the refusal, and the fix.
     fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
         let _ = need;
         Ok(())

@@ -24,7 +24,7 @@ use crate::mark::MarkRule;
 use crate::service::ServiceKeyOrd;
 use crate::{Control, Instant, ServiceKey};
 
-/// Maximum of changes of one [`Call::Apply`].
+/// Maximum number of changes of one [`Call::Apply`].
 pub const CHANGES_MAX: usize = 1 << 16;
 
 /// Answer to a call that changes the configuration: the change is made.
@@ -93,7 +93,7 @@ impl Control {
     ///
     /// # Errors
     /// The first change that cannot be made. Nothing has changed then. [`Call::Apply`],
-    /// [`Call::Stop`] and calls that read have no place in a list.
+    /// [`Call::Stop`] and calls that read are not permitted in a list.
     pub fn apply(
         &mut self,
         calls: &[Call],
@@ -110,10 +110,10 @@ impl Control {
 /// A list of changes in the course of its application to a [`Control`], like [`Control::apply`],
 /// but in pieces. A caller that has a lock around the `Control` can release it between the pieces,
 /// so that a long list delays no packets. All changes are checked first, and applied afterwards. No
-/// other changes may be made meanwhile; packets and the clock may continue.
+/// other changes may be made in the meantime; packets and the clock may continue.
 pub struct Changes<'a> {
     calls: &'a [Call],
-    /// Calls that were checked.
+    /// Number of checked calls.
     checked: usize,
     noted: Option<Noted>,
     steps: VecDeque<Step<'a>>,
@@ -196,8 +196,8 @@ impl<'a> Changes<'a> {
     /// the deletion of a service counts as one for itself and one for each server. When all are
     /// applied, it returns the parts of the state that the dataplane must update.
     ///
-    /// A list of at most `count` calls, without a flush, is applied at once as far as packets are
-    /// concerned: only the clean-up of the servers of deleted services needs further turns.
+    /// A list of at most `count` calls, without a flush, is applied at once from the view of
+    /// packets: only the clean-up of the servers of deleted services needs further turns.
     pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
         if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
             self.marks = Some(control.marks().to_vec());

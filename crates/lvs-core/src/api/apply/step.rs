@@ -57,7 +57,7 @@ impl Control {
                 self.edit_service(&key, spec.config.clone(), spec.owner.clone())?;
             }
             Step::DeleteService(key) => self.take_service(&key)?,
-            // Services go one by one, their servers after them.
+            // Services are removed one by one, and their servers after them.
             Step::Flush => while self.take_one() {},
             Step::Zero(key) => self.zero(key.as_ref())?,
             Step::AddServer(spec) => {

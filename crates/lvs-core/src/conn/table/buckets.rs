@@ -19,7 +19,7 @@ use super::memory::{Layout, Region};
 /// Bit in the word of a bucket: at least one entry with this bucket as its first one is in the
 /// overflow.
 pub(super) const OVERFLOWED: u64 = 0x80;
-/// Seven bits of each byte.
+/// The lower seven bits of each byte.
 const TAGS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
 /// A word whose bytes are all 1.
 const ONES: u64 = 0x0101_0101_0101_0101;
@@ -72,7 +72,7 @@ impl Buckets {
 /// The slots of a bucket with the tag `tag`, as the top bits of their bytes.
 #[inline]
 const fn matching(word: u64, tag: u64) -> u64 {
-    // A byte that differs carries into its uppermost bit, and no further.
+    // A byte that differs carries into its highest bit, and not into the next byte.
     !(((word & TAGS) ^ (tag * ONES)) + TAGS) & TOPS
 }
 
@@ -191,8 +191,8 @@ mod tests {
             assert!(tags.is_used(slot));
             taken.push(slot);
         }
-        // At home, then in the first while it has ample room, and then where there is more, ties to
-        // the first.
+        // The home slot; then the first bucket while it has ample room; then the bucket with more
+        // free slots, the first if both have equally many.
         let expected = [3, 0, 1, 2, 11, 8, 9, 10, 4, 12, 5, 13, 6, 14, 7, 15];
         assert_eq!(taken, expected);
         tags.set_overflowed(0, true);

@@ -11,7 +11,7 @@ use super::{ConnTable, is_same};
 use crate::conn::{Draft, flag};
 
 impl ConnTable {
-    /// Whether another entry matches the same packets as an entry made from `draft` would match.
+    /// Whether an existing entry matches the same packets as an entry made from `draft` would.
     pub(super) fn has_equals(&self, draft: &Draft) -> bool {
         let mut found = false;
         self.each_equal(draft, None, |_, _| found = true);
@@ -174,7 +174,7 @@ impl ConnTable {
     pub(super) fn move_home(&mut self, handle: u32, comes: bool) {
         let entry = self.slots.entry(handle);
         let narrow = entry.is_of_v4_client();
-        // Look-ups of IPv4 clients read the tags of the narrow slots.
+        // Look-ups of IPv4 clients compare the tags of the narrow slots.
         let Some(buckets) = self
             .slots
             .buckets_of(narrow, entry.client(), entry.protocol())
@@ -238,8 +238,8 @@ impl ConnTable {
             self.enter(handle, Side::BOTH);
             return;
         }
-        // An entry in its bucket is also in the overflow's index, for each side on which another
-        // entry has an equal key.
+        // An entry in its bucket is also in the index of the overflow, once for each side with a
+        // key that another entry has too.
         let mut sides = Vec::new();
         self.each_equal(&draft, Some(handle), |_, side| sides.push(side));
         sides.extend(

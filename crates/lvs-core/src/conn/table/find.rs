@@ -27,7 +27,7 @@ impl ConnTable {
     #[inline]
     pub(crate) fn find_in_ahead(&self, key: &Key, ahead: &Ahead) -> Option<u32> {
         let port = key.client.port();
-        // Entries of port 0 (templates, unknown ports) are not for packets from port 0.
+        // Entries with port 0 (templates, unknown ports) do not match packets from port 0.
         let exact = if port == 0 {
             None
         } else {
@@ -104,7 +104,7 @@ impl ConnTable {
     }
 
     /// The connection of a packet from `source` to `client` (`ip_vs_conn_out_get`): `source` is the
-    /// real server where the connection is translated, the virtual address elsewhere.
+    /// real server if the connection is translated, otherwise the virtual address.
     #[inline]
     pub(crate) fn find_out(
         &self,
@@ -212,7 +212,7 @@ impl ConnTable {
                 Found::Nothing | Found::Perhaps => return None,
             }
         }
-        // Entries of port 0 are not for packets from port 0.
+        // Entries with port 0 do not match packets from port 0.
         if packet.transit || packet.src.port() == 0 {
             return None;
         }
@@ -256,7 +256,7 @@ impl ConnTable {
         if aim.identity != identity {
             hash = narrow_hash(self.slots.memory.layout.keys, identity);
         } else if aim.slot != NO_SLOT {
-            // A free slot matches no identity.
+            // The identity of a packet never equals the content of a free slot.
             let line = self.slots.narrow_line(aim.slot as usize);
             let word = line[0].load(Relaxed);
             if let Some(shadow) = is(word, line)
@@ -513,8 +513,7 @@ impl ConnTable {
     }
 }
 
-/// A hint at which slot a look-up finds its entry. It affects only the speed, and is valid for the
-/// shard that made it.
+/// A hint to the slot of an entry. It affects only the speed, and is valid only for its shard.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     narrow: bool,

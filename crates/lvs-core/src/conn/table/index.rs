@@ -10,11 +10,11 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// References in a line: 64 bytes of them.
+/// Number of references in a line, which is 64 bytes long.
 const WIDTH: usize = 8;
 /// Average number of references in a line when the index contains its planned number of entries.
 const LOAD: usize = 4;
-/// Maximum of references that a look-up examines.
+/// Maximum number of references that a look-up examines.
 #[cfg(test)]
 pub(crate) const PROBES: usize = 2 * WIDTH;
 
@@ -35,7 +35,8 @@ impl Index {
     /// An index for `references` references.
     pub(crate) fn new(references: usize) -> Self {
         let lines = references.div_ceil(LOAD).max(1).next_power_of_two();
-        // Fresh zero pages need not be written, aligned ones of a type of our own would be.
+        // The kernel provides zero pages that need not be written; an aligned type of this crate
+        // would be written completely.
         let places = vec![0; (lines + 1) * WIDTH];
         let first = places.as_ptr().align_offset(64).min(WIDTH);
         Self {
@@ -119,7 +120,7 @@ impl Index {
     )]
     fn lines(&self, hash: u64) -> (usize, usize) {
         let one = hash as usize & self.mask;
-        // Another cache line, which is independent of the first.
+        // Another cache line, independent of the first.
         let other = one ^ ((hash >> 29) as usize | 1) & self.mask;
         (self.first + one * WIDTH, self.first + other * WIDTH)
     }

@@ -21,17 +21,17 @@ use core::fmt;
 use core::sync::atomic::AtomicU64;
 use core::time::Duration;
 
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
 
 /// Layout of a table's memory: plain numbers, stored next to the memory for a successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Buckets of narrow slots.
+    /// Number of buckets with narrow slots.
     pub narrow_buckets: u32,
-    /// Buckets of wide slots.
+    /// Number of buckets with wide slots.
     pub wide_buckets: u32,
-    /// Slots of the overflow.
+    /// Number of overflow slots.
     pub overflow_slots: u32,
     /// Keys of the hash function.
     pub keys: [u64; 2],
@@ -40,7 +40,7 @@ pub struct Layout {
 /// No memory of this size is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
-    /// Bytes of the table that it was for.
+    /// Size of the requested table in bytes.
     pub bytes: usize,
 }
 
@@ -86,25 +86,25 @@ impl core::error::Error for LayoutError {}
 impl Layout {
     /// The version of this layout. It changes with the content of slots, tags or descriptions.
     pub const VERSION: u64 = 1;
-    /// Slots of a bucket.
+    /// Number of slots in a bucket.
     pub const WAYS: usize = 8;
-    /// Words of a narrow slot.
+    /// Number of words in a narrow slot.
     pub const NARROW_WORDS: usize = 8;
-    /// Words of a wide slot.
+    /// Number of words in a wide slot.
     pub const WIDE_WORDS: usize = 16;
-    /// Words of a description ([`to_words`](Self::to_words)).
+    /// Number of words in a description ([`to_words`](Self::to_words)).
     pub const HEADER_WORDS: usize = 16;
-    /// "LVSCONNS".
+    /// The word "LVSCONNS", which marks the memory of a table.
     const MAGIC: u64 = u64::from_le_bytes(*b"LVSCONNS");
     /// Maximum number of slots: handles are 31 bits wide.
     const SLOTS_MAX: u64 = 1 << 31;
-    /// Minimum of overflow slots, if the capacity of the table is sufficient.
+    /// Minimum number of overflow slots; a table for fewer connections has one for each connection.
     const OVERFLOW_MIN: usize = 1 << 18;
 
     /// A layout for at most `connections`, with slots of both widths for all of them: 85 of 100
     /// slots are used when the table is full. `seed` keys the hash function.
     pub fn new(connections: usize, seed: u64) -> Self {
-        // Three regions together keep within 31 bits.
+        // The handles of the three regions together fit into 31 bits.
         let connections = connections.clamp(1, 1 << 29);
         let buckets = (connections * 100).div_ceil(85 * Self::WAYS);
         let overflow = (connections / 16).max(connections.min(Self::OVERFLOW_MIN));
@@ -128,7 +128,7 @@ impl Layout {
         }
     }
 
-    /// Bytes of all regions.
+    /// Number of bytes of all regions.
     pub const fn bytes(&self) -> usize {
         let tags = self.narrow_buckets as usize + self.wide_buckets as usize;
         let words = self.narrow_words() + self.wide_words() + self.overflow_words() + tags;
@@ -145,7 +145,7 @@ impl Layout {
         self.wide_buckets as usize * Self::WAYS * Self::WIDE_WORDS
     }
 
-    /// Words of the overflow.
+    /// Number of words of the overflow.
     pub const fn overflow_words(&self) -> usize {
         self.overflow_slots as usize * Self::WIDE_WORDS
     }
@@ -230,8 +230,8 @@ impl Region {
     /// Zeros on the heap, allocated by the system on first use; `None` if there is too little
     /// memory.
     pub fn heap(words: usize) -> Option<Self> {
-        // Slots are cache lines. An allocation of a type of such alignment would be written at
-        // once, every page of it; fresh zero pages need not be.
+        // Slots are cache lines. The allocator would write every page of a type with such an
+        // alignment at once; fresh zero pages need not be written.
         let words = words.checked_add(LINE / size_of::<AtomicU64>())?;
         let words: Box<[AtomicU64]> = bytemuck::try_zeroed_slice_box(words).ok()?;
         let first = words.as_ptr().align_offset(LINE);
@@ -273,7 +273,7 @@ impl Region {
         self.all().len() - self.first
     }
 
-    /// Line `n`: eight words.
+    /// Returns line `n`, which has eight words.
     #[inline]
     pub(crate) fn line(&self, n: usize) -> &[AtomicU64; 8] {
         let from = self.first + n * 8;
@@ -282,7 +282,7 @@ impl Region {
             .expect("handles lead to slots")
     }
 
-    /// Word `n`.
+    /// Returns word `n`.
     #[inline]
     pub(crate) fn word(&self, n: usize) -> &AtomicU64 {
         &self.all()[self.first + n]

@@ -64,8 +64,7 @@ use self::wheel::{Entries, Wheel};
 use super::{Draft, flag};
 use crate::{Instant, Protocol};
 
-/// In a region of which less than a fourth of the slots is used, at least 70 of 100 entries are at
-/// home.
+/// In a region with less than a fourth of its slots in use, at least 70 of 100 entries are at home.
 const HOMELY: usize = 4;
 
 /// Number of buckets whose used slots are counted together, so that a listing skips empty parts of
@@ -366,7 +365,7 @@ impl ConnTable {
                 self.leave(handle);
             }
             let entry = self.slots.entry(handle);
-            // The programs may still read an entry that was evicted from the fast path a moment
+            // The BPF programs may still read an entry that was evicted from the fast path a moment
             // ago.
             let published = entry.epoch() != 0;
             entry.free();
@@ -480,7 +479,7 @@ impl ConnTable {
                 return due;
             };
             let due = self.take_due(now, budget);
-            // In the present tick, what is left is due within milliseconds.
+            // The remaining entries of the present tick are due within milliseconds.
             if !due.is_empty() || tick == tick_of(now) || *budget == 0 {
                 return due;
             }
@@ -499,9 +498,9 @@ impl ConnTable {
     pub(crate) fn take_due(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         let mut due = core::mem::take(&mut self.due);
         due.clear();
-        // Few enough that their slots are still in the caches when they end: not where that decides
-        // on who ends first, nor where others that are not due would be looked at again and
-        // again.
+        // Process few entries at a time, so that their slots are still in the caches when they are
+        // removed. Process all at once if the order of removal matters, or if entries that are not
+        // due would be visited again and again.
         let mut looked_at = 1;
         while due.is_empty() && looked_at > 0 {
             let few = self.controlled.is_empty() && !self.wheel.stays();
@@ -511,7 +510,7 @@ impl ConnTable {
             looked_at = if few { portion - left } else { 0 };
             *budget -= portion - left;
         }
-        // A controlled entry ends before the one that controls it.
+        // A controlled entry is removed before the entry that controls it.
         if due
             .iter()
             .any(|&handle| self.get(handle).has(flag::CONTROLS))
@@ -521,7 +520,8 @@ impl ConnTable {
         due
     }
 
-    /// Returns the vector of [`take_due_by`](Self::take_due_by), so that its memory is used again.
+    /// Takes back the vector that [`take_due_by`](Self::take_due_by) returned, in order to reuse
+    /// its memory.
     pub(crate) fn recycle(&mut self, due: Vec<u32>) {
         self.due = due;
     }

@@ -83,14 +83,15 @@ pub(super) struct Overflow {
     slots: u32,
     /// For each first bucket, and whether it has wide slots: the number of entries in the overflow.
     pub(super) homes: BTreeMap<(bool, usize), u32>,
-    /// Raised with each entry.
+    /// Incremented for each inserted entry.
     pub(super) sequence: u64,
 }
 
 impl Overflow {
     pub(super) fn new(slots: u32, keys: [u64; 2]) -> Self {
         Self {
-            // An entry has two sides, and one that lies in place may have joined it.
+            // An entry has two sides, and an entry outside the overflow may be in the index as
+            // well.
             index: Index::new(2 * slots as usize),
             ties: BTreeMap::new(),
             keys: [keys[0] ^ 0x6f76_6572_666c_6f77, keys[1]],
@@ -112,7 +113,7 @@ impl Overflow {
         self.used = used;
     }
 
-    /// A free slot.
+    /// Takes a free slot.
     pub(super) fn take(&mut self) -> Option<u32> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);

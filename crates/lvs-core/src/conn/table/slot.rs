@@ -128,7 +128,7 @@ impl Layout {
     ];
 }
 
-/// In w6's upper half: not in the wheel.
+/// Value of w6's upper half if the entry is not in the wheel.
 pub(super) const UNARMED: u32 = u32::MAX;
 
 const HALF: u64 = 0xffff_ffff;
@@ -381,8 +381,8 @@ impl<'a> Entry<'a> {
 
     #[inline]
     pub(super) fn set_expires(self, at: Instant) {
-        // Behind the timeout: a program in the kernel that writes a deadline by the one before
-        // looks for it afterwards.
+        // Stored after the timeout: a BPF program that computes the deadline from the previous
+        // timeout checks the timeout again afterwards.
         self.hot[HOT_DEADLINE].store(at.as_nanos(), Release);
     }
 
@@ -419,7 +419,7 @@ impl<'a> Entry<'a> {
         self.set_hot(HOT_SERVER, both(self.timeout(), record));
     }
 
-    /// Packets from the client.
+    /// Number of packets from the client.
     #[inline]
     pub(crate) fn in_packets(self) -> u32 {
         low(self.hot(HOT_FLAGS))
@@ -544,7 +544,7 @@ impl<'a> Entry<'a> {
     /// Offloads the connection: the kernel fast path may forward its packets as long as `epoch` is
     /// the current one.
     pub(crate) fn publish(self, epoch: u16) {
-        // Behind the next hop, which means nothing in another epoch.
+        // Stored after the next hop, which has no meaning in another epoch.
         let word = self.hot(HOT_STATE) & !0xffff_0000 | u64::from(epoch) << 16;
         self.hot[HOT_STATE].store(word, Release);
         if self.word0() & (kind::SHADOWED_IN | kind::SHADOWED_OUT) == 0 {

@@ -63,11 +63,11 @@ fn is_clear(table: &ConnTable) -> bool {
 }
 
 #[test]
-fn new_client_is_removed_from_strangers() {
+fn new_connection_removes_its_client_from_strangers() {
     let mut table = ConnTable::new(8, 1);
     let server = "10.1.0.1:80".parse().unwrap();
     let out = |table: &ConnTable| table.find_out(Protocol::TCP, server, key(1).client);
-    // The second time it is known to belong to no client.
+    // At the second look-up, the address is cached as one that belongs to no client.
     assert_eq!((out(&table), out(&table)), (None, None));
     let entry = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     assert_eq!(out(&table), Some(entry));
@@ -76,7 +76,7 @@ fn new_client_is_removed_from_strangers() {
 }
 
 #[test]
-fn lookup_hint_does_not_change_result() {
+fn prefetch_hint_does_not_change_lookup_result() {
     let mut table = ConnTable::new(64, 1);
     let server = "10.1.0.1:80".parse().unwrap();
     for n in 1..=32 {
@@ -92,7 +92,7 @@ fn lookup_hint_does_not_change_result() {
             let Key { client, virt, .. } = key(n);
             let (there, back) = (aim(&table, client, virt), aim(&table, server, client));
             if round == 1 && n % 4 == 0 {
-                // Between the look ahead and the decision.
+                // The entry changes between the prefetch and the decision.
                 if let Some(handle) = table.find_in(&key(n)) {
                     table.remove(handle);
                 }
@@ -103,7 +103,7 @@ fn lookup_hint_does_not_change_result() {
             assert_eq!(table.find_in_ahead(&key(n), &there), found);
             let reply = table.find_out_ahead(Protocol::TCP, server, client, &back);
             assert_eq!(reply, found);
-            // Of another packet.
+            // The prefetch result of another packet.
             assert_eq!(table.find_in_ahead(&key(n), &back), found);
             assert_eq!(found.is_some(), n <= 32 && (round == 0 || n % 4 != 0));
         }
@@ -147,7 +147,7 @@ fn entry_with_an_equal_key_is_not_offloadable() {
 fn offloaded_slot_is_quarantined_after_removal() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));
     let mut table = ConnTable::with_memory(8, memory);
-    // All of them would like to lie in the same slot.
+    // The home slot of all these entries is the same.
     let connection = draft(1, 9);
     let first = table.insert(&connection, Instant::ZERO).unwrap();
     table.get(first).publish(1);
@@ -168,7 +168,7 @@ fn offloaded_slot_is_quarantined_after_removal() {
     table.remove(first);
     let third = table.insert(&connection, later).unwrap();
     assert_ne!(third, first);
-    // The programs may also still read a connection that was written again meanwhile.
+    // The programs may also still read a connection that was written again in the meantime.
     table.get(third).publish(1);
     table.get(third).write(&connection);
     assert!(!table.get(third).is_live());
@@ -201,7 +201,7 @@ fn entries_prefer_home_slot_and_are_found_in_any_slot() {
 
 /// The quarantine never exceeds the number of slots, at any rate of offloaded connections.
 #[test]
-fn slots_in_quarantine_count_as_used() {
+fn quarantined_slots_count_as_used() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));
     let mut table = ConnTable::with_memory(8, memory);
     let places = table.slots.overflow as usize;
@@ -255,7 +255,8 @@ fn many_destinations_of_one_client_port_are_found_in_few_steps() {
         let found = table.find_out(Protocol::TCP, behind(n), key(7).client);
         assert_eq!(table.get(found.unwrap()).virt(), port(n));
     }
-    // Of equals, the newest that is left; removed from the middle, from the end and from the front.
+    // Of equal entries, the newest remaining one; entries are removed from the middle, the end and
+    // the front.
     let newest = |table: &ConnTable| {
         let found = table.find_out(Protocol::TCP, server, key(7).client);
         found.map(|handle| table.get(handle).virt())
@@ -407,7 +408,7 @@ fn next_wakeup_precedes_every_deadline() {
             }
         };
         assert!(fired >= deadline && fired - deadline < Duration::from_millis(5));
-        // Books and pages on the way, and the portions of the last page.
+        // Ticks in which books and pages are spread, and the portions of the last page.
         assert!(wakeups < 150, "{wakeups} for {timeout}");
     }
 }
@@ -470,7 +471,7 @@ fn timer_burst_is_spread_before_its_deadline() {
 /// A simple model of a table, which has only its entries.
 #[derive(Default)]
 struct Naive {
-    /// The newest last.
+    /// The expected entries; the newest is the last.
     entries: Vec<(u32, Draft, Instant)>,
 }
 
@@ -500,7 +501,7 @@ impl Naive {
             let from = match draft.method() {
                 Forwarding::Nat => draft.server_addr,
                 Forwarding::FullNat => return false,
-                // A newer connection of the same client with the same address has taken its place.
+                // A newer connection of the same client with the same address is found instead.
                 _ if self.find_client(&draft.key, client.port(), draft.kinds())
                     != Some(*handle) =>
                 {
@@ -751,7 +752,7 @@ proptest! {
                     prop_assert_eq!(fired, gone);
                 }
                 Op::TakeOver => {
-                    // Among entries in place that were changed, a successor does not know the
+                    // Among changed entries outside the overflow, a successor cannot determine the
                     // newest.
                     let ambiguous = naive.entries.iter().any(|entry| entry.1.server == REBOUND);
                     let hidden = naive.entries.iter().any(|entry| entry.1.has(flag::DYING));

@@ -25,9 +25,10 @@ use alloc::vec::Vec;
 use super::slot::{Entry, UNARMED};
 use crate::Instant;
 
-/// 2^22 ns, about 4.2 ms: the kernel's tick at HZ=250 is 4 ms.
+/// Binary logarithm of a tick in nanoseconds: 2^22 ns are about 4.2 ms; the kernel's tick at HZ=250
+/// is 4 ms.
 const TICK_SHIFT: u32 = 22;
-/// Ticks of a page, and pages of a book, in bits.
+/// Binary logarithm of the number of ticks in a page, and of the number of pages in a book.
 const PAGE_BITS: u32 = 12;
 const PAGE: u64 = 1 << PAGE_BITS;
 const BOOK: u64 = 1 << PAGE_BITS;
@@ -41,7 +42,7 @@ const SPAN: u64 = (BOOKS as u64 - 1) << (2 * PAGE_BITS);
 /// Ticks are stored modulo this value.
 const ARMED_MASK: u64 = (1 << 31) - 1;
 
-/// Words of a chunk: the next chunk of its bucket, its bucket, and records.
+/// Number of words in a chunk: the next chunk of its bucket, its bucket, and records.
 const CHUNK: usize = 64;
 const CHUNK_SHIFT: u32 = 6;
 const HEADER: usize = 2;
@@ -66,7 +67,7 @@ pub(crate) const fn start_of(tick: u64) -> Instant {
 pub(super) trait Entries {
     fn entry(&self, handle: u32) -> Entry<'_>;
 
-    /// Reads the memory that the removal of an entry will need, so that it is in the CPU cache.
+    /// Loads the memory that the removal of an entry needs into the CPU cache.
     fn warm(&self, handle: u32) -> u64;
 }
 
@@ -90,7 +91,7 @@ pub(crate) struct Wheel {
     /// Records of a portion of the page that is distributed, and the number to distribute now.
     portion: usize,
     owed: usize,
-    /// Progress of the portions within the page.
+    /// How far the portions have advanced within the page.
     portioned: u64,
     linked: usize,
     /// Whether the present tick has entries that are not due yet.
@@ -123,7 +124,7 @@ impl Wheel {
         }
     }
 
-    /// Inserts a slot into the wheel, so that it becomes due at its deadline.
+    /// Inserts a slot into the wheel, so that the slot becomes due at its deadline.
     #[inline]
     pub(super) fn arm(&mut self, handle: u32, entry: Entry<'_>) {
         let deadline = tick_of(entry.expires());
@@ -199,7 +200,8 @@ impl Wheel {
             let from = at(chunk) + HEADER;
             let end = from + fill;
             let deadlines = self.load(entries, end - looked_at..end);
-            // From the end: what is taken out leaves a hole for what was looked at.
+            // Visit the entries from the end: a removal moves only entries that were visited
+            // already.
             for place in (end - looked_at..end).rev() {
                 let handle = self.chunks[place];
                 let entry = entries.entry(handle);
@@ -252,7 +254,7 @@ impl Wheel {
             let next = (self.tick / PORTION_TICKS + 1) * PORTION_TICKS;
             next.min((page + 1) << PAGE_BITS)
         });
-        // A page is spread while the one before it passes, and a book before its first page is.
+        // A page is spread during the page before it, and a book before its first page.
         let next_page = self
             .next_occupied(TICKS, PAGES, page + 1, page + 2 + BOOK)
             .map(|page| (page - 1) << PAGE_BITS);
@@ -299,7 +301,7 @@ impl Wheel {
             self.portion = count.div_ceil(portions());
             self.portioned = 0;
         }
-        // Portions up to here, the present one among them.
+        // The number of portions so far, including the present one.
         let portions = (tick % PAGE) / PORTION_TICKS + 1;
         if self.page_is_spread() && portions > self.portioned {
             let more = usize::try_from(portions - self.portioned).unwrap_or(0);

@@ -19,7 +19,8 @@ use crate::{
     Verdict,
 };
 
-/// Other servers to try if full NAT has no free local port towards the chosen server.
+/// Number of other servers that are tried if full NAT has no free local port towards the chosen
+/// server.
 const OTHERS: usize = 8;
 
 /// Reasons why a packet opens no connection.
@@ -63,7 +64,7 @@ pub(in crate::control) enum Packets {
     Any,
 }
 
-/// The step that has led to a connection's server.
+/// The step that chose the server of a connection.
 #[derive(Clone, Copy)]
 pub(in crate::control) enum By<T> {
     Pin,
@@ -73,7 +74,7 @@ pub(in crate::control) enum By<T> {
     NextServer,
 }
 
-/// The state that the decision reads, and that it changes unless this is a preview.
+/// The state that the decision reads. The decision changes the state unless it is a preview.
 pub(in crate::control) trait State {
     type Opened;
     type Template: Copy;
@@ -90,7 +91,7 @@ pub(in crate::control) trait State {
     /// The server to which a pin assigns this connection of the client. The pin is used up.
     fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr>;
 
-    /// Brings the shard's copies up to date.
+    /// Updates the copies of the shard.
     fn refresh(&mut self);
 
     fn check_limits(
@@ -201,7 +202,8 @@ pub(in crate::control) fn classify<S: State>(
     if flags.has(ServiceFlags::PERSISTENT) {
         return persistent(state, number, ask, packets, now);
     }
-    // Only a persistent service takes other ports than its own: an FTP service, or one of port 0.
+    // Only a persistent service accepts ports other than its own: an FTP service, or a service of
+    // port 0.
     let by_mark = matches!(key, ServiceKey::Mark { .. });
     let picked = if by_mark || ask.virt.port() == key.port() {
         let picked = state.pick(number, &ask.request(flags, now));
@@ -248,7 +250,7 @@ fn next_server<S: State>(
     Err(DropReason::NoLocalPort.into())
 }
 
-/// A template decides (`ip_vs_sched_persist`).
+/// Lets a template decide (`ip_vs_sched_persist`).
 fn persistent<S: State>(
     state: &mut S,
     number: u32,

@@ -78,13 +78,13 @@ impl Control {
         self.note_occupancy(shard);
         shard.forget_room();
         let verdict = self.schedule(shard, meta, now);
-        // The table may have changed since, if the caller has waited; or the connection was evicted
-        // already, and its slot contains the new one.
+        // If the caller has waited, the table may have changed since; or the connection was already
+        // evicted, and its slot contains the new connection.
         let made_room = shard.made_room();
         let replaced = pending.replaced.filter(|&index| made_room != Some(index));
         if let Some(replaced) = replaced.filter(|&index| shard.has(index)) {
             shard.end(replaced);
-            // The answer applies only to packets that are left to the host.
+            // Remove the replaced connection now, unless the host receives the packet.
             if !matches!(verdict, Verdict::Accept(_)) {
                 shard.reap();
             }
@@ -190,7 +190,7 @@ impl Control {
         match self.open(shard, &ask, now) {
             Ok(Opened::Entry(index)) => shard.forward_icmp_error(index, error, Age::New),
             Ok(Opened::Once(slot, template)) => {
-                // A datagram's error: the connection is gone before anything can follow.
+                // An error about a datagram: the connection is removed before its next packet.
                 let Some(index) = self.enter_once(shard, slot, template, now) else {
                     return Verdict::Drop(DropReason::TableFull);
                 };
@@ -199,7 +199,7 @@ impl Control {
                 shard.reap();
                 verdict
             }
-            // In transit, the error may still be about a packet from a client.
+            // The error of a packet in transit may still be about a packet from a client.
             Err(Refused::Accept(reason)) if error.hook == Hook::Transit => {
                 match shard.find_from_server(protocol, dst, src) {
                     Some(index) => shard.reply_icmp_error(index, error),
@@ -286,7 +286,7 @@ impl Control {
         let index = shard.open(slot, template, now);
         match (index, server) {
             (Some(index), _) => shard.count(index, Counters::count_connection),
-            // It was counted for the server already.
+            // The connection was already counted for the server.
             (None, Some(entry)) => entry.server.unbind(false),
             (None, None) => {}
         }

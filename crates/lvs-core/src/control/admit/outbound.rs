@@ -23,7 +23,7 @@ impl Control {
         let Transport::Udp(message) = meta.transport else {
             return None;
         };
-        // The record made last comes first, as in the kernel's hash chains.
+        // The newest record comes first, as in the kernel's hash chains.
         let entry = self.records.at(src).find(|entry| {
             !entry.is_trashed()
                 && entry.server.forwarding() == Forwarding::Nat

@@ -50,7 +50,8 @@ pub(super) fn template_key(
     (key, false)
 }
 
-/// A mark instead of a virtual address: in an IPv6 address, its first word.
+/// Encodes a firewall mark as a virtual address: as an IPv4 address, or as the first 32 bits of an
+/// IPv6 address.
 fn mark_addr(mark: u32, v4: bool) -> SocketAddr {
     let addr = if v4 {
         IpAddr::V4(Ipv4Addr::from_bits(mark))
@@ -60,7 +61,7 @@ fn mark_addr(mark: u32, v4: bool) -> SocketAddr {
     SocketAddr::new(addr, 0)
 }
 
-/// The network of a client: by a mask of IPv4, by the length of a prefix of IPv6.
+/// The network of a client. `netmask` is a mask for IPv4, and the length of a prefix for IPv6.
 pub(super) fn network(addr: IpAddr, netmask: u32) -> IpAddr {
     match addr {
         IpAddr::V4(addr) => Ipv4Addr::from_bits(addr.to_bits() & netmask).into(),

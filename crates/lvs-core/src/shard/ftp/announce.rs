@@ -12,7 +12,7 @@ use crate::Family;
 pub(super) enum FtpCommand {
     /// The client requests that the server announce its address.
     Passive(Mode),
-    /// The client listens there.
+    /// The client listens at this address.
     Active(SocketAddr),
 }
 
@@ -49,7 +49,7 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
 }
 
 /// The address that a server's reply announces, and the bytes of the segment that contain it. A
-/// reply to EPSV has no address, because it is that of `server`.
+/// reply to EPSV has no address, because the address is the one of `server`.
 pub(super) fn reply(text: &[u8], mode: Mode, server: IpAddr) -> Option<(SocketAddr, Range<usize>)> {
     let code: &[u8] = match mode {
         Mode::Active => return None,
@@ -200,8 +200,8 @@ mod tests {
         assert_eq!(four("EPSV  1\r\n"), None);
         assert_eq!(four("EPSV"), None);
         assert_eq!(four("EPSV 1"), None);
-        // An EPSV argument that it does not understand ends the search; text that is no command
-        // does not.
+        // An EPSV argument that the parser does not understand ends the search; text that is not a
+        // command does not.
         assert_eq!(four("EPSV ALL\r\nPASV\r\n"), None);
         assert_eq!(four("EPSVX\r\nPASV\r\n"), PASSIVE);
     }
@@ -316,7 +316,7 @@ mod tests {
         }
 
         #[test]
-        fn ftp_announcement_round_trips(server: [u8; 4], port: u16) {
+        fn ftp_port_announcement_round_trips(server: [u8; 4], port: u16) {
             let [a, b, c, d] = server;
             let [high, low] = port.to_be_bytes();
             let addr = SocketAddr::new(server.into(), port);

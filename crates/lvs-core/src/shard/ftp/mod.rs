@@ -26,7 +26,7 @@ use crate::{
     DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
 };
 
-/// Maximum of ports of the helper (`IP_VS_APP_MAX_PORTS`).
+/// Maximum number of ports of the helper (`IP_VS_APP_MAX_PORTS`).
 pub const FTP_PORTS_MAX: usize = 8;
 
 /// Default port of control connections.
@@ -155,7 +155,7 @@ impl<'a> Tcp<'a> {
             window: u16::from_be_bytes([header[tcp::WINDOW.start], header[tcp::WINDOW.start + 1]]),
             offer: offers.then(|| Offer::read(options)),
             options,
-            // A header that claims to be shorter than it can be has nothing behind it.
+            // A header whose length field is below the minimum has no payload.
             payload: bytes
                 .get(len..)
                 .filter(|_| len >= tcp::HEADER_LEN)
@@ -230,7 +230,7 @@ impl Shard {
                 Some(FtpCommand::Passive(mode)) => session.mode = mode,
                 Some(FtpCommand::Active(client)) => {
                     session.mode = Mode::Active;
-                    // Data come from the port before that of commands (RFC 959 section 3.2).
+                    // The data port is the port before the control port (RFC 959 section 3.2).
                     expected = Some((client, before(virt), before(slot.server_addr())));
                 }
                 None => {}
@@ -251,8 +251,8 @@ impl Shard {
         }
         match relation {
             Relation::Known | Relation::New => Ok((!shift.is_none()).then_some(shift)),
-            // On its way to the server the kernel takes it for the first one of a connection, which
-            // the tracked one has the place of.
+            // The kernel interprets this segment to the server as the first of another connection,
+            // whose entry would collide with the tracked one.
             Relation::Foreign if Kind::of(&tcp) == Some(Kind::Ack) => {
                 Err(DropReason::HelperSequence)
             }
@@ -292,7 +292,7 @@ impl Shard {
         let shift = session.shift;
         self.sessions.insert(index, session);
         match (relation, replacement) {
-            // The kernel cannot change what its connection tracking does not know.
+            // The kernel cannot change segments that its connection tracking does not recognise.
             (Relation::Foreign, Some(_)) => Err(DropReason::HelperSequence),
             (Relation::Foreign, None) => Ok(None),
             (_, None) if shift.is_none() => Ok(None),
@@ -364,9 +364,10 @@ impl Shard {
                 let mut flags = flags | flag::NFCT;
                 if let Some(link) = self.link(control) {
                     flags |= link.server.connection_flags(conntrack);
-                    // Not how long an answer takes: it is not known who speaks first, and when.
+                    // Response times are not measured, because either side may send the first data,
+                    // at any time.
                     flags |= link.server.watches(key.protocol) & flag::TRACKED;
-                    // The server has been taken from NAT to a method that the helper does not know.
+                    // The server was changed from NAT to a method that the helper does not support.
                     if link.server.forwarding() == Forwarding::FullNat {
                         flags = flags & !flag::METHOD | Forwarding::Nat as u32;
                     }
@@ -521,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn control_entry_is_used_again_after_reset() {
+    fn ftp_control_entry_is_reused_after_reset() {
         for data in [false, true] {
             let mut control = Control::new("conn_reuse_mode", data);
             let (seq, ack) = if data { (5018, 1007) } else { (5001, 1001) };
@@ -538,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn control_entry_of_weight_0_is_replaced() {
+    fn ftp_control_entry_of_server_with_weight_0_is_replaced() {
         for data in [false, true] {
             let mut control = Control::new("expire_nodest_conn", data);
             let (key, server) = (control.key, control.server);

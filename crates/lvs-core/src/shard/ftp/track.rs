@@ -9,7 +9,7 @@ use super::Tcp;
 use crate::TcpFlags;
 use crate::verdict::{Shift, is_after};
 
-/// Maximum by which an acknowledgement may be behind the stream and still count as late instead of
+/// Maximum by which an acknowledgement may be behind the stream and still counts as late, not as
 /// wrong.
 const LATE_MIN: u32 = 66_000;
 
@@ -94,7 +94,7 @@ enum Step {
 }
 
 impl State {
-    /// `reply`: the segment comes from the side that did not open the connection.
+    /// `reply`: the segment is from the side that did not open the connection.
     const fn step(self, reply: bool, kind: Kind) -> Step {
         use State::{
             Close, CloseWait, Established, FinWait, LastAck, SynReceived, SynSent, SynSentByBoth,
@@ -134,7 +134,7 @@ impl State {
     }
 }
 
-/// The options of a SYN that count.
+/// The relevant options of a SYN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offer {
     /// The window scale.
@@ -187,7 +187,7 @@ impl Stream {
     fn begin(&mut self, end: u32, window: u16, offer: Option<Offer>) {
         (self.end, self.limit) = (end, end);
         self.window = u32::from(window).max(1);
-        // Without any options, those of an earlier SYN stay.
+        // A SYN without any options keeps the options of an earlier SYN.
         if let Some(offer) = offer {
             self.acknowledged = None;
             self.closes = false;
@@ -242,7 +242,7 @@ pub(super) struct Track {
     assured: bool,
 }
 
-/// Tracks a segment. `shift` is that of the server's stream.
+/// Tracks a segment. `shift` is the shift of the server's stream.
 pub(super) fn follow(
     track: &mut Option<Track>,
     from: From,
@@ -489,7 +489,7 @@ impl Track {
             }
             return Reset::Challenged;
         }
-        // It answers a SYN or an acknowledgement that was not followed.
+        // The segment answers a SYN or an acknowledgement that was ignored.
         let of_ignored = (self.replied && self.last.is(other(from), Kind::Syn)
             || !self.assured && last == Some(Kind::Ack))
             && tcp.acknowledgement == self.last.end;
@@ -532,7 +532,7 @@ impl Track {
             && is_after(end, sent.end)
             && matches!(state, Some(State::SynSent | State::SynReceived));
         if sent.window == 0 && !syn {
-            // The beginning was not seen.
+            // The director did not receive the beginning of the stream.
             sent.end = end;
             sent.window = (window << sent.scale).max(1);
             sent.limit = end.wrapping_add(sent.window);
@@ -752,7 +752,7 @@ mod tests {
             let mut track = opened();
             assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
             if between {
-                // A challenge: the server has the old connection.
+                // A challenge ACK: the server still has the old connection.
                 assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
             }
             let ack = 900_001 + u32::from(!between);

@@ -11,7 +11,7 @@ use crate::dataplane::capture::{Capture, QUEUE, READERS_MAX, Reader};
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
 
-/// The longest time without an item in a capture without packets.
+/// If a capture has no packets for this time, the dataplane sends an empty item.
 const IDLE: Duration = Duration::from_secs(1);
 
 impl Handle {
@@ -43,7 +43,7 @@ impl Handle {
                         out.item(&packet)?;
                     }
                 }
-                // Shows whether the client is still there.
+                // Detects that the client has closed the connection.
                 Err(mpsc::RecvTimeoutError::Timeout) => out.item(&CapturedPacket::default())?,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     return Err(Failure::new(

@@ -12,7 +12,8 @@ use crate::host::update::Update;
 use crate::host::view::View;
 use crate::sync::Prepared;
 
-/// Changes that are made with the control half locked: some ten microseconds.
+/// Number of changes that are made during one lock of the control half, which takes some ten
+/// microseconds.
 const PIECE: usize = 16;
 
 impl Handle {
@@ -37,7 +38,7 @@ impl Handle {
         let daemons = self.prepare_daemons(changes);
         let applied = {
             // The kernel's counters belong to the services before the change, and the kernel fast
-            // path must not use a half-made change.
+            // path must not use a half-applied change.
             let _held = self.context.fast_path().map(FastPath::hold);
             self.context.fold();
             self.make(changes, &daemons)?
@@ -46,7 +47,7 @@ impl Handle {
         let Some(update) = Update::of(&applied, changes) else {
             return Ok(Vec::new());
         };
-        // It is done, whatever comes.
+        // The change is applied, whatever the result of the update.
         let followed = self.follow(update);
         self.follow_daemons(daemons);
         Ok(followed.unwrap_or_else(|failure| vec![failure.message]))
@@ -77,8 +78,8 @@ impl Handle {
     }
 
     /// Opens the sockets of synchronisation daemons that the changes start. This happens before
-    /// anything is locked, because it may take a moment, and fail. No socket is opened for daemons
-    /// that are refused anyway, or that follow a refused change.
+    /// anything is locked, because it may take some time, and may fail. No socket is opened for
+    /// daemons that are refused anyway, or that follow a refused change.
     fn prepare_daemons(&self, changes: &[Call]) -> Vec<Attempt> {
         let starts = |call: &Call| matches!(call, Call::DaemonStart(_));
         if !changes.iter().any(starts) {
@@ -174,7 +175,7 @@ impl Host for WithDaemons<'_> {
         let attempt = self.daemons.iter().find(|(tried, _)| tried == *daemon);
         match attempt {
             Some((_, made)) => made.as_ref().map(drop).map_err(Clone::clone),
-            // The interface came, or changed its MTU, a moment ago.
+            // The interface appeared, or changed its MTU, a moment ago.
             None => Err(lvs_core::Error::NoDevice.into()),
         }
     }
@@ -252,7 +253,7 @@ mod tests {
             port: None,
             ttl: None,
         });
-        // No socket is opened for a call after a refused one.
+        // No socket is opened for a call that follows a refused one.
         let list = [Call::ServiceFlush {}, add.clone(), add.clone(), start];
         assert_eq!(handle.possible(&list, &View::default()), 2);
 

@@ -31,7 +31,7 @@ impl Handle {
                 starts[number] = next;
             }
             if first {
-                // A listing begins at once.
+                // A listing starts to arrive at once.
                 out.flush()?;
             }
             if starts.iter().all(Option::is_none) {

@@ -29,7 +29,7 @@ impl Handler for Handle {
 
     fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure> {
         match call {
-            // Answered by the server.
+            // The server of the control socket answers this call.
             Call::Hello { .. } => Ok(done()),
             Call::Info {} => to_value(&self.info()?),
             Call::ServiceList { service } => self.list_services(service, out),
@@ -88,8 +88,8 @@ impl Handle {
     /// Explains the fate of a packet.
     fn explain(&self, question: Question) -> Result<Value, Failure> {
         let all = self.threads.ask(move |worker| worker.explain(&question))?;
-        // Every worker decides alike on a packet that opens a connection. Only one worker has a
-        // connection that exists already.
+        // All workers decide alike on a packet that opens a connection. Only one worker has an
+        // existing connection.
         to_value(&all.into_iter().max_by_key(|one| one.connection.is_some()))
     }
 

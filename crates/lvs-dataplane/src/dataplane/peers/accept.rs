@@ -18,7 +18,7 @@ use lvs_sys::random;
 
 /// The longest time until a peer has sent its proof.
 const PROOF: Duration = Duration::from_secs(3);
-/// Maximum of unauthenticated connections from one address.
+/// Maximum number of unauthenticated connections from one address.
 const GREETINGS_MAX: usize = 2;
 /// The longest wait until this director owns the connections borrowed from an earlier run of a
 /// peer.

@@ -88,7 +88,7 @@ const SERVICES: u16 = 4;
 pub(super) struct Introduction {
     /// Random; chosen at each start of the dataplane.
     pub(super) identity: [u8; 16],
-    /// Chosen for each session.
+    /// Random bytes, chosen for each session.
     pub(super) nonce: [u8; 32],
 }
 
@@ -169,12 +169,12 @@ impl Handshake {
         self.code(LISTENER)
     }
 
-    /// Whether the proof of a sender is right, compared in constant time.
+    /// Whether the proof of a sender is valid, compared in constant time.
     pub(super) fn is_sender(&self, proof: &[u8; PROOF_LEN]) -> bool {
         self.verify(TELLER, proof)
     }
 
-    /// Whether the proof of a receiver is right, compared in constant time.
+    /// Whether the proof of a receiver is valid, compared in constant time.
     pub(super) fn is_receiver(&self, proof: &[u8; PROOF_LEN]) -> bool {
         self.verify(LISTENER, proof)
     }
@@ -203,7 +203,7 @@ impl Handshake {
 pub(super) enum Kind {
     /// From the sender: the keys of its digests, 16 bytes.
     Keys = 1,
-    /// From the sender: items.
+    /// From the sender: connections and templates.
     Items = 2,
     /// From the sender: a serial number of 8 bytes, the digest of all connections after the frames
     /// before this one, and the digests of its services.
@@ -240,7 +240,7 @@ pub(super) fn keys(bytes: [u8; 16]) -> [u64; 2] {
 /// The reason why a session ends while frames are read.
 #[derive(Debug)]
 pub(super) enum FrameError {
-    /// The connection has ended or failed.
+    /// The connection was closed or has failed.
     Io(io::Error),
     /// A frame exceeds the longest payload.
     TooLong,
@@ -262,7 +262,7 @@ impl fmt::Display for FrameError {
             }
             Self::Io(error) => error.fmt(f),
             Self::TooLong => f.write_str("the peer sent a frame above the maximum length"),
-            Self::Forged => f.write_str("the peer's data was changed on its way"),
+            Self::Forged => f.write_str("the peer's data was changed in transit"),
             Self::Malformed => {
                 f.write_str("the peer sent an unknown message: does it run another version?")
             }
@@ -388,7 +388,7 @@ mod tests {
             Handshake::new(&Key::of(b"one"), receiver, sender).compares_services()
         };
         assert!(both(new, new) && !both(new, old) && !both(old, new));
-        // The proofs cover the marker: removing it on the way makes the proofs wrong.
+        // The proofs cover the marker: if it is removed on the way, the proofs are invalid.
         let mut without = new;
         without.nonce[31] = 0;
         assert!(!without.compares_services());
@@ -420,7 +420,7 @@ mod tests {
         assert_eq!(read.read(&mut from).unwrap(), (Kind::Whole, Vec::new()));
         assert!(matches!(read.read(&mut from), Err(FrameError::Io(_))));
 
-        // A frame that is repeated, out of order, of the other direction, or changed.
+        // A frame that is repeated, out of order, from the other direction, or changed.
         let forged = |mut read: Sequence, mut bytes: &[u8]| {
             matches!(read.read(&mut bytes), Err(FrameError::Forged))
         };

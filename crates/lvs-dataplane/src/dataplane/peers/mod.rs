@@ -1,6 +1,6 @@
 //! Replication between peers over TCP: each director sends its connections to its peers, all of
-//! them at first (full sync) and then the changes (updates). So a director that returns with an
-//! empty table has the connections of its peers before it receives packets.
+//! them at first (full sync) and then the changes (updates). Therefore, a director that returns
+//! with an empty table has the connections of its peers before it receives packets.
 //! [`lvs_core::sync::bulk`] decides which connections are sent; this module has keys, sessions and
 //! threads. The *sender* of a session sends connections, and the *receiver* stores them.
 //!
@@ -152,7 +152,7 @@ struct State {
     /// The stream on which the sender sends, and the number of such streams so far.
     sending: Option<TcpStream>,
     sending_streams: u64,
-    /// The time of the last log line about a client at the peer's address without the right key.
+    /// The time of the last log line about a client at the peer's address without the correct key.
     complained: Option<Instant>,
     greeting: usize,
     sent: Option<(u64, Instant)>,
@@ -278,10 +278,10 @@ impl Peers {
         Ok(())
     }
 
-    /// Ends all sessions and waits for the threads. A receiving peer gets the queued messages that
-    /// it reads without delay, and then the end of the stream. This function does not wait for
-    /// threads that wait for an unreachable peer, or for the proof of a client: they notice the end
-    /// of the dataplane themselves.
+    /// Ends all sessions and waits for the threads. A peer receives the queued messages that it
+    /// reads without delay, and then the end of the stream. This function does not wait for threads
+    /// that wait for an unreachable peer, or for the proof of a client: they notice the end of the
+    /// dataplane themselves.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify();
@@ -296,7 +296,7 @@ impl Peers {
         loop {
             let thread = lock(&self.threads).pop();
             let Some(thread) = thread else { return };
-            // The thread may have opened a connection meanwhile.
+            // The thread may have opened a connection in the meantime.
             while !thread.is_finished() && Instant::now() < until() {
                 for peer in &self.peers {
                     peer.hang_up(Instant::now() >= last);
@@ -394,7 +394,7 @@ impl Peers {
         let next = self.ask_worker(worker, move |decider, now| job(decider, from, now));
         match next.flatten() {
             Some(from) => Some(Place { worker, from }),
-            // A worker that does not answer is ending.
+            // A worker that does not answer is exiting.
             None => {
                 let worker = worker + 1;
                 (worker < self.workers()).then_some(Place { worker, from: 0 })
@@ -503,7 +503,7 @@ impl Peers {
         self.add(|counts| &counts.kept, results.kept);
     }
 
-    /// Checks whether this director has the connections of all peers: it is ready then, and stays
+    /// Checks whether this director has the connections of all peers. It is then ready, and stays
     /// ready.
     fn look_whether_ready(&self) -> Option<String> {
         if self.ready.load(Ordering::Acquire) {
@@ -520,8 +520,8 @@ impl Peers {
                 }
                 Step::Follows => format!("{} of its connections are missing", state.missing),
                 Step::Bulk => format!("it has sent {} connections so far", state.received),
-                // A peer that answers and refuses the handshake is awaited: the operator has to
-                // correct the cause.
+                // This director waits for a peer that answers and refuses the handshake: the
+                // operator has to correct the cause.
                 Step::Away => match &state.trouble {
                     Some((Trouble::Refused, text)) => text.clone(),
                     Some((Trouble::Away, text)) if patient => text.clone(),
@@ -709,7 +709,7 @@ impl Peer {
         (state.replicated, state.missing) = (0, 0);
     }
 
-    /// Records that no borrowed connection of the peer is left.
+    /// Records that no borrowed connection of the peer remains.
     fn is_free(&self) {
         let mut state = self.state();
         state.lends = false;

@@ -25,11 +25,12 @@ const SILENCE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(500);
 /// The time between two attempts while the peer refuses the handshake.
 const AGAIN_REFUSED: Duration = Duration::from_secs(5);
-/// Connections that a packet worker takes over at once: less than 100 microseconds.
+/// Number of connections that a packet worker takes over at a time, which takes less than 100
+/// microseconds.
 const PORTION: usize = 64;
 /// Maximum number of portions that wait for one packet worker.
 const PORTIONS_MAX: usize = 2;
-/// Slots that the packet worker examines at once.
+/// Number of slots that the packet worker examines at a time.
 const PIECE: usize = 8192;
 /// Number of consecutive digests that may each request repairs. Afterwards only one digest in this
 /// many does.
@@ -187,7 +188,7 @@ impl<'a> Portions<'a> {
         }
         let mut shares: Vec<_> = shares.into_iter().map(Vec::into_iter).collect();
         loop {
-            // In turn, so that all workers are busy.
+            // The workers take turns, so that all of them are busy.
             let mut more = false;
             for (worker, share) in shares.iter_mut().enumerate() {
                 let portion: Vec<Item> = share.take(PORTION).collect();
@@ -387,7 +388,7 @@ mod tests {
     /// After any number of items from a peer, at most two portions wait for a busy worker. The
     /// worker that receives the packets of a connection gets its items.
     #[test]
-    fn items_of_peer_wait_for_packet_worker_in_two_portions() {
+    fn receiver_queues_at_most_two_portions_for_a_worker() {
         for workers in 1..=2 {
             items_wait_for(workers);
         }

@@ -16,11 +16,12 @@ use super::{Peer, Peers, Place};
 use crate::dataplane::hub::{Message, Outgoing, Work};
 use lvs_process::deadline::write_within;
 
-/// Slots that a packet worker examines at once, as in a listing: 512 connections.
+/// Number of slots that a packet worker examines at a time; as in a listing, it sends up to 512
+/// connections of them.
 const PIECE: usize = 8192;
 /// Number of queued bytes above which the walk over the table pauses.
 const AHEAD: usize = 256 << 10;
-/// Bytes of items in a frame, at most.
+/// Maximum number of bytes of items in a frame.
 const ITEMS_MAX: usize = 64 << 10;
 /// Queued items are combined up to this many bytes, so that a frame becomes nearly full.
 const PORTION: usize = ITEMS_MAX / 4;
@@ -144,7 +145,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Sends connections, digests and changes until the session ends.
+    /// Sends connections, digests and changes until the session is closed.
     fn tell(&mut self) -> io::Result<()> {
         let (peers, outgoing) = (self.peers, self.outgoing);
         let mut bytes = Vec::new();
@@ -159,7 +160,7 @@ impl Session<'_> {
             match &mut walk {
                 Some(going) => {
                     if outgoing.waiting() >= AHEAD {
-                        // Messages behind an incomplete digest cannot be written yet.
+                        // Messages that follow an incomplete digest cannot be written yet.
                         until += LINGER;
                     } else if !step(peers, going, outgoing) {
                         let done = walk.take();
@@ -218,7 +219,8 @@ impl Session<'_> {
                 outgoing.linger(LINGER);
             }
         }
-        // The last messages of an ending dataplane, also those behind a digest that stays incomplete.
+        // The last messages of a stopping dataplane, including those that follow an incomplete
+        // digest.
         outgoing.close();
         loop {
             let messages = outgoing.take(Instant::now()).messages;

@@ -13,11 +13,11 @@ use lvs_core::sync::services::{Differs, ServiceDigests};
 
 use crate::dataplane::context::Context;
 
-/// Servers that are read while packets wait.
+/// Number of servers that are read during one lock of the control half.
 const PIECE: usize = 256;
 /// The shortest time between two digests of services that change continuously.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The most differing services that are named.
+/// Maximum number of differing services that are named.
 const NAMED_MAX: usize = 16;
 
 /// The digests of the services of this director.

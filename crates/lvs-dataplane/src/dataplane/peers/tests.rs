@@ -175,7 +175,7 @@ fn receiver_that_does_not_read_gets_one_full_sync() {
     let mut it = listens();
     assert_eq!(it.read_whole(), 0);
     assert_eq!(it.peers.report().full_syncs, 0);
-    // More than the socket buffers and the queue together; all items share one memory.
+    // More than the socket buffers and the queue can store; all items share one memory.
     let items: Arc<[u8]> = vec![0; ITEMS].into();
     for _ in 0..256 {
         it.peers.hub.tell(0, &items, false);
@@ -222,7 +222,7 @@ fn recorded() -> Handshake {
 fn invalid_frame_of_receiver_closes_session_and_is_counted() {
     type Make = fn(&mut Sequence) -> Vec<u8>;
     let cases: [(Make, (u64, u64)); 8] = [
-        // A frame of the greatest length.
+        // A frame of the maximum length.
         (|asked| sealed(asked, Kind::Want, &[0; PAYLOAD_MAX]), (0, 0)),
         (|_| too_long(), (1, 0)),
         (|asked| changed(sealed(asked, Kind::Want, &[0; 2])), (1, 0)),
@@ -269,7 +269,7 @@ fn too_long() -> Vec<u8> {
 fn invalid_frame_of_sender_closes_session_and_is_counted() {
     type Make<'a> = &'a dyn Fn(&mut Sequence) -> Vec<u8>;
     let keys = |replicated: &mut Sequence| sealed(replicated, Kind::Keys, &[0; 16]);
-    // Digests without a service, of one, and of a part of one.
+    // Digests of no service, of one service, and of a part of a service.
     let digest = |services: usize| vec![0; 8 + DIGEST_LEN + services];
     let cases: [(Make<'_>, (u64, u64)); 10] = [
         (
@@ -292,7 +292,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
             },
             (0, 1),
         ),
-        // A service of no protocol.
+        // A service with an unknown protocol.
         (
             &|replicated| {
                 [
@@ -597,7 +597,7 @@ impl Director {
     fn work(&mut self) {
         run_jobs(&self.parts, &mut self.workers);
         for worker in &mut self.workers {
-            // It passes changes on.
+            // The worker queues the changes.
             worker.with_decider(|_| ());
         }
     }
@@ -646,7 +646,7 @@ fn replicate(workers: [usize; 2]) {
             .all(|it| it.peers.look_whether_ready().is_none())
     );
 
-    // While digests are on their way.
+    // The changes arrive while digests are on their way.
     let mut next = 1400;
     run_until("updates", &mut both, |[one, two]| {
         if next < 2400 {

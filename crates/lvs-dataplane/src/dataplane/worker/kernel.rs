@@ -13,11 +13,11 @@ use crate::fast_path::{FastPath, LocalsAre, WayOut};
 use lvs_packet::net::Way;
 use lvs_packet::ways::Ways;
 
-/// Time after which connections are offloaded even though received packets always wait.
+/// Time after which connections are offloaded even if received packets are always waiting.
 const BUSY: Duration = Duration::from_millis(50);
-/// Maximum of local ports that wait to be written for the BPF programs.
+/// Maximum number of local ports that wait to be written for the BPF programs.
 const LOCALS_WAITING: usize = 1 << 16;
-/// The local ports that are written at a time: each takes two system calls.
+/// Number of local ports that are written at a time: each needs two system calls.
 const LOCALS_AT_ONCE: usize = 512;
 /// Number of slots in one portion of the walk for the synchronisation master; a pause follows each
 /// portion.
@@ -156,7 +156,7 @@ impl Worker {
         let Some(conn) = conn else {
             return Err(WithDataplane::New { of });
         };
-        // Of one that is published, too: it may be closing, which begins no epoch.
+        // Check an offloaded connection too: it may be closing, which starts no epoch.
         self.what_to_publish(conn, kernel, self.context.now())?;
         Err(match decider.shard.offload_state(conn, of, epoch) {
             OffloadState::Published => return Ok(()),
@@ -227,7 +227,7 @@ impl Worker {
                 return waiting > LOCALS_AT_ONCE;
             }
             LocalsAre::Wanted => {
-                // The kernel takes its time: that is for the keeper.
+                // This system call takes long, so the keeper executes it.
                 let kernel = kernel.clone();
                 self.threads.post_keeper(move |_| kernel.make_locals());
             }
@@ -264,7 +264,7 @@ impl Worker {
         if self.kernel.synced.is_none() && self.decider.shard.has_master() {
             self.kernel.synced = Some((0, now));
         }
-        // The tables of all workers are about as full.
+        // The tables of all workers are about equally full, so one worker reports for all.
         if self.number == 0 {
             kernel.try_homes(self.decider.shard.tries_homes());
         }

@@ -71,7 +71,7 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 pub(crate) struct Worker {
     context: Arc<Context>,
     threads: Arc<Threads<Self>>,
-    /// Its number.
+    /// Number of the worker.
     number: usize,
     decider: Decider,
     pipeline: Pipeline,
@@ -95,8 +95,8 @@ pub(crate) struct Worker {
     priority: Option<Priority>,
 }
 
-/// The pipeline and the buffers of a packet worker. They have megabytes, so creating them takes
-/// time.
+/// The pipeline and the buffers of a packet worker. They use megabytes of memory, so their creation
+/// takes time.
 pub(crate) struct Equipment {
     pipeline: Pipeline,
     output: Output,
@@ -127,7 +127,8 @@ struct Others {
 /// The counters of a worker for the keeper.
 #[derive(Default)]
 struct Logged {
-    /// Resets sent since the first server went down whose connections are still being ended.
+    /// Number of resets sent since the first of the servers went down whose connections are still
+    /// being closed.
     resets: usize,
     /// Packets refused because the table was full, at the last report to the keeper.
     full: u64,
@@ -186,7 +187,7 @@ impl Worker {
     #[cfg(feature = "testing")]
     pub(super) fn enlarge_pages(&mut self) {
         if let Some(pages) = self.pages.take() {
-            // Without them everything is slower, no more.
+            // Without large pages, look-ups are slower, but work.
             let _ = pages.enlarge(|| ());
         }
     }
@@ -214,8 +215,7 @@ impl Worker {
             poller.clear();
             let wake = poller.add(self.link().mailbox.wake().as_fd());
             ports.clear();
-            // In a flood of SYNs, it costs less to look for them by and by than to be woken for
-            // each.
+            // During a flood, polling for SYNs costs less than a wake-up for each SYN.
             let flood = self.pipeline.syn_limiter.sorts();
             for (port, io) in self.ports.iter() {
                 let other = io.other_fd().filter(|_| !flood);
@@ -263,7 +263,8 @@ impl Worker {
     /// there may be more packets, or more local ports to write.
     fn do_for_others(&mut self, woken: bool) -> bool {
         if woken {
-            // First: whatever comes while the rest is done wakes again.
+            // Reset the wake-up first: a request that arrives during the remaining work wakes the
+            // worker again.
             self.link().mailbox.wake().take();
         }
         let mut more = self.take_parcels();
@@ -280,7 +281,7 @@ impl Worker {
         more
     }
 
-    /// Takes the latest snapshot, and runs posted jobs.
+    /// Switches to the latest snapshot, and runs posted jobs.
     pub(super) fn do_jobs(&mut self) {
         self.take_view();
         for job in self.link().mailbox.take() {
@@ -309,7 +310,7 @@ impl Worker {
         let next = self.kernel.synced.map_or(next, |(_, at)| at.min(next));
         let sync = self.decider.shard.next_sync_message();
         let next = sync.map_or(next, |at| at.min(next));
-        // Rounded up: a wake-up a moment too early would find nothing due.
+        // Rounded up: after an early wake-up, no timer would be due.
         next.saturating_since(now) + Duration::from_millis(1)
     }
 
@@ -334,8 +335,7 @@ impl Worker {
         self.network.take(view);
         if config {
             self.decider.sweep();
-            // A stopping sync master waits until this snapshot was taken, and sends the messages
-            // that it then has.
+            // A stopping sync master waits for this snapshot, and then sends its messages.
             self.send_sync();
         }
         if self.pipeline.held.has_local_clients() {
@@ -353,7 +353,8 @@ impl Worker {
     /// Processes a few batches of waiting frames of a port; true if there may be more.
     pub(super) fn receive(&mut self, port: PortId) -> bool {
         for _ in 0..BATCHES_PER_TURN {
-            // The epoch first: what is learned after it is of this one or a later one.
+            // Read the epoch first: routes that are learned after it belong to this epoch or a
+            // later one.
             self.decider.epoch = self.kernel.path.as_ref().map_or(0, |kernel| kernel.epoch());
             self.take_view();
             let started = SystemInstant::now();
@@ -538,7 +539,7 @@ impl Worker {
                 kept += 1;
                 continue;
             };
-            // A copy, so that the lent frame returns to its backend soon.
+            // Copy the frame, so that the borrowed frame returns to its backend soon.
             let mut copy = Frame::from_bytes(frames[at].bytes());
             copy.offload = frames[at].offload;
             self.others.outboxes[home].push(Parcel::Frame(port, copy));
@@ -800,12 +801,12 @@ impl Worker {
 
     /// Explains the fate of a packet and changes nothing.
     pub(super) fn explain(&mut self, question: &Question) -> Explanation {
-        // As before each offload.
+        // This is also checked before each offload.
         if self.decider.shard.is_behind() {
             self.decider.sweep();
         }
         let mut explanation = self.decider.explain(question, |conn| self.fast_path(conn));
-        // Packets that cannot be sent, whatever the director decides.
+        // Packets that cannot be sent, independent of the decision.
         let ends = explanation.server.map(|server| ("server", server.ip()));
         let ends = ends.map(|server| [server, ("client", question.tuple.src.ip())]);
         let tables = &self.network.view().tables;

@@ -309,7 +309,7 @@ fn syn_flood_counts_all_packets_that_open_connections() {
         assert!(passed < 100, "SYN and {flags}: {passed}");
         let counted = refused(worker);
         assert_eq!(counted - before, 200 - passed as u64, "SYN and {flags}");
-        // A packet of a connection opens no other connection.
+        // A packet of an existing connection opens no connection.
         receive(worker, vec![segment(client, 4000, ACK)]);
         assert_eq!(sent(worker).len(), 1, "SYN and {flags}");
         assert_eq!(refused(worker), counted, "SYN and {flags}");
@@ -361,7 +361,7 @@ fn frame_from_other_worker_during_round_is_processed_next() {
 
 /// A round lasts until all waiting packets are processed; real-time scheduling ends within it.
 #[test]
-fn long_round_is_demoted_between_any_two_pieces() {
+fn worker_with_long_round_is_demoted_between_two_pieces() {
     use super::super::priority::Pretended;
 
     let Bed { mut workers, .. } = bed(None);
@@ -448,7 +448,7 @@ fn stuck_worker_loses_only_its_own_packets() {
     let seen = workers[0].report().workers[0];
     assert_eq!(seen.handed_over, super::super::inbox::PARCELS_MAX as u64);
     assert_eq!(seen.busy, (rounds * 32) as u64 - seen.handed_over);
-    // On a busy machine the limit of the time for SYNs refuses some, and counts them.
+    // On a busy machine, the limit on processing time refuses some SYNs, and counts them.
     let refused = workers[0]
         .pipeline
         .counters

@@ -57,7 +57,7 @@ use lvs_packet::wire::vlan;
 /// at its ingress.
 const PRIORITY: i32 = -300;
 
-/// Maximum of connections of the director's own host whose answers can be hidden at a time.
+/// Maximum number of connections of the director's own host whose answers can be hidden at a time.
 const LOCAL_CLIENTS_MAX: u32 = 65_536;
 
 /// An error of the shield.
@@ -132,8 +132,8 @@ impl Shield {
         let mut this = Self {
             socket,
             seq: 1,
-            // The port is this process's number, as a rule, and unique in the network namespace in
-            // any case.
+            // The port number is usually the process id, and is always unique in the network
+            // namespace.
             table: format!("lvs-{}", address.port_number()),
             chains: BTreeSet::new(),
             applied: BTreeMap::new(),
@@ -185,8 +185,8 @@ impl Shield {
         &self.table
     }
 
-    /// Hides handled frames at the ingress of an interface from now on. Call it again if an
-    /// interface was removed and has appeared again with the same name.
+    /// Hides handled frames at the ingress of an interface from now on. Call it again after an
+    /// interface was removed and created again with the same name.
     ///
     /// # Errors
     /// If the interface does not exist. (Since Linux 6.16 this is not an error: the kernel waits
@@ -194,8 +194,8 @@ impl Shield {
     pub fn add_interface(&mut self, interface: &str) -> Result<(), ShieldError> {
         let chain = chain_name(interface);
         if self.chains.remove(&chain) {
-            // With the interface, the kernel has removed the chain (until Linux 6.15) or kept it
-            // (since).
+            // The kernel has removed the chain with the interface (until Linux 6.15), or kept it
+            // (from 6.16 on).
             self.delete_chain(&chain)?;
         }
         let table = self.table.clone();
@@ -369,14 +369,14 @@ impl Shield {
             return Ok(());
         }
         self.commit(batch)
-            .map_err(|failure| self.os("hide connections of the host's own", failure))
+            .map_err(|failure| self.os("hide the host's own connections", failure))
     }
 
     /// Reverts [`add_local_clients`](Self::add_local_clients), for several connections at once:
     /// each change costs the kernel a grace period, independent of its size.
     ///
     /// # Errors
-    /// If the kernel refuses, for instance because one of them is not hidden.
+    /// If the kernel refuses, for instance because one of the connections is not hidden.
     pub fn remove_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);
@@ -388,7 +388,7 @@ impl Shield {
             return Ok(());
         }
         self.commit(batch)
-            .map_err(|failure| self.os("show connections of the host's own", failure))
+            .map_err(|failure| self.os("show the host's own connections", failure))
     }
 
     fn os(&self, what: &str, failure: Failure) -> ShieldError {
@@ -407,7 +407,8 @@ impl Shield {
         let (bytes, last, next_seq) = batch.finish();
         let first = self.seq;
         self.seq = next_seq;
-        // A datagram must fit the send buffer; the kernel counts about as much again for itself.
+        // A datagram must fit the send buffer; the kernel adds about the same amount for its own
+        // data.
         if bytes.len() > 64 << 10 {
             let room = i32::try_from(bytes.len().saturating_mul(2)).unwrap_or(i32::MAX);
             lvs_sys::set_send_buffer(&self.socket, room)?;

@@ -25,7 +25,7 @@ const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 
-/// Maximum of elements in one message: each has at most 60 bytes, a list at most 64 KiB.
+/// Maximum number of elements in one message: each has at most 60 bytes, a list at most 64 KiB.
 const ELEMENTS_MAX: usize = 500;
 
 /// The type number of IPv4 addresses, by which `nft list` prints keys.
@@ -55,8 +55,8 @@ pub(super) struct SetSpec<'a> {
     pub(super) id: u32,
     pub(super) key_types: &'a [u32],
     pub(super) key_len: u32,
-    /// Maximum of elements of a set whose elements time out; `None` for a set without timeouts and
-    /// without a limit.
+    /// Maximum number of elements of a set whose elements time out; `None` for a set without
+    /// timeouts and without a limit.
     pub(super) limit: Option<u32>,
 }
 
@@ -151,7 +151,7 @@ impl<'a> Batch<'a> {
     }
 
     pub(super) fn add_set(&mut self, set: &SetSpec<'_>) {
-        // Six bits for each type, as nft has it.
+        // Six bits for each type, in the encoding of nft.
         let key_type = set.key_types.iter().fold(0, |all, t| all << 6 | t);
         self.command(NEWSET, NLM_F_CREATE | NLM_F_EXCL, |b, table| {
             b.attr_str(1, table);
@@ -168,8 +168,8 @@ impl<'a> Batch<'a> {
 
     /// Adds elements.
     pub(super) fn add_elements(&mut self, set: &str, keys: &[Vec<u8>]) {
-        // NLM_F_EXCL makes the kernel report an element that exists already, that is, any
-        // difference between its state and ours.
+        // NLM_F_EXCL makes the kernel report an existing element, that is, any difference between
+        // the state of the kernel and the expected state.
         self.elements(NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL, set, keys);
     }
 

@@ -14,7 +14,7 @@ impl IpVersion {
     pub(super) fn add_rules(self, batch: &mut Batch<'_>) {
         let hide = self.name(HIDE);
         let len = self.address_len;
-        // Registers behind an address.
+        // The registers after an address.
         let second = REG + len / 4;
         let third = second + 1;
         let fourth = third + 1;
@@ -62,8 +62,8 @@ impl IpVersion {
             address(rule, self.destination);
             rule.in_set(&self.name(VIPS)).drop();
         });
-        // Translated answers and others to whom they concern, and translated ones to what stands
-        // for a client.
+        // Hide the answers of servers to other hosts, and their answers to the local addresses of
+        // full NAT.
         let to_others = |rule: &mut RuleBody<'_>| {
             rule.not_for_host();
         };
@@ -154,8 +154,8 @@ impl IpVersion {
 
     /// The chain that drops packets that are shorter than their transport header. An expression
     /// that cannot load the last bytes of the header ends its rule without a match. Padding of
-    /// Ethernet frames can be loaded, so the length in the IP header is compared first; the
-    /// kernel's longest super-packets have no length there.
+    /// Ethernet frames can be loaded, so the length in the IP header is compared first; the longest
+    /// super-packets of the kernel have the length 0 there.
     fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
         const LAST: u16 = 4;
         // The IPv4 length includes the header, which has no options here.
@@ -195,7 +195,7 @@ impl IpVersion {
 
     fn fragment(self, rule: &mut RuleBody<'_>) {
         match self.suffix {
-            // More fragments, or an offset.
+            // The "more fragments" flag, or an offset.
             '4' => rule
                 .load(Base::Network, 6, 2, REG)
                 .mask(REG, &[0x3f, 0xff])

@@ -228,7 +228,8 @@ mod tests {
                 ..Intercept::default()
             };
             let mut sets = elements(&spec);
-            // ICMP of the other version, too, whatever the services are.
+            // Keep only the elements of this IP version: `every_icmp` adds ICMP of the other
+            // version, whatever the services are.
             sets.retain(|name, _| name.ends_with(family.suffix));
             let client = LocalClient {
                 protocol: Protocol::TCP,

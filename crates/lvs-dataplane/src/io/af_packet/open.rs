@@ -22,11 +22,11 @@ pub const SLOT: usize = 27 * 64;
 /// Minimum number of slots of the ring: 14 MiB of memory for each interface.
 const SLOTS: usize = 8192;
 
-/// Bytes of a slot for a SYN, which usually has no data.
+/// Size in bytes of a slot for a SYN, which usually has no data.
 const FIRST_SLOT: usize = 5 * 64;
 
-/// The fewest slots for SYNs: enough for 400,000 SYNs a second while the worker does not run for 40
-/// ms. 5 MiB.
+/// Minimum number of slots for SYNs, 5 MiB in total: enough for 400,000 SYNs a second while the
+/// worker does not run for 40 ms.
 const FIRST_SLOTS: usize = 16_384;
 
 /// Several workers share the slots; each gets at least 1/`SHARE_LEAST` of them.
@@ -126,10 +126,10 @@ impl AfPacket {
         Opening::new(ifindex, name, By::Messages).open()
     }
 
-    /// As [`Self::open`], with three additions as far as the host permits them: a separate queue
-    /// for SYNs, reinjection of frames into the host ([`Self::give_back`]), and the kernel fast
-    /// path, whose frames the socket does not receive. With `xdp`, the kernel fast path runs before
-    /// the kernel allocates a socket buffer.
+    /// As [`Self::open`], with three additions, if the host permits them: a separate queue for
+    /// SYNs, reinjection of frames into the host ([`Self::give_back`]), and the kernel fast path,
+    /// whose frames the socket does not receive. With `xdp`, the kernel fast path runs before the
+    /// kernel allocates a socket buffer.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -310,7 +310,7 @@ impl<'a> Opening<'a> {
                 interface = name,
                 receive = rx,
                 send = tx,
-                "socket buffers are smaller than wished: without CAP_NET_ADMIN, raise net.core.rmem_max and wmem_max"
+                "socket buffers are smaller than requested: without CAP_NET_ADMIN, raise net.core.rmem_max and wmem_max"
             );
         }
         if self.waits {
@@ -341,7 +341,8 @@ impl<'a> Opening<'a> {
                 None
             }
         });
-        // Before the first frame is refused. The programs of the first worker are those of all.
+        // Attach the programs before the kernel refuses the first frame. All workers use the
+        // programs of the first worker.
         let ingress = self
             .fast_path
             .filter(|_| !self.waits)
@@ -410,7 +411,7 @@ impl<'a> Opening<'a> {
             let inlet = self.first_inlet(|socket| socket.join_group(group))?;
             Ok(Firsts::new(inlet))
         });
-        // The sockets that were opened are closed; the main sockets receive SYNs.
+        // Close the opened sockets; the main sockets receive SYNs.
         self.reported(opened.collect())
     }
 

@@ -118,7 +118,7 @@ impl Assembler {
         }
     }
 
-    /// Searches the loaded address in the ranges.
+    /// Searches the ranges for the loaded address.
     fn look(&mut self, ranges: &[Range], six: bool) {
         match ranges {
             [] => self.jump(Label::Other(six)),
@@ -337,7 +337,8 @@ mod tests {
             l4[2..4].copy_from_slice(&dst.1.to_be_bytes());
         }
         if let Shape::Tcp { syn } = shape {
-            // SYN and FIN counts as a SYN; SYN and ACK is an answer, and RST excludes a SYN.
+            // A segment with SYN and FIN counts as a SYN. A segment with SYN and ACK is an answer,
+            // and one with RST is not a SYN.
             let flags = match syn {
                 true => [0x02, 0x03, 0xc2, 0x42],
                 false => [0x10, 0x12, 0x06, 0x11],
@@ -359,7 +360,7 @@ mod tests {
                 ip.extend([64, protocol.0, 0, 0]);
                 ip.extend(src.octets());
                 ip.extend(dst.octets());
-                // An option: no operation.
+                // An IP option: no operation.
                 ip.extend([1; 4]);
                 let sum = lvs_packet::wire::checksum::Sum::ZERO.bytes(&ip).finish();
                 ip[10..12].copy_from_slice(&sum.to_be_bytes());
@@ -518,7 +519,8 @@ mod tests {
         let none = Intercept::default();
         for port in 5000..5050 {
             let home = steering.of_client(client, port);
-            // Of a router to a server about a request, to the client's side about a reply.
+            // Errors that a router sends to a server about a request, and to the client about a
+            // reply.
             let cases = [
                 ((client, port), (server, 8080), client),
                 ((client, port), (virt, 80), client),
@@ -562,7 +564,7 @@ mod tests {
         assert!(program(&plan, true).len() <= MAX);
         let block = steering.plan((0..10_000).map(|n| IpAddr::V4(Ipv4Addr::from_bits(n + 77))));
         assert_eq!(block.four.len(), 2, "a block, and the address for full NAT");
-        // The greatest number of ranges is distinguished.
+        // The maximum number of ranges is kept separate.
         let apart: Vec<IpAddr> = scattered.take(RANGES_MAX - 1).collect();
         let full = steering.plan(apart.iter().copied());
         assert_eq!(full.four.len(), RANGES_MAX);

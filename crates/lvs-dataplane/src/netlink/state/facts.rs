@@ -8,9 +8,9 @@ pub type LinkAddress = [u8; 6];
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Its index.
+    /// Index of the interface.
     pub index: u32,
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
     /// The driver's kind for virtual devices: `veth`, `vlan`, `bridge`, `macvlan`, `tun`.
     pub kind: Option<String>,
@@ -18,7 +18,7 @@ pub struct Link {
     pub hardware: u16,
     /// The link's Ethernet address.
     pub mac: Option<LinkAddress>,
-    /// Its MTU.
+    /// MTU of the interface.
     pub mtu: u32,
     /// Whether the link is up (`IFF_UP`).
     pub up: bool,

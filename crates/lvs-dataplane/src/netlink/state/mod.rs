@@ -41,7 +41,7 @@ impl NetState {
         self.links.values().find(|link| link.name == name)
     }
 
-    /// All links, in no order.
+    /// All links, in arbitrary order.
     pub fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.values()
     }
@@ -361,8 +361,8 @@ impl NetState {
                 _ => {}
             }
         }
-        // Exceptions of the kernel's cache are no routes; a source or a type of service is not
-        // followed.
+        // Cached exceptions of the kernel are not routes. Routes by source or type of service are
+        // not supported.
         if rtm_flags & libc::RTM_F_CLONED != 0 || src_len != 0 {
             return None;
         }
@@ -412,7 +412,7 @@ impl NetState {
                 _ => {}
             }
         }
-        // A proxy entry is not a neighbour; a bridge's forwarding entries have no address of ours.
+        // A proxy entry is not a neighbour; forwarding entries of a bridge have no IP address.
         if flags & libc::NTF_PROXY != 0 {
             return None;
         }

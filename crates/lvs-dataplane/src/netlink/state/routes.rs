@@ -15,7 +15,7 @@ pub(super) struct Route {
     pub(super) metric: u32,
 }
 
-/// A routing table of one family: longest prefix first, then the least metric.
+/// A routing table of one family: longest prefix first, then the lowest metric.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
     /// Number of prefixes of each length, longest first.
@@ -82,7 +82,7 @@ impl Table {
         self.routes.keys().copied()
     }
 
-    /// All routes, the default routes first, and otherwise in no order.
+    /// All routes, the default routes first, and otherwise in arbitrary order.
     pub(super) fn routes(&self) -> impl Iterator<Item = &Route> {
         let anywhere = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let default = anywhere.into_iter().filter_map(|to| Prefix::new(to, 0));

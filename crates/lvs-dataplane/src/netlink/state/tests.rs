@@ -154,7 +154,7 @@ fn gateways_of_default_routes_come_first() {
 }
 
 #[test]
-fn unchanged_route_reports_no_change() {
+fn unchanged_route_causes_no_notification() {
     let mut state = NetState::default();
     let mut b = Builder::new(1);
     route_message(

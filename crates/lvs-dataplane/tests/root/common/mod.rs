@@ -61,7 +61,7 @@ impl Host {
         ));
         self.ip(&format!("link set {name} up"));
         other.ip(&format!("link set {other_name} up"));
-        // The kernel notices the carrier by and by, on a busy machine after a while.
+        // The kernel detects the carrier with a delay, which is longer on a busy machine.
         self.sh(&running(name));
         other.sh(&running(other_name));
     }

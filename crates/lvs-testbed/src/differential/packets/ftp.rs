@@ -9,7 +9,7 @@ use crate::conformance::case::Json;
 use crate::hostile::Entropy;
 use crate::packet;
 
-/// Steps of a case.
+/// Number of steps of a case.
 const STEPS: usize = 28;
 
 const FIN: u8 = 1;
@@ -388,7 +388,7 @@ impl Dialogue {
             }
             18..=21 => self.say(side, ACK, b""),
             22 | 23 => {
-                // A part of a long text.
+                // The segment contains a part of a long text.
                 let len = self.entropy.pick(&[1, 100, 1000, 1300]);
                 self.say(side, PSH | ACK, &vec![b'x'; len]);
             }
@@ -423,7 +423,7 @@ impl Dialogue {
                 }
             }
             33 => {
-                // A challenge (RFC 5961), or an old duplicate.
+                // A challenge ACK (RFC 5961), or an old duplicate.
                 let mut segment = self.right(Side::Clients, SYN, b"");
                 segment.sequence = segment.sequence.wrapping_sub(self.entropy.pick(&DISTANCES));
                 self.send(&segment);

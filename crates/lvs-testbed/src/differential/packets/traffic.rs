@@ -1,4 +1,4 @@
-//! From choices to frames.
+//! Creates frames from random choices.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -135,7 +135,7 @@ impl Traffic {
             13 => 1180 + self.entropy.below(80),
             _ => 1200 + self.entropy.below(260),
         };
-        // The length that fits into a link of the usual size.
+        // This length fits into a link with the usual MTU.
         let headers = if self.scene.is_six() { 40 } else { 20 } + 20;
         let len = len.min(1500 - headers);
         self.entropy.payload(len)
@@ -178,7 +178,7 @@ impl Traffic {
             Protocol::UDP => {
                 let mut ip = packet::udp(src, dst, payload);
                 if self.entropy.one_in(16) {
-                    // None at all.
+                    // The packet has no checksum.
                     let at = if src.is_ipv4() { 26 } else { 46 };
                     ip[at..at + 2].fill(0);
                 }
@@ -225,7 +225,7 @@ impl Traffic {
             dst.set_port(self.entropy.u16() | 1);
         }
         if by_vip {
-            // The host's complaint about it would go to itself.
+            // The host would send the resulting ICMP error to itself.
             let payload = self.entropy.payload(100);
             let ip = self.packet(source, dst, false, &payload);
             return ("answer of direct routing", ip);
@@ -391,7 +391,7 @@ impl Traffic {
     fn echo(&mut self) -> Vec<u8> {
         let client = self.client().ip();
         let mut payload = self.payload();
-        // The stand-in for the host does not cut its answers.
+        // The simulated host does not fragment its answers.
         payload.truncate(500);
         let kind = match (client.is_ipv4(), self.entropy.one_in(4)) {
             (true, false) => 8,
@@ -493,8 +493,8 @@ impl Traffic {
         match self.entropy.below(5) {
             0 => {
                 let server = self.server();
-                // Not 0: a packet for a connection that ends at once, and finds no other server,
-                // would meet it or not.
+                // Not 0: whether a packet reaches a connection that is removed at once, with no
+                // other server, depends on timing.
                 let weight = self.entropy.pick(&[1, 2, 5]);
                 if self.removed.contains(&server) {
                     return Vec::new();
@@ -603,7 +603,7 @@ impl Traffic {
         } else {
             usize::from(ip[0] & 15) * 4
         };
-        // A message of ICMP that passes through without its header is the host's.
+        // Keep the ICMP header: without it, the host handles an ICMP message in transit.
         let icmp = matches!(note, "echo") || note.starts_with("error");
         let keep = header + if icmp { 8 } else { 0 } + self.entropy.below(24);
         ip.truncate(keep);
@@ -630,8 +630,8 @@ impl Traffic {
         let df = df && ip[6] & 0x40 != 0;
         let mut pieces = packet::fragments(ip, &sizes, self.id);
         if six && (matches!(ip[6], 0 | 43 | 44) || ipv6::walk(&pieces[0]).is_none()) {
-            // These headers belong to every fragment; and one that ends within a header is dropped
-            // here.
+            // Every fragment must repeat these headers; a fragment that ends within a header is
+            // dropped here.
             return vec![ip.to_vec()];
         }
         if !six {

@@ -97,7 +97,7 @@ impl Download {
         if hurry.exists() {
             std::fs::remove_file(&hurry)?;
         }
-        // Its reader holds it back.
+        // The reader of the log blocks its writer.
         let script = format!(
             "set -o pipefail; curl -sS -f -m 800 http://{}/long | \
              perl -e 'while (sysread STDIN, $_, 65536) {{ -e $ARGV[0] or select undef, undef, undef, 0.01 }}' {}",
@@ -145,7 +145,7 @@ fn wait_for_snapshot() {
 
 /// Waits, after the last packet, for the snapshot that has all packets. No counter may be zeroed.
 fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
-    // Packets on their way, and the dataplane's usual period.
+    // Waits for packets in transit, and for the dataplane's usual update period.
     wait_for_snapshot();
     let is_whole = |one: &Value| one["stats"]["shown"] == one["stats"]["live"];
     lvs_testbed::wait_until("the snapshot to count all packets", SOON, || {
@@ -273,7 +273,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     for row in &rows {
         let share = if row.is_server() { share } else { total };
         ensure!(row.number(0)? == share, "connections: {listing}");
-        // SYN, ACK, request, FIN, at least.
+        // At least a SYN, an ACK, a request and a FIN were counted.
         ensure!(
             row.number(1)? >= 4 * share && row.number(3)? >= 160 * share,
             "incoming: {listing}"
@@ -401,14 +401,14 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     let _iperf = servers::iperf3(&site.servers[0], address)?;
     site.add_service_weighted("-t", 5201, "rr", &[1])?;
     site.add_service_weighted("-u", 5201, "rr", &[1])?;
-    // `make test` sends amounts that take less than a second.
+    // `make test` sends amounts that need less than a second.
     let (stream, datagrams) = if suite::is_full() {
         ("", "-u -b 100M -l 1200")
     } else {
         ("-n 32M", "-u -b 100M -l 1200 -n 3M")
     };
     let options = [stream, datagrams].map(|words| [words.to_owned(), format!("{words} -R")]);
-    // Packets that a receiver has no room for were not lost on the way.
+    // Packets that the receiver dropped because its buffer was full were not lost in transit.
     let no_room = || -> Result<u64> {
         let counter = |host: &Host| host.counter("Udp", "RcvbufErrors");
         Ok(counter(&site.client)? + counter(&site.servers[0])?)
@@ -469,12 +469,12 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     load.requests = 40;
     spread(&ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
-    // A new server takes its share at once.
+    // A new server immediately gets its share of new connections.
     site.lvsadm(&format!("-a -t {service} -r {} {flag}", server(2)))?;
     load.requests = 60;
     spread(&ok(site.client.load(&load)?, 60)?, &[20, 20, 20])?;
 
-    // Weight 0: the connection that is open goes on, new ones go elsewhere.
+    // Weight 0: the open connection continues, and new connections use other servers.
     let mut open = site.load();
     open.sizes = vec![1000];
     open.keepalive = true;
@@ -503,8 +503,8 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     report.all_ok(report.ok)?;
     ensure!(report.servers.len() == 3 && report.ok > 3, "{report:?}");
 
-    // Deleted: gone from the listing and from the choice. Added again: its counts are taken up from
-    // the connections.
+    // A deleted server is neither listed nor chosen. After it is added again, the table counts its
+    // existing connections again.
     site.lvsadm(&format!("-d -t {service} -r {}", server(1)))?;
     load.requests = 10;
     spread(&ok(site.client.load(&load)?, 10)?, &[0, 0, 10])?;
@@ -530,15 +530,15 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
     site.lvsadm("-C")?;
 
     load.concurrency = 1;
-    // Servers that come back soon have the connections that they had: first the difference is made
-    // up for.
+    // Servers that return soon still have their earlier connections; new connections first
+    // compensate for the difference.
     for (scheduler, shares) in [("lc", [10, 20, 30, 40]), ("wlc", [25; 4])] {
         site.add_service(80, scheduler)?;
         let report = ok(site.client.load(&load)?, 100)?;
         let resets = resets(site)? - before;
         for ((server, count), share) in report.servers.iter().zip(shares) {
-            // The end of one connection and the beginning of the next may overtake each other, and one that was reset
-            // is forgotten early.
+            // The end of one connection and the start of the next may be processed in either order,
+            // and a reset connection is removed early.
             ensure!(
                 count.abs_diff(share) <= 3 + resets,
                 "{scheduler}: {server}, {resets} resets: {:?}",

@@ -6,7 +6,7 @@ use lvs_core::api::{FastPathInfo, Info, ReasonCount, ServiceInfo, TablesState};
 use super::{Findings, Scope, Since, When};
 use crate::operator::service_text;
 
-/// Services that a finding about dropped packets names at most.
+/// Maximum number of services that a finding about dropped packets names.
 const NAMED_MAX: usize = 3;
 
 pub(super) fn look(
@@ -180,7 +180,7 @@ fn counters(
     findings: &mut Findings,
 ) {
     for reason in reasons {
-        // Packets that were too big are reported by server, lost frames by interface.
+        // Packets that exceed the MTU are reported by server, lost frames by interface.
         let reported = ["too_big", "not_received"].contains(&reason.reason.as_str());
         let count = since.count(reason);
         if reason.action == "drop" && count > 0 && !reported {
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_conflict_has_its_times() {
+    fn doctor_shows_times_of_address_conflict() {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true}],
                 "conflicts": [
@@ -417,7 +417,7 @@ mod tests {
             let mut found = findings.0.into_iter();
             found.find(|finding| finding.what.contains("192.0.2.2"))
         };
-        // It comes back from a restart.
+        // The director returns after a restart.
         assert!(found("in step", 0).is_none() && found("away", 9).is_none());
         for state in ["away", "refused", "silent", "behind"] {
             let finding = found(state, 10).expect("there is a finding");
@@ -438,7 +438,7 @@ mod tests {
             let mut found = findings.0.into_iter();
             found.find(|finding| finding.what.contains("192.0.2.2"))
         };
-        // It differs for a moment after each change.
+        // The services differ for a short time after each change.
         assert!(found("differ").is_none() && found("alike").is_none());
         let finding = found("alarm").expect("there is a finding");
         assert!(finding.what.contains("2 differ, for 40 s"), "{finding:?}");

@@ -8,7 +8,8 @@
 
 use serde_json::Value;
 
-/// A device where filters may withhold packets from the dataplane, or drop packets that it sends.
+/// A device whose filters may hide packets from the dataplane, or drop packets that the dataplane
+/// sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,
@@ -67,7 +68,8 @@ fn below(link: &Value, links: &[Value]) -> Vec<String> {
 
 /// The XDP programs of a device.
 fn programs(link: &Value) -> Vec<String> {
-    // A driver's own, one for all drivers and one in the card may stand there together.
+    // A driver program, a generic program and a program in the network card can be attached at the
+    // same time.
     let attached = link["xdp"]["attached"].as_array();
     let attached = attached.map_or(&[][..], Vec::as_slice);
     let one = std::slice::from_ref(&link["xdp"]);
@@ -112,7 +114,7 @@ mod tests {
 
     #[test]
     fn doctor_examines_devices_below_interfaces() {
-        // The other end of a pair is not below it.
+        // The other end of a veth pair is not below the interface.
         assert_eq!(answer(&["eth0"]), ["eth0 - filter"]);
         assert_eq!(
             answer(&["eth0.200"]),

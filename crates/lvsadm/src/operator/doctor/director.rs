@@ -127,7 +127,7 @@ impl Director {
             findings.add(
                 "vrrp_trouble",
                 trouble.clone(),
-                "lvsd maintenance status shows it until it ends",
+                "lvsd maintenance status shows this problem until it is corrected",
             );
         }
         if vrrp.active || self.stands_by().is_some() {

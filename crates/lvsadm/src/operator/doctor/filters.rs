@@ -20,7 +20,7 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
     rules(services, &devices, &ruleset(), findings);
     for (at, device) in devices.iter().enumerate() {
         let name = &*device.name;
-        // A rule at one device is reported once, though several others may be above it.
+        // A rule at one device is reported once, even if several other devices are above it.
         let again = devices[..at].iter().any(|other| other.name == name);
         if !again {
             express_data_path(device, findings);
@@ -36,8 +36,8 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
             if place != Place::Ingress && again {
                 continue;
             }
-            // Without the right to list programs, which few users but root have, there is no
-            // finding; the same applies to nft.
+            // Without permission to list programs, which few users but root have, nothing is
+            // reported; the same applies to nft.
             let names = attached::names(name, place).unwrap_or_default();
             programs(device, place, &names, findings);
         }
@@ -143,13 +143,13 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
             chain.name = name.trim_end_matches([' ', '{']);
             chain.at = None;
         } else if let Some(name) = line.strip_prefix('*') {
-            // As iptables-save writes it.
+            // The format of iptables-save.
             (chain.table, chain.at) = (name, None);
         } else if let Some(rule) = line.strip_prefix("-A ") {
             chain.name = rule.split(' ').next().unwrap_or_default();
         }
         chain.stands(line);
-        // The dataplane's own, and those of other interfaces.
+        // The dataplane's own chains, and chains of other interfaces.
         let own = |word: &str| word.starts_with(OWN_TABLE);
         if chain.table.split(' ').any(own) || chain.is_elsewhere(devices) {
             continue;
@@ -284,7 +284,7 @@ fn at_egress(
 /// Returns findings about tc filters that may drop packets, from the output of `tc filter show` for
 /// one side of an interface.
 fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Findings) {
-    // A filter has a line of its own, and its actions further lines; a program decides alone.
+    // A filter has one line, and its actions have further lines; a program has no actions.
     let lines = filters.lines();
     let others: Vec<&str> = lines.filter(|line| !is_own(line)).collect();
     let has = |words: &[&str]| {
@@ -493,7 +493,7 @@ mod tests {
             assert!(answer[0].contains("at the ingress of device"), "{answer:?}");
             let answer = found(&chain(&at, "ip saddr 203.0.113.0/24 drop"));
             assert!(answer[0].contains("drops by source"), "{answer:?}");
-            // It sees them; that is all it wants.
+            // The rule only counts packets.
             assert!(found(&chain(&at, "tcp dport 80 counter")).is_empty());
         }
         // Packets for a VLAN pass the rules of its trunk first.
@@ -528,7 +528,7 @@ mod tests {
         let closed = chain(at, "accept").replace("policy accept", "policy drop");
         let answer = found(&closed);
         assert!(answer[0].contains("unless a rule accepts it"), "{answer:?}");
-        // Rules behind such a chain are in the host's stack again.
+        // The rules in the listing after this chain belong to the host's stack again.
         let both =
             format!("{closed}table ip f {{\n\tchain INPUT {{\n\t\ttcp dport 80 drop\n\t}}\n}}\n");
         assert!(found(&both)[1].contains("no longer receives"));
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_host_rules_by_source_are_one_finding() {
+    fn doctor_reports_all_host_rules_by_source_in_one_finding() {
         let ruleset = "table inet filter {\n\tchain block {\n\t\tip saddr 203.0.113.0/24 drop\n\t\tip saddr @bad counter packets 0 \
             bytes 0 drop\n\t\tip saddr 10.0.0.0/8 accept\n\t\tip saddr 10.0.0.0/8 tcp dport 22 drop\n\t}\n}\n\
             *filter\n-A INPUT -s 198.51.100.0/24 -j DROP\n-A INPUT -s 198.51.100.0/24 -d 10.9.9.9/32 -j DROP\n";

@@ -175,7 +175,7 @@ fn conntrack(read: &dyn Fn(&str) -> String, findings: &mut Findings) {
         text.trim().parse().ok()
     };
     if let (Some(count), Some(max)) = (number("count"), number("max"))
-        // 0 is no maximum.
+        // A maximum of 0 means no limit.
         && max > 0
         && count >= max - max / 20
     {

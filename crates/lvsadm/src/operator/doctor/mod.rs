@@ -168,7 +168,7 @@ impl When {
 /// The period from which dropped packets cause findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Since {
-    /// The last five minutes.
+    /// The period is the last five minutes.
     Minutes,
     /// The start of the dataplane.
     Start,

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn service_without_usable_server_gets_the_command() {
+    fn service_without_usable_server_is_reported_with_the_command() {
         let mut findings = Findings::default();
         usable(&services("nat", 0)[0], &Director::default(), &mut findings);
         assert!(findings.0[0].what.contains("weight 0"));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn managed_service_gets_fixes_of_lvsd() {
+    fn service_of_lvsd_is_reported_with_fixes_for_lvsd() {
         let mut services = services("nat", 0);
         services[0].owner = Some("lvsd".to_owned());
         services[0].servers[0].overloaded = true;

@@ -79,7 +79,7 @@ pub(super) fn page(operators: &[Operator]) -> String {
     section(&mut text, "COMMANDS");
     let is_command = |option: &&OptionSpec| matches!(option.meaning, Meaning::Command(_));
     for spec in OPTIONS.iter().filter(is_command) {
-        // -l is -L.
+        // -l is an alias of -L.
         if spec.short != Some(b'l') {
             option(&mut text, spec);
         }

@@ -105,8 +105,8 @@ impl Screen {
             let height = height.saturating_sub(2);
             let cut = text.len().saturating_sub(height);
             text.truncate(height);
-            // Each line is overwritten where it stands, so that nothing flickers, and the rest is
-            // cleared.
+            // Each line is overwritten in place, so that nothing flickers, and the rest of the
+            // screen is cleared.
             out.write_all(b"\x1b[H")?;
             for line in &text {
                 write!(out, "{line}\x1b[K\r\n")?;

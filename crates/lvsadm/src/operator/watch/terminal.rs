@@ -87,7 +87,7 @@ pub(super) fn wait(
                 _ => {}
             },
             Ok(_) => {}
-            // The terminal is gone.
+            // The terminal was closed.
             Err(error) if error.kind() != std::io::ErrorKind::Interrupted => {
                 return Some(Key::Quit);
             }

@@ -347,9 +347,9 @@
       sessionStorage.removeItem("token");
     }
     // Where no token is configured there is nothing to unlock.
-    const locked = !may.change && !/header/.test(may.why) && !/the token is not/.test(may.why);
+    const locked = !may.change && !/header/.test(may.why) && !/the token differs/.test(may.why);
     $("unlock").hidden = may.change || locked;
-    $("rights").textContent = may.change ? "Changes are allowed." : locked ? "Read only." : /the token is not/.test(may.why) ? may.why : "";
+    $("rights").textContent = may.change ? "Changes are allowed." : locked ? "Read only." : /the token differs/.test(may.why) ? may.why : "";
     $("rights").title = may.why;
   }
 

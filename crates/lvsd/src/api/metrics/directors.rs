@@ -31,7 +31,7 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )?;
     out.gauge(
         "lvs_vrrp_active",
-        "Whether the dataplane owns the virtual addresses, or is to own them",
+        "Whether the dataplane owns the virtual addresses, or is about to take them over",
         u32::from(vrrp.active),
     )?;
     out.gauge(
@@ -137,7 +137,7 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     )
 }
 
-/// Whether the peers' schedulers choose the same servers as this director's.
+/// Whether the schedulers of peers choose the same servers as the scheduler of this director.
 fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     let each =
         |value: fn(&TablesInfo) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));

@@ -61,7 +61,7 @@ impl Checker<'_> {
                         vip.span(),
                         "with NAT, replies must return through the director that has the connection",
                     )
-                    .help("use \"dr\", \"tun\" or \"fullnat\" where several directors announce the address at once"),
+                    .help("use \"dr\", \"tun\" or \"fullnat\" if several directors announce the address at the same time"),
                 );
                 break;
             }

@@ -15,7 +15,7 @@ use crate::sources::etcd::{self, Access, Password};
 use crate::text::Diagnostic;
 use crate::text::read_file;
 
-/// Maximum of configured members.
+/// Maximum number of configured members.
 const MEMBERS_MAX: usize = 16;
 /// Files of certificates: of the authority, and certificate and key of this client.
 pub(super) type Certificates<'a> = (
@@ -76,7 +76,7 @@ impl Checker<'_> {
             if !Cluster::is_name(name.get_ref()) {
                 let title = format!("{:?} is not the name of a director", name.get_ref());
                 self.report(Diagnostic::error(name.span(), title).help(
-                    "use 1 to 128 characters without whitespace and slashes, and another name on each director",
+                    "use 1 to 128 characters without whitespace and slashes, and a different name on each director",
                 ));
             }
             return name.get_ref().clone();
@@ -89,7 +89,7 @@ impl Checker<'_> {
                     table.clone(),
                     "the host name cannot be used for this director",
                 )
-                .help("add director = \"...\", another name on each director"),
+                .help("add director = \"...\", a different name on each director"),
             );
         }
         name
@@ -124,7 +124,7 @@ impl Checker<'_> {
             let (first, last) = (range.start(), range.end());
             self.report(
                 Diagnostic::error(value.span(), format!("`{key}` is out of range"))
-                    .help(format!("give \"{first:?}\" to \"{last:?}\"")),
+                    .help(format!("write a time from \"{first:?}\" to \"{last:?}\"")),
             );
         }
         time
@@ -158,7 +158,8 @@ impl Checker<'_> {
         if !(1..=MEMBERS_MAX).contains(&members.get_ref().0.len()) {
             let title = format!("there are {} members", members.get_ref().0.len());
             self.report(
-                Diagnostic::error(members.span(), title).help(format!("name 1 to {MEMBERS_MAX}")),
+                Diagnostic::error(members.span(), title)
+                    .help(format!("write 1 to {MEMBERS_MAX} members")),
             );
         }
         self.certificate_with_key((raw.ca.as_ref(), raw.cert.as_ref(), raw.key.as_ref()));
@@ -204,7 +205,8 @@ impl Checker<'_> {
             Err(error) => {
                 let title = format!("cannot read {:?}: {error}", path.get_ref());
                 self.report(
-                    Diagnostic::error(path.span(), title).help("name a file that lvsd can read"),
+                    Diagnostic::error(path.span(), title)
+                        .help("write the path of a file that lvsd can read"),
                 );
                 None
             }
@@ -322,9 +324,11 @@ impl Checker<'_> {
         for service in &raw.service {
             let discover = service.get_ref().discover.as_ref();
             if let Some(pool) = discover.and_then(|discover| discover.get_ref().etcd.as_ref()) {
-                self.report(Diagnostic::error(pool.span(), "no etcd is named").help(
-                    "add [cluster] with etcd = [\"https://10.0.0.5:2379\"] to the main file",
-                ));
+                self.report(
+                    Diagnostic::error(pool.span(), "the file has no [cluster]").help(
+                        "add [cluster] with etcd = [\"https://10.0.0.5:2379\"] to the main file",
+                    ),
+                );
             }
         }
     }

@@ -66,7 +66,7 @@ impl Checker<'_> {
         Some(user.unwrap_or((65_534, 65_534)))
     }
 
-    /// The notification program.
+    /// Checks the notification program.
     fn notify(&mut self, raw: &RawDaemon) -> Vec<String> {
         if let Some(time) = &raw.notify_timeout
             && !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&time.get_ref().0)

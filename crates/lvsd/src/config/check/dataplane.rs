@@ -55,7 +55,7 @@ impl Checker<'_> {
     /// Checks the options of the dataplane, and returns its command line without those about peers.
     fn options(&mut self, raw: &RawDataplane, local: Option<&LocalPool>) -> Vec<String> {
         const CONNECTIONS: &str = "number of connections";
-        const ERRORS: &str = "number of ICMP errors in a second";
+        const ERRORS: &str = "number of ICMP errors per second";
         let mut all = CommandLine::default();
         all.add("--interface", self.interfaces(raw));
         let words = &["auto", "af_packet", "tun"];
@@ -156,7 +156,7 @@ impl Checker<'_> {
                     )
                     .help(
                         "create the VLAN interface with `ip link add link TRUNK name NAME type vlan id VLAN` and its addresses with \
-                         `ip addr add`, and give its name only",
+                         `ip addr add`, and write its name only",
                     ),
                 );
                 continue;
@@ -243,7 +243,7 @@ impl Checker<'_> {
         if text != "auto" && number.is_none() {
             self.report(
                 Diagnostic::error(size.span(), format!("`{text}` is not a segment size")).help(
-                    format!("give \"auto\", or a number from {LEAST} to {}", u16::MAX),
+                    format!("write \"auto\", or a number from {LEAST} to {}", u16::MAX),
                 ),
             );
         }
@@ -458,8 +458,8 @@ fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
     words
 }
 
-/// Reports a rule that the dataplane would refuse for `reason`. The position is that of the value
-/// that causes the error, if one value alone does.
+/// Reports a rule that the dataplane would refuse for `reason`. The position is the value that
+/// causes the error, if it is a single value.
 fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
     let alone = |key: &[String]| -> Vec<String> {
         let mut rule = key.to_vec();
@@ -505,7 +505,7 @@ impl CommandLine {
         }
     }
 
-    /// Adds an option without a value, if it is on.
+    /// Adds an option without a value, if `is_on`.
     fn flag(&mut self, name: &str, is_on: bool) {
         self.0.extend(is_on.then(|| name.to_owned()));
     }

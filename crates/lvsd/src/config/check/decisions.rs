@@ -10,7 +10,7 @@ use crate::config::raw::{RawQuorum, RawService, RawTarget};
 use crate::config::{BelowQuorum, Quorum, Server};
 use crate::text::Diagnostic;
 
-/// Maximum of a quorum: no service has more servers.
+/// Maximum quorum: no service has more servers.
 const QUORUM_MAX: i64 = 65_536;
 
 impl Checker<'_> {
@@ -117,7 +117,7 @@ impl Checker<'_> {
         let server = RawTarget::server(sorry);
         let address = server.get_ref().address.as_ref();
         let place = address.map_or(sorry.span(), Spanned::span);
-        // It has no check, because no other server could replace it.
+        // The sorry server has no check, because no other server could replace it.
         let defaults = ServerDefaults {
             forward: defaults.forward,
             tunnel: defaults.tunnel,
@@ -130,7 +130,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(place, "the sorry server is a server of the service")
-                    .help("use another address; this server serves only while too few of the other servers do"),
+                    .help("use another address; this server is used only while too few of the other servers are usable"),
             );
             return None;
         }

@@ -16,13 +16,13 @@ use crate::sources::dns::{NAMES_MAX, is_srv, name_of};
 use crate::sources::{Lookups, Source};
 use crate::text::Diagnostic;
 
-/// Maximum of configured name servers.
+/// Maximum number of configured name servers.
 const NAME_SERVERS_MAX: usize = 8;
 /// The port of a name server.
 const DNS_PORT: u16 = 53;
 
 impl Checker<'_> {
-    /// `[dns]`.
+    /// Checks `[dns]`.
     pub(super) fn lookups(&mut self, raw: Option<&Spanned<RawDns>>) -> Lookups {
         let usual = Lookups::default();
         let Some(spanned) = raw else {
@@ -39,7 +39,7 @@ impl Checker<'_> {
                     Some(address) if address.port() != 0 => name_servers.push(address),
                     _ => self.report(
                         Diagnostic::error(words.span(), format!("`{word}` is not an address"))
-                            .help("name servers are given by address: name_servers = [\"192.0.2.53\", \"192.0.2.54:5353\"]"),
+                            .help("write the addresses of name servers, without names: name_servers = [\"192.0.2.53\", \"192.0.2.54:5353\"]"),
                     ),
                 }
             }
@@ -59,7 +59,7 @@ impl Checker<'_> {
             if !(first..=last).contains(&time) {
                 self.report(
                     Diagnostic::error(value.span(), format!("`{key}` is out of range"))
-                        .help(format!("give \"{first:?}\" to \"{last:?}\"")),
+                        .help(format!("write a time from \"{first:?}\" to \"{last:?}\"")),
                 );
             }
             time
@@ -116,7 +116,7 @@ impl Checker<'_> {
             && is_srv(name)
         {
             self.report(
-                Diagnostic::error(port.span(), "SRV records name the port themselves")
+                Diagnostic::error(port.span(), "SRV records contain the port")
                     .help("remove `port`, or use a name with A and AAAA records, which has no underscore at its beginning"),
             );
         }

@@ -44,7 +44,8 @@ fn types() -> impl Iterator<Item = &'static TunnelType> {
 
 impl Checker<'_> {
     pub(super) fn forward(&mut self, raw: Option<&Spanned<String>>) -> Option<Forwarding> {
-        // Recognise the words of ipvsadm and keepalived, so that the fix is exact.
+        // Recognise the words of ipvsadm and keepalived, so that the message can name the exact
+        // word of lvsd.
         if let Some(value) = raw {
             let known = match value.get_ref().to_ascii_lowercase().as_str() {
                 "masq" | "masquerading" | "-m" => Some("nat"),
@@ -59,7 +60,7 @@ impl Checker<'_> {
                         value.span(),
                         format!("unknown forwarding method `{}`", value.get_ref()),
                     )
-                    .help(format!("here it is called \"{word}\"")),
+                    .help(format!("lvsd calls it \"{word}\"")),
                 );
                 return None;
             }
@@ -71,14 +72,14 @@ impl Checker<'_> {
                 ("dr", Forwarding::Route),
                 ("tun", Forwarding::Tunnel),
                 ("fullnat", Forwarding::FullNat),
-                // To the director of the proxy, which has both ends, it is translation.
+                // The director of the proxy has both connections, so it treats them like NAT.
                 ("proxy", Forwarding::Nat),
             ],
         );
         if let (Some(Forwarding::Route), Some(value), Some(backend)) = (method, raw, &self.routed) {
             let finding = Diagnostic::error(
                 value.span(),
-                "direct routing needs frames, and the backend `tun` has packets only",
+                "direct routing needs frames, and the backend `tun` has only packets",
             )
             .context(backend.clone(), "the backend")
             .help("set forward = \"nat\" or \"tun\", or remove `backend`");
@@ -151,7 +152,7 @@ impl Checker<'_> {
             let title = format!("unknown checksum of a tunnel `{}`", value.get_ref());
             self.report(
                 Diagnostic::error(value.span(), title)
-                    .help(format!("here it is called \"{}\"", known.name())),
+                    .help(format!("lvsd calls it \"{}\"", known.name())),
             );
             return None;
         }

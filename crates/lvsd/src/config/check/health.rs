@@ -157,7 +157,7 @@ impl Checker<'_> {
         None
     }
 
-    /// `passive` of a check.
+    /// Checks `passive` of a health check.
     fn passive(&mut self, value: Option<&Spanned<RawPassive>>) -> Option<Passive> {
         let value = value?;
         match value.get_ref() {
@@ -242,7 +242,7 @@ impl Checker<'_> {
         span: Range<usize>,
         service: Option<&ServiceId>,
     ) -> Option<Probe> {
-        // In a check of an unknown type, only keys that no type has are wrong.
+        // In a check of an unknown type, report only keys that no type has.
         let kinds = kind.map_or(Probe::KINDS, std::slice::from_ref);
         let mut known: Vec<&str> = RawCheckTable::KEYS.to_vec();
         known.extend(kinds.iter().flat_map(|kind| kind.keys));
@@ -277,10 +277,9 @@ impl Checker<'_> {
                     true => format!("`{what}` of a check cannot be 0"),
                     false => format!("`{what}` of a check is out of range"),
                 };
-                self.report(
-                    Diagnostic::error(value.span(), title)
-                        .help(format!("give {TIME_MIN:?} to {most:?}, such as \"2s\"")),
-                );
+                self.report(Diagnostic::error(value.span(), title).help(format!(
+                    "write a time from {TIME_MIN:?} to {most:?}, such as \"2s\""
+                )));
             }
         }
         for (what, value) in [("rise", &table.rise), ("fall", &table.fall)] {

@@ -187,7 +187,8 @@ impl Checker<'_> {
         let finding = match std::fs::metadata(file.get_ref()) {
             Err(error) => {
                 let title = format!("cannot read {:?}: {error}", file.get_ref());
-                Diagnostic::error(file.span(), title).help("name a file that lvsd can read")
+                Diagnostic::error(file.span(), title)
+                    .help("write the path of a file that lvsd can read")
             }
             Ok(meta) if meta.mode() & 0o007 != 0 => {
                 let help = format!(
@@ -242,7 +243,7 @@ impl Checker<'_> {
         if !(1..=CLASS_MAX).contains(&class.len()) || !class.bytes().all(right) {
             let title = format!("{class:?} is not a class of load balancers");
             self.report(Diagnostic::error(written.span(), title).help(
-                "write what Services have in spec.loadBalancerClass: \"example.org/external\"",
+                "write the value of spec.loadBalancerClass of the Services: \"example.org/external\"",
             ));
         }
         class.clone()
@@ -297,7 +298,7 @@ impl Checker<'_> {
                 };
                 if let Some(title) = title {
                     self.report(Diagnostic::error(name.span(), title).help(
-                        "write lower-case letters, digits and `-`, another name for each pool",
+                        "write lower-case letters, digits and `-`, a different name for each pool",
                     ));
                 }
                 name.get_ref().clone()
@@ -306,7 +307,7 @@ impl Checker<'_> {
                 self.missing(
                     &span,
                     "`name`",
-                    "add name = \"public\", which Services can ask for",
+                    "add name = \"public\", which Services can request",
                 );
                 String::new()
             }
@@ -322,7 +323,7 @@ impl Checker<'_> {
                 let texts = &written.get_ref().0;
                 if !(1..=RANGES_MAX).contains(&texts.len()) {
                     let title = format!("{} ranges are configured", texts.len());
-                    let help = format!("give 1 to {RANGES_MAX}");
+                    let help = format!("write 1 to {RANGES_MAX} ranges");
                     self.report(Diagnostic::error(written.span(), title).help(help));
                 }
                 for text in texts.iter().take(RANGES_MAX) {
@@ -330,16 +331,16 @@ impl Checker<'_> {
                         Ok(range) => {
                             let known = others.iter().flat_map(|pool| &pool.ranges);
                             if known.chain(&ranges).any(|other| other.overlaps(&range)) {
-                                let title = format!("{text} has addresses of another range");
+                                let title = format!("{text} overlaps another range");
                                 self.report(
                                     Diagnostic::error(written.span(), title)
-                                        .help("assign each address to one pool, once"),
+                                        .help("assign each address to exactly one range"),
                                 );
                             }
                             ranges.push(range);
                         }
                         Err(why) => self.report(Diagnostic::error(written.span(), why).help(
-                            "write a network, the first and the last address, or one address",
+                            "write a network (\"198.51.100.0/28\"), the first and the last address (\"198.51.100.1-198.51.100.9\"), or one address",
                         )),
                     }
                 }

@@ -269,7 +269,7 @@ impl Checker<'_> {
         };
         self.report(
             Diagnostic::error(value.span(), format!("{what} {n} is out of range")).help(format!(
-                "give a number from {} to {}",
+                "write a number from {} to {}",
                 range.start(),
                 range.end()
             )),

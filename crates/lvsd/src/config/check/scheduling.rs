@@ -115,7 +115,7 @@ impl Checker<'_> {
             if duration.subsec_millis() != 0 || !(1..=31 * 86_400).contains(&seconds) {
                 self.report(
                     Diagnostic::error(timeout.span(), "not a timeout for persistence")
-                        .help("give whole seconds, from \"1s\" to \"31d\""),
+                        .help("write whole seconds, from \"1s\" to \"31d\""),
                 );
             }
             config.timeout = u32::try_from(seconds).unwrap_or(u32::MAX);
@@ -126,8 +126,8 @@ impl Checker<'_> {
                 None => self.report(
                     Diagnostic::error(netmask.span(), "not a mask for this family of addresses")
                         .help(match family {
-                            Family::V4 => "give \"255.255.255.0\" or a prefix length, 1 to 32",
-                            Family::V6 => "give a prefix length, 1 to 128",
+                            Family::V4 => "write \"255.255.255.0\" or a prefix length, 1 to 32",
+                            Family::V6 => "write a prefix length, 1 to 128",
                         }),
                 ),
             }
@@ -181,7 +181,7 @@ impl Checker<'_> {
             if duration.subsec_millis() != 0 || duration.as_secs() > SLOW_START_MAX {
                 self.report(
                     Diagnostic::error(slow_start.span(), "not a time for a slow start")
-                        .help("give whole seconds, up to \"1d\"; \"0s\" is none"),
+                        .help("write whole seconds, up to \"1d\"; \"0s\" is none"),
                 );
             }
             config.extras.slow_start = u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
@@ -225,7 +225,7 @@ impl Checker<'_> {
                     .label("the scheduler chooses no other server for them")
                     .help(fix(
                         fallback,
-                        "drain = \"0s\" to delete servers at once, or \"30s\" to accept it",
+                        "drain = \"0s\" to delete servers at once, or \"30s\" to accept this",
                     )),
                 );
             }
@@ -270,13 +270,13 @@ impl Checker<'_> {
             let title = "clients of a server whose check fails are refused";
             let help = fix(
                 fallback,
-                "on_check_failure = \"remove\", or \"quiesce\" to accept it",
+                "on_check_failure = \"remove\", or \"quiesce\" to accept this",
             );
             (at, title, help)
         } else if !quiesces_at_zero(config, templates_stay) {
             let at = raw.persistence.as_ref().map(Spanned::span);
             let title = "clients stay on a server whose check fails";
-            let help = "set on_check_failure = \"remove\", the sysctl expire_quiescent_template = 1, or \"quiesce\" to accept it";
+            let help = "set on_check_failure = \"remove\", the sysctl expire_quiescent_template = 1, or \"quiesce\" to accept this";
             (at, title, help.to_owned())
         } else {
             return chosen;
@@ -330,7 +330,7 @@ fn parse_netmask(text: &str, family: Family) -> Option<u32> {
             text.parse::<Ipv4Addr>()
                 .ok()
                 .map(u32::from)
-                // Ones, and behind them zeros.
+                // A mask consists of ones followed by zeros.
                 .filter(|mask| *mask != 0 && mask.leading_ones() == mask.count_ones())
         }
         Family::V6 => text.parse().ok().filter(|p| (1..=128).contains(p)),

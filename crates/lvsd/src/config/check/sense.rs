@@ -46,7 +46,7 @@ impl Checker<'_> {
                 vips.entry(ip).or_default().push(service);
             }
         }
-        // Few or none, beside which the servers may be many.
+        // There are few or no listeners, but possibly many servers.
         let listeners: Vec<&Service> = services
             .iter()
             .filter(|one| listens_everywhere(one))
@@ -90,7 +90,7 @@ impl Checker<'_> {
                 continue;
             }
             let beside = vips.get(&server.address.ip()).into_iter().flatten();
-            // The service itself has been asked already.
+            // The service itself was already compared.
             let mut others = beside.filter(|service| service.id != server.service);
             let Some(other) = others.find(|other| is_it(server.address, other)) else {
                 continue;
@@ -150,7 +150,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(at, "all servers of the service have the weight 0")
                     .label("the service refuses every new connection")
-                    .help("set another weight for one of them, unless the service is to lose all its connections"),
+                    .help("set another weight for one of them, unless the service must not accept connections"),
             );
         }
         let name = raw
@@ -165,7 +165,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     weight.span(),
-                    format!("the scheduler {name} does not go by weights"),
+                    format!("the scheduler {name} does not use weights"),
                 )
                 .help(format!(
                     "remove the weight{}; 0 still takes a server out of service",

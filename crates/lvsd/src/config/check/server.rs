@@ -83,7 +83,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Upper and lower threshold.
+    /// Checks the upper and the lower threshold.
     fn thresholds(&mut self, raw: &RawServer) -> (Option<i64>, Option<i64>) {
         let bound = 0..=i64::from(i32::MAX);
         let upper = self.number(
@@ -228,7 +228,8 @@ impl Checker<'_> {
         }
         let bare = word.trim_start_matches('[').trim_end_matches(']');
         if let Ok(ip) = bare.parse::<IpAddr>() {
-            // `2001:db8::1:443` is an address of its own, and hardly ever meant as one.
+            // `2001:db8::1:443` is a valid address, but the operator almost certainly means an
+            // address and a port.
             let last = bare.rsplit_once(':');
             if let (Some((before, port)), None) = (last, word.strip_prefix('['))
                 && let (Ok(before), Ok(port)) = (before.parse::<Ipv6Addr>(), port.parse::<u16>())
@@ -273,7 +274,7 @@ impl Checker<'_> {
             self.report(Diagnostic::error(span, title).help(help));
             return None;
         }
-        // As the kernel (`ip_vs_new_dest`), which accepts the first address of a network.
+        // As in the kernel (`ip_vs_new_dest`), which accepts the first address of a network.
         if what != "VIP" && self.facts.is_some_and(|facts| facts.is_broadcast(ip)) {
             self.report(
                 Diagnostic::error(
@@ -292,7 +293,7 @@ impl Checker<'_> {
 pub(super) fn no_address(word: &str) -> (String, &'static str) {
     let general = || format!("`{word}` is not an address and a port");
     let (host, port) = match word.rsplit_once(':') {
-        // More colons without brackets are IPv6.
+        // Several colons without brackets belong to an IPv6 address.
         Some((host, port)) if !host.contains(':') || host.starts_with('[') => (host, Some(port)),
         _ => (word, None),
     };

@@ -191,7 +191,7 @@ impl Checker<'_> {
     }
 
     /// Whether an address is this director's own. A loopback address with another port is not,
-    /// because it may be that of a tunnel to another director.
+    /// because it may be the end of a tunnel to another director.
     fn is_own(&self, peer: SocketAddr, listen: Option<SocketAddr>) -> bool {
         let ip = peer.ip();
         if ip.is_loopback() {
@@ -333,7 +333,7 @@ mod tests {
             let message = with("good").expect_err("another user's");
             assert!(message.contains("chown root"), "{message}");
         }
-        // Where the file is for another host, its key need not be here.
+        // If the file is for another host, its key does not have to exist here.
         let text = "[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
         Config::from_toml("lvsd.toml", text).expect("valid elsewhere");
     }

@@ -232,7 +232,9 @@ impl Checker<'_> {
                     written.span(),
                     "these `peers` are not a valid group of directors",
                 )
-                .help(format!("name at most {PEERS_MAX}, of one family")),
+                .help(format!(
+                    "write at most {PEERS_MAX} peers, all of one address family"
+                )),
             );
         }
         peers
@@ -293,7 +295,7 @@ impl Checker<'_> {
                     format!("{} addresses are configured", all.len()),
                 )
                 .help(format!(
-                    "name at most {ADDRESSES_MAX}; the services' own are added automatically"
+                    "write at most {ADDRESSES_MAX} addresses; the addresses of services are added automatically"
                 )),
             );
         }

@@ -51,7 +51,10 @@ fn helpers_are_parsed_with_their_ports() {
         );
     }
     for (helper, wanted) in [
-        ("tftp", "no helper of this name; there is one: ftp"),
+        (
+            "tftp",
+            "there is no helper of this name; the only helper is ftp",
+        ),
         ("ftp=", "up to 8 different ports from 1 to 65535"),
         ("ftp=0", "up to 8 different ports"),
         ("ftp=21,21", "up to 8 different ports"),
@@ -114,7 +117,7 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
             assert!(message.contains(part), "{part}: {message}");
         }
     }
-    // Where it need not be used, the dataplane goes without.
+    // If the kernel fast path is not required, the dataplane starts without it.
     for fast_path in ["off", "auto"] {
         load(&format!(
             "[dataplane]\nfast_path = \"{fast_path}\"\nbackend = \"tun\"\nreverse_path = \"loose\"\n"

@@ -152,7 +152,7 @@ fn tunnels_of_every_type_are_parsed() {
             );
         }
     }
-    // A server that is reached in another way does not have the service's.
+    // A server with another forwarding method does not inherit the tunnel of the service.
     let nat = tunnelled(
         "forward = \"tun\"\ntunnel = \"gre\"",
         "forward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.12\"",
@@ -160,7 +160,7 @@ fn tunnels_of_every_type_are_parsed() {
     let servers = &load(&nat).services[0].servers;
     assert_eq!(servers[0].config.tunnel, Tunnel::Ipip);
     assert_eq!(servers[1].config.tunnel, gre(Sum::None));
-    // One tunnelled server is reason enough to say it for all.
+    // One tunnelled server is sufficient for one warning about all.
     load(&tunnelled(
         "forward = \"nat\"\ntunnel = \"gre\"",
         "forward = \"tun\"",
@@ -228,7 +228,7 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
             "{ type = \"gre\", checksum = \"csum\" }",
             "4:37",
             "unknown checksum of a tunnel `csum`",
-            "here it is called \"full\"",
+            "lvsd calls it \"full\"",
         ),
         (
             "{ type = \"gre\", checksum = \"ful\" }",
@@ -392,7 +392,7 @@ fn proxied_service_is_refused_as_its_own_server() {
         let read = Config::from_toml("test.toml", &text(listen, server, ""));
         assert!(read.is_ok(), "{listen} {server}");
     }
-    // By way of another service, too.
+    // Also through another service.
     let two = format!(
         "{}{}",
         text("127.0.0.1:8080", "127.0.0.1:8081", "name = \"a\"\n"),
@@ -403,7 +403,7 @@ fn proxied_service_is_refused_as_its_own_server() {
         message.contains("127.0.0.1:8081 is the service"),
         "{message}"
     );
-    // The host's other addresses are known where it is asked.
+    // The other addresses of the host are known only on the host.
     let own = "192.0.2.77".parse().unwrap();
     let facts = Facts::with_address(own);
     let files = Files::from("test.toml");

@@ -36,7 +36,7 @@ const EXAMPLES: [(&str, &str); 9] = [
     ),
 ];
 
-/// Every table and every key.
+/// A configuration with every table and every key.
 const FULL: &str = r#"
 [lvsd]
 manage_all_services = true

@@ -173,7 +173,7 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
         for part in [
             format!("weight {number} is out of range"),
             "test.toml:6:10".to_owned(),
-            "give a number from 0 to 2147483647".to_owned(),
+            "write a number from 0 to 2147483647".to_owned(),
         ] {
             assert!(message.contains(&part), "{part}: {message}");
         }
@@ -209,11 +209,11 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
             "test.toml:2:11",
             "write workers = 1",
         ),
-        // 2^130 and more: not even the TOML reader has a type for it.
+        // 2^130 and more: the TOML reader has no type for such numbers.
         (
             "[dataplane]\nicmp_limit = 9999999999999999999999999999999999999999",
             "test.toml:2:14",
-            "above 4294967295",
+            "cannot exceed 4294967295",
         ),
     ] {
         let message = errors(text);
@@ -334,7 +334,7 @@ fn implausible_settings_cause_warnings() {
     for (text, wanted) in [
         (
             service("scheduler = \"rr\"", ["", "weight = 2"]),
-            "11:10 the scheduler rr does not go by weights",
+            "11:10 the scheduler rr does not use weights",
         ),
         (
             service("", ["weight = 0", "weight = 0"]),
@@ -366,7 +366,7 @@ fn settings_that_depend_on_the_host_are_checked_there() {
     ] {
         read(good).unwrap_or_else(|report| panic!("{good}: {report}"));
     }
-    // It may come later: the dataplane waits for it.
+    // The interface may appear later: the dataplane waits for it.
     for (waits, words) in [
         ("interface = \"eth1\"", "this host has no interface `eth1`"),
         (
@@ -386,7 +386,7 @@ fn settings_that_depend_on_the_host_are_checked_there() {
         let text = format!("[dataplane]\n{bad}\n");
         let report = read(&text).expect_err(bad).to_string();
         assert!(report.contains(words), "{bad}: {report}");
-        // Another host may have it.
+        // The file may be for another host.
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
     }
 }

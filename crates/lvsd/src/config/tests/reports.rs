@@ -40,7 +40,7 @@ error: unknown forwarding method `masq`
 5 | forward = "masq"
   |           ^^^^^^
   |
-  = help: here it is called "nat"
+  = help: lvsd calls it "nat"
 
 error: unknown key `intervall`
  --> test.toml:6:25
@@ -122,7 +122,7 @@ fn unreadable_file_reports_reason_and_fix() {
         "{latin}"
     );
 
-    // Root may read everything, so this one is made up.
+    // Root may read every file, so the test constructs this error.
     let denied = LoadError::Read {
         path: "lvsd.toml".to_owned(),
         source: ErrorKind::PermissionDenied.into(),
@@ -190,7 +190,7 @@ fn report_of_a_million_errors_is_bounded() {
     let rest = "and 99980 more: 100000 errors, 0 warnings in all; lvsd has stopped reading";
     assert!(message.ends_with(rest), "{message}");
 
-    // So is the memory of services that are right so far.
+    // The memory for valid services is bounded as well.
     let services = format!(
         "[[service]]\naddress = [{}]\nforward = \"nat\"\n",
         "\"192.0.2.1:80\", ".repeat(200_000)
@@ -203,10 +203,10 @@ fn report_of_a_million_errors_is_bounded() {
         );
     }
 
-    // The dataplane takes no more rules for marks, right or wrong.
+    // The limit of rules for marks counts valid and invalid rules.
     for (rule, errors) in [
         ("drop = true\nsource = \"192.0.2.1\"\n", 1),
-        // The unknown key, and what is missing.
+        // The unknown key, and the missing keys.
         ("a = 1\n", 1 + 2 * 1024),
     ] {
         let report = self::report(&format!("[[mark]]\n{rule}").repeat(150_000));
@@ -216,7 +216,7 @@ fn report_of_a_million_errors_is_bounded() {
         assert_eq!(all.filter(|finding| finding.title == title).count(), 1);
     }
 
-    // The parser finds an error in each line, and keeps them all if it is let.
+    // The parser finds an error in each line, and would store all of them.
     let syntax = format!("{}=\n", "a = \n".repeat(200_000));
     let report = self::report(&syntax);
     assert!(

@@ -181,7 +181,7 @@ fn settings_beyond_the_kernel_are_parsed() {
         ),
         (
             "forward = \"nat\"\nslow_start = \"2d\"",
-            "give whole seconds, up to \"1d\"",
+            "write whole seconds, up to \"1d\"",
         ),
         (
             "forward = \"dr\"\nscheduler = \"ewma\"",
@@ -208,7 +208,7 @@ fn file_without_service_causes_warning() {
         );
         assert!(message.contains("test.toml:1:1"), "{message}");
     }
-    // They are in etcd.
+    // The services are in etcd.
     let text = "[cluster]\netcd = \"http://10.0.0.5:2379\"\n";
     let (_, warnings) = Config::from_toml("test.toml", text).expect("the setting is allowed");
     assert_eq!(warnings.to_string(), "");

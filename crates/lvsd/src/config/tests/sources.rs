@@ -17,7 +17,7 @@ fn invalid_source_is_refused() {
         ("{ dns = \"a b\" }", "is not a name"),
         (
             "{ dns = \"_a._tcp.b\", port = 80 }",
-            "SRV records name the port themselves",
+            "SRV records contain the port",
         ),
         ("{ dns = \"a.b\", port = 0 }", "port 0 is out of range"),
         ("{ dsn = \"a.b\" }", "did you mean `dns`?"),
@@ -163,7 +163,7 @@ fn invalid_cluster_is_refused() {
         assert!(report.to_string().contains(words), "{keys}: {report}");
     }
     for (servers, words) in [
-        ("{ etcd = \"web\" }", "no etcd is named"),
+        ("{ etcd = \"web\" }", "the file has no [cluster]"),
         ("{ etcd = \"a b\" }", "is not the name of a pool"),
         ("{ etcd = \"a\", dns = \"b\" }", "names DNS and etcd"),
     ] {
@@ -287,7 +287,7 @@ fn kubernetes_invalid_keys_are_refused() {
         (&format!("{server}{POOL}{POOL}"), "two pools have this name"),
         (
             &format!("{server}{POOL}{}", POOL.replace("public", "other")),
-            "has addresses of another range",
+            "overlaps another range",
         ),
         (
             &format!("{server}[[kubernetes.pool]]\n"),

@@ -29,7 +29,7 @@ pub(super) fn family(word: &str) -> Option<bool> {
 pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
     let mut group = Group::default();
     let full = format!(
-        "the groups of a file contain at most {ADDRESSES_MAX} addresses, and servers of marks"
+        "the groups of a file can contain at most {ADDRESSES_MAX} addresses, including the servers of each mark"
     );
     for item in item.items() {
         if item.name() == "fwmark" {
@@ -76,7 +76,7 @@ pub(in crate::convert) fn range(text: &str) -> Option<(IpAddr, usize)> {
             IpAddr::V6(ip) => (u128::from(ip), 128),
         };
         let count = 1_u128.checked_shl(bits.checked_sub(length)?)?;
-        // keepalived passes over an address within the network, too.
+        // keepalived also skips an address within the network.
         return (number & (count - 1) == 0).then_some((first, amount(count)));
     }
     let Some((first, last)) = text.split_once('-') else {

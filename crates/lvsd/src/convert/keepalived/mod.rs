@@ -45,7 +45,7 @@ pub(super) fn read(name: &str, text: &str, options: &Options<'_>) -> Result<Read
         }
     }
     let outside = outside::settings(&items, &mut read.lost);
-    // Addresses that groups may still stand for, in the whole file.
+    // The number of addresses that groups may still expand to, in the whole file.
     let mut room = ADDRESSES_MAX;
     for item in items.iter().filter(|item| item.name() == "virtual_server") {
         match virtual_server::convert(item, &groups, &vrrp, &outside, &mut room) {
@@ -154,7 +154,7 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
     let mut inner = Open::default();
     let mut words: Vec<Word> = Vec::new();
     let mut first = 0;
-    // The statement stands behind another one in its line.
+    // The statement follows another statement on the same line.
     let mut behind = false;
     let mut lost = Vec::new();
     let mut pass = |item: &Item, behind: &mut bool| {

@@ -168,7 +168,7 @@ fn globals(item: &Item, outside: &mut Outside, lost: &mut Vec<String>) {
     }
 }
 
-/// A line of `SSL`.
+/// Converts a line of `SSL`.
 fn certificate(item: &Item) -> String {
     item.lost_of(
         "SSL",

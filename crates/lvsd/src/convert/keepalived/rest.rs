@@ -88,8 +88,8 @@ fn needs_definitions(source: &Source, fates: &[Fate]) -> bool {
             .any(|(line, _)| used(&line.text))
 }
 
-/// Copies lines. An include stays unless some of the included lines are left out: then the
-/// remaining lines replace it. A comment outside of blocks is copied with the line below it.
+/// Copies lines. An include stays unless some of its lines are omitted: then the remaining lines
+/// replace the include. A comment outside of blocks is copied with the line below it.
 fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &mut String) {
     let mut at = range.start;
     let mut comments = String::new();
@@ -113,7 +113,7 @@ fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &m
             text.push('\n');
         } else if bare.is_empty() && !fate.within && !line.continues {
             let empty = line.text.trim().is_empty();
-            // One empty line is left where blocks have been taken out.
+            // Removed blocks leave one empty line.
             if empty && !text.is_empty() && !text.ends_with("\n\n") {
                 text.push('\n');
             }

@@ -1,5 +1,5 @@
-//! The lines of keepalived's file and of those that it includes, as keepalived reads them: lines
-//! for some hosts, definitions (`$NAME=`), sequences and lists (`~SEQ`, `~LST`).
+//! The lines of keepalived's file and of its included files, as keepalived reads them: lines for
+//! some hosts, definitions (`$NAME=`), sequences and lists (`~SEQ`, `~LST`).
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
             if included(line).is_some() {
                 self.source.lines[index].include = true;
             }
-            // A definition goes on while its lines end in a backslash.
+            // A definition continues on the next line if its line ends in a backslash.
             let mut whole = line.to_owned();
             let definition = line.split_whitespace().find(|word| !word.starts_with('@'));
             if let Some((name, _)) = definition.and_then(defined) {
@@ -241,7 +241,7 @@ impl<'a> Reader<'a> {
             }
             if let Some((name, value)) = defined(text) {
                 let value = value.trim_start_matches([' ', '\t']);
-                // Nothing stands behind the name of most that have several lines.
+                // Most definitions of several lines have no value after the name.
                 let value = value.strip_prefix('\n').unwrap_or(value);
                 self.conditional.remove(name);
                 self.macros.insert(name.to_owned(), value.to_owned());
@@ -251,14 +251,14 @@ impl<'a> Reader<'a> {
                 self.repeat(text, depth, at, &mut work)?;
                 continue;
             }
-            // keepalived takes a path in quotes as it is written.
+            // keepalived uses a path in quotes literally.
             let quoted = included(text).is_some() && text.contains('"');
             let replaced = match quoted {
                 true => None,
                 false => self.replace(text, at)?,
             };
             match replaced {
-                // Macros may stand in the path, or for the whole line.
+                // The path, or the whole line, may contain macros.
                 None => match included(text) {
                     Some(pattern) => self.include(&pattern, at)?,
                     None => self.words(text, index, at),
@@ -531,7 +531,7 @@ fn continued(line: &str) -> Option<&str> {
     line.trim_end().strip_suffix('\\')
 }
 
-/// `$NAME=VALUE`.
+/// Parses `$NAME=VALUE`.
 fn defined(text: &str) -> Option<(&str, &str)> {
     let (name, value) = text.strip_prefix('$')?.split_once('=')?;
     is_name(name).then_some((name, value))

@@ -75,7 +75,7 @@ pub(super) fn convert(
         ));
     }
     let mut services = Vec::new();
-    // Addresses of one family are one list: they have the servers of that family.
+    // The addresses of one family form one service, with the servers of that family.
     for six in [false, true] {
         let of_family: Vec<(IpAddr, u16)> = addresses
             .iter()
@@ -112,7 +112,7 @@ pub(super) fn convert(
         for key in ["protocol", "vip"] {
             one.keys.remove(key);
         }
-        // With a mark keepalived leaves the port as it is, whatever the server's.
+        // With a mark, keepalived does not change the port, whatever the port of the server is.
         for server in &mut one.servers {
             server.take_port();
         }

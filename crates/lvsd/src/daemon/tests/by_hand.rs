@@ -15,7 +15,7 @@ async fn manual_change_is_reverted() {
     daemon.stop().await;
 }
 
-/// Neither the next comparison, nor a reload, nor a restart reverts `lvsadm drain`.
+/// The next comparison, a reload and a restart do not revert `lvsadm drain`.
 #[tokio::test(start_paused = true)]
 async fn manually_drained_server_stays_drained() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
@@ -39,7 +39,7 @@ async fn manually_drained_server_stays_drained() {
         .await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&weights(0)).await;
-    // Its health comes and goes.
+    // The health of the server changes.
     daemon.dead.set("10.0.0.2:80", true);
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.dead.set("10.0.0.2:80", false);
@@ -49,7 +49,7 @@ async fn manually_drained_server_stays_drained() {
     let daemon = Running::start(world, Dead::default(), FILE);
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&weights(0)).await;
-    // Another dataplane starts with it.
+    // Another dataplane starts with the override.
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(20)).await;
     daemon.weights(&weights(0)).await;
@@ -119,7 +119,7 @@ async fn override_survives_reload_restart_and_dataplane() {
     }
 
     let world = daemon.end(Signal::Stop).await;
-    // Of a file, by its place: the next daemon has the same one here.
+    // The next daemon reads the same stored overrides.
     let again = Running::start(world, Dead::default(), FILE);
     tokio::time::sleep(Duration::from_secs(5)).await;
     again
@@ -153,7 +153,7 @@ async fn override_survives_reload_restart_and_dataplane() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn manual_drain_is_shown_and_ended() {
+async fn manual_drain_is_shown_and_can_be_ended() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.weights(BOTH).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -261,7 +261,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
         if report {
             daemon.weights(&[("10.0.0.1:80", 9)]).await;
             assert_eq!(status.drift.len(), 2, "{:?}", status.drift);
-            // Health counts all the same.
+            // The health of the server still counts.
             daemon.dead.set("10.0.0.1:80", true);
             daemon.weights(&[("10.0.0.1:80", 0)]).await;
             daemon.dead.set("10.0.0.1:80", false);
@@ -279,7 +279,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
 
 /// The connections of a server in maintenance continue for the time of `drain`, and not longer.
 #[tokio::test(start_paused = true)]
-async fn drain_with_deadline_ends_then() {
+async fn drain_ends_at_its_deadline() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\ndrain = \"60s\"");
     let daemon = Running::start(World::default(), Dead::default(), &text);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];

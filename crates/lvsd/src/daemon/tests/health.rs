@@ -99,7 +99,7 @@ async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
         status.services[0].sorry,
         Some("10.0.0.99:80".parse().unwrap())
     );
-    // One is enough to keep the quorum, and not to gain it: the sorry server serves alone.
+    // One server is enough to keep the quorum, but not to reach it: the sorry server serves alone.
     daemon.dead.set("10.0.0.1:80", false);
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(daemon.first_server().await.health, "up");
@@ -163,7 +163,7 @@ async fn start_down_ignores_servers_in_use_until_a_check_passes() {
         again.weights(&both).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(again.world.dataplane().vips().contains(&vip));
-        // A reload with new servers waits for them as without it.
+        // A reload with new servers waits for their first checks, as a start does.
         slow.hold("10.0.0.3:80");
         again.reload(&text.replace("10.0.0.1", "10.0.0.3")).await;
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -202,7 +202,7 @@ async fn remove_on_exit_removes_the_service_and_reports_it() {
         };
         assert_eq!(vips(&daemon.world), ["192.0.2.10", "192.0.2.11"]);
         daemon.events();
-        // Also where the signal comes in the middle of a request.
+        // Also if the signal arrives during a request.
         daemon.world.hang(true);
         while !daemon.world.hung() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -236,7 +236,7 @@ async fn remove_on_exit_removes_the_service_and_reports_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_few_servers_are_all_used() {
+async fn all_servers_are_used_if_too_few_are_up() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\npanic_below = 60");
     let daemon = Running::start(World::default(), Dead::default(), &text);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];

@@ -118,7 +118,8 @@ async fn own_hung_dataplane_is_killed_and_replaced() {
     assert_eq!(daemon.world.ended(), [1]);
     assert_eq!(daemon.world.starts(), 2);
 
-    // The daemon that started it has crashed; the next one meets a dataplane that never greets.
+    // The daemon that started the dataplane has crashed; the next daemon finds a dataplane that
+    // never answers.
     daemon.task.abort();
     daemon.world.fall_silent();
     let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE);
@@ -126,7 +127,7 @@ async fn own_hung_dataplane_is_killed_and_replaced() {
     again.weights(&both).await;
     assert_eq!(again.world.ended(), [1, 2]);
 
-    // Nor does a hang keep the daemon from ending.
+    // A dataplane that hangs does not prevent the exit of the daemon.
     again.world.fall_silent();
     let world = again.stop().await;
     assert!(!world.running());
@@ -134,7 +135,7 @@ async fn own_hung_dataplane_is_killed_and_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn starting_dataplane_without_answer_is_waited_for() {
+async fn lvsd_waits_for_starting_dataplane_without_answer() {
     let world = World::default();
     world.start_slowly(100);
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -144,7 +145,7 @@ async fn starting_dataplane_without_answer_is_waited_for() {
     assert_eq!(daemon.world.starts(), 1);
     daemon.stop().await;
 
-    // Not for ever: one that has never answered is killed, and lvsd ends.
+    // The wait is bounded: a dataplane that never answers is killed, and lvsd exits.
     let world = World::default();
     world.start_slowly(u32::MAX);
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -201,7 +202,7 @@ async fn lvsd_leaves_foreign_dataplane_running_without_its_services() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn foreign_dataplane_may_return() {
+async fn lvsd_waits_for_return_of_foreign_dataplane() {
     let world = World::default();
     world.start_foreign();
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -221,7 +222,7 @@ async fn foreign_dataplane_may_return() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dataplane_that_never_starts_is_fatal() {
+async fn lvsd_exits_if_dataplane_never_starts() {
     let world = World::default();
     world.refuse_to_start();
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -243,7 +244,7 @@ async fn dataplane_without_contact_is_asked_to_stop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attached_dataplane_is_waited_for_and_not_started() {
+async fn lvsd_waits_for_attached_dataplane_and_does_not_start_it() {
     let world = World::default();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), FILE).unwrap();

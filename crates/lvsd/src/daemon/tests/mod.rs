@@ -71,7 +71,7 @@ const FILE: &str = r#"
     weight = 3
 "#;
 
-/// The weights of the file.
+/// Both servers, with the weights in the file.
 const BOTH: &[(&str, i32)] = &[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
 
 struct Running {

@@ -24,19 +24,19 @@ async fn reload_changes_only_changed_entries() {
 
     assert_eq!(daemon.world.requests(), requests + 1);
 
-    // A file that is not valid changes nothing.
+    // An invalid file changes nothing.
     daemon.reload("[[service]]\nadress = 1\n").await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(daemon.world.changes().len(), before + 1);
 
-    // Nor does one without a service, such as one that is just being written.
+    // A file without services changes nothing, for example while it is being written.
     for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
         daemon.reload(text).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(daemon.world.changes().len(), before + 1);
     }
 
-    // Nor does one that cannot be read.
+    // An unreadable file changes nothing.
     std::fs::remove_file(daemon.file.path()).unwrap();
     daemon.signals.send(Signal::Reload).await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -187,7 +187,7 @@ async fn plan_lists_changes_of_a_reload() {
          delete server 10.0.0.1:80 from service web (tcp 192.0.2.10:80)\n\
          1 server added, 1 changed, 0 drained (0 connections), 1 deleted (0 connections)\n"
     );
-    // A service that is no longer in the file has the name that it has in the daemon.
+    // A service that is no longer in the file keeps the name under which the daemon has it.
     let moved = FILE
         .replace("192.0.2.10", "192.0.2.11")
         .replace("web", "new");
@@ -231,7 +231,7 @@ async fn reload_that_removes_most_servers_needs_force() {
     for (text, left) in [
         (file(14, ""), 30),
         (file(15, ""), 15),
-        // Of few servers all may go.
+        // If there are few servers, all of them may be removed.
         (file(5, ""), 5),
         (file(30, ""), 30),
         (file(14, "[lvsd]\nmax_removed_percent = 60\n"), 14),

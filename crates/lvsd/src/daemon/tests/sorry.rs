@@ -23,7 +23,8 @@ async fn sorry_server_replaces_the_others_below_the_quorum() {
     daemon.dead.set(ONE, true);
     let replaced = [(ONE, 0), (OTHER, 0), (SORRY, 1)];
     daemon.weights(&replaced).await;
-    // The service is never without a server: the sorry server comes before the others go.
+    // The service is never without a server: the sorry server is added before the others are
+    // removed.
     let changes = daemon.world.changes();
     let place = |is: &dyn Fn(&Call) -> bool| changes.iter().position(is);
     let comes = place(
@@ -46,11 +47,11 @@ async fn sorry_server_replaces_the_others_below_the_quorum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_keeps_operator_overrides() {
+async fn sorry_server_obeys_operator_overrides() {
     let daemon = Running::start(World::default(), Dead::default(), &file(""));
     daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    // By the API, the only other server is too few.
+    // After the drain over the API, the only remaining server is below the quorum.
     daemon.admin(AdminState::Drain).await;
     let replaced = [(ONE, 0), (OTHER, 0), (SORRY, 1)];
     daemon.weights(&replaced).await;
@@ -63,7 +64,8 @@ async fn sorry_server_keeps_operator_overrides() {
     daemon.admin(AdminState::Ready).await;
     daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    // By hand: what was drained before stays so, and the weight 0 below the quorum is no drain.
+    // Manual weights: a server that was drained before stays drained, and the weight 0 below the
+    // quorum is not a drain.
     let by_hand = |weight| {
         let config = lvs_core::ServerConfig::new(weight, lvs_core::Forwarding::Nat);
         let server = lvs_core::api::ServerSpec {
@@ -103,7 +105,7 @@ async fn sorry_server_stays_over_a_restart_until_all_servers_are_checked() {
     let again = Running::start_with(world, Dead::default(), slow.clone(), &file(""));
     tokio::time::sleep(Duration::from_millis(500)).await;
     again.weights(&replaced).await;
-    // One of them is up, and that is too few: nothing changes.
+    // One of the servers is up, which is below the quorum: nothing changes.
     slow.release(OTHER);
     tokio::time::sleep(Duration::from_secs(10)).await;
     again.weights(&replaced).await;
@@ -123,7 +125,7 @@ async fn sorry_server_stays_over_a_restart_until_all_servers_are_checked() {
 /// After a restart, the result of the first check does not make the unchecked servers count as
 /// failed.
 #[tokio::test(start_paused = true)]
-async fn sorry_server_waits_for_the_first_checks_of_all() {
+async fn sorry_server_waits_for_the_first_checks_of_all_servers() {
     let first = Running::start(World::default(), Dead::default(), &file(""));
     let both = [(ONE, 1), (OTHER, 3)];
     first.weights(&both).await;

@@ -76,7 +76,7 @@ async fn file_with_services_in_unread_etcd_removes_no_service() {
     assert!(reported.loaded.ok, "{:?}", reported.loaded);
     assert_eq!(reported.sources[0].held, 2);
     assert_eq!(daemon.world.changes().len(), before);
-    // Nothing waits any more, and what went without etcd is gone.
+    // Nothing waits any more, and services that are no longer in etcd are removed.
     let one = TWO.split("    [[service]]\n    name = \"slow\"").next();
     daemon.reload(one.unwrap()).await;
     let reported = status(&daemon).await;

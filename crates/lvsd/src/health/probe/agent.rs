@@ -49,7 +49,7 @@ impl ProbeKind for Agent {
         let target = self.port.address(asked.server);
         let failed = asked.failing(target);
         let mut stream = asked.connect(target).await?;
-        // An agent may have answered before, and have gone.
+        // An agent may have answered before this, and closed the connection.
         let _ = stream.write_all(self.send.as_bytes()).await;
         let answer = Lines::new(stream, LINE_MAX).next().await.map_err(failed)?;
         let wrong =
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn agent_answer_without_reading_counts() {
+    async fn agent_answer_before_request_is_read_counts() {
         let server = serving(|mut stream| async move {
             let _ = stream.write_all(b"up 50%").await;
             // The client has sent data; unread data would turn the close into a reset.

@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use super::{Advice, Asked, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// Maximum of bytes that are read.
+/// Maximum number of bytes that are read.
 const LINE_MAX: u64 = 512;
 
 /// The greeting of a server.
@@ -88,7 +88,7 @@ mod tests {
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.write_all(words).await.unwrap();
-            // Open until the other end has gone.
+            // The connection stays open until the peer closes it.
             let _ = stream.read(&mut [0]).await;
         });
         address

@@ -52,7 +52,7 @@ impl ProbeKind for Dns {
 
     fn parse(keys: &mut Keys<'_>) -> Option<Self> {
         let port = Port::parse(keys)?;
-        // keepalived's question: any server of names can answer it.
+        // The query of keepalived: every name server can answer it.
         let name = keys.string("name")?.unwrap_or_else(|| ".".to_owned());
         if question(0, &name, 1).is_none() {
             let at = keys.place("name");
@@ -118,7 +118,7 @@ impl ProbeKind for Dns {
                     Ok(()) => return Ok(Advice::NONE),
                     Err(why) => why,
                 },
-                // The answer to an older question, or to none.
+                // An answer to an earlier query, or to none.
                 Ok(None) => continue,
                 Err(why) => why.to_owned(),
             };
@@ -176,7 +176,7 @@ pub(super) fn question(id: u16, name: &str, record: u16) -> Option<Vec<u8>> {
     bytes.push(0);
     bytes.extend(record.to_be_bytes());
     bytes.extend([0, 1]);
-    // The name with its lengths has 255 bytes at most.
+    // An encoded name has at most 255 bytes.
     (bytes.len() <= 12 + 255 + 4).then_some(bytes)
 }
 
@@ -219,7 +219,7 @@ pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'st
     };
     for _ in 0..answer.records {
         let Some((kind, data, after)) = record(rest) else {
-            // Cut off: what came counts.
+            // The answer is truncated: its complete records count.
             break;
         };
         match (kind, data.len()) {
@@ -241,7 +241,7 @@ pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'st
 /// Splits off a record: its type, its data, and the bytes after it.
 fn record(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let mut rest = bytes;
-    // Its name: whose it is does not matter here, only where it ends.
+    // Skip the name: only its end matters here.
     loop {
         let (length, after) = rest.split_first()?;
         match length & 0xc0 {
@@ -325,7 +325,7 @@ mod tests {
                         let _ = server.send_to(&older, from).await;
                         answer(asked, 0, &[])
                     }
-                    // Lies about how much there is.
+                    // Wrong counts of records.
                     _ => {
                         let mut lie = answer(asked, 0, &[[10, 0, 0, 9]]);
                         lie[6..8].copy_from_slice(&[0xff, 0xff]);
@@ -347,7 +347,7 @@ mod tests {
             ("name = \"late\"", true),
             ("name = \"much\", answer = \"10.0.0.9\"", true),
         ] {
-            // A check that fails may wait for all of its time.
+            // A failing check may use all of its time.
             let limit = if good { "30s" } else { "300ms" };
             let check =
                 format!("{{ type = \"dns\", timeout = \"{limit}\", interval = \"1s\", {more} }}");

@@ -40,7 +40,7 @@ pub(super) fn hangs_up(error: &io::Error) -> bool {
         io::ErrorKind::ConnectionReset
             | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::BrokenPipe
-            // TLS without a farewell.
+            // A TLS connection that was closed without close_notify.
             | io::ErrorKind::UnexpectedEof
     )
 }

@@ -29,7 +29,7 @@ pub struct Exec {
 impl ProbeKind for Exec {
     const NAME: &'static str = "exec";
     const KEYS: &'static [&'static str] = &["command", "dynamic", "user"];
-    // Its output, both ends of it while it is started, and its process.
+    // The output (both ends during the start), and the process.
     const DESCRIPTORS: u32 = 4;
 
     fn parse(keys: &mut Keys<'_>) -> Option<Self> {
@@ -78,7 +78,7 @@ impl ProbeKind for Exec {
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
         let Some((program, arguments)) = self.command.split_first() else {
-            return Err(ProbeError::Local("there is no program".to_owned()));
+            return Err(ProbeError::Local("the command is empty".to_owned()));
         };
         let here = |why: String| ProbeError::Local(format!("{program}: {why}"));
         let mut command = Command::new(program);
@@ -95,7 +95,7 @@ impl ProbeKind for Exec {
             .stderr(Stdio::null())
             .process_group(0)
             .kill_on_drop(true);
-        // It needs none of our rights.
+        // The program needs no rights of lvsd.
         if let Some((uid, gid)) = self.user
             && rustix::process::geteuid().is_root()
         {
@@ -136,7 +136,7 @@ async fn finished(
         tokio::select! {
             biased;
             status = child.wait() => break status?,
-            // All is read, so that a program with much to say does not wait for ever.
+            // All output is read, so that a program with long output does not block forever.
             read = output.read(&mut piece) => match read {
                 Ok(read @ 1..) => keep(&mut message, &piece[..read]),
                 Ok(0) | Err(_) => break child.wait().await?,
@@ -163,7 +163,7 @@ struct Group(Child);
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // None once it has been waited for.
+        // The id is `None` after the process has been waited for.
         notify_command::end_group(self.0.id());
     }
 }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exec_child_that_keeps_output_open_is_not_waited_for() {
+    async fn exec_probe_ignores_child_that_keeps_output_open() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("child");
         let child = format!("sleep 600 & echo $! > {}", file.display());
@@ -231,7 +231,7 @@ mod tests {
                 Some("disk full"),
             ),
             (format!("yes | head -c 3000000; {child}; exit 0"), None),
-            // The program itself goes on.
+            // The program itself continues.
             (format!("{child}; wait"), Some("did not answer")),
         ] {
             let mut check = check(&shell(&script, &user), server);
@@ -248,7 +248,7 @@ mod tests {
                 _ => panic!("{script}: {result:?}"),
             }
             if wanted == Some("did not answer") {
-                // Its child has ended with it.
+                // Its child was killed with it.
                 continue;
             }
             let pid = std::fs::read_to_string(&file).expect("its child");
@@ -259,9 +259,9 @@ mod tests {
         }
     }
 
-    /// A child that writes endlessly neither fills the memory nor delays the end of the check.
+    /// A child that writes endlessly does not fill the memory or delay the end of the check.
     #[tokio::test]
-    async fn exec_child_that_writes_endlessly_is_not_waited_for() {
+    async fn exec_probe_ignores_child_that_writes_endlessly() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let user = format!(", user = \"{}\"", rustix::process::getuid().as_raw());
         let check = shell("yes & exit 0", &user);

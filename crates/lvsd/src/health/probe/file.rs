@@ -15,10 +15,10 @@ use super::words::{self, LINE_MAX};
 use super::{Advice, Asked, Misfit, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// Maximum of files that are read at the same time: each has a thread, which is blocked if the disk
-/// does not answer.
+/// Maximum number of files that are read at the same time: each has a thread, which is blocked if
+/// the disk does not answer.
 const READS_MAX: usize = 64;
-/// Maximum of concurrent reads in one directory, because it is on one disk.
+/// Maximum number of concurrent reads in one directory, because it is on one disk.
 const DIRECTORY_MAX: usize = 8;
 
 /// A file's first line.
@@ -231,7 +231,7 @@ mod tests {
             }
         };
         for n in 0..20 {
-            // The same file again and again, and others beside it.
+            // The same file again and again, and other files as well.
             for path in ["/nfs/same".to_owned(), format!("/nfs/{n}")] {
                 let error = hang(path).await.unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::TimedOut);
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(others.len(), READS_MAX - DIRECTORY_MAX);
         assert_eq!(READS.all().len(), 64);
         drop(others);
-        // When it is back, so are they.
+        // When the disk answers again, the reads are free again.
         drop(release);
         let back = READS.read(Path::new("/nfs/same"), Duration::from_secs(30), good);
         assert_eq!(back.await.unwrap(), b"up");

@@ -44,7 +44,7 @@ pub fn reply(bytes: &[u8]) {
             };
             let question = dns::question(0x4142, asked, record).unwrap_or_default();
             drop(dns::read(bytes, &question));
-            // As it is when it comes to the question.
+            // The state of the parser when it reaches the question.
             let mut answer = question.clone();
             answer[2] |= 0x80;
             if let Some((count, rest)) = bytes.split_first() {

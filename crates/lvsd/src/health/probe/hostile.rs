@@ -1,4 +1,4 @@
-//! Servers for tests, whose answers are right, wrong, endless, late, or cut off.
+//! Servers for tests, whose answers are correct, wrong, endless, late, or truncated.
 
 use std::net::SocketAddr;
 use std::time::Duration;

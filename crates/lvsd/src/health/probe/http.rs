@@ -24,7 +24,7 @@ pub(super) const BODY_MAX: usize = 256 * 1024;
 const HEAD_MAX: usize = 16 * 1024;
 /// Maximum number of header lines in a response.
 const HEADERS_MAX: usize = 128;
-/// Maximum of pages that one check requests, each with redirects.
+/// Maximum number of pages that one check requests, each with redirects.
 const URLS_MAX: usize = 16;
 const REDIRECTS_MAX: i64 = 10;
 
@@ -42,7 +42,7 @@ pub struct Http {
 /// A page that the check requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Page {
-    /// From `/` on.
+    /// The path of the page, from `/` on.
     path: String,
     method: Method,
     /// First and last of each range.
@@ -162,7 +162,7 @@ impl Page {
             let from = seen.saturating_sub(text.len());
             let found = text.is_empty() || find(&body[from..], text);
             match (found, self.regex.is_some()) {
-                // With a pattern as well, both are looked for at the end.
+                // If there is also a pattern, both are compared at the end.
                 (true, false) => return Some(Ok(())),
                 _ if !whole => return None,
                 _ if !find(body, text) && !text.is_empty() => {
@@ -206,7 +206,7 @@ fn status(text: &str) -> Option<Vec<(u16, u16)>> {
 }
 
 impl Http {
-    /// The keys that `https` has as well.
+    /// The keys of an `http` check that an `https` check has, too.
     pub(super) const OWN: [&'static str; 9] = [
         "port",
         "host",
@@ -239,7 +239,7 @@ impl Http {
             let at = keys.place("urls");
             keys.report(
                 Diagnostic::error(at, format!("{} pages", pages.len())).help(format!(
-                    "give 1 to {URLS_MAX}: urls = [{{ path = \"/a\" }}, {{ path = \"/b\" }}]"
+                    "write 1 to {URLS_MAX} URLs: urls = [{{ path = \"/a\" }}, {{ path = \"/b\" }}]"
                 )),
             );
             return None;
@@ -346,7 +346,7 @@ pub(super) fn follow(
         if first.contains(':') {
             return Err(wrong());
         }
-        // Relative to the page that redirects.
+        // Relative to the page with the redirect.
         let at = path.split('?').next().unwrap_or_default();
         let base = at.rfind('/').map_or("/", |end| &at[..=end]);
         let beside = format!("{base}{location}");
@@ -361,7 +361,7 @@ pub(super) fn follow(
     }
     let host = uri.authority().ok_or_else(wrong)?.to_string();
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    // A query may stand behind the host at once.
+    // A query may follow the host directly.
     let slash = if path.starts_with('/') { "" } else { "/" };
     Ok((host, format!("{slash}{path}")))
 }
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_text_and_pattern_must_match() {
+    async fn http_status_text_and_pattern_must_match() {
         let server = replying(OK).await;
         for (more, good) in [
             ("", true),
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn redirects_stay_on_the_server() {
+    async fn http_redirects_stay_on_the_server() {
         let server = serving(|mut stream| async move {
             let mut request = [0; 2048];
             let n = stream.read(&mut request).await.unwrap_or(0);
@@ -604,7 +604,7 @@ mod tests {
     async fn probe_survives_any_answer() {
         survives("{ type = \"http\", body = \"well\" }", OK).await;
         survives("{ type = \"http\", regex = 'well$' }", OK).await;
-        // A head and a body without an end, and heads that are none.
+        // A header and a body without an end, and invalid headers.
         let quick = "timeout = \"250ms\", interval = \"1s\" }";
         for (first, then) in [
             (
@@ -654,7 +654,8 @@ mod tests {
 
     #[tokio::test]
     async fn http_answer_before_request_is_an_answer() {
-        // As xinetd, a shell loop around nc, and a program with a fixed answer close a connection.
+        // Like xinetd, a shell loop around nc, and a program with a fixed answer, the server closes
+        // the connection.
         let reset = |stream: tokio::net::TcpStream| {
             let _ = stream.set_zero_linger();
         };
@@ -667,7 +668,7 @@ mod tests {
             let _ = stream
                 .write_all(b"HTTP/1.0 200 OK\r\n\r\nall is well")
                 .await;
-            // The request, unread, makes the end a reset.
+            // The unread request turns the close into a reset.
             let _ = stream.readable().await;
             tokio::task::yield_now().await;
             reset(stream);
@@ -723,7 +724,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_of_every_form_are_followed() {
+    fn http_redirects_of_every_form_are_followed() {
         let at = |location| follow(location, "http", "a", "/x/y?z");
         let to = |host: &str, path: &str| Ok((host.to_owned(), path.to_owned()));
         assert_eq!(at("/b"), to("a", "/b"));

@@ -1,5 +1,5 @@
-//! ICMP errors about connections of probes: several ICMP errors, and a TCP reset, cause the same
-//! error of a socket.
+//! ICMP errors about connections of probes: a socket reports several ICMP errors, and a TCP reset,
+//! as the same error.
 
 use std::io::IoSliceMut;
 use std::net::IpAddr;
@@ -17,23 +17,23 @@ pub(super) struct IcmpError {
     code: u8,
 }
 
-/// Type "destination unreachable".
+/// The ICMP type "destination unreachable".
 const UNREACHABLE: u8 = 3;
-/// The same type in ICMPv6.
+/// The ICMPv6 type "destination unreachable".
 const UNREACHABLE6: u8 = 1;
 
 impl IcmpError {
     /// Makes the kernel queue the ICMP errors of a socket that will connect to `target`. Queued
     /// errors do not end an established connection; without the queue, they end it.
     pub(super) fn keep(socket: &impl AsFd, target: IpAddr, kept: bool) {
-        // Without them a reason is less exact.
+        // Without ICMP errors, the reason is less exact.
         let _ = match target {
             IpAddr::V4(_) => setsockopt(socket, sockopt::Ipv4RecvErr, &kept),
             IpAddr::V6(_) => setsockopt(socket, sockopt::Ipv6RecvErr, &kept),
         };
     }
 
-    /// Takes the oldest queued ICMP error of a socket.
+    /// Reads the oldest queued ICMP error of a socket.
     pub(super) fn of(socket: &impl AsFd) -> Option<Self> {
         let mut bytes = [0; 64];
         let mut pieces = [IoSliceMut::new(&mut bytes)];
@@ -61,7 +61,7 @@ impl IcmpError {
         })
     }
 
-    /// Its name.
+    /// Returns the name of the error.
     pub(super) fn name(self) -> String {
         let name = match (self.is_ipv6, self.kind, self.code) {
             (false, UNREACHABLE, 0) => "network unreachable",
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn icmp_error_of_a_filter_is_known_by_type_and_code() {
+    fn icmp_error_of_a_filter_is_recognised_by_type_and_code() {
         let error = |is_ipv6, kind, code| IcmpError {
             sender: None,
             is_ipv6,

@@ -61,7 +61,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             }
             let mut piece = [0; 1024];
             let read = match self.stream.read(&mut piece).await {
-                // It has answered, and did not read all that it was sent.
+                // The server has answered, but has not read the whole request.
                 Err(error) if hangs_up(&error) && !self.buffer.is_empty() => 0,
                 read => read?,
             };

@@ -50,7 +50,7 @@ use crate::text::Keys;
 /// The reason why a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeError {
-    /// The server does not serve, for this reason.
+    /// The check failed at the server, for this reason.
     Server(Reason),
     /// This host could not make the check, which says nothing about the server; the text is the
     /// reason.
@@ -65,7 +65,7 @@ impl ProbeError {
 
     /// Converts an error of a socket that was connected, or was being connected, to `target`.
     fn of_socket(error: &io::Error, target: impl fmt::Display) -> Self {
-        // The number of an error is for those who write programs.
+        // Operators do not need the number of an error.
         let words = error.to_string();
         let words = words.split(" (os error").next().unwrap_or_default();
         let (first, rest) = words.split_at(words.chars().next().map_or(0, char::len_utf8));
@@ -100,8 +100,8 @@ impl ProbeError {
 /// firewall.
 ///
 /// The number of the error decides, not its [`io::ErrorKind`]: EPERM comes from this host's filter,
-/// EACCES from a route that prohibits or from ICMPv6 "administratively prohibited", and both are
-/// one kind.
+/// EACCES from a route that prohibits or from ICMPv6 "administratively prohibited", and both have
+/// the same kind.
 fn is_own_shortage(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -172,7 +172,7 @@ impl Asked<'_> {
         if let Some(accepted) = self.accepted {
             accepted.store(false, Relaxed);
         }
-        // A socket that cannot be made has not left this host.
+        // If no socket can be created, nothing has left this host.
         let here = |error: io::Error| ProbeError::Local(format!("{to}: {error}"));
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).map_err(here)?;
         socket.set_nonblocking(true).map_err(here)?;
@@ -218,7 +218,7 @@ impl Asked<'_> {
             let local = local.and_then(|local| local.as_socket());
             let from_here = local.is_some_and(|local| icmp.sender == Some(local.ip()));
             if from_here && icmp.is_host_unreachable() {
-                // This host itself, about a next hop without a link-layer address.
+                // This host reports a next hop without a link-layer address.
                 reason
                     .text
                     .push_str(" (its next hop does not answer ARP or neighbour discovery)");
@@ -461,7 +461,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Maximum of descriptors that a probe has open at the same time.
+            /// Maximum number of descriptors that a probe has open at the same time.
             pub(crate) const fn descriptors(&self) -> u32 {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::DESCRIPTORS,)+
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_documented() {
+    fn every_check_kind_is_documented() {
         assert_eq!(
             undocumented(DOCUMENTATION),
             [banner::Banner::NAME],
@@ -612,7 +612,7 @@ mod tests {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.set_nonblocking(true).expect("set");
         let stream = TcpStream::from_std(socket.into()).expect("a stream");
-        // It has no error of its own.
+        // The socket has no pending error.
         assert!(stream.take_error().expect("read").is_none());
         connection(&stream).expect_err("no connection");
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -39,7 +39,7 @@ impl ProbeKind for Ping {
         socket.set_nonblocking(true).map_err(failed)?;
         let to = SocketAddr::new(server, 0);
         socket.connect(&to.into()).map_err(failed)?;
-        // To the calls that are made here, a socket is a socket.
+        // The calls here do not depend on the type of the socket.
         let socket = UdpSocket::from_std(socket.into()).map_err(failed)?;
         icmp_errors::receive(&socket, server).map_err(failed)?;
         let request = request(server, fresh());
@@ -47,7 +47,7 @@ impl ProbeKind for Ping {
         let mut bytes = [0; 256];
         loop {
             let n = socket.recv(&mut bytes).await.map_err(failed)?;
-            // Others' answers a raw socket sees as well.
+            // A raw socket also receives answers to other programs.
             if answers(&bytes[..n], &request, raw && server.is_ipv4(), raw) {
                 return Ok(Advice::NONE);
             }
@@ -61,8 +61,8 @@ fn open(server: IpAddr) -> io::Result<(Socket, bool)> {
         IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
         IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
     };
-    // The kernel gives each of these its own answers only, and needs no right for it but its
-    // group's.
+    // The kernel delivers only its own answers to each of these sockets, which need no capability,
+    // but a permitted group.
     if let Ok(socket) = Socket::new(domain, Type::DGRAM, Some(protocol)) {
         return Ok((socket, false));
     }
@@ -82,7 +82,7 @@ pub(super) fn request(server: IpAddr, id: u16) -> Vec<u8> {
     let mut bytes = vec![kind, 0, 0, 0, high, low, 0, 1];
     bytes.extend(PAYLOAD);
     if server.is_ipv4() {
-        // That of ICMPv6 is the kernel's work.
+        // The kernel computes the checksum of ICMPv6.
         let sum = bytes
             .chunks(2)
             .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))

@@ -11,7 +11,7 @@ use crate::text::{Diagnostic, Keys};
 
 /// Maximum length of a line. RFC 5321 permits 512 bytes, but some servers send longer greetings.
 const LINE_MAX: usize = 2048;
-/// Maximum of lines in one answer.
+/// Maximum number of lines in one answer.
 const LINES_MAX: usize = 100;
 
 /// A check that opens a session with a mail server.
@@ -73,7 +73,7 @@ where
     let sent = lines.stream().write_all(hello.as_bytes()).await;
     sent.map_err(|error| error.to_string())?;
     answer(&mut lines, b"250", "answers EHLO with").await?;
-    // So that the server does not log a lost connection; an error is ignored.
+    // QUIT prevents a log entry of the server about a lost connection; errors are ignored.
     let _ = lines.stream().write_all(b"QUIT\r\n").await;
     let _ = lines.next().await;
     Ok(())

@@ -130,7 +130,7 @@ impl Tls {
         let cert = keys.file("cert")?;
         let key = keys.file("key")?.map(Secret);
         let own = keys.string("sni")?;
-        // The port is no part of the name.
+        // The port is not part of the name.
         let of_host = host.map(|host| match host.rsplit_once(':') {
             Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
             _ => host,
@@ -330,7 +330,7 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let verifier: Arc<dyn ServerCertVerifier> = match &of.ca {
         None => Arc::new(AnyCertificate),
         Some(pem) => {
-            let help = "name a file with certificates in PEM, that of the CA that has signed the server's certificate";
+            let help = "use a file in PEM format with the certificate of the CA that has signed the server's certificate";
             let wrong = |why: String| ("ca", why, help.to_owned());
             let mut roots = RootCertStore::empty();
             for certificate in certificates(pem).map_err(wrong)? {
@@ -349,10 +349,10 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let mut config = match (&of.cert, &of.key) {
         (None, None) => builder.with_no_client_auth(),
         (Some(cert), Some(key)) => {
-            let help = "name a file with a private key in PEM, that of the certificate in `cert`";
+            let help = "use a file in PEM format with the private key of the certificate in `cert`";
             let wrong = |why: String| ("key", why, help.to_owned());
             let chain = certificates(cert).map_err(|why| {
-                let help = "name a file with certificates in PEM, lvsd's own first";
+                let help = "use a file in PEM format whose first certificate is lvsd's own";
                 ("cert", why, help.to_owned())
             })?;
             let key = PrivateKeyDer::from_pem_slice(&key.0)
@@ -370,7 +370,7 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
             return Err(("key", "a key without its certificate".to_owned(), help));
         }
     };
-    // Each check is to show that the server can do all of it.
+    // Each check must show that the server can do a full handshake.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
 }
@@ -437,7 +437,7 @@ fn naming_curves(provider: &CryptoProvider) -> Arc<CryptoProvider> {
     ];
     let mut provider = provider.clone();
     let curves = CURVES.iter().map(|one| one as &dyn SupportedKxGroup);
-    // Behind the others: a server that goes by the order exchanges keys with one of those.
+    // After the other groups: a server that uses the client's order chooses one of those.
     provider.kx_groups.extend(curves);
     Arc::new(provider)
 }
@@ -455,7 +455,7 @@ const SCHEMES: &[SignatureScheme] = &[
     SignatureScheme::RSA_PKCS1_SHA256,
     SignatureScheme::RSA_PKCS1_SHA384,
     SignatureScheme::RSA_PKCS1_SHA512,
-    // Keys for RSA-PSS alone (rsa_pss_pss_*), which TLS 1.3 takes.
+    // Keys for RSA-PSS only (rsa_pss_pss_*), which TLS 1.3 accepts.
     SignatureScheme::Unknown(0x0809),
     SignatureScheme::Unknown(0x080a),
     SignatureScheme::Unknown(0x080b),

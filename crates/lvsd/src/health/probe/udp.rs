@@ -43,8 +43,11 @@ impl ProbeKind for Udp {
         if silence_ok && reply.is_some() {
             let at = keys.place("silence");
             keys.report(
-                Diagnostic::warning(at, "silence is as good as the reply that is asked for")
-                    .help("remove `silence`, or `reply`"),
+                Diagnostic::warning(
+                    at,
+                    "`silence` accepts a server that does not reply, and `reply` requires a reply",
+                )
+                .help("remove `silence`, or `reply`"),
             );
         }
         Some(Self {
@@ -70,7 +73,7 @@ impl ProbeKind for Udp {
         socket.send(&self.payload).await.map_err(failed)?;
         let mut answer = [0; PAYLOAD_MAX];
         let received = if self.silence_ok {
-            // Well before the check's own time is up.
+            // Well before the time limit of the check.
             let limit = asked.timeout.mul_f32(0.9);
             match tokio::time::timeout(limit, socket.recv(&mut answer)).await {
                 Ok(received) => received,
@@ -150,7 +153,7 @@ fn from_hex(text: &str, wild: bool) -> Result<Vec<Option<u8>>, String> {
         }
     };
     let bytes: Option<Vec<Option<u8>>> = digits.chunks(2).map(pair).collect();
-    bytes.ok_or_else(|| format!("{text:?} is not pairs of hexadecimal digits"))
+    bytes.ok_or_else(|| format!("{text:?} does not consist of pairs of hexadecimal digits"))
 }
 
 #[cfg(test)]
@@ -193,7 +196,7 @@ mod tests {
             probe(&check, address).await
         };
         let ask = async |more: &str| ask_for("30s", more).await;
-        // All of its time is waited for.
+        // The probe waits for all of its time.
         let silent = async |more: &str| ask_for("300ms", more).await;
         assert!(ask("payload = \"hello\"").await.is_ok());
         assert!(ask("payload = \"hello\", reply = \"hel\"").await.is_ok());

@@ -17,7 +17,7 @@ pub(super) struct Parsed {
     pub(super) advice: Advice,
 }
 
-/// Parses a line: words separated by spaces or commas, in any case of letters; `#` begins a
+/// Parses a line: words separated by spaces or commas, in upper or lower case; `#` begins a
 /// description. An unknown word, or none at all, is an error.
 pub(super) fn parse(line: &[u8]) -> Result<Parsed, String> {
     let text = String::from_utf8_lossy(line);
@@ -44,7 +44,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Parsed, String> {
                 Some(Ok(percent)) if percent <= PERCENT_MAX => {
                     parsed.advice.weight = Some(Weight::Percent(percent));
                 }
-                // A bound of connections is not what a check sets here.
+                // A check cannot set a limit of connections here.
                 None if other.starts_with("maxconn:") => {}
                 _ => return Err(format!("it says {}", quoted(word.as_bytes()))),
             },

@@ -13,7 +13,7 @@ use super::name_of;
 pub(super) const DATAGRAM_MAX: u16 = 1232;
 /// Maximum number of examined records of an answer.
 const RECORDS_MAX: usize = 4096;
-/// Maximum of aliases from the requested name to the name with the records.
+/// Maximum length of the chain of aliases from the requested name to the name with the records.
 const CHAIN_MAX: usize = 16;
 
 /// The type of the question.
@@ -89,7 +89,7 @@ pub(super) fn question(id: u16, name: &str, kind: RecordKind) -> Result<Vec<u8>,
 
 /// Reads an answer to the query with `id`, `name` and `kind`.
 pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came {
-    // A truncated answer may end anywhere: its header has the flag TC.
+    // A truncated answer may end anywhere: its header has the TC flag.
     let cut = bytes.get(2).is_some_and(|flags| flags & 0x02 != 0);
     if bytes.get(..2) != Some(&id.to_be_bytes()[..]) {
         return Came::Strange;

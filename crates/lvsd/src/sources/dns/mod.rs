@@ -30,7 +30,7 @@ pub(crate) fn is_srv(name: &str) -> bool {
     name.starts_with('_')
 }
 
-/// Looks a name up repeatedly until the task is aborted.
+/// Looks up a name repeatedly until the task is aborted.
 pub(super) fn follow(name: String, lookups: Lookups, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let mut failures = 0;

@@ -14,11 +14,11 @@ use crate::sources::Record;
 
 /// The file with the host's own name servers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Maximum of name servers of that file, as in the C library.
+/// Maximum number of name servers of that file, as in the C library.
 const NAME_SERVERS_MAX: usize = 3;
 /// Number of attempts for each name server.
 const ROUNDS: usize = 2;
-/// Maximum of unrelated datagrams that are ignored.
+/// Maximum number of unrelated datagrams that are ignored.
 const STRANGE_MAX: usize = 64;
 /// Maximum number of hosts in the SRV records of a name.
 const TARGETS_MAX: usize = 256;
@@ -91,7 +91,7 @@ impl Asker {
         }
         let mut records = Vec::new();
         for (_, weight, port, target) in services {
-            // Without all of them the answer would take servers away that are there.
+            // All host names must be resolved: a partial answer would remove existing servers.
             let (hosts, holds) = self
                 .hosts(&target, Some(port), Some(weight.max(1)))
                 .await
@@ -181,7 +181,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Ca
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0)).await.map_err(words)?;
-    // Datagrams of others do not come in.
+    // A connected socket does not receive datagrams of other senders.
     socket.connect(server).await.map_err(words)?;
     socket.send(&question).await.map_err(words)?;
     let mut bytes = vec![0; usize::from(DATAGRAM_MAX)];
@@ -192,7 +192,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Ca
             came => return Ok(came),
         }
     }
-    Err("answers only other questions".to_owned())
+    Err("its answers do not match the question".to_owned())
 }
 
 async fn stream(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Came, String> {
@@ -356,7 +356,7 @@ mod tests {
             let found = look_up("a", &lookups(&[at])).await;
             assert_eq!(found.is_ok(), answered, "{strange}: {found:?}");
             if let Err(why) = found {
-                assert!(why.contains("only other questions"), "{why}");
+                assert!(why.contains("do not match the question"), "{why}");
                 assert_eq!(asked.load(Ordering::Relaxed), ROUNDS);
             }
         }

@@ -118,7 +118,7 @@ impl Client {
     ) -> Result<T, Error> {
         let first = self.attempt(path, request).await;
         match first {
-            // It has run out, or the member was started again.
+            // The token has expired, or the member was restarted.
             Err(error) if error.is_unknown() && self.access.login.is_some() => {
                 self.token = None;
                 self.attempt(path, request).await
@@ -143,7 +143,7 @@ impl Client {
             Err(Error::failed(why))
         });
         if answer.is_err() {
-            // Whatever is still to come on it, it is no answer to the next.
+            // Data that still arrives on this connection is not an answer to the next request.
             self.connection.close();
         }
         message::read(&answer?).map_err(Error::failed)
@@ -190,7 +190,7 @@ impl Client {
         let text = collect(answer.into_body()).await?;
         Err(match message::wrong(&text) {
             Some(wrong) if !wrong.message.is_empty() => Error::refused(wrong),
-            // The gateway's own words.
+            // The message of the gateway.
             _ => {
                 let words = plain(String::from_utf8_lossy(&text).trim());
                 Error::failed(format!("answers {status}: {words}"))
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusals_are_short_and_plain() {
+    async fn etcd_refusals_are_short_and_plain() {
         let long = format!(
             "{{\"message\":\"\\u001b[31m{}\",\"code\":3}}",
             "é".repeat(5000)

@@ -27,13 +27,13 @@ const SERVICES_BYTES_MAX: usize = 8 << 20;
 const SERVERS_MAX: usize = 16_384;
 /// Maximum number of directors.
 const DIRECTORS_MAX: usize = 64;
-/// Maximum of bytes of the record of a server or a director.
+/// Maximum number of bytes of the record of a server or a director.
 const RECORD_MAX: usize = 4 << 10;
 /// Maximum number of bytes of a name.
 const NAME_MAX: usize = 128;
-/// Maximum of characters of the reason why a key is refused.
+/// Maximum number of characters of the reason why a key is refused.
 const WHY_MAX: usize = 200;
-/// Maximum of refused keys that are reported.
+/// Maximum number of refused keys that are reported.
 const REFUSED_MAX: usize = 64;
 
 /// The services and servers in etcd.
@@ -68,7 +68,7 @@ impl Etcd {
     pub fn digest(&self) -> u32 {
         let services = self.services.iter().map(|(name, text)| (name, &text.text));
         let encoded = serde_json::to_vec(&(services.collect::<Vec<_>>(), &self.pools));
-        // FNV-1a, of 64 bits folded.
+        // FNV-1a, 64 bits, folded.
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         for byte in encoded.unwrap_or_default() {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
@@ -203,7 +203,7 @@ impl Model {
                         .keys()
                         .any(|id| now.is_none_or(|now| !now.contains_key(id)))
                 });
-            // The revision of a deletion is unknown: it is at most the current one.
+            // The revision of a deletion is unknown, but is at most the current one.
             let known = if gone { revision } else { before.revision };
             model.etcd.revision = model.etcd.revision.max(known);
         }
@@ -555,7 +555,7 @@ mod tests {
         before.services.clear();
         let model = Model::listed(&before, 7, 20, listed.clone()).unwrap();
         assert_eq!(model.etcd.revision, 10, "no change is reported");
-        // Another cluster counts from its own beginning.
+        // Revisions of another cluster begin again.
         let model = Model::listed(&before, 8, 20, listed).unwrap();
         assert_eq!(model.etcd.revision, 4);
     }

@@ -211,7 +211,7 @@ pub(super) struct Event {
     pub(super) kv: KeyValue,
 }
 
-/// The reason of a refusal by etcd. In streams, the reason is in a nested object, with other names.
+/// The reason for a refusal by etcd. In streams, the reason is in a nested object, with other names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Wrong {
@@ -229,9 +229,9 @@ pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
 }
 
-/// The reason of a refusal.
+/// Parses the reason for a refusal.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
-    // `error` and `message` are the same text; both are there.
+    // `error` and `message` contain the same text; answers have both.
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Both {
@@ -260,7 +260,7 @@ pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // All that there is.
+    // The range of all keys.
     vec![0]
 }
 
@@ -289,7 +289,7 @@ mod tests {
         .unwrap();
         let watched = watched.result.unwrap();
         assert!(watched.canceled && watched.compact_revision == Number(8));
-        // A lease that is no more has no time left, which is then left out.
+        // An expired lease has no remaining time, and the field is then absent.
         let kept: Streamed<Granted> =
             read(br#"{"result":{"header":{"revision":"9"},"ID":"7587"}}"#).unwrap();
         assert_eq!(kept.result.unwrap().ttl, Number(0));

@@ -44,7 +44,7 @@ const PROBE: Duration = Duration::from_secs(5);
 const DIFFER_MAX: u32 = 3;
 /// Changes that arrive within this time are sent to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
-/// Length of a session that counts as a success.
+/// A session of at least this length counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
@@ -58,7 +58,7 @@ pub struct Cluster {
     pub prefix: String,
     /// The name of this director.
     pub director: String,
-    /// The time without a renewal after which a director counts as gone.
+    /// The time without a renewal after which a director counts as absent.
     pub lease: Duration,
 }
 
@@ -71,7 +71,7 @@ impl Cluster {
     pub const TIMEOUT: Duration = Duration::from_secs(3);
     /// Permitted durations of a lease.
     pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
-    /// Bytes of a prefix or a name.
+    /// Maximum length of a prefix or a name in bytes.
     pub(crate) const NAME_MAX: usize = 128;
 
     /// Whether the name can be a part of an etcd key between slashes.
@@ -391,7 +391,7 @@ impl Session<'_> {
             let Some(seen) = self.twin else {
                 return Ok(());
             };
-            // While there is a twin, both processes write the record at this interval.
+            // While another process uses the same name, both write the record at this interval.
             if seen.elapsed() > self.settings.lease {
                 self.twin = None;
             }
@@ -535,7 +535,7 @@ mod tests {
         };
         let before = [("a", 3), ("b", 10)];
         assert_eq!(look(11, &before, &before), (None, 11, 10));
-        // On its way, then there.
+        // The change is on its way, then delivered.
         let after = [("a", 12), ("b", 10)];
         assert_eq!(look(13, &after, &before), (None, 11, 12));
         assert_eq!(look(13, &after, &after), (None, 13, 12));
@@ -543,7 +543,7 @@ mod tests {
         assert_eq!(look(15, &[("a", 14), ("b", 10)], &after).0, None);
         let announced = [("a", 14), ("b", 10)];
         assert_eq!(look(17, &[("a", 16), ("b", 10)], &announced).0, None);
-        // The key was deleted meanwhile, so its change is not overdue.
+        // The key was deleted in the meantime, so its change is not overdue.
         assert_eq!(
             look(18, &[("b", 10), ("c", 18)], &[("b", 10), ("d", 2)]).0,
             None
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn etcd_missed_changes_of_keys_are_detected_by_their_number() {
+    fn etcd_missed_changes_are_detected_by_the_number_of_keys() {
         let (there, announced) = ([("a", 3)], [("a", 3), ("b", 4)]);
         let mut owed = Owed::of(10);
         let mut look = |announced: &[(&str, i64)]| {

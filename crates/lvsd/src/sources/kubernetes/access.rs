@@ -55,7 +55,7 @@ fn wrong<T>(what: impl Into<String>, help: impl Into<String>) -> Result<T, Wrong
     Err((what.into(), help.into()))
 }
 
-/// A kubeconfig file, as far as lvsd reads it.
+/// The parts of a kubeconfig file that lvsd reads.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 struct File {
@@ -164,13 +164,13 @@ impl Access {
             Err(error) => {
                 return wrong(
                     format!("cannot read {path:?}: {error}"),
-                    "name a file that lvsd can read",
+                    "write the path of a file that lvsd can read",
                 );
             }
         };
         let file: File = match serde_saphyr::from_slice(&text) {
             Ok(file) => file,
-            // The error may quote a secret: only its place is shown.
+            // The error may quote a secret: show only its position.
             Err(error) => {
                 let place = error.location().map(|at| format!(" at line {}", at.line()));
                 return wrong(
@@ -457,7 +457,7 @@ users:
     }
 
     #[test]
-    fn kubeconfig_wrong_or_unsupported_is_refused_with_a_fix() {
+    fn invalid_or_unsupported_kubeconfig_is_refused_with_a_fix() {
         let directory = directory();
         for (context, words) in [
             ("plug-in", "lvsd runs no programs of a kubeconfig"),

@@ -15,7 +15,7 @@ use super::objects::Service;
 
 /// The annotation whose value is a key: Services with the same key may share an address.
 const SHARE: &str = "lvsd/share";
-/// Maximum of Services that share an address.
+/// Maximum number of Services that share an address.
 const SHARERS_MAX: usize = 64;
 
 /// Addresses of one family, from the first to the last.
@@ -54,7 +54,7 @@ impl Range {
             Family::V6 => Some(IpAddr::V6(number.into())),
         };
         let mut next = self.first;
-        // One step for each address that is taken.
+        // One step for each used address.
         while next <= self.last {
             let ip = address(next)?;
             if !taken.owners.contains_key(&ip) {
@@ -108,9 +108,9 @@ impl FromStr for Range {
 /// `[[kubernetes.pool]]`: addresses for Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Its name.
+    /// Name of the pool.
     pub name: String,
-    /// Its addresses.
+    /// Address ranges of the pool.
     pub ranges: Vec<Range>,
     /// Services that request no pool get addresses of this pool.
     pub auto_assign: bool,
@@ -211,7 +211,7 @@ pub(super) fn families(service: &Service) -> Vec<Family> {
 pub(super) fn assign(model: &Model, settings: &Settings) -> Assigned {
     let mut by_age: Vec<(&String, &Service)> = model.services.iter().collect();
     by_age.sort_by_key(|(key, service)| (&service.metadata.creation_timestamp, *key));
-    // Addresses of other classes and of Services that are being deleted are taken, too.
+    // Addresses of other classes and of Services that are being deleted are in use, too.
     let mut taken = Taken::default();
     for (key, service) in &by_age {
         for ip in Model::ingress(service) {
@@ -278,7 +278,7 @@ impl Assigned {
         let request = Request::of(service, settings).map_err(&mut refuse).ok();
         let mut target = Vec::new();
         for &family in &families {
-            // Without a request that can be read, it keeps what it has.
+            // If its request is unreadable, the Service keeps its addresses.
             let Some(request) = &request else { break };
             let have = given.iter().copied().find(|ip| Family::of(ip) == family);
             let asked = request
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn range_parse_takes_networks_ranges_and_addresses() {
+    fn range_parser_accepts_networks_ranges_and_addresses() {
         for (text, first, last, outside) in [
             ("192.0.2.0/24", "192.0.2.0", "192.0.2.255", "192.0.3.0"),
             (
@@ -573,7 +573,7 @@ mod tests {
             service("nonsense", 5, &[], &annotation("address", "x")),
         ];
         let assigned = assigned(&all);
-        // It serves what it has until the status is written.
+        // The Service keeps its addresses until the status is written.
         assert_eq!(assigned.given["shop/right"], ips(&["192.0.2.11"]));
         assert_eq!(assigned.wanted["shop/right"], ips(&["192.0.2.12"]));
         assert_eq!(
@@ -642,7 +642,7 @@ mod tests {
     const DNS: &str = r#"{"port":53,"protocol":"UDP"}"#;
 
     #[test]
-    fn assign_services_with_one_key_and_other_ports_share_an_address() {
+    fn assign_services_with_one_sharing_key_and_different_ports_share_an_address() {
         let all = [
             sharer("a", 1, &[], HTTP),
             sharer("b", 2, &[], DNS),
@@ -754,7 +754,7 @@ mod tests {
         ]);
         assert!(assigned.given.is_empty() && assigned.held.contains("shop/many"));
         assert!(assigned.refused["shop/many"].contains("more than 256 ports"));
-        // Its address stays taken.
+        // The address stays in use.
         let wanted = [("shop/web".to_owned(), ips(&["192.0.2.11"]))];
         assert_eq!(assigned.wanted, wanted.into());
     }

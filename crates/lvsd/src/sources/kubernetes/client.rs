@@ -67,7 +67,7 @@ impl Error {
     }
 }
 
-/// The reason of a refusal, and the remedy.
+/// The reason for a refusal, and the remedy.
 fn refusal(code: u16, why: &str) -> String {
     match code {
         401 => format!(
@@ -120,7 +120,8 @@ fn header(text: &str, wrong: &dyn Fn(&dyn fmt::Display) -> Error) -> Result<Head
         return Err(wrong(&"it is empty"));
     }
     let value = HeaderValue::from_str(&format!("Bearer {}", text.trim()));
-    let mut value = value.map_err(|_| wrong(&"it has characters that no token has"))?;
+    let mut value =
+        value.map_err(|_| wrong(&"it contains characters that are not permitted in a token"))?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -228,7 +229,7 @@ impl Client {
         let answer = answer.await;
         let answer = answer.unwrap_or_else(|_| Err(self.late()));
         if answer.is_err() {
-            // Whatever is still to come on it, it is no answer to the next.
+            // Data that still arrives on this connection is not an answer to the next request.
             self.connection.close();
         }
         serde_json::from_slice(&answer?)

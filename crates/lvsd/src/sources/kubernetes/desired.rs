@@ -13,7 +13,7 @@ use super::addresses::Assigned;
 use super::model::{EXCLUDED, Model, PREFIX, ZONE};
 use super::objects::{Node, Service, ServicePort, Use};
 
-/// Maximum of services from all Services together.
+/// Maximum number of services from all Services together.
 const TEXTS_MAX: usize = 4096;
 /// Maximum number of servers of a service.
 const SERVERS_MAX: usize = 1024;
@@ -377,7 +377,7 @@ fn text(
     Ok(text)
 }
 
-/// The check of a service's servers; `None` for that of `[defaults]`.
+/// The check of a service's servers; `None` for the check in `[defaults]`.
 fn check(
     service: &Service,
     options: &Options<'_>,
@@ -406,7 +406,7 @@ fn check(
             None => "{ type = \"tcp\" }".to_owned(),
         })),
         _ if protocol == "tcp" => Ok(None),
-        // Nothing is known of how the server answers datagrams.
+        // It is unknown how the server answers datagrams.
         _ => Ok(Some(healthz().unwrap_or_else(|| "\"none\"".to_owned()))),
     }
 }
@@ -427,7 +427,7 @@ impl<'a> Nodes<'a> {
             let mut conditions = node.status.conditions.iter();
             conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
         };
-        // If no node at all is ready, the API server rather than every node is at fault.
+        // If no node at all is ready, the API server is probably at fault, and not every node.
         let believed = model.nodes.values().any(is_ready);
         let all = model.nodes.iter();
         let all = all.filter(|(_, node)| !node.metadata.labels.contains_key(EXCLUDED));
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_tunnel_goes_to_pods_with_the_port_of_the_service() {
+    fn desired_tunnel_service_uses_pods_and_the_port_of_the_service() {
         let slices = slice("web-1", &[("10.1.0.1", "n1", "ready")]);
         let read = |slice: String| {
             let desired = of(&tunnelled(), &[slice], &[]);
@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_plain_service_goes_to_all_nodes() {
+    fn desired_service_without_annotations_uses_all_nodes() {
         let nodes = [node("n1", "10.0.0.1", ""), node("n2", "10.0.0.2", "")];
         let desired = of(WEB, &[], &nodes);
         assert_eq!(
@@ -667,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_service_that_is_deleted_is_no_service() {
+    fn desired_deleted_service_is_omitted() {
         let deleted = WEB.replacen(
             r#""name":"web""#,
             r#""name":"web","deletionTimestamp":"2026-01-01T00:00:00Z""#,
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_local_policy_takes_nodes_by_their_endpoints() {
+    fn desired_local_policy_uses_nodes_with_endpoints() {
         let local = with_spec(r#""externalTrafficPolicy":"Local","healthCheckNodePort":31000"#);
         let nodes =
             ["1", "2", "3", "4"].map(|n| node(&format!("n{n}"), &format!("10.0.0.{n}"), ""));
@@ -759,11 +759,11 @@ mod tests {
     }
 
     #[test]
-    fn desired_zones_take_new_connections_while_they_have_servers() {
+    fn desired_zones_receive_new_connections_while_they_have_servers() {
         let service = annotated("zones", "west=2");
         let wanted = [("10.0.0.1", 0), ("10.0.0.2", 2), ("10.0.0.3", 2)];
         assert_eq!(weights(&of(&service, &[], &zones(""))), named(wanted));
-        // All nodes of the zone drain: the others stand in.
+        // All nodes of the zone drain: the nodes of other zones are used.
         let wanted = [("10.0.0.1", 1), ("10.0.0.2", 0), ("10.0.0.3", 0)];
         assert_eq!(
             weights(&of(&service, &[], &zones("cordoned"))),
@@ -791,7 +791,7 @@ mod tests {
                     ("10.1.0.5", "n1", "not ready"),
                 ],
             ),
-            // It moves from one slice to the other.
+            // The endpoint moves from one slice to the other.
             slice(
                 "web-2",
                 &[("10.1.0.5", "n1", "ready"), ("10.1.0.6", "n1", "unknown")],
@@ -854,7 +854,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_wrong_service_is_refused_with_a_reason() {
+    fn desired_invalid_service_is_refused_with_a_reason() {
         for (service, words) in [
             (annotated("scheduler", "nonsense"), "`nonsense` is none of "),
             (

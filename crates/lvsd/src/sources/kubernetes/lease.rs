@@ -20,7 +20,7 @@ const WRITES: Duration = Duration::from_secs(10);
 /// The maximum accepted duration of a Lease, in seconds.
 const LONGEST: u32 = 300;
 
-/// The state of the Lease as far as this director has read it.
+/// The state of the Lease, as this director last read it.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
     /// The last version of the Lease that this director has read, and when it first read that
@@ -39,7 +39,7 @@ pub(super) struct Claim {
 /// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Another director holds the Lease.
+    /// Another director owns the Lease.
     Wait,
     /// Write the Lease with its current resource version, or create it.
     Write(Value),
@@ -141,7 +141,7 @@ fn body(
 fn date_time(unix: Duration) -> String {
     let seconds = unix.as_secs();
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years begin in March, so that the day that some years lack is the last.
+    // Years begin in March, so that the leap day is the last day of a year.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn time_known_moments_are_written_as_kubernetes_does() {
+    fn known_times_are_written_in_the_format_of_kubernetes() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn step_no_lease_creates_it() {
+    fn step_without_lease_creates_one() {
         let mut claim = Claim::default();
         let body = step(&mut claim, None, Instant::now()).unwrap();
         assert!(body["metadata"]["resourceVersion"].is_null());
@@ -224,7 +224,7 @@ mod tests {
         let body = step(&mut claim, Some(&lease("d2", "2")), at(29)).unwrap();
         assert_eq!(body["metadata"]["resourceVersion"], "2");
         assert_eq!(body["spec"]["leaseTransitions"], 1);
-        // Another director was faster.
+        // Another director was first.
         claim.lost();
         assert_eq!(step(&mut claim, Some(&lease("d3", "3")), at(30)), None);
         assert!(!claim.may_write(at(30)));
@@ -243,7 +243,7 @@ mod tests {
     fn step_own_lease_of_an_unknown_version_reports_duplicate_name() {
         let mut claim = Claim::default();
         let now = Instant::now();
-        // After a restart, the own name is no twin's.
+        // After a restart, this director's own name in the Lease does not count as a duplicate.
         assert!(step(&mut claim, Some(&lease("d1", "5")), now).is_some() && !claim.twin);
         claim.won("6", "d1", now);
         assert!(step(&mut claim, Some(&lease("d1", "6")), now).is_some() && !claim.twin);

@@ -47,7 +47,7 @@ use super::http::{self, Endpoint, Lines, plain};
 use super::{Shared, retry};
 use crate::health::probe::Tls;
 
-/// Maximum of objects in one page of a list.
+/// Maximum number of objects in one page of a list.
 const PAGE: usize = 500;
 /// Maximum number of objects of a list.
 const LISTED_MAX: usize = 100_000;
@@ -63,7 +63,7 @@ const WATCH_MAX: Duration = Duration::from_secs(WATCH + 30);
 const GATHER: Duration = Duration::from_millis(200);
 /// Shortest interval between two watches of a kind.
 const WATCH_MIN: Duration = Duration::from_secs(1);
-/// Length of a session that counts as a success.
+/// A session of at least this length counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// Maximum number of statuses and Events that are written before the watches are read again.
 const WRITES: usize = 32;
@@ -293,7 +293,7 @@ impl<'a> Session<'a> {
                 .map(|more| format!("&continue={}", quoted(more)));
             let page = format!("{path}?limit={limit}{}", after.unwrap_or_default());
             let page: List = match self.client.get(&page).await {
-                // Large objects are asked for in smaller numbers.
+                // Request fewer objects at a time if they are large.
                 Err(Error::Http(http::Error::TooLong)) if limit > 1 => {
                     limit /= 2;
                     continue;
@@ -363,7 +363,7 @@ impl<'a> Session<'a> {
                 () = timer(write_at) => {
                     write_at = None;
                     if self.write().await? {
-                        // More is to be written, or has just changed.
+                        // More has to be written, or has just changed.
                         write_at = Some(Instant::now());
                         hand_over_at.get_or_insert(Instant::now() + GATHER);
                     }
@@ -444,7 +444,7 @@ impl<'a> Session<'a> {
         let desired = desired(&self.model, &self.assigned, &self.settings);
         let desired = desired.map_err(Error::failed)?;
         let refused = self.assigned.refused.iter().chain(&desired.refused);
-        // They quote text that any user of the cluster may have written.
+        // The messages quote text that any user of the cluster may have written.
         let refused = refused.map(|(key, why)| (key.clone(), plain(why)));
         let refused = refused.collect();
         let kubernetes = Kubernetes {
@@ -537,7 +537,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Handles an error of reading or writing the Lease. If the request was refused, this director
+    /// Handles a failure to read or write the Lease. If the request was refused, this director
     /// serves without writing; any other error ends the session.
     fn not_kept(&mut self, error: Error) -> Result<(), Error> {
         if !error.is_refused() {
@@ -623,7 +623,7 @@ impl<'a> Session<'a> {
                         "the status of Service {key} is not written: the API server {error}"
                     ));
                     if error.is_passing() {
-                        // The next look at the Lease is followed by another attempt.
+                        // The next read of the Lease is followed by another attempt.
                         self.assigned.wanted.insert(key, addresses);
                         passing = true;
                     }
@@ -631,7 +631,7 @@ impl<'a> Session<'a> {
                 Err(error) => fault = Some(error),
             }
         }
-        // An Event about an address is written once at most.
+        // An Event about an address is written at most once.
         self.write_events(events).await?;
         fault.map_or(Ok(!passing), Err)
     }
@@ -736,7 +736,7 @@ fn status(service: &Service, addresses: &[IpAddr]) -> Value {
     })
 }
 
-/// Logs the reason of a failed write, unless it was logged before.
+/// Logs the reason for a failed write, unless it was logged before.
 fn log_new(known: Option<&String>, why: &str) {
     if known.map(String::as_str) != Some(why) {
         tracing::warn!(event = "unwritten", "{why}");

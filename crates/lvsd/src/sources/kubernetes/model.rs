@@ -1,4 +1,4 @@
-//! The objects that an API server has, as far as directors need them (pure).
+//! The objects of an API server that directors need (pure: no I/O).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -53,7 +53,7 @@ impl Kind {
         let (api, plural) = match self {
             Self::Service => ("/api/v1", "services"),
             Self::EndpointSlice => ("/apis/discovery.k8s.io/v1", "endpointslices"),
-            // Nodes are in no namespace.
+            // Nodes do not belong to a namespace.
             Self::Node => return "/api/v1/nodes".to_owned(),
         };
         match namespace {
@@ -400,7 +400,7 @@ mod tests {
         put(&mut model, "web", &broken);
         assert_eq!(model.services["shop/web"].spec.ports[0].port, 80);
         assert!(model.refused["Service shop/web"].contains("80000"));
-        // The same in a list, where another object has gone.
+        // The same in a list in which another object is missing.
         put(&mut model, "mail", &lb);
         list(&mut model, Kind::Service, &[service("web", &broken)]).unwrap();
         assert_eq!(model.services.keys().collect::<Vec<_>>(), ["shop/web"]);
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn model_slices_move_and_are_counted() {
+    fn model_endpoint_slices_move_between_services_and_are_counted() {
         let slice = |name: &str, service: &str, count: usize| {
             json!({
                 "metadata": {
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn model_many_wrong_objects_are_named_up_to_a_number() {
+    fn model_names_a_bounded_number_of_invalid_objects() {
         let mut model = Model::default();
         for n in 0..1000 {
             put(&mut model, &format!("s{n}\u{1}"), &Value::Null);

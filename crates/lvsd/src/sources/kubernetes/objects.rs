@@ -153,9 +153,9 @@ pub(super) struct Conditions {
 pub(super) enum Use {
     /// The endpoint receives no connections, because it terminates and no longer answers.
     Gone,
-    /// No new connections.
+    /// The endpoint accepts no new connections.
     Drain,
-    /// New connections.
+    /// The endpoint accepts new connections.
     Ready,
 }
 
@@ -240,7 +240,7 @@ pub(super) struct LeaseSpec {
     pub(super) lease_transitions: Option<u32>,
 }
 
-/// The name of an object, as far as it can be parsed.
+/// The name of an object that may not be parsed completely.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) name: String,

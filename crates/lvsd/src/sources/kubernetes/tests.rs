@@ -338,7 +338,7 @@ impl Followed {
     async fn wait(&self, what: &str, right: impl Fn(&super::super::State) -> bool) {
         let waited = timeout(PATIENCE, async {
             while !right(&self.shared.lock()) {
-                // Views change without news.
+                // Views change without a notification.
                 let _ = timeout(Duration::from_millis(20), self.shared.news.notified()).await;
             }
         });
@@ -455,7 +455,7 @@ async fn session_many_services_get_their_addresses_and_events_once() {
 }
 
 #[tokio::test]
-async fn session_status_that_fails_is_written_again_without_a_change() {
+async fn session_failed_status_write_is_repeated_without_a_change() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     fake.lock().busy = 1;
@@ -466,7 +466,7 @@ async fn session_status_that_fails_is_written_again_without_a_change() {
 }
 
 #[tokio::test]
-async fn session_wrong_annotation_writes_one_event() {
+async fn session_invalid_annotation_causes_one_event() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &json!({ "lvsd/chek": "none" })));
     let director = Followed::start(address, |_| {});
@@ -487,7 +487,7 @@ async fn session_wrong_annotation_writes_one_event() {
             .collect::<Vec<_>>()
     };
     director.wait("the event", |_| !reported().is_empty()).await;
-    // The daemon has refused another one.
+    // The daemon has refused another object.
     let refused = [("shop/web".to_owned(), "its text is wrong".to_owned())];
     fake.put("services", &service("web", &Value::Null));
     director
@@ -542,7 +542,7 @@ async fn client_closed_connection_is_opened_again_to_read() {
     for _ in 0..3 {
         client.get::<Value>("/x").await.unwrap();
     }
-    // A write may have been carried out before the connection ended.
+    // The server may have executed a write before the connection ended.
     let written = client.post("/x", &json!({})).await;
     assert!(
         matches!(written, Err(Error::Http(http::Error::Failed(_)))),
@@ -578,7 +578,7 @@ async fn client_write_that_was_not_sent_is_repeated_over_new_connection() {
     let mut client = Client::new(Arc::new(settings));
     for _ in 0..2 {
         client.post("/x", &json!({})).await.unwrap();
-        // This blocks the runtime. The client learns of the end when it has passed on the next request.
+        // This blocks the runtime. The client notices the closed connection at the next request.
         is_closed.recv().unwrap();
         tokio::task::yield_now().await;
     }
@@ -610,7 +610,7 @@ async fn session_token_is_read_again_when_it_is_replaced() {
 }
 
 #[tokio::test]
-async fn session_lost_server_leaves_its_last_state() {
+async fn session_with_lost_server_keeps_the_last_state() {
     let (fake, address) = fake().await;
     let mut web: Value = serde_json::from_str(&service("web", &Value::Null)).unwrap();
     web["status"] = json!({ "loadBalancer": { "ingress": [{ "ip": "192.0.2.11" }] } });
@@ -627,7 +627,7 @@ async fn session_lost_server_leaves_its_last_state() {
 }
 
 #[tokio::test]
-async fn session_two_directors_write_in_turn() {
+async fn session_only_one_of_two_directors_writes_at_a_time() {
     let (fake, address) = fake().await;
     let first = Followed::start(address, |_| {});
     first
@@ -679,7 +679,7 @@ async fn session_invalid_answers_are_errors() {
 
 #[tokio::test]
 async fn session_endless_list_is_an_error() {
-    // The list always goes on.
+    // The list never ends.
     let address = serving(|mut stream| async move {
         let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
         let length = body.len();
@@ -699,7 +699,7 @@ async fn session_endless_list_is_an_error() {
 }
 
 #[tokio::test]
-async fn session_hostile_objects_are_left_out_alone() {
+async fn session_omits_only_the_hostile_objects() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     let mut many: Value = serde_json::from_str(&service("many", &Value::Null)).unwrap();
@@ -737,7 +737,7 @@ async fn session_hostile_objects_are_left_out_alone() {
 }
 
 #[test]
-fn by_service_two_ports_are_one_service() {
+fn summary_counts_service_with_two_ports_once() {
     let refused = [
         ("shop/web/tcp/80", "x"),
         ("shop/web/udp/53", "y"),
