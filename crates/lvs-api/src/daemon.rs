@@ -529,6 +529,9 @@ pub struct ServiceStatus {
     /// since the dataplane has the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
+    /// Packets of its connections that the dataplane dropped or refused, likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drops: Vec<Refusals>,
     /// Its servers, in the order of the file, and then servers that will be removed.
     pub servers: Vec<ServerStatus>,
 }

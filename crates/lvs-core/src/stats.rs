@@ -1,10 +1,12 @@
 //! Counters, their two-second snapshot in listings, and rates.
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::{Add, AddAssign, Sub};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::ServerId;
 pub use crate::latency::Latency;
 
 /// Counters or rates of a service, of a server, or of everything.
@@ -216,6 +218,31 @@ impl ObjectStats {
             },
             live: self.live(),
         }
+    }
+}
+
+/// Dropped packets of connections, by the server and the reason: one worker's, until
+/// [`Control::count_drops`](crate::Control::count_drops) adds them to their services. There are at
+/// most as many counts as servers times reasons.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServerDrops(BTreeMap<(ServerId, &'static str), u64>);
+
+impl ServerDrops {
+    /// Counts a packet of a connection to `server`; without one, the packet belongs to no service.
+    pub fn count(&mut self, server: Option<ServerId>, reason: &'static str) {
+        if let Some(server) = server {
+            *self.0.entry((server, reason)).or_default() += 1;
+        }
+    }
+
+    /// Whether no packet was counted.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Removes and returns a count.
+    pub(crate) fn pop(&mut self) -> Option<((ServerId, &'static str), u64)> {
+        self.0.pop_first()
     }
 }
 

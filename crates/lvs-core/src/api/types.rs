@@ -771,11 +771,15 @@ pub struct ServiceInfo {
     /// These packets by reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
+    /// Packets of its connections that were dropped or refused, by reason, since the service was
+    /// added.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drops: Vec<Refusals>,
     /// Its real servers in the kernel's list order: the most recently added one is first.
     pub servers: Vec<ServerInfo>,
 }
 
-/// Packets of clients that opened no connection, for one reason.
+/// Packets of a service that were dropped or refused for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
     /// Name of the reason, as in [`ReasonCount`].
@@ -945,22 +949,9 @@ pub struct ReasonCount {
     pub action: String,
     /// Name of the reason.
     pub reason: String,
-    /// Packets.
-    pub count: u64,
-    /// Packets in the last five minutes; `None` if the dataplane does not count them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recent: Option<u64>,
-    /// Packets in the last minute, likewise.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_minute: Option<u64>,
-    /// Seconds since the first packet after five minutes without one; `None` if there was no packet
-    /// in the last five minutes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub since: Option<u64>,
-    /// Seconds since the count last increased, with a precision of ten seconds; `None` if it has
-    /// not increased since the dataplane started.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ago: Option<u64>,
+    /// Their number and their times, with a precision of ten seconds.
+    #[serde(flatten)]
+    pub packets: RecentCount,
     /// Meaning of the number.
     pub help: String,
     /// Action that removes the cause.

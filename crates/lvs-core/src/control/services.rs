@@ -11,6 +11,7 @@ use super::service::Census;
 use super::slow_start::SlowStart;
 use super::{Control, FTP, FTP_DATA, Service};
 use crate::filter::SourceFilter;
+use crate::recent::ReasonCounters;
 use crate::service::ServiceKeyOrd;
 use crate::stats::ObjectStats;
 use crate::{
@@ -56,7 +57,8 @@ impl Control {
             slow: SlowStart::default(),
             limiter: Limiter::default(),
             census: Census::default(),
-            refusals: Vec::new(),
+            refusals: ReasonCounters::default(),
+            drops: ReasonCounters::default(),
         };
         self.ftp_services += usize::from(key.port() == FTP);
         self.any_port_services += usize::from(key.port() == 0);

@@ -108,7 +108,7 @@ impl Pipeline {
                 if !cx.env.intercept.local_clients.contains(&client) {
                     // The host would not find a connection for the answer, and reset it.
                     let copy = frame.clone();
-                    if self.held.hold_local_client(client, copy, cx.now) {
+                    if self.held.hold_local_client(client, cx.server, copy, cx.now) {
                         cx.out.request(Request::InterceptLocalClient(client));
                     }
                     return Fate::Held;

@@ -283,6 +283,34 @@ fn doctor_refused_connections_name_their_service() -> Result<()> {
     Ok(())
 }
 
+/// Packets of a connection are dropped after it was opened: the server has no route any more.
+#[test]
+fn doctor_dropped_packets_of_connection_name_their_service() -> Result<()> {
+    let site = site("doctdrop", Forward::Nat)?;
+    site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
+    site.lvsadm(&format!("-a -t {}:81 -r 203.0.113.99:80 -m", site.vip))?;
+    site.director.sh("ip route add blackhole 203.0.113.99")?;
+    let connect = format!("curl -s -m 1 http://{}:81/ || true", site.vip);
+    let of_service = |finding: &Value| finding["service"]["address"] == format!("{}:81", site.vip);
+    let mut reported = Vec::new();
+    let found = wait_until("doctor to report the drops", common::SOON, || {
+        let _ = site.client.sh(&connect);
+        reported = findings_with_code(&site, "route_refuses").unwrap_or_default();
+        reported.first().is_some_and(of_service)
+    });
+    found.with_context(|| format!("{reported:?}"))?;
+    let listed = site.lvsadm("drops")?;
+    let service = format!("of TCP {}:81\n", site.vip);
+    ensure!(
+        listed
+            .lines()
+            .any(|line| line.trim().starts_with("services: "))
+            && listed.contains(&service),
+        "{listed}"
+    );
+    Ok(())
+}
+
 #[test]
 fn doctor_vip_without_owner_is_a_finding() -> Result<()> {
     let site = site("doctvip", Forward::Nat)?;

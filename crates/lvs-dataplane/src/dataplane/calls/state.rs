@@ -141,7 +141,7 @@ impl Handle {
             reasons.extend(shares(&fast_path.shares()));
         }
         let view = self.context.view();
-        for reason in reasons.iter_mut().filter(|reason| reason.count > 0) {
+        for reason in reasons.iter_mut().filter(|reason| reason.packets.count > 0) {
             let fix = fixes::of_route(&reason.reason, &view.tables);
             reason.fix = fix.unwrap_or(std::mem::take(&mut reason.fix));
         }

@@ -227,6 +227,7 @@ mod tests {
                 conflict: false,
                 unheard: false,
                 refusals: Vec::new(),
+                drops: Vec::new(),
                 servers,
             };
             let director = Director(Status {
