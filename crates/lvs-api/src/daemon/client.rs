@@ -19,7 +19,8 @@ const BODY_MAX: u64 = 256 << 20;
 const HEAD_MAX: u64 = 64 << 10;
 /// Longest silence of the daemon: this is its own time limit for an answer of the dataplane.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Longest silence of the daemon during a reload: on a busy host, a file with tens of thousands of servers takes most of a minute.
+/// Longest silence of the daemon during a reload: on a busy host, a file with tens of thousands of
+/// servers takes most of a minute. `contrib/lvsd.service` permits a reload the same time.
 const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
 
 /// A client of the daemon.
