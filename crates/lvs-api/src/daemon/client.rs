@@ -302,7 +302,9 @@ mod tests {
     #[test]
     fn unit_ends_a_reload_later_than_the_client() {
         let unit = include_str!("../../../../contrib/lvsd.service");
-        let limit = unit.lines().find_map(|line| line.strip_prefix("TimeoutStartSec="));
+        let limit = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("TimeoutStartSec="));
         let limit: u64 = limit.expect("a limit").parse().expect("seconds");
         assert!(limit > SILENCE_OF_RELOAD.as_secs(), "{limit}");
     }

@@ -723,6 +723,16 @@ pub struct SilentHop {
     pub since: u64,
 }
 
+/// An interface of the dataplane that is down.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DownInterface {
+    /// Its name.
+    pub interface: String,
+    /// [`InterfaceInfo::down_since`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
+}
+
 /// An interface in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceInfo {
@@ -734,6 +744,10 @@ pub struct InterfaceInfo {
     pub mtu: u32,
     /// Whether the interface is up.
     pub up: bool,
+    /// Seconds since it went down, or since the dataplane first saw it down; `None` while it is up,
+    /// and for a TUN device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down_since: Option<u64>,
     /// Frames that were lost because they arrived faster than the dataplane read them.
     #[serde(default)]
     pub lost: u64,

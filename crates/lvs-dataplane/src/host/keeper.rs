@@ -222,7 +222,7 @@ impl Keeper {
                 offload: true,
                 gives_back: false,
             },
-            running: true,
+            down: None,
             decapsulates: false,
         };
         self.tables.set_port(PortId::HOST, known.clone());

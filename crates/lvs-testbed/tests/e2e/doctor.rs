@@ -104,7 +104,13 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     wait_until("doctor to report that eth1 is down", common::SOON, || {
         fix(&site, "eth1 is down").is_ok_and(|fix| fix.contains("ip link set eth1 up"))
     })
-    .with_context(|| format!("{:?}", findings(&site)))
+    .with_context(|| format!("{:?}", findings(&site)))?;
+    let down = findings_with_code(&site, "interface_down")?;
+    ensure!(down.len() == 1 && down[0]["since"].is_u64(), "{down:?}");
+    site.director.sh("ip link set eth1 up")?;
+    wait_until("doctor to report eth1 no more", common::SOON, || {
+        findings_with_code(&site, "interface_down").is_ok_and(|found| found.is_empty())
+    })
 }
 
 /// Filters of the host: those that run after the dataplane receives a copy of each packet, and those

@@ -11,7 +11,8 @@ use lvs_api::daemon::{
 };
 use lvs_api::words::{in_brackets, lasted, times};
 use lvs_core::api::{
-    Conflict, PeerStanding, ReasonCount, ServiceId, SilentHop, TablesInfo, TablesState, Waiting,
+    Conflict, DownInterface, PeerStanding, ReasonCount, ServiceId, SilentHop, TablesInfo,
+    TablesState, Waiting,
 };
 use lvs_core::attempts::Attempts;
 use lvs_core::recent::RecentCount;
@@ -420,10 +421,12 @@ fn of_director(status: &Status, now: u64) -> String {
     }
     // The state of a disconnected dataplane is unknown.
     if status.dataplane.connected {
-        for interface in &status.dataplane.down {
+        for DownInterface { interface, since } in &status.dataplane.down {
+            let seen = since.map(|since| format!("for {}", lasted(since)));
+            let seen = in_brackets(&seen.unwrap_or_default());
             let _ = writeln!(
                 text,
-                "INTERFACE DOWN: {interface}. To do: ip link set {interface} up; check its cable or its peer"
+                "INTERFACE DOWN: {interface}{seen}. To do: ip link set {interface} up; check its cable or its peer"
             );
         }
         for conflict in &status.dataplane.conflicts {
@@ -1058,7 +1061,10 @@ mod tests {
         status.version = "0.12.13-rc1".to_owned();
         status.config = format!("/etc/lvsd/{}.toml", "long-name".repeat(12));
         status.dataplane.version = Some("0.12.12".to_owned());
-        status.dataplane.down = vec!["enp129s0f1np1".to_owned()];
+        status.dataplane.down = vec![DownInterface {
+            interface: "enp129s0f1np1".to_owned(),
+            since: Some(90_000),
+        }];
         status.dataplane.conflicts = vec![Conflict {
             code: Conflict::VIP.to_owned(),
             interface: "enp129s0f1np1".to_owned(),

@@ -8,7 +8,9 @@ use lvs_api::daemon::{
     AdminState, CheckNotMade, DataplaneStatus, ProxyStatus, ServerStatus, ServiceStatus,
     SourceStatus, Status,
 };
-use lvs_core::api::{Info, ReasonCount, ServiceId, ServiceInfo, SilentHop, SyncCounts};
+use lvs_core::api::{
+    DownInterface, Info, ReasonCount, ServiceId, ServiceInfo, SilentHop, SyncCounts,
+};
 
 use super::Daemon;
 use crate::clock::Now;
@@ -60,7 +62,10 @@ impl<P: Prober> Daemon<P> {
                     .interfaces
                     .iter()
                     .filter(|interface| !interface.up)
-                    .map(|interface| interface.name.clone())
+                    .map(|interface| DownInterface {
+                        interface: interface.name.clone(),
+                        since: interface.down_since,
+                    })
                     .collect(),
                 conflicts: found.seen.info.conflicts.clone(),
                 silent_hops: silent_hops(&found.seen.info, &services),

@@ -97,7 +97,7 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
             offload: true,
             gives_back: false,
         },
-        running: true,
+        down: None,
         decapsulates: false,
     };
     tables.set_port(PORT, port);

@@ -36,9 +36,14 @@ fn state(info: &Info, findings: &mut Findings) {
         );
     }
     for interface in info.interfaces.iter().filter(|interface| !interface.up) {
+        let when = interface.down_since.map(When::since).unwrap_or_default();
+        let seen = interface
+            .down_since
+            .map(|since| format!("for {}", lasted(since)));
+        let seen = in_brackets(&seen.unwrap_or_default());
         findings.add(
-            ("interface_down", Scope::interface(&interface.name)),
-            format!("{} is down", interface.name),
+            ("interface_down", Scope::interface(&interface.name), when),
+            format!("{} is down{seen}", interface.name),
             format!(
                 "ip link set {} up; check cable and switch port",
                 interface.name
@@ -448,12 +453,15 @@ mod tests {
     #[test]
     fn doctor_interface_down_is_a_finding() {
         let info: Info = serde_json::from_str(
-            r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": false}]}"#,
+            r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": false, "down_since": 130}]}"#,
         )
         .expect("info");
         let mut findings = Findings::default();
         state(&info, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
+        assert_eq!(findings.0[0].what, "eth0 is down (for 2m10s)");
+        let json = serde_json::to_value(&findings.0[0]).expect("JSON");
+        assert_eq!(json["since"], 130);
         assert!(findings.0[0].fix.starts_with("ip link set eth0 up"));
     }
 }
