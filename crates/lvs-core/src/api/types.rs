@@ -704,6 +704,8 @@ impl Conflict {
     pub const VIP: &str = "vip_conflict";
     /// The code of a conflict about another address of this host.
     pub const ADDRESS: &str = "address_conflict";
+    /// All codes.
+    pub const CODES: [&str; 2] = [Self::VIP, Self::ADDRESS];
 
     /// Whether the address is a virtual one.
     pub fn is_vip(&self) -> bool {
@@ -764,6 +766,30 @@ pub struct Waiting {
     pub what: String,
     /// A command or setting that resolves the condition.
     pub fix: String,
+}
+
+impl Waiting {
+    /// The host does not have a configured interface.
+    pub const MISSING: &str = "interface_missing";
+    /// A configured interface is down, and the backend is tun.
+    pub const DOWN: &str = "interface_down";
+    /// A configured interface is not an Ethernet interface.
+    pub const NOT_ETHERNET: &str = "interface_not_ethernet";
+    /// A configured interface is not in use.
+    pub const UNUSED: &str = "interface_unused";
+    /// An interface cannot be used: the text has the error.
+    pub const UNUSABLE: &str = "interface_unusable";
+    /// The host does not have the address at which peers connect.
+    pub const LISTEN_MISSING: &str = "sync_listen_missing";
+    /// All codes.
+    pub const CODES: [&str; 6] = [
+        Self::MISSING,
+        Self::DOWN,
+        Self::NOT_ETHERNET,
+        Self::UNUSED,
+        Self::UNUSABLE,
+        Self::LISTEN_MISSING,
+    ];
 }
 
 /// A service in a listing.

@@ -3,7 +3,8 @@
 use lvs_api::words::{in_brackets, lasted, times};
 use lvs_core::api::{FastPathInfo, Info, ReasonCount, ServiceInfo, TablesState};
 
-use super::{Findings, Scope, Since, When};
+use super::code::Code;
+use super::{Findings, Kind, Scope, Since, When};
 use crate::operator::service_text;
 
 /// Services that a finding about dropped packets names at most.
@@ -23,14 +24,14 @@ pub(super) fn look(
 fn state(info: &Info, findings: &mut Findings) {
     for waiting in &info.waiting {
         findings.add(
-            waiting.code.as_str(),
+            Kind::reported(&waiting.code, Scope::default(), When::default()),
             waiting.what.clone(),
             waiting.fix.clone(),
         );
     }
     if info.interfaces.is_empty() && info.waiting.is_empty() {
         findings.add(
-            "no_interface",
+            Code::NoInterface,
             "the dataplane uses no interface: no packet reaches it",
             "bring an Ethernet interface up, or name one with lvs-dataplane --interface",
         );
@@ -42,7 +43,7 @@ fn state(info: &Info, findings: &mut Findings) {
             .map(|since| format!("for {}", lasted(since)));
         let seen = in_brackets(&seen.unwrap_or_default());
         findings.add(
-            ("interface_down", Scope::interface(&interface.name), when),
+            (Code::InterfaceDown, Scope::interface(&interface.name), when),
             format!("{} is down{seen}", interface.name),
             format!(
                 "ip link set {} up; check cable and switch port",
@@ -52,7 +53,7 @@ fn state(info: &Info, findings: &mut Findings) {
     }
     if info.capacity > 0 && info.connections * 10 > info.capacity * 9 {
         findings.add(
-            "table_nearly_full",
+            Code::TableNearlyFull,
             format!(
                 "the connection table is nearly full: {} of {} entries are in use",
                 info.connections, info.capacity
@@ -63,7 +64,7 @@ fn state(info: &Info, findings: &mut Findings) {
     let fast_path = &info.fast_path;
     if fast_path.wanted && !fast_path.active {
         findings.add(
-            "fast_path_off",
+            Code::FastPathOff,
             format!(
                 "established connections are not forwarded by the kernel fast path: {}",
                 fast_path.reason
@@ -74,7 +75,7 @@ fn state(info: &Info, findings: &mut Findings) {
     for peer in info.peers.iter().filter(|peer| peer.is_alarming()) {
         let scope = Scope::host(peer.peer.ip());
         findings.add(
-            ("peer_behind", scope, When::since(peer.seconds)),
+            (Code::PeerBehind, scope, When::since(peer.seconds)),
             format!(
                 "the connections of the director {} are not replicated to this one, for {} s ({}{}{}): they break when this one takes over",
                 peer.peer.ip(),
@@ -90,7 +91,7 @@ fn state(info: &Info, findings: &mut Findings) {
         if tables.state == TablesState::Alarm {
             let peer = Scope::host(tables.peer.ip());
             findings.add(
-                ("peer_differs", peer, When::since(tables.seconds)),
+                (Code::PeerDiffers, peer, When::since(tables.seconds)),
                 format!(
                     "the director {} has other services or servers than this one ({} differ, for {} s): the two choose different servers for a client",
                     tables.peer.ip(),
@@ -107,7 +108,7 @@ fn state(info: &Info, findings: &mut Findings) {
             ..Scope::host(hop.address)
         };
         findings.add(
-            ("next_hop", scope, When::since(hop.since)),
+            (Code::NextHop, scope, When::since(hop.since)),
             format!(
                 "the next hop {} on {} does not answer ARP or neighbour discovery, for {}: packets to it are dropped",
                 hop.address,
@@ -139,8 +140,8 @@ fn state(info: &Info, findings: &mut Findings) {
             ),
         };
         findings.add(
-            (
-                conflict.code.as_str(),
+            Kind::reported(
+                &conflict.code,
                 Scope {
                     interface: Some(conflict.interface.clone()).filter(|name| !name.is_empty()),
                     ..Scope::host(conflict.address)
@@ -201,7 +202,7 @@ fn counters(
                 _ => Scope::default(),
             };
             findings.add(
-                (reason.reason.as_str(), scope, When::of_packets(packets)),
+                Kind::reported(&reason.reason, scope, When::of_packets(packets)),
                 format!(
                     "{number} dropped{}: {}: {}{}",
                     in_brackets(&named(&of)),

@@ -1,5 +1,6 @@
 //! `lvsadm doctor`: faults of this host and of the real servers, with their fixes.
 
+mod code;
 pub(super) mod dataplane;
 mod devices;
 mod director;
@@ -14,6 +15,7 @@ use lvs_core::api::{Call, Info, ReasonCount, ServiceId, ServiceInfo};
 use lvs_core::recent::RecentCount;
 use serde::Serialize;
 
+use self::code::Code;
 use super::simple::wrap;
 use super::{Outcome, Trouble, Words, connect};
 use crate::invocation::Invocation;
@@ -51,22 +53,29 @@ struct Kind {
     when: When,
 }
 
-impl From<&str> for Kind {
-    fn from(code: &str) -> Self {
+impl Kind {
+    /// A finding with a code that the dataplane reports.
+    fn reported(code: &str, scope: Scope, when: When) -> Self {
+        let code = code.to_owned();
+        Self { code, scope, when }
+    }
+}
+
+impl From<Code> for Kind {
+    fn from(code: Code) -> Self {
         (code, Scope::default()).into()
     }
 }
 
-impl From<(&str, Scope)> for Kind {
-    fn from((code, scope): (&str, Scope)) -> Self {
+impl From<(Code, Scope)> for Kind {
+    fn from((code, scope): (Code, Scope)) -> Self {
         (code, scope, When::default()).into()
     }
 }
 
-impl From<(&str, Scope, When)> for Kind {
-    fn from((code, scope, when): (&str, Scope, When)) -> Self {
-        let code = code.to_owned();
-        Self { code, scope, when }
+impl From<(Code, Scope, When)> for Kind {
+    fn from((code, scope, when): (Code, Scope, When)) -> Self {
+        Self::reported(code.name(), scope, when)
     }
 }
 
@@ -288,9 +297,9 @@ mod tests {
     #[test]
     fn finding_has_code_scope_and_times_for_programs() {
         let mut findings = Findings::default();
-        findings.add("lro", "a", "b");
+        findings.add(Code::Lro, "a", "b");
         let scope = Scope::server(&services("nat", 1)[0], ([10, 0, 0, 1], 80).into());
-        findings.add(("clients_unanswered", scope, When::since(7)), "c", "d");
+        findings.add((Code::ClientsUnanswered, scope, When::since(7)), "c", "d");
         let json = serde_json::to_value(&findings.0).expect("JSON");
         assert_eq!(
             json,
