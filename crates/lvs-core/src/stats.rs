@@ -311,6 +311,21 @@ mod tests {
     }
 
     #[test]
+    fn dropped_packets_of_server_and_reason_share_a_count() {
+        let mut drops = ServerDrops::default();
+        drops.count(None, "no_route");
+        assert!(drops.is_empty());
+        for server in [7, 8] {
+            for _ in 0..1000 {
+                drops.count(Some(ServerId(server)), "no_route");
+                drops.count(Some(ServerId(server)), "too_big");
+            }
+        }
+        assert_eq!(drops.0.len(), 4);
+        assert_eq!(drops.pop(), Some(((ServerId(7), "no_route"), 1000)));
+    }
+
+    #[test]
     fn zero_subtracts_snapshot_and_keeps_later_counts() {
         let mut stats = ObjectStats::new(1);
         stats.shards[0].count_in(100);
