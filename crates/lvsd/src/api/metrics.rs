@@ -141,10 +141,7 @@ impl<'a> Service<'a> {
     }
 
     /// Packets of one of its counters by reason; nothing until the dataplane has reported.
-    fn packets(
-        &self,
-        of: fn(&ServiceInfo) -> &[Refusals],
-    ) -> impl Iterator<Item = (ReasonLabels<'_>, u64)> {
+    fn packets(&self, of: Losses) -> impl Iterator<Item = (ReasonLabels<'_>, u64)> {
         let all = self.dataplane.into_iter().flat_map(of);
         all.map(|one| {
             let labels = (self.labels(), [("reason", one.reason.as_str())]);
@@ -878,8 +875,11 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
     )
 }
 
+/// Packets of a service that were not forwarded.
+type Losses = fn(&ServiceInfo) -> &[Refusals];
+
 /// The metrics of packets that were not forwarded, by service and reason.
-const LOSSES: [(&str, &str, fn(&ServiceInfo) -> &[Refusals]); 2] = [
+const LOSSES: [(&str, &str, Losses); 2] = [
     (
         "lvs_service_refused",
         "Packets of clients that opened no connection because they were dropped or refused, by reason",
