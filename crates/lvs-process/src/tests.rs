@@ -115,7 +115,7 @@ fn server_answers_calls_lists_and_refusals() {
     let mut sum = 0;
     let end = client
         .list(&Call::Drops {}, |item: ReasonCount| {
-            sum += item.packets.count
+            sum += item.packets.count;
         })
         .expect("a list");
     assert_eq!((end.count, sum), (100_000, 4_999_950_000));
