@@ -729,8 +729,11 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
         browser.wait_for("#verdict", "All is well", Duration::from_secs(60))?;
         check(&format!("{services} services"))?;
         browser.screen(1280, 900, false)?;
-        browser.type_into("#token", TOKEN)?;
-        browser.click("#unlock button")?;
+        // The page keeps the token.
+        if services == 6 {
+            browser.type_into("#token", TOKEN)?;
+            browser.click("#unlock button")?;
+        }
         browser.wait_for("#rights", "Changes are allowed", long)?;
         browser.run("location.hash = '#service=web'")?;
         let web = "details[open][data-name=web]";
