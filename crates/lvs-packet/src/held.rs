@@ -62,7 +62,7 @@ pub struct Held {
     limits: Limits,
     /// Packets that were dropped after their time, or because the queues were full.
     pub dropped: u64,
-    /// Those of connections, by server.
+    /// The dropped packets of connections, by server.
     pub drops: ServerDrops,
 }
 

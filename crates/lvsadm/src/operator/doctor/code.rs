@@ -5,7 +5,7 @@ use lvs_core::reasons;
 reasons! {
     /// The kind of a finding. `docs/operating.md` has each with its fix.
     Code {
-        /// No interface of this host has a virtual address, and the dataplane does not own it.
+        /// Neither an interface of this host nor the dataplane has a virtual address.
         VipUnowned => "vip_unowned",
         /// All servers of a service have weight 0, or it has no server.
         ServiceUnusable => "service_unusable",
