@@ -11,8 +11,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use lvs_core::api::{
-    AnnouncedVip, Confinement, Conflict, PeerStanding, ReasonCount, Refusals, ServiceId, SilentHop,
-    SyncCounts, TablesInfo, Waiting,
+    AnnouncedVip, Confinement, Conflict, DownInterface, PeerStanding, ReasonCount, Refusals,
+    ServiceId, SilentHop, SyncCounts, TablesInfo, Waiting,
 };
 use lvs_core::attempts::RecentAttempts;
 use serde::{Deserialize, Serialize};
@@ -469,7 +469,7 @@ pub struct DataplaneStatus {
     pub waiting: Vec<Waiting>,
     /// The dataplane's interfaces that are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub down: Vec<String>,
+    pub down: Vec<DownInterface>,
     /// Addresses of services and of this host for which another host answers, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<Conflict>,
@@ -529,6 +529,9 @@ pub struct ServiceStatus {
     /// since the dataplane has the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
+    /// Packets of its connections that the dataplane dropped or refused, likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drops: Vec<Refusals>,
     /// Its servers, in the order of the file, and then servers that will be removed.
     pub servers: Vec<ServerStatus>,
 }

@@ -144,6 +144,8 @@ pub fn with_keys(fix: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lvs_core::recent::RecentCount;
+
     use super::*;
 
     #[test]
@@ -156,11 +158,7 @@ mod tests {
         let mut reasons = [ReasonCount {
             action: "drop".to_owned(),
             reason: reason.to_owned(),
-            count: 1,
-            recent: None,
-            last_minute: None,
-            since: None,
-            ago: None,
+            packets: RecentCount::default(),
             help: String::new(),
             fix: fix.to_owned(),
         }];

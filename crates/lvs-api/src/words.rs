@@ -79,6 +79,14 @@ pub fn times(last_minute: Option<u64>, since: Option<u64>, ago: Option<u64>) -> 
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
+/// A text in brackets after a space; empty if the text is empty.
+pub fn in_brackets(text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!(" ({text})"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,7 +98,11 @@ mod tests {
             "2 in the last minute, first 1h02m ago, last 4s ago"
         );
         assert_eq!(times(None, None, Some(90)), "last 1m30s ago");
-        assert_eq!(times(None, None, None), "");
+        assert_eq!(
+            in_brackets(&times(None, None, Some(90))),
+            " (last 1m30s ago)"
+        );
+        assert_eq!(in_brackets(&times(None, None, None)), "");
     }
 
     #[test]

@@ -264,6 +264,7 @@ mod tests {
             stats: Stats::default(),
             refused: 0,
             refusals: vec![],
+            drops: vec![],
             servers: vec![ServerInfo::new(
                 "[fd00::1]:443".parse().unwrap(),
                 ServerConfig::new(1, Forwarding::Tunnel),

@@ -1,5 +1,6 @@
 //! Counts of packets over the last minutes, with the times of the first and the last of them.
 
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::Instant;
@@ -87,6 +88,33 @@ impl RecentCounter {
             since: (recent > 0).then(|| (now - self.first).as_secs()),
             ago: (self.count > 0).then(|| (now - self.last).as_secs()),
         }
+    }
+}
+
+/// Counters of packets by reason.
+#[derive(Clone, Debug, Default)]
+pub struct ReasonCounters(Vec<(&'static str, RecentCounter)>);
+
+impl ReasonCounters {
+    /// Counts `packets` for a reason at `now`.
+    pub fn add(&mut self, reason: &'static str, packets: u64, now: Instant) {
+        let known = self.0.iter().position(|(known, _)| *known == reason);
+        let place = known.unwrap_or_else(|| {
+            self.0.push((reason, RecentCounter::default()));
+            self.0.len() - 1
+        });
+        self.0[place].1.add(packets, now);
+    }
+
+    /// All packets.
+    pub fn count(&self) -> u64 {
+        self.0.iter().map(|(_, one)| one.count()).sum()
+    }
+
+    /// The content at `now`, by reason.
+    pub fn at(&self, now: Instant) -> impl Iterator<Item = (&'static str, RecentCount)> + '_ {
+        let counters = self.0.iter();
+        counters.map(move |(reason, counter)| (*reason, counter.at(now)))
     }
 }
 

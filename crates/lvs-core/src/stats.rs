@@ -1,10 +1,12 @@
 //! Counters, their two-second snapshot in listings, and rates.
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::{Add, AddAssign, Sub};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::ServerId;
 pub use crate::latency::Latency;
 
 /// Counters or rates of a service, of a server, or of everything.
@@ -219,6 +221,31 @@ impl ObjectStats {
     }
 }
 
+/// Dropped packets of connections, by the server and the reason: one worker's, until
+/// [`Control::count_drops`](crate::Control::count_drops) adds them to their services. There are at
+/// most as many counts as servers times reasons.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServerDrops(BTreeMap<(ServerId, &'static str), u64>);
+
+impl ServerDrops {
+    /// Counts a packet of a connection to `server`; without one, the packet belongs to no service.
+    pub fn count(&mut self, server: Option<ServerId>, reason: &'static str) {
+        if let Some(server) = server {
+            *self.0.entry((server, reason)).or_default() += 1;
+        }
+    }
+
+    /// Whether no packet was counted.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Removes and returns a count.
+    pub(crate) fn pop(&mut self) -> Option<((ServerId, &'static str), u64)> {
+        self.0.pop_first()
+    }
+}
+
 /// Connections that were ended to make room for new ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -281,6 +308,21 @@ mod tests {
             })
             .collect();
         assert_eq!(bytes, [250_000, 437_500, 578_125, 683_594, 762_695]);
+    }
+
+    #[test]
+    fn dropped_packets_of_server_and_reason_share_a_count() {
+        let mut drops = ServerDrops::default();
+        drops.count(None, "no_route");
+        assert!(drops.is_empty());
+        for server in [7, 8] {
+            for _ in 0..1000 {
+                drops.count(Some(ServerId(server)), "no_route");
+                drops.count(Some(ServerId(server)), "too_big");
+            }
+        }
+        assert_eq!(drops.0.len(), 4);
+        assert_eq!(drops.pop(), Some(((ServerId(7), "no_route"), 1000)));
     }
 
     #[test]

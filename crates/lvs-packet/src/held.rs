@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use lvs_core::Instant;
+use lvs_core::stats::ServerDrops;
+use lvs_core::{Instant, ServerId};
 
 use crate::frame::Frame;
 use crate::intercept::LocalClient;
@@ -34,9 +35,19 @@ enum Cause {
     LocalClient(LocalClient),
 }
 
+/// A waiting packet.
+#[derive(Debug)]
+pub struct Waiting {
+    since: Instant,
+    /// The packet.
+    pub frame: Frame,
+    /// The server of its connection; `None` for a packet without one.
+    pub server: Option<ServerId>,
+}
+
 #[derive(Debug)]
 struct Queue {
-    frames: VecDeque<(Instant, Frame)>,
+    frames: VecDeque<Waiting>,
     asked: Instant,
 }
 
@@ -51,7 +62,12 @@ pub struct Held {
     limits: Limits,
     /// Packets that were dropped after their time, or because the queues were full.
     pub dropped: u64,
+    /// The dropped packets of connections, by server.
+    pub drops: ServerDrops,
 }
+
+/// Name of the reason why waiting packets are dropped.
+pub const NO_NEIGHBOUR: &str = "no_neighbour";
 
 /// Limits of the waiting packets.
 #[derive(Clone, Copy, Debug)]
@@ -82,27 +98,53 @@ impl Held {
                 bytes: share(BYTES),
             },
             dropped: 0,
+            drops: ServerDrops::default(),
         }
     }
 
     /// Stores `frame` until the address is known; returns whether to request the address from the
-    /// kernel now.
-    pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
-        self.hold_for(Cause::Neighbour(port, addr), frame, now)
+    /// kernel now. `server` is the server of its connection.
+    pub fn hold(
+        &mut self,
+        port: PortId,
+        addr: IpAddr,
+        server: Option<ServerId>,
+        frame: Frame,
+        now: Instant,
+    ) -> bool {
+        self.hold_for(Cause::Neighbour(port, addr), server, frame, now)
     }
 
     /// Stores a packet of the host itself, translated and without link header, until the answers of
     /// its connection are intercepted; returns whether to request that now.
-    pub fn hold_local_client(&mut self, client: LocalClient, frame: Frame, now: Instant) -> bool {
-        self.hold_for(Cause::LocalClient(client), frame, now)
+    pub fn hold_local_client(
+        &mut self,
+        client: LocalClient,
+        server: Option<ServerId>,
+        frame: Frame,
+        now: Instant,
+    ) -> bool {
+        self.hold_for(Cause::LocalClient(client), server, frame, now)
     }
 
-    fn hold_for(&mut self, cause: Cause, frame: Frame, now: Instant) -> bool {
+    /// Counts a packet that was dropped.
+    pub fn lose(&mut self, server: Option<ServerId>) {
+        self.dropped += 1;
+        self.drops.count(server, NO_NEIGHBOUR);
+    }
+
+    fn hold_for(
+        &mut self,
+        cause: Cause,
+        server: Option<ServerId>,
+        frame: Frame,
+        now: Instant,
+    ) -> bool {
         if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
             // All queues share one limit: the new packet is dropped, and the packets in the queues
             // are kept. The neighbour is requested nevertheless: otherwise no packet could ever
             // reach it while other neighbours fill the queues.
-            self.dropped += 1;
+            self.lose(server);
             return self.asks(cause, now);
         }
         let mut ask = false;
@@ -119,15 +161,20 @@ impl Held {
             ask = true;
         }
         if queue.frames.len() >= self.limits.per_neighbour
-            && let Some((_, old)) = queue.frames.pop_front()
+            && let Some(old) = queue.frames.pop_front()
         {
             self.frames -= 1;
-            self.bytes -= old.len();
+            self.bytes -= old.frame.len();
             self.dropped += 1;
+            self.drops.count(old.server, NO_NEIGHBOUR);
         }
         self.frames += 1;
         self.bytes += frame.len();
-        queue.frames.push_back((now, frame));
+        queue.frames.push_back(Waiting {
+            since: now,
+            frame,
+            server,
+        });
         ask
     }
 
@@ -153,7 +200,7 @@ impl Held {
     }
 
     /// Removes and returns the packets that wait for a neighbour, in order.
-    pub fn take(&mut self, port: PortId, addr: IpAddr) -> impl Iterator<Item = Frame> + use<> {
+    pub fn take(&mut self, port: PortId, addr: IpAddr) -> impl Iterator<Item = Waiting> + use<> {
         self.take_for(Cause::Neighbour(port, addr))
     }
 
@@ -162,7 +209,7 @@ impl Held {
     pub fn take_local_clients(
         &mut self,
         is_intercepted: impl Fn(&LocalClient) -> bool,
-    ) -> Vec<Frame> {
+    ) -> Vec<Waiting> {
         let ready: Vec<Cause> = self
             .queues
             .keys()
@@ -181,23 +228,26 @@ impl Held {
         self.clients > 0
     }
 
-    fn take_for(&mut self, cause: Cause) -> impl Iterator<Item = Frame> + use<> {
+    fn take_for(&mut self, cause: Cause) -> impl Iterator<Item = Waiting> + use<> {
         let queue = self.queues.remove(&cause);
         if queue.is_some() && matches!(cause, Cause::LocalClient(_)) {
             self.clients -= 1;
         }
         let frames = queue.map(|queue| queue.frames).unwrap_or_default();
         self.frames -= frames.len();
-        self.bytes -= frames.iter().map(|(_, frame)| frame.len()).sum::<usize>();
-        frames.into_iter().map(|(_, frame)| frame)
+        let bytes = frames.iter().map(|waiting| waiting.frame.len());
+        self.bytes -= bytes.sum::<usize>();
+        frames.into_iter()
     }
 
     /// Removes the packets that wait for a failed neighbour, counts them as dropped, and returns
     /// them in order.
     pub fn give_up(&mut self, port: PortId, addr: IpAddr) -> Vec<Frame> {
-        let lost: Vec<Frame> = self.take(port, addr).collect();
-        self.dropped += lost.len() as u64;
-        lost
+        let lost = self.take(port, addr).map(|waiting| {
+            self.lose(waiting.server);
+            waiting.frame
+        });
+        lost.collect()
     }
 
     /// Drops the packets that have waited for [`TIMEOUT`].
@@ -208,16 +258,18 @@ impl Held {
             frames,
             bytes,
             dropped,
+            drops,
             limits: _,
         } = self;
         queues.retain(|cause, queue| {
-            while let Some((since, _)) = queue.frames.front()
-                && now.saturating_since(*since) >= TIMEOUT
-                && let Some((_, frame)) = queue.frames.pop_front()
+            while let Some(waiting) = queue.frames.front()
+                && now.saturating_since(waiting.since) >= TIMEOUT
+                && let Some(old) = queue.frames.pop_front()
             {
                 *frames -= 1;
-                *bytes -= frame.len();
+                *bytes -= old.frame.len();
                 *dropped += 1;
+                drops.count(old.server, NO_NEIGHBOUR);
             }
             let asked = now.saturating_since(queue.asked) < ASK_AGAIN;
             let empty = queue.frames.is_empty() && !asked;
@@ -248,14 +300,14 @@ mod tests {
         let hop = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
         let frame = || Frame::from_bytes(&[0; 60]);
         for n in 0..4096 {
-            assert!(held.hold(port, hop(n), frame(), now));
+            assert!(held.hold(port, hop(n), None, frame(), now));
         }
         // The queues are full: the packet is lost, but the neighbour is requested, at most once a
         // second and only for a limited number of neighbours.
-        assert!(held.hold(port, hop(9000), frame(), now));
-        assert!(!held.hold(port, hop(9000), frame(), now));
-        assert!(held.hold(port, hop(9000), frame(), now + ASK_AGAIN));
-        let asked = (10_000..40_000).filter(|&n| held.hold(port, hop(n), frame(), now));
+        assert!(held.hold(port, hop(9000), None, frame(), now));
+        assert!(!held.hold(port, hop(9000), None, frame(), now));
+        assert!(held.hold(port, hop(9000), None, frame(), now + ASK_AGAIN));
+        let asked = (10_000..40_000).filter(|&n| held.hold(port, hop(n), None, frame(), now));
         assert_eq!(asked.count(), TOTAL - 1);
         assert_eq!((held.len(), held.take(port, hop(9000)).count()), (TOTAL, 0));
         // All neighbours that were not requested again have timed out by now, and all their packets
@@ -276,22 +328,22 @@ mod tests {
         let hop = |n: u8| IpAddr::from([10, 0, 0, n]);
         let mut held = Held::default();
         for n in 0..150 {
-            held.hold(port, hop(1), Frame::from_bytes(&[n; 60]), now);
+            held.hold(port, hop(1), None, Frame::from_bytes(&[n; 60]), now);
         }
         assert_eq!((held.len(), held.dropped), (PER_NEIGHBOUR, 49));
         let first = held.take(port, hop(1)).next().expect("they wait");
-        assert_eq!(first.bytes()[0], 49, "the oldest packets are dropped");
+        assert_eq!(first.frame.bytes()[0], 49, "the oldest packets are dropped");
 
         let mut held = Held::default();
         let long = Frame::from_bytes(&[0; 65_536]);
         for n in 0..4 {
             for _ in 0..64 {
-                held.hold(port, hop(n), Frame::from_bytes(long.bytes()), now);
+                held.hold(port, hop(n), None, Frame::from_bytes(long.bytes()), now);
             }
         }
         assert_eq!((held.bytes, held.dropped), (BYTES, 0));
         assert!(
-            held.hold(port, hop(9), Frame::from_bytes(&[0]), now),
+            held.hold(port, hop(9), None, Frame::from_bytes(&[0]), now),
             "asked"
         );
         assert_eq!((held.bytes, held.len(), held.dropped), (BYTES, 256, 1));

@@ -1,5 +1,5 @@
-//! Limits of connections: read-only clients cannot lock out writers or each other, and cannot cause
-//! unbounded work.
+//! Limits of connections over a Unix socket: read-only clients cannot lock out writers or each
+//! other, and cannot cause unbounded work.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ const LIST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The connection slots, which all connections share.
 #[derive(Debug, Default)]
-pub(super) struct Places {
+pub struct Places {
     state: Mutex<State>,
     list_ended: Condvar,
     answered: Condvar,
@@ -45,8 +45,9 @@ impl Places {
         lock(&self.state)
     }
 
-    /// Reserves a place for a connection; `reader` is the user of a read-only connection.
-    pub(super) fn take(self: &Arc<Self>, reader: Option<u32>) -> Option<Place> {
+    /// Reserves a place for a connection; `reader` is the user of a read-only connection. `None` if
+    /// all places, or all places of this user, are in use.
+    pub fn take(self: &Arc<Self>, reader: Option<u32>) -> Option<Place> {
         let mut state = self.state();
         if state.all >= CONNECTIONS_MAX {
             return None;
@@ -78,7 +79,7 @@ impl Places {
 
 /// A slot for one connection; dropping it frees the slot.
 #[derive(Debug)]
-pub(super) struct Place {
+pub struct Place {
     places: Arc<Places>,
     reader: Option<u32>,
 }

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
-mod admission;
+pub mod admission;
 pub mod confine;
 mod connection;
 pub mod deadline;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use lvs_core::api::{Call, Failure, FailureCode, ListEnd, ReasonCount, Timeouts};
+use lvs_core::recent::RecentCount;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
@@ -44,11 +45,10 @@ impl Handler for Fake {
                     out.item(&ReasonCount {
                         action: "drop".into(),
                         reason: "test".into(),
-                        count,
-                        recent: None,
-                        last_minute: None,
-                        since: None,
-                        ago: None,
+                        packets: RecentCount {
+                            count,
+                            ..RecentCount::default()
+                        },
                         help: String::new(),
                         fix: String::new(),
                     })?;
@@ -114,7 +114,9 @@ fn server_answers_calls_lists_and_refusals() {
     );
     let mut sum = 0;
     let end = client
-        .list(&Call::Drops {}, |item: ReasonCount| sum += item.count)
+        .list(&Call::Drops {}, |item: ReasonCount| {
+            sum += item.packets.count;
+        })
         .expect("a list");
     assert_eq!((end.count, sum), (100_000, 4_999_950_000));
     let refused = client

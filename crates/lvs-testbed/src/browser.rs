@@ -1,7 +1,7 @@
 //! A browser without a window, controlled over WebDriver like by an operator, for tests of the
 //! dashboard.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -17,6 +17,8 @@ const PORT: u16 = 9515;
 pub struct Browser {
     host: Host,
     session: String,
+    /// The file with the body of the present request: a script may be too long for an argument.
+    body: PathBuf,
     _driver: Proc,
 }
 
@@ -46,10 +48,12 @@ impl Browser {
         let wanted = json!({"capabilities": {"alwaysMatch": {
             "browserName": "chrome",
             "goog:chromeOptions": {"args": arguments},
+            "timeouts": {"script": 120_000},
         }}});
         let mut browser = Self {
             host: host.clone(),
             session: String::new(),
+            body: home.join("request.json"),
             _driver: driver,
         };
         let session = browser.ask("POST", "/session", Some(&wanted))?;
@@ -60,11 +64,13 @@ impl Browser {
 
     fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
         let url = format!("http://127.0.0.1:{PORT}{}{path}", self.session);
-        let mut words = ["-sS", "-m", "60", "-X", method, &url]
+        let mut words = ["-sS", "-m", "150", "-X", method, &url]
             .map(str::to_owned)
             .to_vec();
         if let Some(body) = body {
-            words.extend(["--data-binary".to_owned(), body.to_string()]);
+            std::fs::write(&self.body, body.to_string())?;
+            let file = format!("@{}", self.body.display());
+            words.extend(["--data-binary".to_owned(), file]);
         }
         let text = self.host.run("curl", &words)?;
         let mut answer: Value =
@@ -84,7 +90,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Runs a piece of JavaScript, and returns its result.
+    /// Runs a piece of JavaScript, and returns its result, or that of the promise that it returns.
     ///
     /// # Errors
     /// The error of the browser.

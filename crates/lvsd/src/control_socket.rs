@@ -12,10 +12,11 @@ use std::time::Duration;
 use hyper::StatusCode;
 use lvs_api::Address;
 use lvs_api::daemon;
+use lvs_process::admission::Place;
 use tokio::net::UnixStream;
 
 use crate::api::http;
-use crate::api::{Api, ConnectionSlot, FULL, Holder, Peer};
+use crate::api::{Api, FULL, Peer};
 use crate::config::{Dataplane, Facts};
 
 /// The groups whose members have access.
@@ -105,7 +106,7 @@ fn admit(
     stream: &UnixStream,
     rights: &Rights,
     api: &Api,
-) -> Result<(Peer, ConnectionSlot), (StatusCode, &'static str)> {
+) -> Result<(Peer, Place), (StatusCode, &'static str)> {
     let user = stream.peer_cred().map_err(|_| {
         let why = "the kernel does not report the user of the connection: connect again";
         (StatusCode::FORBIDDEN, why)
@@ -115,15 +116,15 @@ fn admit(
     let trusted = daemon::may_change(stream, own, pid.unwrap_or(0), rights.group);
     let readers = rights.readers;
     let reader = readers.is_none_or(|gid| daemon::is_member(stream, user.gid(), gid));
-    let holder = match &trusted {
-        Ok(()) => Holder::Operators,
-        Err(_) if reader => Holder::Reader(user.uid()),
+    let reader = match &trusted {
+        Ok(()) => None,
+        Err(_) if reader => Some(user.uid()),
         Err(_) => {
             let why = "only root, the user of lvsd and the groups of `group` and `readers` may read the state of this lvsd";
             return Err((StatusCode::FORBIDDEN, why));
         }
     };
-    let place = api.place(holder);
+    let place = api.local_place(reader);
     let place = place.ok_or((StatusCode::SERVICE_UNAVAILABLE, FULL))?;
     let peer = Peer::Local {
         who: format!("uid {}", user.uid()),
@@ -284,7 +285,7 @@ mod tests {
             held.push(stream);
         }
         drop(held);
-        while api.place(Holder::Operators).is_none() {
+        while api.local_place(None).is_none() {
             tokio::task::yield_now().await;
         }
     }

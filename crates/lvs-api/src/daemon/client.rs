@@ -19,7 +19,8 @@ const BODY_MAX: u64 = 256 << 20;
 const HEAD_MAX: u64 = 64 << 10;
 /// Longest silence of the daemon: this is its own time limit for an answer of the dataplane.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Longest silence of the daemon during a reload: on a busy host, a file with tens of thousands of servers takes most of a minute.
+/// Longest silence of the daemon during a reload: on a busy host, a file with tens of thousands of
+/// servers takes most of a minute. `contrib/lvsd.service` permits a reload more.
 const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
 
 /// A client of the daemon.
@@ -297,6 +298,16 @@ fn open(address: &Address) -> Result<Option<UnixStream>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unit_ends_a_reload_later_than_the_client() {
+        let unit = include_str!("../../../../contrib/lvsd.service");
+        let limit = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("TimeoutStartSec="));
+        let limit: u64 = limit.expect("a limit").parse().expect("seconds");
+        assert!(limit > SILENCE_OF_RELOAD.as_secs(), "{limit}");
+    }
 
     /// The client's result for an answer to `status`, after which the connection ends.
     fn answered(text: &str) -> Result<u32, String> {

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use super::types::{ConnInfo, Refusals, ServerInfo, ServiceInfo};
 use crate::attempts::Attempts;
+use crate::recent::ReasonCounters;
 use crate::{Connection, Control, Instant, Server, Service};
 
 impl ServiceInfo {
@@ -15,21 +16,20 @@ impl ServiceInfo {
             config: service.config().clone(),
             owner: service.owner().map(ToOwned::to_owned),
             stats: service.stats(),
-            refused: service.refused(),
-            refusals: refusals(service, now),
+            refused: service.refusals().count(),
+            refusals: by_reason(service.refusals(), now),
+            drops: by_reason(service.drops(), now),
             servers: Vec::with_capacity(service.servers().len()),
         }
     }
 }
 
-/// The refused packets of a service by reason.
-fn refusals(service: &Service, now: Instant) -> Vec<Refusals> {
-    let refusals = service.refusals(now);
-    let refusals = refusals.map(|(reason, packets)| Refusals {
-        reason: reason.name().to_owned(),
+fn by_reason(counters: &ReasonCounters, now: Instant) -> Vec<Refusals> {
+    let counts = counters.at(now).map(|(reason, packets)| Refusals {
+        reason: reason.to_owned(),
         packets,
     });
-    refusals.collect()
+    counts.collect()
 }
 
 impl ServiceInfo {

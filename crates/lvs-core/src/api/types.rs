@@ -704,6 +704,8 @@ impl Conflict {
     pub const VIP: &str = "vip_conflict";
     /// The code of a conflict about another address of this host.
     pub const ADDRESS: &str = "address_conflict";
+    /// All codes.
+    pub const CODES: [&str; 2] = [Self::VIP, Self::ADDRESS];
 
     /// Whether the address is a virtual one.
     pub fn is_vip(&self) -> bool {
@@ -723,6 +725,16 @@ pub struct SilentHop {
     pub since: u64,
 }
 
+/// An interface of the dataplane that is down.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DownInterface {
+    /// Its name.
+    pub interface: String,
+    /// [`InterfaceInfo::down_since`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
+}
+
 /// An interface in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceInfo {
@@ -734,6 +746,10 @@ pub struct InterfaceInfo {
     pub mtu: u32,
     /// Whether the interface is up.
     pub up: bool,
+    /// Seconds since it went down, or since the dataplane first saw it down; `None` while it is up,
+    /// and for a TUN device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down_since: Option<u64>,
     /// Frames that were lost because they arrived faster than the dataplane read them.
     #[serde(default)]
     pub lost: u64,
@@ -750,6 +766,30 @@ pub struct Waiting {
     pub what: String,
     /// A command or setting that resolves the condition.
     pub fix: String,
+}
+
+impl Waiting {
+    /// The host does not have a configured interface.
+    pub const MISSING: &str = "interface_missing";
+    /// A configured interface is down, and the backend is tun.
+    pub const DOWN: &str = "interface_down";
+    /// A configured interface is not an Ethernet interface.
+    pub const NOT_ETHERNET: &str = "interface_not_ethernet";
+    /// A configured interface is not in use.
+    pub const UNUSED: &str = "interface_unused";
+    /// An interface cannot be used: the text has the error.
+    pub const UNUSABLE: &str = "interface_unusable";
+    /// The host does not have the address at which peers connect.
+    pub const LISTEN_MISSING: &str = "sync_listen_missing";
+    /// All codes.
+    pub const CODES: [&str; 6] = [
+        Self::MISSING,
+        Self::DOWN,
+        Self::NOT_ETHERNET,
+        Self::UNUSED,
+        Self::UNUSABLE,
+        Self::LISTEN_MISSING,
+    ];
 }
 
 /// A service in a listing.
@@ -771,11 +811,15 @@ pub struct ServiceInfo {
     /// These packets by reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
+    /// Packets of its connections that were dropped or refused, by reason, since the service was
+    /// added.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drops: Vec<Refusals>,
     /// Its real servers in the kernel's list order: the most recently added one is first.
     pub servers: Vec<ServerInfo>,
 }
 
-/// Packets of clients that opened no connection, for one reason.
+/// Packets of a service that were dropped or refused for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
     /// Name of the reason, as in [`ReasonCount`].
@@ -945,22 +989,9 @@ pub struct ReasonCount {
     pub action: String,
     /// Name of the reason.
     pub reason: String,
-    /// Number of packets.
-    pub count: u64,
-    /// Packets in the last five minutes; `None` if the dataplane does not count them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recent: Option<u64>,
-    /// Packets in the last minute, likewise.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_minute: Option<u64>,
-    /// Seconds since the first packet after five minutes without one; `None` if there was no packet
-    /// in the last five minutes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub since: Option<u64>,
-    /// Seconds since the count last increased, with a precision of ten seconds; `None` if it has
-    /// not increased since the dataplane started.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ago: Option<u64>,
+    /// Their number and their times, with a precision of ten seconds.
+    #[serde(flatten)]
+    pub packets: RecentCount,
     /// Meaning of the number.
     pub help: String,
     /// Action that removes the cause.

@@ -38,6 +38,7 @@ impl Control {
         }
         self.sweep(shard);
         self.show_clock(now);
+        self.count_drops(&mut shard.drops, now);
         while let Some(at) = self.next_event.filter(|&at| at <= now) {
             self.expire_until(shard, at);
             self.run_events(at);

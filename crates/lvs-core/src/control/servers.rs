@@ -9,7 +9,7 @@ use super::Control;
 use super::check;
 use super::records::Trash;
 use crate::attempts::RecentAttempts;
-use crate::stats::Stats;
+use crate::stats::{ServerDrops, Stats};
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Interval of the checks of the trash (`IP_VS_DEST_TRASH_PERIOD`).
@@ -18,6 +18,8 @@ const TRASH_PERIOD: Duration = Duration::from_secs(60);
 const TRASH_PORTION: usize = 256;
 /// Pause between two portions of the walk over removed servers.
 const TRASH_STEP: Duration = Duration::from_millis(10);
+/// Counts of dropped packets that are moved without a pause.
+const DROPS_PORTION: usize = 256;
 
 impl Control {
     /// Adds a real server to a service (`ip_vs_add_dest`). A server that was removed within the
@@ -123,6 +125,19 @@ impl Control {
     pub fn server_attempts(&self, id: ServerId) -> Option<RecentAttempts> {
         let entry = self.records.get(id.index())?;
         Some(entry.attempts.recent(entry.server.attempts().total()))
+    }
+
+    /// Moves dropped packets of connections to the counters of their services, those of some
+    /// servers at each call. Packets of a service that was removed are not counted.
+    pub fn count_drops(&mut self, drops: &mut ServerDrops, now: Instant) {
+        let portion = core::iter::from_fn(|| drops.pop()).take(DROPS_PORTION);
+        for ((server, reason), packets) in portion {
+            let record = self.records.get(server.index());
+            let service = record.and_then(|record| self.services.get_mut(&record.service));
+            if let Some(service) = service {
+                service.drops.add(reason, packets, now);
+            }
+        }
     }
 
     /// Whether there are removed servers. A server that is added again gets its connections back.

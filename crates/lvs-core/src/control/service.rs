@@ -2,14 +2,13 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::limiter::Limiter;
 use super::slow_start::SlowStart;
-use crate::recent::{RecentCount, RecentCounter};
+use crate::recent::ReasonCounters;
 use crate::stats::{ObjectStats, Stats};
-use crate::{DropReason, Forwarding, Instant, Pool, Server, ServiceConfig, ServiceKey};
+use crate::{Forwarding, Instant, Pool, Server, ServiceConfig, ServiceKey};
 
 /// A service: its settings, its servers and its scheduler.
 #[derive(Debug)]
@@ -28,9 +27,10 @@ pub struct Service {
     pub(crate) limiter: Limiter,
     /// Numbers of its servers, by the properties that checks use.
     pub(crate) census: Census,
-    /// Packets of clients that would have opened a connection, and were dropped or refused, by
-    /// reason.
-    pub(super) refusals: Vec<(DropReason, RecentCounter)>,
+    /// Packets of clients that would have opened a connection, and were dropped or refused.
+    pub(super) refusals: ReasonCounters,
+    /// Packets of its connections that were dropped or refused.
+    pub(super) drops: ReasonCounters,
 }
 
 impl Service {
@@ -56,27 +56,13 @@ impl Service {
 
     /// Packets of clients that opened no connection because they were dropped or refused, since the
     /// service was added.
-    pub fn refused(&self) -> u64 {
-        self.refusals.iter().map(|(_, one)| one.count()).sum()
+    pub const fn refusals(&self) -> &ReasonCounters {
+        &self.refusals
     }
 
-    /// These packets by reason.
-    pub fn refusals(&self, now: Instant) -> impl Iterator<Item = (DropReason, RecentCount)> + '_ {
-        let refusals = self.refusals.iter();
-        refusals.map(move |(reason, counter)| (*reason, counter.at(now)))
-    }
-
-    /// Counts a packet of a client that opened no connection for this reason.
-    pub(super) fn count_refusal(&mut self, reason: DropReason, now: Instant) {
-        let mut refusals = self.refusals.iter_mut();
-        match refusals.find(|(known, _)| *known == reason) {
-            Some((_, counter)) => counter.add(1, now),
-            None => {
-                let mut counter = RecentCounter::default();
-                counter.add(1, now);
-                self.refusals.push((reason, counter));
-            }
-        }
+    /// Packets of its connections that were dropped or refused, since the service was added.
+    pub const fn drops(&self) -> &ReasonCounters {
+        &self.drops
     }
 
     /// The service's counters and rates.

@@ -2,7 +2,6 @@
 
 use alloc::boxed::Box;
 use alloc::string::String;
-use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 use super::check;
@@ -11,6 +10,7 @@ use super::service::Census;
 use super::slow_start::SlowStart;
 use super::{Control, FTP, FTP_DATA, Service};
 use crate::filter::SourceFilter;
+use crate::recent::ReasonCounters;
 use crate::service::ServiceKeyOrd;
 use crate::stats::ObjectStats;
 use crate::{
@@ -56,7 +56,8 @@ impl Control {
             slow: SlowStart::default(),
             limiter: Limiter::default(),
             census: Census::default(),
-            refusals: Vec::new(),
+            refusals: ReasonCounters::default(),
+            drops: ReasonCounters::default(),
         };
         self.ftp_services += usize::from(key.port() == FTP);
         self.any_port_services += usize::from(key.port() == 0);

@@ -721,6 +721,7 @@ mod tests {
             },
             refused: 0,
             refusals: Vec::new(),
+            drops: Vec::new(),
             servers: alloc::vec![ServerInfo {
                 stats: Stats {
                     shown: counts,

@@ -121,7 +121,7 @@ impl Shard {
                     return self.decide_gone(index, meta, now);
                 }
                 if !self.settings.sysctls.expire_nodest_conn {
-                    return Ok(Verdict::Drop(DropReason::ServerRemoved));
+                    return Ok(self.drop_of(index, DropReason::ServerRemoved));
                 }
                 if is_ipsec(meta.tuple.protocol) {
                     self.end(index);
@@ -242,7 +242,7 @@ impl Shard {
         let helped = slot.has(flag::HELPED);
         match slot.method() {
             Forwarding::FullNat if self.local_ports.of(index).is_none() => {
-                return Verdict::Drop(DropReason::NoLocalPort);
+                return self.drop_of(index, DropReason::NoLocalPort);
             }
             // NAT detects a truncated header, but only after the check of the TTL.
             Forwarding::Nat | Forwarding::FullNat => {
@@ -255,7 +255,7 @@ impl Shard {
                             shift,
                             ..self.forward_of(index, age)
                         }),
-                        Err(reason) => Verdict::Drop(reason),
+                        Err(reason) => self.drop_of(index, reason),
                     };
                 }
             }
@@ -340,7 +340,7 @@ impl Shard {
     pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let nat = self.table.get(index).method().translates();
         if nat && matches!(meta.transport, Transport::Short { header: false, .. }) {
-            return Verdict::Drop(DropReason::ShortHeader);
+            return self.drop_of(index, DropReason::ShortHeader);
         }
         if self.table.get(index).has(flag::WATCHED)
             && let Some(verdict) = self.watch_reply(index, meta, now)
@@ -353,7 +353,7 @@ impl Shard {
                 Ok(changes) => edit = changes,
                 Err(reason) => {
                     self.table.restart(index, now);
-                    return Verdict::Drop(reason);
+                    return self.drop_of(index, reason);
                 }
             }
         }
@@ -388,7 +388,7 @@ impl Shard {
         let slot = self.table.get(index);
         Reply {
             conn: ConnId(index),
-            server: (slot.server() != NO_SLOT).then_some(ServerId(slot.server())),
+            server: self.server_of(index),
             source: slot.method().translates().then(|| slot.virt()),
             destination: (slot.method() == Forwarding::FullNat).then(|| slot.client()),
             edit: None,
@@ -469,6 +469,23 @@ impl Shard {
         if let Some(link) = self.link(index) {
             self.count_for(link, count);
         }
+    }
+
+    /// Counts a packet of connection `index` that is not forwarded, for its service.
+    pub(super) fn count_drop(&mut self, index: u32, reason: DropReason) {
+        let server = self.server_of(index);
+        self.drops.count(server, reason.name());
+    }
+
+    /// Drops a packet of connection `index`.
+    pub(super) fn drop_of(&mut self, index: u32, reason: DropReason) -> Verdict {
+        self.count_drop(index, reason);
+        Verdict::Drop(reason)
+    }
+
+    fn server_of(&self, index: u32) -> Option<ServerId> {
+        let server = self.table.get(index).server();
+        (server != NO_SLOT).then_some(ServerId(server))
     }
 
     pub(super) fn count_for(&self, link: &ServerLink, count: impl Fn(&Counters)) {

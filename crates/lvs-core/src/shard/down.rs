@@ -366,14 +366,16 @@ impl Shard {
         }
         let protocol = meta.tuple.protocol;
         match self.on_down(index) {
-            OnServerDown::Kernel | OnServerDown::Drop => Ok(Verdict::Drop(DropReason::ServerDown)),
+            OnServerDown::Kernel | OnServerDown::Drop => {
+                Ok(self.drop_of(index, DropReason::ServerDown))
+            }
             _ if is_ipsec(protocol) => {
                 self.end(index);
                 Ok(Verdict::Accept(AcceptReason::NoConnection))
             }
             OnServerDown::Reset | OnServerDown::Reschedule if protocol == Protocol::TCP => {
                 let Transport::Tcp(flags) = meta.transport else {
-                    return Ok(Verdict::Drop(DropReason::ShortHeader));
+                    return Ok(self.drop_of(index, DropReason::ShortHeader));
                 };
                 if flags.has(TcpFlags::RST) {
                     // The client has reset the connection itself, and the server must receive this.
@@ -394,10 +396,12 @@ impl Shard {
                 }
                 self.close(index);
                 self.table.restart(index, now);
+                self.count_drop(index, DropReason::ServerDown);
                 Ok(Verdict::Reset(DropReason::ServerDown))
             }
             OnServerDown::Reschedule => Err(replaced),
             OnServerDown::Reset => {
+                self.count_drop(index, DropReason::ServerDown);
                 self.end(index);
                 Ok(Verdict::Unreachable(DropReason::ServerDown))
             }
@@ -406,16 +410,19 @@ impl Shard {
 
     /// Decides on a server's packet of a connection that was closed with the server; `None` if the
     /// packet is forwarded to the client.
-    fn reply_gone(&self, index: u32, meta: &PacketMeta<'_>) -> Option<Verdict> {
-        match (self.on_down(index), meta.transport) {
-            (OnServerDown::Drop, _) => Some(Verdict::Drop(DropReason::ServerDown)),
+    fn reply_gone(&mut self, index: u32, meta: &PacketMeta<'_>) -> Option<Verdict> {
+        const REASON: DropReason = DropReason::ServerDown;
+        let verdict = match (self.on_down(index), meta.transport) {
+            (OnServerDown::Drop, _) => Verdict::Drop(REASON),
             (OnServerDown::Reset | OnServerDown::Reschedule, Transport::Tcp(flags))
                 if !flags.has(TcpFlags::RST) =>
             {
-                Some(Verdict::Reset(DropReason::ServerDown))
+                Verdict::Reset(REASON)
             }
-            _ => None,
-        }
+            _ => return None,
+        };
+        self.count_drop(index, REASON);
+        Some(verdict)
     }
 
     /// Handles a packet from the server of connection `index`, which is watched, before the

@@ -81,7 +81,7 @@ impl Shard {
     /// Handles an ICMP error about a packet from the client of connection `index`.
     pub(crate) fn reply_icmp_error(&mut self, index: u32, error: &IcmpError) -> Verdict {
         if self.table.get(index).method().translates() && !error.checksum_ok {
-            return Verdict::Drop(DropReason::IcmpChecksum);
+            return self.drop_of(index, DropReason::IcmpChecksum);
         }
         self.count(index, |counters| counters.count_out(error.len));
         Verdict::Reply(self.reply_of(index))
@@ -98,7 +98,7 @@ impl Shard {
         let nat = slot.method().translates();
         let unbound = slot.method() == Forwarding::Tunnel && slot.server() == NO_SLOT;
         if nat && !error.checksum_ok {
-            return Verdict::Drop(DropReason::IcmpChecksum);
+            return self.drop_of(index, DropReason::IcmpChecksum);
         }
         self.count(index, |counters| counters.count_in(error.len));
         if !nat {

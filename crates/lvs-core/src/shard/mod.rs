@@ -31,7 +31,7 @@ use self::room::Hand;
 pub use crate::conn::Ahead;
 use crate::conn::adopt::Adoption;
 use crate::conn::{ConnTable, Draft, Entry, Key, Sparse, Template};
-use crate::stats::Counters;
+use crate::stats::{Counters, ServerDrops};
 use crate::sync::Queue;
 use crate::sync::bulk::Replicas;
 use crate::sync::wire::Sequences;
@@ -64,6 +64,7 @@ pub(crate) use self::settings::{Settings, Shared};
 /// | changes | [`Control::sweep`](crate::Control::sweep) | after each; otherwise the next packet returns [`NeedsControl`] |
 /// | servers that went down | [`end_down`](Self::end_down), whose resets the caller sends | while [`has_down`](Self::has_down), which may begin with a sweep |
 /// | such servers, for offloaded connections | [`take_late_resets`](Self::take_late_resets), which the caller sends | after packets |
+/// | dropped packets | [`Control::count_drops`](crate::Control::count_drops) with [`drops`](Self::drops) | about once a second |
 /// | synchronisation | [`take_sync_message`](Self::take_sync_message) until there is none | at [`next_sync_message`](Self::next_sync_message) |
 /// | questions | [`connections_from`](Self::connections_from), [`len`](Self::len) and others | at any time |
 ///
@@ -98,6 +99,9 @@ pub struct Shard {
     sessions: BTreeMap<u32, ftp::Session>,
     /// The clock hand of the eviction.
     hand: Hand,
+    /// Packets of connections that were dropped or refused, for
+    /// [`Control::count_drops`](crate::Control::count_drops).
+    pub drops: ServerDrops,
     /// Replication: connections sent to peers and received from them.
     pub(crate) replicas: Option<Box<Replicas>>,
 }
@@ -163,6 +167,7 @@ impl Shard {
             down: Down::default(),
             sessions: BTreeMap::new(),
             hand: Hand::default(),
+            drops: ServerDrops::default(),
             replicas: None,
         }
     }

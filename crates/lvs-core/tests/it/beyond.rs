@@ -525,6 +525,33 @@ fn server_down_is_silent_by_default() {
 }
 
 #[test]
+fn dropped_packet_of_connection_counts_for_its_service() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
+    let now = Instant::from_secs(1);
+    let drops = |director: &mut Director| {
+        director.advance(now);
+        let service = director.control.service(&key).expect("the service exists");
+        assert_eq!(service.refusals().count(), 0);
+        let drops = service.drops().at(now);
+        drops
+            .map(|(reason, packets)| (reason, packets.recent))
+            .collect::<Vec<_>>()
+    };
+    establish(&mut director, addr(CLIENT), true, now);
+    assert_eq!(drops(&mut director), []);
+    remove(&mut director, 1, now);
+    for _ in 0..2 {
+        let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+        assert_eq!(decision, Verdict::Drop(DropReason::ServerRemoved));
+    }
+    assert_eq!(drops(&mut director), [("server_removed", 2)]);
+    // A packet of no connection belongs to no service.
+    director.shard.drops.count(None, "no_route");
+    assert!(director.shard.drops.is_empty());
+}
+
+#[test]
 fn explain_reports_outcome_of_connection_to_down_server() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));

@@ -288,12 +288,12 @@ fn marked_packets_without_servers_bypass_to_host() {
     director.control.set_local_addresses(vec![net]);
     assert_eq!(director.handle_packet(&packet(TcpFlags::SYN), now), refused);
     let service = director.control.service(&key).expect("the service exists");
-    assert_eq!(service.refused(), 2);
-    let refusals = service.refusals(now + Duration::from_secs(7));
+    assert_eq!(service.refusals().count(), 2);
+    let refusals = service.refusals().at(now + Duration::from_secs(7));
     let refusals: Vec<_> = refusals
         .map(|(reason, packets)| (reason, packets.recent, packets.since))
         .collect();
-    assert_eq!(refusals, [(DropReason::NoServer, 2, Some(7))]);
+    assert_eq!(refusals, [(DropReason::NoServer.name(), 2, Some(7))]);
     director.control.set_local_addresses(Vec::new());
     for (flags, new) in [(TcpFlags::SYN, true), (TcpFlags::ACK, false)] {
         let Verdict::Forward(forward) = director.handle_packet(&packet(flags), now) else {

@@ -267,7 +267,7 @@ pub(super) const EVICTED_TEMPLATE: [&str; 3] = [
     EVICTED,
 ];
 pub(super) const NO_NEIGHBOUR: [&str; 3] = [
-    "no_neighbour",
+    lvs_packet::held::NO_NEIGHBOUR,
     "Its next hop did not answer ARP or neighbour discovery, or too many packets waited for it.",
     "ip neigh shows which is FAILED or INCOMPLETE: is that server up, on that link, and in that network?",
 ];
@@ -393,6 +393,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
 #[cfg(test)]
 mod tests {
     use lvs_core::api::ReasonCount;
+    use lvs_core::recent::RecentCount;
 
     use super::*;
     use lvs_api::guidance::for_lvsd;
@@ -421,11 +422,7 @@ mod tests {
             let mut reasons = [ReasonCount {
                 action: "drop".to_owned(),
                 reason: name.to_owned(),
-                count: 1,
-                recent: None,
-                last_minute: None,
-                since: None,
-                ago: None,
+                packets: RecentCount::default(),
                 help: String::new(),
                 fix: fix.to_owned(),
             }];

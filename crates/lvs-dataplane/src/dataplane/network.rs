@@ -344,7 +344,7 @@ mod tests {
                 ifindex: 7,
                 name: Arc::from("eth0"),
                 info,
-                running: true,
+                down: None,
                 decapsulates: false,
             },
         );

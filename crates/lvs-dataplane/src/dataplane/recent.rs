@@ -10,7 +10,7 @@ use std::{io, thread};
 
 use lvs_core::Instant;
 use lvs_core::api::ReasonCount;
-use lvs_core::recent::RecentCounter;
+use lvs_core::recent::{RecentCount, RecentCounter};
 
 /// Interval between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -25,9 +25,9 @@ pub(super) struct Recent(BTreeMap<Name, RecentCounter>);
 impl Recent {
     /// Records a sample.
     pub(super) fn sample(&mut self, reasons: &[ReasonCount], now: Instant) {
-        for reason in reasons.iter().filter(|reason| reason.count > 0) {
+        for reason in reasons.iter().filter(|reason| reason.packets.count > 0) {
             let counter = self.0.entry(name(reason)).or_default();
-            counter.add(reason.count.saturating_sub(counter.count()), now);
+            counter.add(reason.packets.count.saturating_sub(counter.count()), now);
         }
     }
 
@@ -35,11 +35,12 @@ impl Recent {
     pub(super) fn apply(&self, reasons: &mut [ReasonCount], now: Instant) {
         for reason in reasons {
             let mut counter = self.0.get(&name(reason)).cloned().unwrap_or_default();
-            counter.add(reason.count.saturating_sub(counter.count()), now);
-            let counts = counter.at(now);
-            reason.recent = Some(counts.recent);
-            reason.last_minute = Some(counts.last_minute);
-            (reason.since, reason.ago) = (counts.since, counts.ago);
+            let count = reason.packets.count;
+            counter.add(count.saturating_sub(counter.count()), now);
+            reason.packets = RecentCount {
+                count,
+                ..counter.at(now)
+            };
         }
     }
 }
@@ -71,11 +72,10 @@ mod tests {
         ReasonCount {
             action: "drop".to_owned(),
             reason: "no_server".to_owned(),
-            count,
-            recent: None,
-            last_minute: None,
-            since: None,
-            ago: None,
+            packets: RecentCount {
+                count,
+                ..RecentCount::default()
+            },
             help: String::new(),
             fix: String::new(),
         }
@@ -88,18 +88,18 @@ mod tests {
         let shown = |recent: &Recent, count, seconds| {
             let mut reasons = [reason(count)];
             recent.apply(&mut reasons, at(seconds));
-            (reasons[0].recent, reasons[0].ago)
+            (reasons[0].packets.recent, reasons[0].packets.ago)
         };
-        assert_eq!(shown(&recent, 0, 0), (Some(0), None));
-        assert_eq!(shown(&recent, 7, 1), (Some(7), Some(0)));
+        assert_eq!(shown(&recent, 0, 0), (0, None));
+        assert_eq!(shown(&recent, 7, 1), (7, Some(0)));
         for sample in 1..100 {
             recent.sample(&[reason(7)], at(10 * sample));
         }
         assert_eq!(recent.0.len(), 1);
-        assert_eq!(shown(&recent, 7, 995), (Some(0), Some(985)));
-        assert_eq!(shown(&recent, 9, 995), (Some(2), Some(0)));
+        assert_eq!(shown(&recent, 7, 995), (0, Some(985)));
+        assert_eq!(shown(&recent, 9, 995), (2, Some(0)));
         recent.sample(&[reason(9)], at(1000));
-        assert_eq!(shown(&recent, 9, 1009), (Some(2), Some(9)));
+        assert_eq!(shown(&recent, 9, 1009), (2, Some(9)));
     }
 
     #[test]
@@ -109,8 +109,8 @@ mod tests {
         recent.sample(&[reason(3)], at(10));
         let mut reasons = [reason(5)];
         recent.apply(&mut reasons, at(200));
-        assert_eq!(reasons[0].recent, Some(5));
-        assert_eq!(reasons[0].last_minute, Some(2));
-        assert_eq!((reasons[0].since, reasons[0].ago), (Some(190), Some(0)));
+        let packets = reasons[0].packets;
+        assert_eq!((packets.recent, packets.last_minute), (5, 2));
+        assert_eq!((packets.since, packets.ago), (Some(190), Some(0)));
     }
 }

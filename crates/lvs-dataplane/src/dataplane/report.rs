@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use lvs_core::api::{ReasonCount, SyncCounts, WorkerInfo};
+use lvs_core::recent::RecentCount;
 use lvs_core::stats::Evictions;
 use lvs_core::{AcceptReason, DropReason};
 
@@ -184,11 +185,10 @@ fn reason(action: &str, count: u64, texts: [&str; 3]) -> ReasonCount {
     ReasonCount {
         action: action.to_owned(),
         reason,
-        count,
-        recent: None,
-        last_minute: None,
-        since: None,
-        ago: None,
+        packets: RecentCount {
+            count,
+            ..RecentCount::default()
+        },
         help,
         fix,
     }

@@ -69,7 +69,7 @@ impl Rig {
             ifindex: 1,
             name: Arc::from("memory"),
             info: port,
-            running: true,
+            down: None,
             decapsulates: false,
         };
         tables.set_port(PORT, known);

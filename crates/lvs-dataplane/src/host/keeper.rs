@@ -25,7 +25,7 @@ use super::local_nodes::LocalNodes;
 use super::neighbours::Neighbours;
 use super::setup::Setup;
 use super::view::{KnownPort, Tables, View};
-use super::vips::Vips;
+use super::vips::{self, Vips};
 use super::waiting::Waits;
 use super::{DataplaneSide, HostError, NeighbourNews, is_interface_name};
 use crate::fast_path::Held;
@@ -222,7 +222,7 @@ impl Keeper {
                 offload: true,
                 gives_back: false,
             },
-            running: true,
+            down: None,
             decapsulates: false,
         };
         self.tables.set_port(PortId::HOST, known.clone());
@@ -649,7 +649,7 @@ impl Keeper {
                         .state
                         .address_of(ifindex, conflict.mac.0, is_vip)
                 };
-                let code = match conflict.vip {
+                let code = match vips::is_vip(address, &self.tables) {
                     true => Conflict::VIP,
                     false => Conflict::ADDRESS,
                 };

@@ -174,14 +174,15 @@ impl Keeper {
                     offload: true,
                     gives_back: self.interception.gives_back(link.index),
                 },
-                running: link.running,
+                down: (!link.running).then(|| self.dataplane.now()),
                 decapsulates: decapsulates(link.kind.as_deref()),
             };
             if let Some(port) = self.tables.port_of(link.index) {
-                let before = self.tables.port(port).map(|known| known.running);
-                if before.is_some_and(|running| running != link.running) {
-                    let state = if link.running { "up" } else { "down" };
-                    info!("{} is {state}", link.name);
+                match self.tables.port(port).map(|before| before.down) {
+                    Some(None) if !link.running => info!("{} is down", link.name),
+                    Some(Some(_)) if link.running => info!("{} is up", link.name),
+                    Some(since) => known.down = since,
+                    None => {}
                 }
                 self.tables.set_port(port, known);
                 self.write_address(link.index, Mac(mac));

@@ -219,7 +219,7 @@ mod tests {
                     offload: true,
                     gives_back: false,
                 },
-                running: true,
+                down: None,
                 decapsulates: false,
             };
             tables.set_port(PortId(number), port);

@@ -204,7 +204,7 @@ impl Keeper {
             nodes.follow(&self.intercept.local_nodes, device);
         }
         vips.retain(|&addr| !self.announced.has(addr));
-        self.vips.set_services(&vips);
+        self.vips.set_services(&vips, &self.tables);
         self.neighbours
             .set_servers(servers, &self.tables, &mut self.netlink);
         self.next.differs = true;

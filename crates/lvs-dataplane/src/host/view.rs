@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use lvs_core::Instant;
 use lvs_core::api::{Failure, Host, Need};
 use lvs_core::full_nat::LocalAddress;
 use lvs_core::mark::MarkRule;
@@ -66,7 +67,8 @@ pub(crate) struct KnownPort {
     pub(crate) ifindex: u32,
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
-    pub(crate) running: bool,
+    /// The time since which it is down; `None` while it is up.
+    pub(crate) down: Option<Instant>,
     /// Whether packets that arrive on this interface were encapsulated in packets that IPVS does
     /// not balance.
     pub(crate) decapsulates: bool,

@@ -61,8 +61,6 @@ const HANDOVER: Duration = Duration::from_secs(3);
 struct Claim {
     mac: Mac,
     port: PortId,
-    /// Whether it is an address of a service.
-    vip: bool,
     /// Time at which the claim becomes a conflict.
     due: Instant,
     /// The answers of the other host so far.
@@ -74,8 +72,6 @@ struct Claim {
 pub(super) struct KnownConflict {
     pub(super) mac: Mac,
     pub(super) port: PortId,
-    /// Whether it is an address of a service.
-    pub(super) vip: bool,
     /// The answers of the other host.
     answers: RecentCounter,
     /// The time of the last log line.
@@ -248,13 +244,12 @@ impl Vips {
         }
     }
 
-    /// Replaces the services' addresses, and probes for other hosts with the new ones.
-    pub(super) fn set_services(&mut self, vips: &HashSet<IpAddr>) {
+    /// Replaces the services' addresses, which `tables` has already, and probes for other hosts
+    /// with the new ones.
+    pub(super) fn set_services(&mut self, vips: &HashSet<IpAddr>, tables: &Tables) {
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts
-            .retain(|addr, conflict| !conflict.vip || vips.contains(addr));
-        self.claims
-            .retain(|addr, claim| !claim.vip || vips.contains(addr));
+            .retain(|&addr, conflict| can_conflict(conflict.port, addr, tables));
         for &addr in vips {
             self.add_service(addr);
         }
@@ -263,12 +258,6 @@ impl Vips {
     /// Probes for other hosts with the address of a new service.
     pub(super) fn add_service(&mut self, addr: IpAddr) {
         self.probing.entry(addr).or_insert(PROBES);
-        if let Some(conflict) = self.conflicts.get_mut(&addr) {
-            conflict.vip = true;
-        }
-        if let Some(claim) = self.claims.get_mut(&addr) {
-            claim.vip = true;
-        }
     }
 
     /// Warns once about each address of a service for which neither the host nor the dataplane
@@ -316,7 +305,7 @@ impl Vips {
     /// Sends the remaining probes for the services' addresses. The packet workers report an answer
     /// only if their view has the address.
     pub(super) fn probe(&mut self, tables: &Tables, now: Instant) {
-        self.probe_conflicts(now);
+        self.probe_conflicts(tables, now);
         self.watch(tables, now);
         let probing = self.probing.iter_mut().filter(|(_, left)| **left > 0);
         let probes: Vec<IpAddr> = probing
@@ -350,14 +339,14 @@ impl Vips {
 
     /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not
     /// answered.
-    fn probe_conflicts(&mut self, now: Instant) {
+    fn probe_conflicts(&mut self, tables: &Tables, now: Instant) {
         self.conflicts.retain(|addr, conflict| {
             if now < conflict.probed + CONFLICT_PROBE_PERIOD {
                 return true;
             }
             if conflict.probes >= CONFLICT_PROBES {
                 info!("{} no longer answers for {addr}", conflict.mac);
-                if !conflict.vip {
+                if !is_vip(*addr, tables) {
                     self.probing.remove(addr);
                 }
                 return false;
@@ -548,13 +537,7 @@ impl Vips {
         tables: &Tables,
         now: Instant,
     ) {
-        // If neither the host nor the dataplane has the address at present, another director may
-        // have it.
-        if !has(addr, tables) || !is_vip(addr, tables) && !is_on(port, addr, tables) {
-            return;
-        }
-        // Other directors announce the same address (ECMP) on purpose.
-        if tables.quiet.contains(&addr) {
+        if !can_conflict(port, addr, tables) {
             return;
         }
         let ours = tables.state.links().any(|link| link.mac == Some(mac.0));
@@ -579,7 +562,6 @@ impl Vips {
             Claim {
                 mac,
                 port,
-                vip: is_vip(addr, tables),
                 due: now + HANDOVER,
                 answers: RecentCounter::default(),
             }
@@ -591,13 +573,12 @@ impl Vips {
     pub(super) fn report_due(&mut self, tables: &Tables, now: Instant) {
         let due = |_: &IpAddr, claim: &mut Claim| claim.due <= now;
         for (addr, claim) in self.claims.extract_if(due) {
-            if !has(addr, tables) {
+            if !can_conflict(claim.port, addr, tables) {
                 continue;
             }
             let conflict = KnownConflict {
                 mac: claim.mac,
                 port: claim.port,
-                vip: claim.vip,
                 answers: claim.answers,
                 logged: now,
                 probed: now,
@@ -625,7 +606,7 @@ impl Vips {
 /// Logs a conflict.
 fn log_conflict(addr: IpAddr, conflict: &KnownConflict, tables: &Tables) {
     let (mac, name) = (conflict.mac, tables.name(conflict.port));
-    if !conflict.vip {
+    if !is_vip(addr, tables) {
         error!(
             code = Conflict::ADDRESS,
             "{mac} on {name} answers for {addr} too, an address of this host: packets to it go to one of the two. Give one of them another address",
@@ -644,8 +625,17 @@ fn log_conflict(addr: IpAddr, conflict: &KnownConflict, tables: &Tables) {
     );
 }
 
+/// Whether another host on an interface must not have an address. If neither the host nor the
+/// dataplane has the address at present, another director may have it. Other directors announce the
+/// addresses of `quiet`, too (ECMP).
+fn can_conflict(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
+    has(addr, tables)
+        && !tables.quiet.contains(&addr)
+        && (is_vip(addr, tables) || is_on(port, addr, tables))
+}
+
 /// Whether an address is a virtual one.
-fn is_vip(addr: IpAddr, tables: &Tables) -> bool {
+pub(super) fn is_vip(addr: IpAddr, tables: &Tables) -> bool {
     tables.own.contains(&addr) || tables.vips.contains(&addr)
 }
 
@@ -712,7 +702,6 @@ mod tests {
         vips.report_conflict(port, addr, mac, &own(addr), at(70_000));
         let (of, conflict, answers) = vips.conflicts(at(80_000)).next().expect("one");
         assert_eq!((of, conflict.port, conflict.mac), (addr, port, mac));
-        assert!(conflict.vip);
         assert_eq!((answers.since, answers.ago), (Some(75), Some(10)));
         assert_eq!(answers.recent, 3);
         assert_eq!(
@@ -733,7 +722,7 @@ mod tests {
         for n in 0..=WATCHED {
             tables.own.insert(addr(n));
         }
-        vips.set_services(&(0..=WATCHED + 1).map(addr).collect());
+        vips.set_services(&(0..=WATCHED + 1).map(addr).collect(), &tables);
         vips.probing.values_mut().for_each(|left| *left = 0);
         let mut probed = |second| {
             vips.watch(&tables, at(second));
@@ -782,26 +771,25 @@ mod tests {
     }
 
     #[test]
-    fn claim_of_host_address_remains_after_change_of_services() {
+    fn conflict_is_over_when_director_no_longer_has_the_address() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let addr = IpAddr::from([192, 0, 2, 2]);
+        let mac = Mac([2, 0, 0, 0, 0, 9]);
+        let none = HashSet::new();
         let mut vips = Vips::open(true).expect("no socket is needed");
-        let claim = Claim {
-            mac: Mac([2, 0, 0, 0, 0, 9]),
-            port: PortId::HOST,
-            vip: false,
-            due: at(3),
-            answers: RecentCounter::default(),
-        };
-        vips.claims.insert(addr, claim);
-        vips.set_services(&HashSet::new());
-        vips.report_due(&own(addr), at(3));
-        let is_vip = |vips: &Vips| vips.conflicts.get(&addr).map(|conflict| conflict.vip);
-        assert_eq!(is_vip(&vips), Some(false));
-        vips.add_service(addr);
-        assert_eq!(is_vip(&vips), Some(true));
-        vips.set_services(&HashSet::new());
-        assert_eq!(is_vip(&vips), None);
+        vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(1));
+        vips.set_services(&none, &own(addr));
+        vips.report_due(&own(addr), at(4));
+        vips.set_services(&none, &own(addr));
+        assert_eq!(vips.conflicts(at(5)).count(), 1, "the dataplane answers");
+        vips.set_services(&none, &Tables::default());
+        assert_eq!(vips.conflicts(at(5)).count(), 0);
+        // Other directors begin to announce the address, too.
+        let mut quiet = own(addr);
+        quiet.quiet.insert(addr);
+        vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(6));
+        vips.report_due(&quiet, at(9));
+        assert_eq!(vips.conflicts(at(9)).count(), 0);
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl Waits {
             return match link {
                 Some(link) if link.up => None,
                 Some(_) => Some(waiting(
-                    "interface_down",
+                    Waiting::DOWN,
                     format!("the configured interface {name} is down"),
                     format!("ip link set {name} up"),
                 )),
@@ -78,7 +78,7 @@ impl Waits {
         };
         if !link.is_arp_capable() {
             return Some(waiting(
-                "interface_not_ethernet",
+                Waiting::NOT_ETHERNET,
                 format!("the configured interface {name} is not an Ethernet interface"),
                 format!("leave {name} out of the configured interfaces"),
             ));
@@ -87,7 +87,7 @@ impl Waits {
         Some(match error {
             Some(error) => unusable(name, error),
             None => waiting(
-                "interface_unused",
+                Waiting::UNUSED,
                 format!("the configured interface {name} is not in use"),
                 format!("ip link set {name} up"),
             ),
@@ -116,7 +116,7 @@ fn waiting(code: &str, what: String, fix: impl Into<String>) -> Waiting {
 
 fn missing(name: &str) -> Waiting {
     waiting(
-        "interface_missing",
+        Waiting::MISSING,
         format!("waiting for the configured interface {name}, which this host does not have"),
         format!(
             "`ip -br link` lists the interfaces of this host; create {name}, or correct the name (--interface, --xdp; \
@@ -127,7 +127,7 @@ fn missing(name: &str) -> Waiting {
 
 fn unusable(name: &str, error: &str) -> Waiting {
     waiting(
-        "interface_unusable",
+        Waiting::UNUSABLE,
         format!("the interface {name} cannot be used: {error}"),
         "the dataplane tries again every second; correct the problem that the error names",
     )

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use lvs_core::{Hook, PacketMeta, Protocol, TcpFlags, Transport, Verdict};
+use lvs_core::{Hook, PacketMeta, Protocol, ServerId, TcpFlags, Transport, Verdict};
 
 use super::{Cx, Decide, Fate, Pipeline};
 use crate::drop::FrameDrop;
@@ -168,9 +168,13 @@ impl Pipeline {
                 {
                     self.syn_limiter.meets(job.packet.src, cx.now);
                 }
-                self.forward(frame, &job, &forward, ports, cx)
+                self.send_of(forward.server, cx, |pipeline, cx| {
+                    pipeline.forward(frame, &job, &forward, ports, cx)
+                })
             }
-            Verdict::Reply(reply) => self.reply(frame, &job, &reply, ports, cx),
+            Verdict::Reply(reply) => self.send_of(reply.server, cx, |pipeline, cx| {
+                pipeline.reply(frame, &job, &reply, ports, cx)
+            }),
             Verdict::Accept(_) => self.accept(frame, &job, cx),
             Verdict::Unreachable(_) => {
                 // The TTL of a packet in transit was already decremented when it passes netfilter's
@@ -187,6 +191,24 @@ impl Pipeline {
             }
             Verdict::Drop(_) => Fate::Dropped(FrameDrop::Verdict),
         }
+    }
+
+    /// Sends a packet of a connection to or from `server`. If it is dropped, it counts for the
+    /// service of this server.
+    #[inline]
+    pub(super) fn send_of<'a, N: Net>(
+        &mut self,
+        server: Option<ServerId>,
+        cx: &mut Cx<'a, N>,
+        send: impl FnOnce(&mut Self, &mut Cx<'a, N>) -> Fate,
+    ) -> Fate {
+        cx.server = server;
+        let fate = send(self, cx);
+        cx.server = None;
+        if let Fate::Dropped(reason) = fate {
+            self.drops.count(server, reason.name());
+        }
+        fate
     }
 
     /// Performs a router's checks before netfilter's FORWARD hook, if the host does not perform

@@ -30,6 +30,7 @@ impl Pipeline {
             now,
             out,
             ahead: None,
+            server: None,
         };
         for frame in self.held.give_up(port, addr) {
             let aggregate = frame.offload.segments.is_some();

@@ -109,7 +109,7 @@ impl Pipeline {
                 if !cx.env.intercept.local_clients.contains(&client) {
                     // The host would find no connection for the answer, and would reset it.
                     let copy = frame.clone();
-                    if self.held.hold_local_client(client, copy, cx.now) {
+                    if self.held.hold_local_client(client, cx.server, copy, cx.now) {
                         cx.out.request(Request::InterceptLocalClient(client));
                     }
                     return Fate::Held;

@@ -238,7 +238,8 @@ impl Pipeline {
             let Some(mac) = cx.env.net.neighbour(hop.port, hop.addr) else {
                 // Store a copy of the exact size; the buffer is used again, or returns to the
                 // backend that lent it.
-                if self.held.hold(hop.port, hop.addr, frame.clone(), cx.now) {
+                let copy = frame.clone();
+                if self.held.hold(hop.port, hop.addr, cx.server, copy, cx.now) {
                     cx.out.request(Request::Resolve(hop.port, hop.addr));
                 }
                 return Fate::Held;

@@ -32,12 +32,15 @@ use std::net::{IpAddr, SocketAddrV4};
 use std::sync::Arc;
 
 use lvs_core::fast_path::{Ahead, Passed, Plain};
-use lvs_core::{ConnId, Director, IcmpError, Instant, PacketMeta, Protocol, Tuple, Verdict};
+use lvs_core::stats::ServerDrops;
+use lvs_core::{
+    ConnId, Director, IcmpError, Instant, PacketMeta, Protocol, ServerId, Tuple, Verdict,
+};
 
 use crate::common::Common;
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, MAX_FRAME};
-use crate::held::Held;
+use crate::held::{Held, Waiting};
 use crate::intercept::Intercept;
 use crate::net::{Net, PortId};
 use crate::parse;
@@ -162,6 +165,8 @@ struct Cx<'a, N> {
     out: &'a mut Output,
     /// The hint for the look-up of the present frame.
     ahead: Option<Ahead>,
+    /// The server of the connection whose packet is being sent.
+    server: Option<ServerId>,
 }
 
 /// The packet path of one worker. The state of the whole director is in its [`Common`].
@@ -169,6 +174,8 @@ struct Cx<'a, N> {
 pub struct Pipeline {
     /// Counters of the fates of frames so far.
     pub counters: Counters,
+    /// Dropped packets of connections, for [`Control::count_drops`](lvs_core::Control::count_drops).
+    pub drops: ServerDrops,
     /// Packets that wait until a neighbour is resolved.
     pub held: Held,
     /// The limiter of new connections in a flood.
@@ -187,6 +194,7 @@ impl Pipeline {
     pub fn new(common: Arc<Common>) -> Self {
         Self {
             counters: Counters::default(),
+            drops: ServerDrops::default(),
             held: Held::of_workers(common.workers),
             syn_limiter: SynLimiter::default(),
             share: None,
@@ -246,6 +254,7 @@ impl Pipeline {
             now,
             out,
             ahead: None,
+            server: None,
         };
         for done in 0..frames.len() {
             if done > 0 && cx.out.queued() >= PORTION {
@@ -297,13 +306,16 @@ impl Pipeline {
             self.held.give_up(port, addr);
             return;
         };
-        for mut frame in self.held.take(port, addr) {
+        for Waiting {
+            mut frame, server, ..
+        } in self.held.take(port, addr)
+        {
             if mac::ethernet(&mut frame, mac, info.mac).is_ok() {
                 self.counters.released += 1;
                 self.counters.emitted += 1;
                 out.push(port, frame);
             } else {
-                self.held.dropped += 1;
+                self.held.lose(server);
             }
         }
     }
@@ -321,8 +333,13 @@ impl Pipeline {
             now,
             out,
             ahead: None,
+            server: None,
         };
-        for mut frame in self.held.take_local_clients(is_intercepted) {
+        for Waiting {
+            mut frame, server, ..
+        } in self.held.take_local_clients(is_intercepted)
+        {
+            cx.server = server;
             let aggregate = frame.offload.segments.is_some();
             let fate = match parse::ip(frame.bytes(), aggregate) {
                 Ok(packet) => match env.net.route(packet.dst) {
@@ -335,7 +352,7 @@ impl Pipeline {
                 Fate::Sent => self.counters.released += 1,
                 // The frame waits for its neighbour.
                 Fate::Held => {}
-                _ => self.held.dropped += 1,
+                _ => self.held.lose(server),
             }
         }
     }

@@ -63,7 +63,10 @@ impl Pipeline {
                 return Some(self.send_on(frame, &packet, &passed, &way, cx));
             }
         }
-        Some(self.send_request(port, frame, to.local, &passed, cx))
+        let server = Some(passed.server);
+        Some(self.send_of(server, cx, |pipeline, cx| {
+            pipeline.send_request(port, frame, to.local, &passed, cx)
+        }))
     }
 
     /// Sends the packet with changed addresses and no other change.
@@ -89,6 +92,7 @@ impl Pipeline {
             && !unfinished
             && let Err(reason) = finish_checksum(frame)
         {
+            self.drops.count(Some(passed.server), reason.name());
             return Fate::Dropped(reason);
         }
         let (link, ip) = frame.bytes_mut().split_at_mut(ETHERNET_LEN);
@@ -101,6 +105,7 @@ impl Pipeline {
                 (End::Destination, passed.target)
             };
             if let Err(reason) = nat::translate_plain(ip, packet.protocol, end, to, unfinished) {
+                self.drops.count(Some(passed.server), reason.name());
                 return Fate::Dropped(reason);
             }
         }

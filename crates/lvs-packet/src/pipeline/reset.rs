@@ -23,6 +23,7 @@ impl Pipeline {
             now,
             out,
             ahead: None,
+            server: None,
         };
         let mut frame = cx.out.spare(tcp::RESET_LEN_MAX);
         if tcp::own_reset(&mut frame, reset) {

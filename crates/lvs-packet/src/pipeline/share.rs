@@ -129,6 +129,7 @@ impl Pipeline {
             now,
             out,
             ahead: None,
+            server: None,
         };
         self.counters.taken += 1;
         let fate = match parse::ip(whole.frame.bytes(), false) {

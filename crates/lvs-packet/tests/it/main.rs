@@ -2,6 +2,7 @@
 
 mod deviations;
 mod down;
+mod drops;
 mod lab;
 mod pipeline_borrowed;
 mod pipeline_filters;

@@ -678,6 +678,87 @@ fn dashboard_works_in_browser() -> Result<()> {
     Ok(())
 }
 
+/// The dashboard breaks no rule of axe-core, on a wide and on a narrow screen, in light and dark
+/// colours, with few and with many services, one of them open, and while it asks for a reason.
+#[test]
+#[ignore = "needs Chromium, axe-core"]
+fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
+    let archive = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/axe-core.tgz");
+    let site = site("axe")?;
+    let axe = site
+        .director
+        .run("tar", &["-xzOf", archive, "package/axe.min.js"])?;
+    let path = configure(&site)?;
+    let mut lvsd = start(&site)?;
+    let browser = Browser::start(&site.director, site.testbed.dir())?;
+    let long = Duration::from_secs(20);
+    let mut broken: Vec<String> = Vec::new();
+    let mut check = |state: &str| -> Result<()> {
+        for (width, dark) in [(1280, false), (1280, true), (320, false), (320, true)] {
+            browser.screen(width, 900, dark)?;
+            let found = browser.run(&format!(
+                "{axe}; return axe.run().then((r) => r.violations.map((v) => \
+                 [v.id, v.impact, v.nodes.length, v.nodes[0].html, v.nodes[0].failureSummary].join(' ')))"
+            ))?;
+            let found = found.as_array().context("a list of broken rules")?;
+            let place = format!("{state}, {width} pixels, dark: {dark}");
+            broken.extend(found.iter().map(|one| format!("{place}: {one}")));
+        }
+        Ok(())
+    };
+    for services in [6, 500] {
+        let text = fs::read_to_string(&path)?;
+        let mut more = String::new();
+        for number in text.matches("[[service]]").count()..services {
+            more += &format!(
+                "[[service]]\nname = \"s{number}\"\naddress = \"{}\"\n[[service.server]]\naddress = \"{}:80\"\n",
+                site.service(u16::try_from(10_000 + number)?),
+                site.real_address(number % 3),
+            );
+        }
+        fs::write(&path, text + &more)?;
+        lvsd.signal(Signal::SIGHUP)?;
+        wait_until("all services to be loaded", long, || {
+            json(&site, "v1/status").is_ok_and(|status| {
+                let all = status["services"].as_array();
+                all.is_some_and(|all| all.len() == services)
+            })
+        })?;
+        browser.screen(1280, 900, false)?;
+        browser.open("http://127.0.0.1:9560/")?;
+        browser.wait_for("#verdict", "All is well", Duration::from_secs(60))?;
+        check(&format!("{services} services"))?;
+        browser.screen(1280, 900, false)?;
+        // The page keeps the token.
+        if services == 6 {
+            browser.type_into("#token", TOKEN)?;
+            browser.click("#unlock button")?;
+        }
+        browser.wait_for("#rights", "Changes are allowed", long)?;
+        browser.run("location.hash = '#service=web'")?;
+        let web = "details[open][data-name=web]";
+        browser.wait_for(web, "Drain", long)?;
+        check(&format!("{services} services, an open one"))?;
+        browser.screen(1280, 900, false)?;
+        browser.click(&format!("{web} td.do button"))?;
+        browser.wait_for("#ask-title", "Drain", long)?;
+        check(&format!("{services} services, a question"))?;
+    }
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    browser.wait_for("#verdict", "does not answer", long)?;
+    check("a director that does not answer")?;
+    ensure!(broken.is_empty(), "{}", broken.join("\n"));
+    // The rules are applied.
+    let found = browser.run(&format!(
+        "document.body.append(new Image()); {axe}; \
+         return axe.run().then((r) => r.violations.map((v) => v.id))"
+    ))?;
+    let found = found.as_array().context("a list of broken rules")?;
+    ensure!(found.contains(&Value::from("image-alt")), "{found:?}");
+    Ok(())
+}
+
 /// The filter by state and by a server's address, a link to a service, and a screen of 320 pixels.
 fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     let long = Duration::from_secs(20);

@@ -104,7 +104,13 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     wait_until("doctor to report that eth1 is down", common::SOON, || {
         fix(&site, "eth1 is down").is_ok_and(|fix| fix.contains("ip link set eth1 up"))
     })
-    .with_context(|| format!("{:?}", findings(&site)))
+    .with_context(|| format!("{:?}", findings(&site)))?;
+    let down = findings_with_code(&site, "interface_down")?;
+    ensure!(down.len() == 1 && down[0]["since"].is_u64(), "{down:?}");
+    site.director.sh("ip link set eth1 up")?;
+    wait_until("doctor to report eth1 no more", common::SOON, || {
+        findings_with_code(&site, "interface_down").is_ok_and(|found| found.is_empty())
+    })
 }
 
 /// Filters of the host: those that run after the dataplane receives a copy of each packet, and those
@@ -280,6 +286,34 @@ fn doctor_refused_connections_name_their_service() -> Result<()> {
     for key in ["since", "ago", "recent", "last_minute"] {
         ensure!(finding[key].is_u64(), "{key}: {finding}");
     }
+    Ok(())
+}
+
+/// Packets of a connection are dropped after it was opened: the server has no route any more.
+#[test]
+fn doctor_dropped_packets_of_connection_name_their_service() -> Result<()> {
+    let site = site("doctdrop", Forward::Nat)?;
+    site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
+    site.lvsadm(&format!("-a -t {}:81 -r 203.0.113.99:80 -m", site.vip))?;
+    site.director.sh("ip route add blackhole 203.0.113.99")?;
+    let connect = format!("curl -s -m 1 http://{}:81/ || true", site.vip);
+    let of_service = |finding: &Value| finding["service"]["address"] == format!("{}:81", site.vip);
+    let mut reported = Vec::new();
+    let found = wait_until("doctor to report the drops", common::SOON, || {
+        let _ = site.client.sh(&connect);
+        reported = findings_with_code(&site, "route_refuses").unwrap_or_default();
+        reported.first().is_some_and(of_service)
+    });
+    found.with_context(|| format!("{reported:?}"))?;
+    let listed = site.lvsadm("drops")?;
+    let service = format!("of TCP {}:81\n", site.vip);
+    ensure!(
+        listed
+            .lines()
+            .any(|line| line.trim().starts_with("services: "))
+            && listed.contains(&service),
+        "{listed}"
+    );
     Ok(())
 }
 

@@ -160,7 +160,7 @@ fn named(status: &Value) -> Vec<String> {
     }
     let dataplane = &status["dataplane"];
     for interface in list(&dataplane["down"]) {
-        all.push(format!("down {}", text(interface)));
+        all.push(format!("down {}", text(&interface["interface"])));
     }
     for hop in list(&dataplane["silent_hops"]) {
         all.push(format!("silent_hop {}", text(&hop["address"])));

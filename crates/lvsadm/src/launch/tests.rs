@@ -40,6 +40,7 @@ impl Dataplane for Kept {
                     stats: Stats::default(),
                     refused: 0,
                     refusals: Vec::new(),
+                    drops: Vec::new(),
                     servers: Vec::new(),
                 });
             }

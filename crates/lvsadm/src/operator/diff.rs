@@ -220,6 +220,7 @@ mod tests {
             stats: Stats::default(),
             refused: 0,
             refusals: Vec::new(),
+            drops: Vec::new(),
             servers: vec![server(1, 1), server(2, 1), server(3, 1)],
         }
     }

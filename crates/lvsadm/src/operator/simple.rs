@@ -1,10 +1,14 @@
 //! `lvsadm drops`, `lvsadm workers` and `lvsadm sysctl`.
 
+use std::cmp::Reverse;
+
 use lvs_api::Error;
 use lvs_api::guidance::{for_lvsd, manages_any};
 use lvs_core::api::{Call, Done, Info, ReasonCount, ServiceInfo, Sysctl};
 use lvs_core::settings::Sysctls;
 
+use super::doctor::Since;
+use super::doctor::dataplane::{named, of_services};
 use super::{Outcome, Trouble, Words, connect};
 use crate::invocation::Invocation;
 use crate::session::{json_list, warn};
@@ -18,9 +22,10 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         for_lvsd(&mut reasons);
     }
     if !words.has("--all") {
-        reasons.retain(|reason| reason.count > 0);
+        reasons.retain(|reason| reason.packets.count > 0);
     }
-    reasons.sort_by(|a, b| (&b.action, a.count).cmp(&(&a.action, b.count)).reverse());
+    let order = |reason: &ReasonCount| (reason.action.clone(), Reverse(reason.packets.count));
+    reasons.sort_by_key(order);
     if run.json {
         json_list(run, &reasons)?;
         return Ok(0);
@@ -42,9 +47,17 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             writeln!(run.output, "{title}:")?;
             action = &reason.action;
         }
-        writeln!(run.output, "{:>12}  {}", reason.count, reason.reason)?;
+        writeln!(
+            run.output,
+            "{:>12}  {}",
+            reason.packets.count, reason.reason
+        )?;
         for line in wrap(&reason.help, 88) {
             writeln!(run.output, "              {line}")?;
+        }
+        let of = of_services(&services, &reason.reason, Since::Start);
+        if reason.action == "drop" && !of.is_empty() {
+            writeln!(run.output, "              services: {}", named(&of))?;
         }
         for (n, line) in wrap(&reason.fix, 85).iter().enumerate() {
             let arrow = if n == 0 { "->" } else { "  " };

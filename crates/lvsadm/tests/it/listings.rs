@@ -168,6 +168,7 @@ fn counters_are_listed_as_by_ipvsadm() {
                     stats: one.1,
                     refused: 0,
                     refusals: Vec::new(),
+                    drops: Vec::new(),
                     servers: one
                         .2
                         .take()

@@ -89,6 +89,7 @@ impl Handler for Late {
             stats: Default::default(),
             refused: 0,
             refusals: Vec::new(),
+            drops: Vec::new(),
             servers: vec![ServerInfo::new(
                 ([10, 0, 0, 1], 80).into(),
                 ServerConfig::new(weight, Forwarding::Nat),

@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use lvs_api::daemon::{AdminState, CheckStatus, ServerStatus, ServiceStatus};
 use lvs_core::Family;
-use lvs_core::api::{InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, WorkerInfo};
+use lvs_core::api::{
+    InterfaceInfo, ReasonCount, Refusals, ServerInfo, ServiceId, ServiceInfo, WorkerInfo,
+};
 use lvs_core::attempts::Attempts;
 use lvs_core::stats::Counts;
 use prometheus_client::collector::Collector;
@@ -73,6 +75,8 @@ const SERVERS_MAX: usize = 5000;
 
 /// The names and values of a metric's labels.
 type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
+/// The labels of a service, and a reason.
+type ReasonLabels<'a> = (Labels<'a, 3>, Labels<'a, 1>);
 
 /// All metrics in the text format of OpenMetrics 1.0.0.
 pub fn open_metrics(snapshot: Arc<Snapshot>, counts: counters::Counts) -> String {
@@ -136,9 +140,13 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.stats.live)
     }
 
-    /// Number of refused connections; `None` until the dataplane has reported.
-    fn refused(&self) -> Option<u64> {
-        self.dataplane.map(|info| info.refused)
+    /// Packets of one of its counters by reason; nothing until the dataplane has reported.
+    fn packets(&self, of: Losses) -> impl Iterator<Item = (ReasonLabels<'_>, u64)> {
+        let all = self.dataplane.into_iter().flat_map(of);
+        all.map(|one| {
+            let labels = (self.labels(), [("reason", one.reason.as_str())]);
+            (labels, one.packets.count)
+        })
     }
 
     /// Whether the number of the service's connections is known: lvsd proxies the service, or the
@@ -603,7 +611,7 @@ impl View {
         ] {
             let of = reasons.iter().filter(|reason| reason.action == action);
             let mut of = of
-                .map(|one| ([("reason", one.reason.as_str())], one.count))
+                .map(|one| ([("reason", one.reason.as_str())], one.packets.count))
                 .peekable();
             if of.peek().is_some() {
                 out.counters(name, help, of)?;
@@ -851,14 +859,9 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
             known.map(|one| (one.labels(), pick(one.status))),
         )?;
     }
-    let refused = services
-        .iter()
-        .filter_map(|one| Some((one.labels(), one.refused()?)));
-    out.counters(
-        "lvs_service_refused",
-        "Packets of clients that opened no connection because they were dropped or refused",
-        refused,
-    )?;
+    for (name, help, of) in LOSSES {
+        out.counters(name, help, services.iter().flat_map(|one| one.packets(of)))?;
+    }
     traffic(
         out,
         [
@@ -871,6 +874,23 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
             .filter_map(|s| Some((s.labels(), s.live()?))),
     )
 }
+
+/// Packets of a service that were not forwarded.
+type Losses = fn(&ServiceInfo) -> &[Refusals];
+
+/// The metrics of packets that were not forwarded, by service and reason.
+const LOSSES: [(&str, &str, Losses); 2] = [
+    (
+        "lvs_service_refused",
+        "Packets of clients that opened no connection because they were dropped or refused, by reason",
+        |info| &info.refusals,
+    ),
+    (
+        "lvs_service_dropped",
+        "Packets of connections that were dropped or refused, by reason",
+        |info| &info.drops,
+    ),
+];
 
 const DIRECTIONS: [Labels<'static, 1>; 2] = [[("direction", "in")], [("direction", "out")]];
 
@@ -904,6 +924,7 @@ mod tests {
 
     use lvs_api::daemon::{ProxyStatus, SourceStatus, VrrpStatus};
     use lvs_core::api::{PeerStanding, SilentHop, TablesInfo, TablesState};
+    use lvs_core::recent::RecentCount;
 
     use super::*;
     use crate::api::overview::tests::snapshot;
@@ -1075,6 +1096,39 @@ mod tests {
         assert!(text(&snapshot).contains("lvs_silent_next_hops 0\n"));
         snapshot.status.dataplane.silent_hops = vec![hop];
         assert!(text(&snapshot).contains("lvs_silent_next_hops 1\n"));
+    }
+
+    #[test]
+    fn lost_packets_of_services_are_counted_by_reason() {
+        let mut snapshot = snapshot("web");
+        let found = Arc::make_mut(&mut snapshot.found);
+        let seen = Arc::make_mut(&mut found.seen);
+        let reason = |reason: &str, count| Refusals {
+            reason: reason.to_owned(),
+            packets: RecentCount {
+                count,
+                ..RecentCount::default()
+            },
+        };
+        seen.services[0].refusals = vec![reason("no_server", 7), reason("filtered", 2)];
+        seen.services[0].drops = vec![reason("too_big", 3)];
+        let text = open_metrics(Arc::new(snapshot), counters::Counts::default());
+        for (sample, value) in [
+            ("refused_total", ("no_server", 7)),
+            ("refused_total", ("filtered", 2)),
+            ("dropped_total", ("too_big", 3)),
+        ] {
+            let (reason, count) = value;
+            let (begin, end) = (
+                format!("lvs_service_{sample}{{service=\"web\",protocol=\"tcp\","),
+                format!(",reason=\"{reason}\"}} {count}"),
+            );
+            assert!(
+                text.lines()
+                    .any(|line| line.starts_with(&begin) && line.ends_with(&end)),
+                "{begin} {end}\n{text}"
+            );
+        }
     }
 
     #[test]

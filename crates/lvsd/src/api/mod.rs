@@ -38,6 +38,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use lvs_api::Address;
 use lvs_api::daemon::Event;
+use lvs_process::admission::{Place, Places};
 use lvs_sys::lock;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -74,6 +75,7 @@ pub struct Api {
     events: broadcast::Sender<Arc<Event>>,
     settings: watch::Sender<config::Api>,
     places: ConnectionLimits,
+    local_places: Arc<Places>,
     seen: tokio::sync::Mutex<Option<(Instant, Arc<Snapshot>)>>,
     pages: Pages,
     own: Own,
@@ -96,6 +98,7 @@ impl Api {
             events: events.source(),
             settings: watch::Sender::default(),
             places: ConnectionLimits::default(),
+            local_places: Arc::default(),
             seen: tokio::sync::Mutex::default(),
             pages: Pages::default(),
             own: Own::default(),
@@ -117,9 +120,17 @@ impl Api {
         self.settings.borrow().clone()
     }
 
-    /// Takes a slot for a connection, or for a stream. A refusal is counted.
+    /// Takes a slot for a connection over TCP, or for a stream. A refusal is counted.
     pub(crate) fn place(&self, holder: Holder) -> Option<ConnectionSlot> {
-        let place = self.places.take(holder);
+        self.count_full(self.places.take(holder))
+    }
+
+    /// Takes a slot for a connection over the Unix socket; `reader` is the user of a read-only one.
+    pub(crate) fn local_place(&self, reader: Option<u32>) -> Option<Place> {
+        self.count_full(self.local_places.take(reader))
+    }
+
+    fn count_full<T>(&self, place: Option<T>) -> Option<T> {
         if place.is_none() {
             self.counters.no_place();
         }

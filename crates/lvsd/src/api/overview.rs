@@ -183,10 +183,10 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
     let mut drops: Vec<ReasonCount> = seen
         .reasons
         .iter()
-        .filter(|reason| reason.action == "drop" && reason.count > 0)
+        .filter(|reason| reason.action == "drop" && reason.packets.count > 0)
         .cloned()
         .collect();
-    drops.sort_by_key(|reason| std::cmp::Reverse(reason.count));
+    drops.sort_by_key(|reason| std::cmp::Reverse(reason.packets.count));
     let (causes, causes_in_all) = causes(&status.services);
     Overview {
         now: unix_time(),
@@ -285,6 +285,7 @@ pub(crate) mod tests {
 
     use lvs_api::daemon::{ServerStatus, Status};
     use lvs_core::api::{Info, SyncCounts};
+    use lvs_core::recent::RecentCount;
     use lvs_core::stats::Stats;
     use lvs_core::{Forwarding, ServerConfig, ServiceConfig};
 
@@ -373,6 +374,7 @@ pub(crate) mod tests {
                     conflict: false,
                     unheard: false,
                     refusals: Vec::new(),
+                    drops: Vec::new(),
                     servers: vec![server(1, "up", ""), server(2, "down", "connection refused")],
                 }],
                 ..Status::default()
@@ -393,16 +395,16 @@ pub(crate) mod tests {
                         stats,
                         refused: 0,
                         refusals: Vec::new(),
+                        drops: Vec::new(),
                         servers: vec![info(2), info(1)],
                     }],
                     reasons: vec![ReasonCount {
                         action: "drop".to_owned(),
                         reason: "no_server".to_owned(),
-                        count: 7,
-                        recent: None,
-                        last_minute: None,
-                        since: None,
-                        ago: None,
+                        packets: RecentCount {
+                            count: 7,
+                            ..RecentCount::default()
+                        },
                         help: "no server".to_owned(),
                         fix: "add one".to_owned(),
                     }],

@@ -1,5 +1,4 @@
-//! Limits of simultaneous connections, over TCP and over the Unix socket: clients with read access
-//! cannot lock out each other or clients that may make changes.
+//! Limits of simultaneous connections over TCP: one source cannot lock out the others.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,12 +13,6 @@ const TCP_MAX: usize = 128;
 pub(super) const SOURCE_MAX: usize = 32;
 /// Maximum number of event streams among these connections.
 pub(super) const STREAMS_MAX: usize = 8;
-/// Maximum number of connections over the Unix socket.
-const LOCAL_MAX: usize = 64;
-/// Maximum number of connections of users with read access over the Unix socket.
-const READERS_MAX: usize = 32;
-/// Maximum number of connections over the Unix socket for a user with read access.
-const READER_MAX: usize = 8;
 
 /// The client to which a slot belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,10 +22,6 @@ pub(crate) enum Holder {
     /// An event stream of a source over TCP. It needs this slot in addition to the slot of its
     /// connection.
     Stream(IpAddr),
-    /// Users of the Unix socket with write access, together.
-    Operators,
-    /// A user of the Unix socket with read access.
-    Reader(u32),
 }
 
 /// Counts the open connections of each client.
@@ -49,23 +38,15 @@ impl ConnectionLimits {
         let holder = match holder {
             Holder::Tcp(ip) => Holder::Tcp(Prefix::source(ip)),
             Holder::Stream(ip) => Holder::Stream(Prefix::source(ip)),
-            local => local,
         };
         let mut all = self.all();
         let own = all.get(&holder).copied().unwrap_or(0);
-        let sum = |counts: fn(&Holder) -> bool| -> usize {
-            let those = all.iter().filter(|(holder, _)| counts(holder));
-            those.map(|(_, number)| number).sum()
-        };
-        let readers = sum(|holder| matches!(holder, Holder::Reader(_)));
-        let local = readers + sum(|holder| *holder == Holder::Operators);
         let fits = match holder {
             Holder::Tcp(_) => {
-                own < SOURCE_MAX && sum(|holder| matches!(holder, Holder::Tcp(_))) < TCP_MAX
+                let tcp = all.iter().filter(|(one, _)| matches!(one, Holder::Tcp(_)));
+                own < SOURCE_MAX && tcp.map(|(_, number)| number).sum::<usize>() < TCP_MAX
             }
             Holder::Stream(_) => own < STREAMS_MAX,
-            Holder::Operators => local < LOCAL_MAX,
-            Holder::Reader(_) => own < READER_MAX && readers < READERS_MAX && local < LOCAL_MAX,
         };
         if !fits {
             return None;
@@ -122,29 +103,11 @@ mod tests {
             held.push(places.take(source(n)).expect("a place"));
         }
         assert!(places.take(source(200)).is_none());
-        // Streams and the Unix socket have slots of their own.
+        // Streams have slots of their own.
         let stream = Holder::Stream(IpAddr::from([192, 0, 2, 1]));
         let streams = take_all(&places, stream);
         assert_eq!(streams.len(), STREAMS_MAX);
-        assert_eq!(take_all(&places, Holder::Operators).len(), LOCAL_MAX);
         drop((held, streams));
-        assert!(places.all().is_empty());
-    }
-
-    #[test]
-    fn read_only_users_cannot_use_all_places() {
-        let places = ConnectionLimits::default();
-        let one = take_all(&places, Holder::Reader(1));
-        assert_eq!(one.len(), READER_MAX);
-        let others: Vec<ConnectionSlot> = (2..100)
-            .flat_map(|uid| take_all(&places, Holder::Reader(uid)))
-            .collect();
-        assert_eq!(one.len() + others.len(), READERS_MAX);
-        let operators = take_all(&places, Holder::Operators);
-        assert_eq!(operators.len(), LOCAL_MAX - READERS_MAX);
-        drop(one);
-        assert_eq!(take_all(&places, Holder::Reader(500)).len(), READER_MAX);
-        drop((others, operators));
         assert!(places.all().is_empty());
     }
 }

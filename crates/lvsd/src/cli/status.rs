@@ -9,12 +9,13 @@ use lvs_api::daemon::{
     AdminState, DirectorSeen, DirectorStatus, MaintenanceSpec, ServerStatus, ServiceStatus,
     SourceStatus, Status,
 };
-use lvs_api::words::{lasted, times};
+use lvs_api::words::{in_brackets, lasted, times};
 use lvs_core::api::{
-    Conflict, PeerStanding, ReasonCount, Refusals, ServiceId, SilentHop, TablesInfo, TablesState,
-    Waiting,
+    Conflict, DownInterface, PeerStanding, ReasonCount, ServiceId, SilentHop, TablesInfo,
+    TablesState, Waiting,
 };
 use lvs_core::attempts::Attempts;
+use lvs_core::recent::RecentCount;
 
 use super::ask::connect;
 use crate::clock::unix_time;
@@ -420,20 +421,19 @@ fn of_director(status: &Status, now: u64) -> String {
     }
     // The state of a disconnected dataplane is unknown.
     if status.dataplane.connected {
-        for interface in &status.dataplane.down {
+        for DownInterface { interface, since } in &status.dataplane.down {
+            let seen = since.map(|since| format!("for {}", lasted(since)));
+            let seen = in_brackets(&seen.unwrap_or_default());
             let _ = writeln!(
                 text,
-                "INTERFACE DOWN: {interface}. To do: ip link set {interface} up; check its cable or its peer"
+                "INTERFACE DOWN: {interface}{seen}. To do: ip link set {interface} up; check its cable or its peer"
             );
         }
         for conflict in &status.dataplane.conflicts {
             let (address, mac, answers) = (conflict.address, &conflict.mac, &conflict.answers);
             let host = conflict.host;
             let host = host.map_or_else(|| mac.clone(), |host| format!("{host}, {mac}"));
-            let seen = match times(None, answers.since, answers.ago) {
-                seen if seen.is_empty() => seen,
-                seen => format!(" ({seen})"),
-            };
+            let seen = in_brackets(&times(None, answers.since, answers.ago));
             let _ = writeln!(
                 text,
                 "CONFLICT: another host ({host}) answers for {address}{seen}. To do: {}",
@@ -490,11 +490,7 @@ fn drops_line(text: &mut String, drops: &[ReasonCount]) {
     let mut parts: Vec<String> = drops
         .iter()
         .take(DROPS_MAX)
-        .map(|reason| {
-            let recent = reason.recent.unwrap_or(0);
-            let seen = times(reason.last_minute, reason.since, reason.ago);
-            format!("{recent} {} ({seen})", reason.reason)
-        })
+        .map(|reason| packets_text(&reason.reason, &reason.packets))
         .collect();
     match drops.len().saturating_sub(DROPS_MAX) {
         _ if drops.is_empty() => return,
@@ -508,17 +504,23 @@ fn drops_line(text: &mut String, drops: &[ReasonCount]) {
     );
 }
 
-/// One line about the packets of a service that opened no connection.
-fn refusals_line(text: &mut String, refusals: &[Refusals]) {
-    let recent = refusals.iter().filter(|one| one.packets.recent > 0);
-    let parts: Vec<String> = recent
-        .map(|Refusals { reason, packets }| {
-            let seen = times(Some(packets.last_minute), packets.since, packets.ago);
-            format!("{} {reason} ({seen})", packets.recent)
-        })
-        .collect();
-    if !parts.is_empty() {
-        let _ = writeln!(text, "  refused in five minutes: {}", parts.join(", "));
+/// Recent packets with their reason, rate and times.
+fn packets_text(reason: &str, packets: &RecentCount) -> String {
+    let seen = times(Some(packets.last_minute), packets.since, packets.ago);
+    format!("{} {reason}{}", packets.recent, in_brackets(&seen))
+}
+
+/// Lines about the packets of a service that opened no connection, and about those of its
+/// connections that were dropped.
+fn losses_lines(text: &mut String, service: &ServiceStatus) {
+    for (fate, reasons) in [("refused", &service.refusals), ("dropped", &service.drops)] {
+        let recent = reasons.iter().filter(|one| one.packets.recent > 0);
+        let parts: Vec<String> = recent
+            .map(|one| packets_text(&one.reason, &one.packets))
+            .collect();
+        if !parts.is_empty() {
+            let _ = writeln!(text, "  {fate} in five minutes: {}", parts.join(", "));
+        }
     }
 }
 
@@ -699,7 +701,7 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
         let _ = write!(text, "; the sorry server {sorry} serves");
     }
     text.push('\n');
-    refusals_line(text, &service.refusals);
+    losses_lines(text, service);
     let mut servers: Vec<&ServerStatus> = service.servers.iter().collect();
     servers.sort_by_key(|server| match server.health.as_str() {
         "down" => 0,
@@ -824,8 +826,7 @@ mod tests {
     use lvs_api::daemon::{
         CheckNotMade, CheckStatus, DataplaneStatus, Maintenance, ProxyStatus, VrrpStatus,
     };
-    use lvs_core::api::Confinement;
-    use lvs_core::recent::RecentCount;
+    use lvs_core::api::{Confinement, Refusals};
 
     use super::*;
 
@@ -890,6 +891,7 @@ mod tests {
                 conflict: false,
                 unheard: false,
                 refusals: Vec::new(),
+                drops: Vec::new(),
                 servers: vec![
                     server(1, "up", ""),
                     server(2, "down", "connection refused"),
@@ -1019,11 +1021,13 @@ mod tests {
         ReasonCount {
             action: "drop".to_owned(),
             reason: reason.to_owned(),
-            count: 500,
-            recent: Some(12),
-            last_minute: Some(3),
-            since: Some(130),
-            ago: Some(4),
+            packets: RecentCount {
+                count: 500,
+                recent: 12,
+                last_minute: 3,
+                since: Some(130),
+                ago: Some(4),
+            },
             help: String::new(),
             fix: String::new(),
         }
@@ -1034,10 +1038,11 @@ mod tests {
         let mut status = suspicious();
         status.dataplane.drops = vec![dropped("no_server")];
         status.services[0].refusals = vec![refused("no_server", 8), refused("filtered", 0)];
+        status.services[0].drops = vec![refused("no_route", 2)];
         let text = text_of(&status, Look::default());
         for line in [
             "\ndropped in five minutes: 12 no_server (3 in the last minute, first 2m10s ago, last 4s ago). To do: lvsadm drops has the meaning and the fix of each\n",
-            " usable\n  refused in five minutes: 8 no_server (4 in the last minute, first 2m10s ago, last 4s ago)\n",
+            " usable\n  refused in five minutes: 8 no_server (4 in the last minute, first 2m10s ago, last 4s ago)\n  dropped in five minutes: 2 no_route (1 in the last minute, first 2m10s ago, last 4s ago)\n",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }
@@ -1056,7 +1061,10 @@ mod tests {
         status.version = "0.12.13-rc1".to_owned();
         status.config = format!("/etc/lvsd/{}.toml", "long-name".repeat(12));
         status.dataplane.version = Some("0.12.12".to_owned());
-        status.dataplane.down = vec!["enp129s0f1np1".to_owned()];
+        status.dataplane.down = vec![DownInterface {
+            interface: "enp129s0f1np1".to_owned(),
+            since: Some(90_000),
+        }];
         status.dataplane.conflicts = vec![Conflict {
             code: Conflict::VIP.to_owned(),
             interface: "enp129s0f1np1".to_owned(),
@@ -1070,6 +1078,7 @@ mod tests {
             .map(dropped)
             .to_vec();
         status.services[0].refusals = vec![refused("no_server", 1_000_000)];
+        status.services[0].drops = status.services[0].refusals.clone();
         status.dataplane.silent_hops = vec![SilentHop {
             address: "2001:db8:1234:5678:9abc:def0:1234:5678".parse().unwrap(),
             interface: "enp129s0f1np1".to_owned(),

@@ -33,7 +33,7 @@ use std::time::Duration;
 use lvs_api::daemon::LoadStatus;
 use lvs_core::api::Confinement;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::admin::Admin;
@@ -144,6 +144,9 @@ struct Daemon<P> {
     /// Whether the desired state has not been passed to the dataplane yet, or its inputs have
     /// changed.
     changed: bool,
+    /// Receives a message when the dataplane has applied an override. One that is dropped means
+    /// that no dataplane answers.
+    unapplied: Vec<oneshot::Sender<()>>,
     /// The time of the next step.
     next: Instant,
     /// The results of health checks.
@@ -293,6 +296,7 @@ impl<P: Prober> Daemon<P> {
             reloader: Reloader::new(options.path, options.last_good, options.loaded),
             goal: Arc::default(),
             changed: true,
+            unapplied: Vec::new(),
             next: now,
             reports,
             requests: options.requests,
@@ -394,6 +398,7 @@ impl<P: Prober> Daemon<P> {
         let mut services = self.inputs.expanded.services.iter();
         let mut hurries = pin!(signals.hurries(&dataplane, services.any(|service| service.omega)));
         self.changed = false;
+        let overrides = std::mem::take(&mut self.unapplied);
         let (mut link, step) = loop {
             let (cluster, reports) = (&mut self.inputs.cluster, &mut self.reports);
             tokio::select! {
@@ -414,6 +419,10 @@ impl<P: Prober> Daemon<P> {
         match step {
             // Inputs that have arrived in the meantime belong to the next step.
             Step::InStep { found, again } => {
+                for applied in overrides {
+                    // The client may have gone.
+                    let _ = applied.send(());
+                }
                 let news = !Arc::ptr_eq(&self.inputs.dataplane.found, &found);
                 if self.inputs.observe(&found) {
                     self.goal_changed();
@@ -428,6 +437,7 @@ impl<P: Prober> Daemon<P> {
                 }
             }
             Step::Interrupted => {
+                self.unapplied.extend(overrides);
                 self.changed = true;
                 self.next = now;
             }

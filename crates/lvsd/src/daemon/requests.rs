@@ -3,12 +3,14 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lvs_api::daemon::{
     AdminDone, AdminEntry, AdminSpec, AdminState, DirectorStatus, MaintenanceSpec,
 };
 use lvs_core::api::ServiceId;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use super::Daemon;
 use crate::admin::Kept;
@@ -21,6 +23,12 @@ use crate::snapshot::Snapshot;
 /// Maximum number of servers whose checks have separate histograms: each has 16 lines in the
 /// metrics.
 const CHECK_TIMES_MAX: usize = 500;
+/// Longest time that a client waits until the dataplane has applied its override. Clients wait for
+/// 30 seconds.
+const APPLY_LIMIT: Duration = Duration::from_secs(20);
+/// The warning of an override that the dataplane has not applied.
+const UNAPPLIED: &str =
+    "the dataplane has not applied this yet, and lvsd repeats it: `lvsd status` shows the weights";
 
 /// The next request. Without a socket it never returns.
 pub(super) async fn next(requests: &mut Option<mpsc::Receiver<Request>>) -> Option<Request> {
@@ -48,10 +56,17 @@ impl<P: Prober> Daemon<P> {
         let result = match change {
             ChangeRequest::Admin(spec) => match self.set_admin(spec, who) {
                 Ok((mut done, kept)) => {
-                    // The override applies at once. The client gets its answer when the override is
-                    // on disk.
+                    let (applied, confirmed) = oneshot::channel();
+                    self.unapplied.push(applied);
+                    // The client is answered when the override is on disk and the dataplane has
+                    // applied it.
                     tokio::spawn(async move {
-                        if let Some(why) = warn(kept).await {
+                        let confirmed = timeout(APPLY_LIMIT, confirmed);
+                        let (kept, confirmed) = tokio::join!(warn(kept), confirmed);
+                        if !matches!(confirmed, Ok(Ok(()))) {
+                            done.warnings.insert(0, UNAPPLIED.to_owned());
+                        }
+                        if let Some(why) = kept {
                             done.warnings.insert(0, why);
                         }
                         let _ = reply.send(answer(&done));

@@ -9,7 +9,7 @@ use lvs_api::daemon::{
     SourceStatus, Status,
 };
 use lvs_core::api::{
-    Info, PeerStanding, ReasonCount, Refusals, ServiceId, ServiceInfo, SilentHop, SyncCounts,
+    DownInterface, Info, PeerStanding, ReasonCount, ServiceId, ServiceInfo, SilentHop, SyncCounts,
 };
 
 use super::Daemon;
@@ -28,11 +28,12 @@ impl<P: Prober> Daemon<P> {
         let by_service = by_service(&found.servers);
         let seen_of =
             |service: &Service| by_service.get(&service.id).map_or(&[][..], Vec::as_slice);
-        let refused = refusals(&found.seen.services);
+        let infos = found.seen.services.iter().map(|info| (info.service, info));
+        let infos: HashMap<ServiceId, &ServiceInfo> = infos.collect();
         let services = inputs.expanded.services.iter();
         let services = services.map(|service| {
-            let refusals = refused.get(&service.id).map(|all| all.to_vec());
-            self.status_of(service, seen_of(service), refusals.unwrap_or_default())
+            let info = infos.get(&service.id).copied();
+            self.status_of(service, seen_of(service), info)
         });
         let services: Vec<ServiceStatus> = services.collect();
         Status {
@@ -61,7 +62,10 @@ impl<P: Prober> Daemon<P> {
                     .interfaces
                     .iter()
                     .filter(|interface| !interface.up)
-                    .map(|interface| interface.name.clone())
+                    .map(|interface| DownInterface {
+                        interface: interface.name.clone(),
+                        since: interface.down_since,
+                    })
                     .collect(),
                 conflicts: found.seen.info.conflicts.clone(),
                 silent_hops: silent_hops(&found.seen.info, &services),
@@ -135,12 +139,12 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// The state of a service with its servers, and with the servers of the dataplane that are not
-    /// in the file. `seen` are the dataplane's servers, and `refusals` are packets that it refused.
+    /// in the file. `seen` are the dataplane's servers, and `info` is its service.
     fn status_of(
         &self,
         service: &Service,
         seen: &[(SocketAddr, ObservedServer)],
-        refusals: Vec<Refusals>,
+        info: Option<&ServiceInfo>,
     ) -> ServiceStatus {
         let (inputs, found) = (&self.inputs, &self.inputs.dataplane.found);
         let decision = self.policy.decision(&service.id);
@@ -238,7 +242,8 @@ impl<P: Prober> Daemon<P> {
             withdrawn: decision.withdrawn,
             conflict: found.conflicts.contains(&service.id),
             unheard: service.unheard,
-            refusals,
+            refusals: info.map_or_else(Vec::new, |info| info.refusals.clone()),
+            drops: info.map_or_else(Vec::new, |info| info.drops.clone()),
             servers,
         }
     }
@@ -277,20 +282,10 @@ fn peers(info: &Info, wanted: Option<&Peers>) -> Vec<PeerStanding> {
 
 /// The reasons why packets were dropped in the last five minutes; most packets first.
 fn recent_drops(reasons: &[ReasonCount]) -> Vec<ReasonCount> {
-    let is_recent = |reason: &&ReasonCount| {
-        reason.action == "drop" && reason.recent.is_some_and(|packets| packets > 0)
-    };
+    let is_recent = |reason: &&ReasonCount| reason.action == "drop" && reason.packets.recent > 0;
     let mut drops: Vec<ReasonCount> = reasons.iter().filter(is_recent).cloned().collect();
-    drops.sort_by_key(|reason| std::cmp::Reverse(reason.recent));
+    drops.sort_by_key(|reason| std::cmp::Reverse(reason.packets.recent));
     drops
-}
-
-/// The refused packets of each service that has some.
-fn refusals(services: &[ServiceInfo]) -> HashMap<ServiceId, &[Refusals]> {
-    let refusing = services.iter().filter(|info| !info.refusals.is_empty());
-    refusing
-        .map(|info| (info.service, info.refusals.as_slice()))
-        .collect()
 }
 
 /// A duration in whole milliseconds.
@@ -311,6 +306,8 @@ fn by_service(
 
 #[cfg(test)]
 mod tests {
+    use lvs_core::recent::RecentCount;
+
     use super::*;
 
     #[test]
@@ -349,20 +346,19 @@ mod tests {
         let reason = |name: &str, action: &str, recent| ReasonCount {
             action: action.to_owned(),
             reason: name.to_owned(),
-            count: 9,
-            recent,
-            last_minute: None,
-            since: None,
-            ago: None,
+            packets: RecentCount {
+                count: 9,
+                recent,
+                ..RecentCount::default()
+            },
             help: String::new(),
             fix: String::new(),
         };
         let drops = recent_drops(&[
-            reason("old", "drop", Some(0)),
-            reason("few", "drop", Some(1)),
-            reason("host", "host", Some(5)),
-            reason("many", "drop", Some(3)),
-            reason("unknown", "drop", None),
+            reason("old", "drop", 0),
+            reason("few", "drop", 1),
+            reason("host", "host", 5),
+            reason("many", "drop", 3),
         ]);
         let names: Vec<_> = drops.iter().map(|one| one.reason.as_str()).collect();
         assert_eq!(names, ["many", "few"]);

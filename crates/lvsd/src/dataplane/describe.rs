@@ -246,6 +246,7 @@ mod tests {
             stats: Stats::default(),
             refused: 0,
             refusals: Vec::new(),
+            drops: Vec::new(),
             servers: Vec::new(),
         });
         view

@@ -77,8 +77,9 @@ impl FakeDataplane {
             config: service.config().clone(),
             owner: service.owner().map(ToOwned::to_owned),
             stats: service.stats(),
-            refused: service.refused(),
+            refused: service.refusals().count(),
             refusals: Vec::new(),
+            drops: Vec::new(),
             servers: service.servers().iter().map(|s| server_info(s)).collect(),
         };
         let sysctl = |name: &&str| {

@@ -158,7 +158,7 @@ impl Control {
                     && let Some(number) = self.find_service(ask.mark, protocol, dst)
                     && let Some(service) = self.services.get_mut(&number)
                 {
-                    service.count_refusal(reason, now);
+                    service.refusals.add(reason.name(), 1, now);
                 }
                 refused.into()
             }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use lvs_core::Instant;
 use lvs_core::api::{
     ANNOUNCED_MAX, AnnounceSpec, Announcements, Failure, FailureCode, FilterItem, Info,
     InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount, ReturnPath, ServiceId,
@@ -65,7 +66,7 @@ impl Handle {
                 .map_or_else(Vec::new, |peers| peers.tables_info()),
             ..Info::default()
         };
-        info.interfaces = interfaces(&self.context.view(), &report);
+        info.interfaces = interfaces(&self.context.view(), &report, self.context.now());
         (
             info.own_vips,
             info.conflicts,
@@ -141,7 +142,7 @@ impl Handle {
             reasons.extend(shares(&fast_path.shares()));
         }
         let view = self.context.view();
-        for reason in reasons.iter_mut().filter(|reason| reason.count > 0) {
+        for reason in reasons.iter_mut().filter(|reason| reason.packets.count > 0) {
             let fix = fixes::of_route(&reason.reason, &view.tables);
             reason.fix = fix.unwrap_or(std::mem::take(&mut reason.fix));
         }
@@ -220,7 +221,7 @@ impl Handle {
 }
 
 /// Returns the interfaces in use. With the TUN backend, that is the TUN device.
-fn interfaces(view: &View, report: &Report) -> Vec<InterfaceInfo> {
+fn interfaces(view: &View, report: &Report, now: Instant) -> Vec<InterfaceInfo> {
     let tables = &view.tables;
     let served = |port: PortId| report.ports.iter().find(|(known, ..)| *known == port);
     if tables.is_routed() {
@@ -233,6 +234,7 @@ fn interfaces(view: &View, report: &Report) -> Vec<InterfaceInfo> {
                 .state
                 .link(device.ifindex)
                 .is_some_and(|link| link.up),
+            down_since: None,
             lost: served(PortId::HOP).map_or(0, |(_, _, lost)| *lost),
         });
         return device.into_iter().collect();
@@ -243,7 +245,8 @@ fn interfaces(view: &View, report: &Report) -> Vec<InterfaceInfo> {
             name: known.name.to_string(),
             backend: (*backend).to_owned(),
             mtu: known.info.mtu,
-            up: known.running,
+            up: known.down.is_none(),
+            down_since: known.down.map(|down| now.saturating_since(down).as_secs()),
             lost: *lost,
         })
     });

@@ -433,7 +433,7 @@ impl Peers {
     pub(super) fn waiting(&self) -> Option<Waiting> {
         let listen = self.listen;
         (!self.listens.load(Ordering::Acquire)).then(|| Waiting {
-            code: "sync_listen_missing".to_owned(),
+            code: Waiting::LISTEN_MISSING.to_owned(),
             what: format!(
                 "other directors cannot connect to this one: waiting for the address {}, which this host does not have",
                 listen.ip()

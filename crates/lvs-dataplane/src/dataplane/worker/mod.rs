@@ -738,6 +738,7 @@ impl Worker {
         }
         self.decider.sweep();
         self.pipeline.expire(now);
+        self.count_drops(now);
         let ended = self.clients.take_ended(&self.decider.shard);
         if !ended.is_empty() {
             self.threads
@@ -749,6 +750,19 @@ impl Worker {
             let capacity = self.decider.shard.capacity();
             self.threads
                 .post_keeper(move |keeper| keeper.table_was_full(packets, capacity));
+        }
+    }
+
+    /// Counts the dropped packets of connections for their services.
+    fn count_drops(&mut self, now: Instant) {
+        for drops in [
+            &mut self.decider.shard.drops,
+            &mut self.pipeline.drops,
+            &mut self.pipeline.held.drops,
+        ] {
+            while !drops.is_empty() {
+                self.context.control_for_packet().count_drops(drops, now);
+            }
         }
     }
 

@@ -97,7 +97,7 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
             offload: true,
             gives_back: false,
         },
-        running: true,
+        down: None,
         decapsulates: false,
     };
     tables.set_port(PORT, port);
@@ -192,7 +192,10 @@ fn two_workers_process_packets_of_one_director() {
     assert_eq!((all.connections, all.capacity), (4, 512));
     let templates = all.decisions(3);
     let templates = templates.filter(|of| of.reason == "evicted_template");
-    assert_eq!(templates.map(|of| of.count).collect::<Vec<_>>(), [3]);
+    assert_eq!(
+        templates.map(|of| of.packets.count).collect::<Vec<_>>(),
+        [3]
+    );
     let control = context.control();
     let server = control.service(&key).expect("the service exists").servers()[0].clone();
     assert_eq!(server.inactive() + server.active(), 4, "counted together");

@@ -1,9 +1,10 @@
 //! Findings about the dataplane: its interfaces, its connection table, its counters.
 
-use lvs_api::words::{lasted, times};
+use lvs_api::words::{in_brackets, lasted, times};
 use lvs_core::api::{FastPathInfo, Info, ReasonCount, ServiceInfo, TablesState};
 
-use super::{Findings, Scope, Since, When};
+use super::code::Code;
+use super::{Findings, Kind, Scope, Since, When};
 use crate::operator::service_text;
 
 /// Maximum number of services that a finding about dropped packets names.
@@ -23,22 +24,27 @@ pub(super) fn look(
 fn state(info: &Info, findings: &mut Findings) {
     for waiting in &info.waiting {
         findings.add(
-            waiting.code.as_str(),
+            Kind::reported(&waiting.code, Scope::default(), When::default()),
             waiting.what.clone(),
             waiting.fix.clone(),
         );
     }
     if info.interfaces.is_empty() && info.waiting.is_empty() {
         findings.add(
-            "no_interface",
+            Code::NoInterface,
             "the dataplane uses no interface: no packet reaches it",
             "bring an Ethernet interface up, or name one with lvs-dataplane --interface",
         );
     }
     for interface in info.interfaces.iter().filter(|interface| !interface.up) {
+        let when = interface.down_since.map(When::since).unwrap_or_default();
+        let seen = interface
+            .down_since
+            .map(|since| format!("for {}", lasted(since)));
+        let seen = in_brackets(&seen.unwrap_or_default());
         findings.add(
-            ("interface_down", Scope::interface(&interface.name)),
-            format!("{} is down", interface.name),
+            (Code::InterfaceDown, Scope::interface(&interface.name), when),
+            format!("{} is down{seen}", interface.name),
             format!(
                 "ip link set {} up; check cable and switch port",
                 interface.name
@@ -47,7 +53,7 @@ fn state(info: &Info, findings: &mut Findings) {
     }
     if info.capacity > 0 && info.connections * 10 > info.capacity * 9 {
         findings.add(
-            "table_nearly_full",
+            Code::TableNearlyFull,
             format!(
                 "the connection table is nearly full: {} of {} entries are in use",
                 info.connections, info.capacity
@@ -58,7 +64,7 @@ fn state(info: &Info, findings: &mut Findings) {
     let fast_path = &info.fast_path;
     if fast_path.wanted && !fast_path.active {
         findings.add(
-            "fast_path_off",
+            Code::FastPathOff,
             format!(
                 "established connections are not forwarded by the kernel fast path: {}",
                 fast_path.reason
@@ -69,7 +75,7 @@ fn state(info: &Info, findings: &mut Findings) {
     for peer in info.peers.iter().filter(|peer| peer.is_alarming()) {
         let scope = Scope::host(peer.peer.ip());
         findings.add(
-            ("peer_behind", scope, When::since(peer.seconds)),
+            (Code::PeerBehind, scope, When::since(peer.seconds)),
             format!(
                 "the connections of the director {} are not replicated to this one, for {} s ({}{}{}): they break when this one takes over",
                 peer.peer.ip(),
@@ -85,7 +91,7 @@ fn state(info: &Info, findings: &mut Findings) {
         if tables.state == TablesState::Alarm {
             let peer = Scope::host(tables.peer.ip());
             findings.add(
-                ("peer_differs", peer, When::since(tables.seconds)),
+                (Code::PeerDiffers, peer, When::since(tables.seconds)),
                 format!(
                     "the director {} has other services or servers than this one ({} differ, for {} s): the two choose different servers for a client",
                     tables.peer.ip(),
@@ -102,7 +108,7 @@ fn state(info: &Info, findings: &mut Findings) {
             ..Scope::host(hop.address)
         };
         findings.add(
-            ("next_hop", scope, When::since(hop.since)),
+            (Code::NextHop, scope, When::since(hop.since)),
             format!(
                 "the next hop {} on {} does not answer ARP or neighbour discovery, for {}: packets to it are dropped",
                 hop.address,
@@ -134,8 +140,8 @@ fn state(info: &Info, findings: &mut Findings) {
             ),
         };
         findings.add(
-            (
-                conflict.code.as_str(),
+            Kind::reported(
+                &conflict.code,
                 Scope {
                     interface: Some(conflict.interface.clone()).filter(|name| !name.is_empty()),
                     ..Scope::host(conflict.address)
@@ -165,14 +171,6 @@ pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
         .then(|| format!("the dataplane itself forwards all packets: {}", info.reason))
 }
 
-/// A text in brackets, after a blank; empty if there is none.
-fn in_brackets(text: &str) -> String {
-    match text {
-        "" => String::new(),
-        text => format!(" ({text})"),
-    }
-}
-
 fn counters(
     services: &[ServiceInfo],
     reasons: &[ReasonCount],
@@ -182,17 +180,18 @@ fn counters(
     for reason in reasons {
         // Packets that exceed the MTU are reported by server, lost frames by interface.
         let reported = ["too_big", "not_received"].contains(&reason.reason.as_str());
-        let count = since.count(reason);
+        let packets = &reason.packets;
+        let count = since.count(packets);
         if reason.action == "drop" && count > 0 && !reported {
-            let packets = match count {
+            let number = match count {
                 1 => "1 packet was".to_owned(),
                 n => format!("{n} packets were"),
             };
-            let window = match (since, reason.recent) {
-                (Since::Minutes, Some(_)) => "in five minutes, ",
-                (Since::Start, _) | (_, None) => "",
+            let window = match since {
+                Since::Minutes => "in five minutes, ",
+                Since::Start => "",
             };
-            let seen = match times(reason.last_minute, reason.since, reason.ago) {
+            let seen = match times(Some(packets.last_minute), packets.since, packets.ago) {
                 seen if seen.is_empty() => seen,
                 seen => format!("{window}{seen}"),
             };
@@ -203,9 +202,9 @@ fn counters(
                 _ => Scope::default(),
             };
             findings.add(
-                (reason.reason.as_str(), scope, When::of_reason(reason)),
+                Kind::reported(&reason.reason, scope, When::of_packets(packets)),
                 format!(
-                    "{packets} dropped{}: {}: {}{}",
+                    "{number} dropped{}: {}: {}{}",
                     in_brackets(&named(&of)),
                     reason.reason,
                     reason.help,
@@ -217,20 +216,17 @@ fn counters(
     }
 }
 
-/// The services whose packets were refused for a reason, with the numbers of packets; most packets
-/// first.
-fn of_services<'a>(
+/// The services whose packets were refused or dropped for a reason, with the numbers of packets;
+/// most packets first.
+pub(in crate::operator) fn of_services<'a>(
     services: &'a [ServiceInfo],
     reason: &str,
     since: Since,
 ) -> Vec<(&'a ServiceInfo, u64)> {
     let counts = services.iter().filter_map(|service| {
-        let mut refusals = service.refusals.iter();
-        let packets = refusals.find(|one| one.reason == reason)?.packets;
-        let count = match since {
-            Since::Minutes => packets.recent,
-            Since::Start => packets.count,
-        };
+        let counts = service.refusals.iter().chain(&service.drops);
+        let counts = counts.filter(|one| one.reason == reason);
+        let count = counts.map(|one| since.count(&one.packets)).sum();
         (count > 0).then_some((service, count))
     });
     let mut counts: Vec<_> = counts.collect();
@@ -239,7 +235,7 @@ fn of_services<'a>(
 }
 
 /// The first services, with their numbers of packets.
-fn named(services: &[(&ServiceInfo, u64)]) -> String {
+pub(in crate::operator) fn named(services: &[(&ServiceInfo, u64)]) -> String {
     let mut first: Vec<String> = services
         .iter()
         .take(NAMED_MAX)
@@ -256,20 +252,23 @@ fn named(services: &[(&ServiceInfo, u64)]) -> String {
 #[cfg(test)]
 mod tests {
     use lvs_core::api::ServiceId;
+    use lvs_core::recent::RecentCount;
 
     use super::super::tests::services;
     use super::*;
 
     /// Seven packets that no server was there for.
-    fn no_server(recent: Option<u64>) -> ReasonCount {
+    fn no_server(recent: u64) -> ReasonCount {
         ReasonCount {
             action: "drop".to_owned(),
             reason: "no_server".to_owned(),
-            count: 7,
-            recent,
-            last_minute: recent.map(|_| 2),
-            since: recent.map(|_| 90),
-            ago: recent.map(|_| 4),
+            packets: RecentCount {
+                count: 7,
+                recent,
+                last_minute: 2,
+                since: Some(90),
+                ago: Some(4),
+            },
             help: "no server".to_owned(),
             fix: "add one".to_owned(),
         }
@@ -291,12 +290,7 @@ mod tests {
         }
         let found = |services: &[ServiceInfo]| {
             let mut findings = Findings::default();
-            counters(
-                services,
-                &[no_server(Some(7))],
-                Since::Minutes,
-                &mut findings,
-            );
+            counters(services, &[no_server(7)], Since::Minutes, &mut findings);
             findings.0.pop().expect("one")
         };
         let finding = found(&all);
@@ -318,7 +312,9 @@ mod tests {
             finding.kind.scope.service, None,
             "four packets belong to no service"
         );
-        all[1].refusals[0].packets.recent = 7;
+        // Four of connections, and three that opened none.
+        all[1].drops = all[1].refusals.clone();
+        all[1].drops[0].packets.recent = 4;
         let finding = found(&all[1..2]);
         assert_eq!(finding.kind.scope.service, Some(all[1].service));
         let json = serde_json::to_value(&finding).expect("JSON");
@@ -367,7 +363,7 @@ mod tests {
 
     #[test]
     fn doctor_packets_dropped_in_five_minutes_are_a_finding() {
-        let found = |recent: Option<u64>, since| {
+        let found = |recent, since| {
             let mut findings = Findings::default();
             counters(&[], &[no_server(recent)], since, &mut findings);
             findings.0.pop().map(|finding| finding.what)
@@ -377,12 +373,9 @@ mod tests {
                 "{packets} packets were dropped: no_server: no server ({time}2 in the last minute, first 1m30s ago, last 4s ago)"
             ))
         };
-        assert_eq!(found(Some(0), Since::Minutes), None);
-        assert_eq!(found(Some(3), Since::Minutes), text(3, "in five minutes, "));
-        assert_eq!(found(Some(0), Since::Start), text(7, ""));
-        // A dataplane of an older version.
-        let old = found(None, Since::Minutes).unwrap_or_default();
-        assert!(old.starts_with("7 packets"), "{old}");
+        assert_eq!(found(0, Since::Minutes), None);
+        assert_eq!(found(3, Since::Minutes), text(3, "in five minutes, "));
+        assert_eq!(found(0, Since::Start), text(7, ""));
     }
 
     #[test]
@@ -461,12 +454,15 @@ mod tests {
     #[test]
     fn doctor_interface_down_is_a_finding() {
         let info: Info = serde_json::from_str(
-            r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": false}]}"#,
+            r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": false, "down_since": 130}]}"#,
         )
         .expect("info");
         let mut findings = Findings::default();
         state(&info, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
+        assert_eq!(findings.0[0].what, "eth0 is down (for 2m10s)");
+        let json = serde_json::to_value(&findings.0[0]).expect("JSON");
+        assert_eq!(json["since"], 130);
         assert!(findings.0[0].fix.starts_with("ip link set eth0 up"));
     }
 }

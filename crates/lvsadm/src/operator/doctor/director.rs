@@ -7,6 +7,7 @@ use lvs_api::daemon::{AdminState, ServerStatus, Status, VrrpStatus};
 use lvs_core::api::ServiceId;
 
 use super::Findings;
+use super::code::Code;
 use crate::invocation::Invocation;
 use crate::operator::maintenance::daemon;
 
@@ -125,7 +126,7 @@ impl Director {
         };
         for trouble in &vrrp.trouble {
             findings.add(
-                "vrrp_trouble",
+                Code::VrrpTrouble,
                 trouble.clone(),
                 "lvsd maintenance status shows this problem until it is corrected",
             );
@@ -135,7 +136,7 @@ impl Director {
         }
         if !vrrp.ready {
             findings.add(
-                "director_not_ready",
+                Code::DirectorNotReady,
                 format!(
                     "this director is not ready, and so has no virtual address: it waits for {}",
                     vrrp.waits_for
@@ -146,12 +147,12 @@ impl Director {
         }
         let (code, what, fix) = match vrrp.state.as_str() {
             "fault" => (
-                "vrrp_fault",
+                Code::VrrpFault,
                 "keepalived reports a fault, and so this director has no virtual address",
                 "is the interface of [vrrp] up, and does it have an address? See journalctl -u keepalived",
             ),
             _ => (
-                "vrrp_silent",
+                Code::VrrpSilent,
                 "keepalived reports nothing, or has stopped: this director has no virtual address",
                 "systemctl restart keepalived; its file must have the content that lvsd keepalived-config prints",
             ),
@@ -227,6 +228,7 @@ mod tests {
                 conflict: false,
                 unheard: false,
                 refusals: Vec::new(),
+                drops: Vec::new(),
                 servers,
             };
             let director = Director(Status {

@@ -5,6 +5,7 @@ use lvs_core::api::{Info, ServiceInfo};
 use lvs_sys::attached::{self, Place};
 
 use super::Findings;
+use super::code::Code;
 use super::devices::{self, Device};
 use super::host::output;
 use super::services::virt;
@@ -162,7 +163,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                     // An administrator who filters by source does so intentionally.
                     if let Some(service) = service {
                         findings.add(
-                            "filter_before_dataplane",
+                            Code::FilterBeforeDataplane,
                             format!(
                                 "a rule of table {}, chain {} at the ingress of {at}, drops packets of {} that arrive for {above}, before the dataplane receives them: {line}",
                                 chain.table,
@@ -174,7 +175,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                     }
                 } else if let Some(service) = service {
                     findings.add(
-                        "filter_bypassed",
+                        Code::FilterBypassed,
                         format!(
                             "a rule of table {}, chain {} at the ingress of {at}, does not keep packets of {} from the \
                              dataplane: {line}",
@@ -192,7 +193,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
             None => {
                 if let Some(service) = service.filter(|_| acts(line)) {
                     findings.add(
-                        "filter_bypassed",
+                        Code::FilterBypassed,
                         format!(
                             "a rule of table {}, chain {}, no longer receives packets of {}: {line}",
                             chain.table,
@@ -213,7 +214,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
             others => format!(" (and {others} more)"),
         };
         findings.add(
-            "filter_bypassed",
+            Code::FilterBypassed,
             format!(
                 "a rule of table {}, chain {}, drops by source, but packets of services bypass it: \
                  {line}{others}",
@@ -242,7 +243,7 @@ fn at_egress(
     if line.contains(" hook ") {
         if line.contains("policy drop") {
             findings.add(
-                "filter_of_output",
+                Code::FilterOfOutput,
                 format!(
                     "{place}, also drops packets that the dataplane sends, unless a rule accepts it"
                 ),
@@ -263,7 +264,7 @@ fn at_egress(
     }
     if let Some(service) = services.iter().find(sent) {
         findings.add(
-            "filter_of_output",
+            Code::FilterOfOutput,
             format!(
                 "a rule of {place}, also drops packets that the dataplane sends for {}: {line}",
                 service_text(service.service)
@@ -272,7 +273,7 @@ fn at_egress(
         );
     } else if drops_by_source(line) {
         findings.add(
-            "filter_of_output",
+            Code::FilterOfOutput,
             format!(
                 "a rule of {place}, drops requests by source, which the dataplane sends, too: {line}"
             ),
@@ -312,7 +313,7 @@ fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Fi
             findings,
         ),
         Side::Egress => findings.add(
-            "filter_of_output",
+            Code::FilterOfOutput,
             format!("{filters} of tc at the egress of {name} may drop requests and replies of services that the dataplane sends"),
             format!("{MEANT}: {shown}"),
         ),
@@ -330,12 +331,12 @@ fn is_own(line: &str) -> bool {
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
-            "filter_before_dataplane",
+            Code::FilterBeforeDataplane,
             format!("{what} may drop packets for {above} before the dataplane receives them"),
             format!("{MEANT}: {shown}"),
         ),
         None => findings.add(
-            "filter_bypassed",
+            Code::FilterBypassed,
             format!("{what} may drop packets, but no packets of services"),
             format!(
                 "the dataplane receives a copy of each packet before {kind}: {shown}; {FILTER}"
@@ -366,7 +367,7 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
     let name = &device.name;
     if let Some((programs, all)) = described(&names) {
         findings.add(
-            "filter_before_dataplane",
+            Code::FilterBeforeDataplane,
             format!(
                 "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the dataplane receives them"
             ),
@@ -396,7 +397,7 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
         Place::Egress | Place::NetkitPrimary => {
             let kind = if place == Place::Egress { "tcx" } else { "netkit" };
             findings.add(
-                "filter_of_output",
+                Code::FilterOfOutput,
                 format!(
                     "{programs} at the egress of {interface} ({kind}: {all}) may drop requests and replies of services that the dataplane sends"
                 ),
@@ -404,7 +405,7 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
             );
         }
         Place::NetkitPeer => findings.add(
-            "filter_before_dataplane",
+            Code::FilterBeforeDataplane,
             format!(
                 "{programs} at the peer of {interface} (netkit: {all}) may drop packets of services before the dataplane receives them"
             ),

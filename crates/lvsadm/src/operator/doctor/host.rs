@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use lvs_api::reverse_path;
 use lvs_core::api::{Info, InterfaceInfo, ReasonCount, ServiceInfo};
 
+use super::code::Code;
 use super::filters;
 use super::services::virt;
 use super::{Findings, Scope, Since, When, is_routed};
@@ -36,7 +37,7 @@ pub(super) fn look(
 fn kernel(findings: &mut Findings) {
     if read("/proc/net/ip_vs").lines().count() > 3 {
         findings.add(
-            "kernel_ipvs",
+            Code::KernelIpvs,
             "the kernel's own IPVS has services in this network namespace, too",
             "ipvsadm -C with the kernel's ipvsadm, or modprobe -r ip_vs; two directors for one address interfere with \
              each other",
@@ -49,7 +50,7 @@ fn lost(interface: &InterfaceInfo, when: When, findings: &mut Findings) {
     let name = &interface.name;
     if interface.lost > 0 {
         findings.add(
-            ("frames_lost", Scope::interface(name), when),
+            (Code::FramesLost, Scope::interface(name), when),
             format!(
                 "{} frames of {name} were lost: they arrived faster than the dataplane read them",
                 interface.lost
@@ -68,7 +69,7 @@ fn lost_by_card(name: &str, findings: &mut Findings) {
     ));
     if lost > 0 {
         findings.add(
-            ("frames_lost_by_card", Scope::interface(name)),
+            (Code::FramesLostByCard, Scope::interface(name)),
             format!("the network card of {name} has lost {lost} frames: its ring was full"),
             format!("ethtool -g {name} shows its limits; ethtool -G {name} rx MAXIMUM"),
         );
@@ -78,7 +79,7 @@ fn lost_by_card(name: &str, findings: &mut Findings) {
 fn settings(name: &str, findings: &mut Findings) {
     if reverse_path::is_strict(name) {
         findings.add(
-            ("reverse_path", Scope::interface(name)),
+            (Code::ReversePath, Scope::interface(name)),
             format!(
                 "rp_filter of {name} is strict: this host drops packets that arrive on another interface than the one on which it would send replies"
             ),
@@ -89,7 +90,7 @@ fn settings(name: &str, findings: &mut Findings) {
     let lro = |line: &str| line.trim() == "large-receive-offload: on";
     if features.lines().any(lro) {
         findings.add(
-            ("lro", Scope::interface(name)),
+            (Code::Lro, Scope::interface(name)),
             format!(
                 "{name} merges received segments in hardware (LRO), and they cannot be split again into the original ones"
             ),
@@ -148,7 +149,7 @@ fn forwarding(
         if vips().any(|vip| vip.is_ipv6() == ipv6) && read(file).trim() == "0" {
             let family = if ipv6 { "IPv6" } else { "IPv4" };
             findings.add(
-                "forwarding_off",
+                Code::ForwardingOff,
                 format!(
                     "this host forwards no {family} packets, and the dataplane (--backend tun) receives only forwarded packets"
                 ),
@@ -159,7 +160,7 @@ fn forwarding(
     let dropping = |policy: &str| policy.contains("hook forward") && policy.contains("policy drop");
     if rules.lines().any(dropping) {
         findings.add(
-            "forward_policy",
+            Code::ForwardPolicy,
             "a chain of this host's firewall drops forwarded packets that no rule accepts, and packets of services are \
              forwarded",
             "accept packets to and from the dataplane's device in it: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
@@ -180,7 +181,7 @@ fn conntrack(read: &dyn Fn(&str) -> String, findings: &mut Findings) {
         && count >= max - max / 20
     {
         findings.add(
-            "conntrack_full",
+            Code::ConntrackFull,
             format!(
                 "connection tracking of this host's firewall has {count} of {max} entries in use; when it is full, packets that need another one are dropped"
             ),

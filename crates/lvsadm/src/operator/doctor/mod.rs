@@ -1,6 +1,7 @@
 //! `lvsadm doctor`: faults of this host and of the real servers, with their fixes.
 
-mod dataplane;
+mod code;
+pub(super) mod dataplane;
 mod devices;
 mod director;
 mod filters;
@@ -14,6 +15,7 @@ use lvs_core::api::{Call, Info, ReasonCount, ServiceId, ServiceInfo};
 use lvs_core::recent::RecentCount;
 use serde::Serialize;
 
+use self::code::Code;
 use super::simple::wrap;
 use super::{Outcome, Trouble, Words, connect};
 use crate::invocation::Invocation;
@@ -51,22 +53,29 @@ struct Kind {
     when: When,
 }
 
-impl From<&str> for Kind {
-    fn from(code: &str) -> Self {
+impl Kind {
+    /// A finding with a code that the dataplane reports.
+    fn reported(code: &str, scope: Scope, when: When) -> Self {
+        let code = code.to_owned();
+        Self { code, scope, when }
+    }
+}
+
+impl From<Code> for Kind {
+    fn from(code: Code) -> Self {
         (code, Scope::default()).into()
     }
 }
 
-impl From<(&str, Scope)> for Kind {
-    fn from((code, scope): (&str, Scope)) -> Self {
+impl From<(Code, Scope)> for Kind {
+    fn from((code, scope): (Code, Scope)) -> Self {
         (code, scope, When::default()).into()
     }
 }
 
-impl From<(&str, Scope, When)> for Kind {
-    fn from((code, scope, when): (&str, Scope, When)) -> Self {
-        let code = code.to_owned();
-        Self { code, scope, when }
+impl From<(Code, Scope, When)> for Kind {
+    fn from((code, scope, when): (Code, Scope, When)) -> Self {
+        Self::reported(code.name(), scope, when)
     }
 }
 
@@ -143,16 +152,9 @@ impl When {
     fn of_name(reasons: &[ReasonCount], name: &str) -> Self {
         let mut reasons = reasons.iter();
         let reason = reasons.find(|one| one.action == "drop" && one.reason == name);
-        reason.map(Self::of_reason).unwrap_or_default()
-    }
-
-    const fn of_reason(reason: &ReasonCount) -> Self {
-        Self {
-            since: reason.since,
-            ago: reason.ago,
-            recent: reason.recent,
-            last_minute: reason.last_minute,
-        }
+        reason
+            .map(|reason| Self::of_packets(&reason.packets))
+            .unwrap_or_default()
     }
 
     const fn of_packets(packets: &RecentCount) -> Self {
@@ -167,7 +169,7 @@ impl When {
 
 /// The period from which dropped packets cause findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Since {
+pub(super) enum Since {
     /// The period is the last five minutes.
     Minutes,
     /// The start of the dataplane.
@@ -175,12 +177,11 @@ enum Since {
 }
 
 impl Since {
-    /// The packets of a reason since that time; if the dataplane does not count recent ones, all
-    /// packets.
-    fn count(self, reason: &ReasonCount) -> u64 {
+    /// The packets since that time.
+    const fn count(self, packets: &RecentCount) -> u64 {
         match self {
-            Self::Minutes => reason.recent.unwrap_or(reason.count),
-            Self::Start => reason.count,
+            Self::Minutes => packets.recent,
+            Self::Start => packets.count,
         }
     }
 
@@ -241,7 +242,7 @@ fn forget_old(info: &mut Info, reasons: &[ReasonCount], since: Since) {
     let is_old = |name: &str| {
         let mut reasons = reasons.iter();
         let reason = reasons.find(|one| one.action == "drop" && one.reason == name);
-        reason.is_some_and(|reason| since.count(reason) == 0)
+        reason.is_some_and(|reason| since.count(&reason.packets) == 0)
     };
     if is_old("too_big") {
         info.too_big.clear();
@@ -296,9 +297,9 @@ mod tests {
     #[test]
     fn finding_has_code_scope_and_times_for_programs() {
         let mut findings = Findings::default();
-        findings.add("lro", "a", "b");
+        findings.add(Code::Lro, "a", "b");
         let scope = Scope::server(&services("nat", 1)[0], ([10, 0, 0, 1], 80).into());
-        findings.add(("clients_unanswered", scope, When::since(7)), "c", "d");
+        findings.add((Code::ClientsUnanswered, scope, When::since(7)), "c", "d");
         let json = serde_json::to_value(&findings.0).expect("JSON");
         assert_eq!(
             json,
@@ -319,28 +320,27 @@ mod tests {
 
     #[test]
     fn losses_older_than_five_minutes_are_not_reported() {
-        let left = |recent: Option<u64>, since| {
+        let left = |recent, since| {
             let text = r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#;
             let mut info: Info = serde_json::from_str(text).expect("info");
             let reasons = ["too_big", "not_received"].map(|name| ReasonCount {
                 action: "drop".to_owned(),
                 reason: name.to_owned(),
-                count: 7,
-                recent,
-                last_minute: None,
-                since: None,
-                ago: recent.map(|_| 4),
+                packets: RecentCount {
+                    count: 7,
+                    recent,
+                    ..RecentCount::default()
+                },
                 help: String::new(),
                 fix: String::new(),
             });
             forget_old(&mut info, &reasons, since);
             (info.too_big.len(), info.interfaces[0].lost)
         };
-        assert_eq!(left(Some(0), Since::Minutes), (0, 0));
-        assert_eq!(left(Some(1), Since::Minutes), (1, 7));
-        assert_eq!(left(Some(0), Since::Start), (1, 7));
-        assert_eq!(left(None, Since::Minutes), (1, 7), "an older dataplane");
+        assert_eq!(left(0, Since::Minutes), (0, 0));
+        assert_eq!(left(1, Since::Minutes), (1, 7));
+        assert_eq!(left(0, Since::Start), (1, 7));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use lvs_core::attempts::Attempts;
 
 use lvs_api::guidance::{self, is_managed};
 
+use super::code::Code;
 use super::director::Director;
 use super::{Findings, Scope, When, is_routed};
 use crate::operator::service_text;
@@ -83,7 +84,7 @@ fn addresses(
             format!("ip addr add {vip}/{length} dev lo, or {own}")
         };
         findings.add(
-            "vip_unowned",
+            Code::VipUnowned,
             format!("this host does not answer ARP for {vip}: no interface has it, and the dataplane does not own it"),
             format!("{fix}; nothing if another director answers for it"),
         );
@@ -97,7 +98,7 @@ fn usable(service: &ServiceInfo, director: &Director, findings: &mut Findings) {
     }
     let name = service_text(service.service);
     findings.add(
-        ("service_unusable", Scope::service(service)),
+        (Code::ServiceUnusable, Scope::service(service)),
         if service.servers.is_empty() {
             format!("{name} has no server: its clients are refused")
         } else {
@@ -120,7 +121,7 @@ fn threshold(
 ) {
     if server.overloaded {
         findings.add(
-            ("threshold", Scope::server(service, server.server)),
+            (Code::Threshold, Scope::server(service, server.server)),
             format!(
                 "{} of {} has reached its upper threshold of {}",
                 server.server,
@@ -152,7 +153,7 @@ fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Finding
     let Attempts { opened, unanswered } = server.attempts.last_minute;
     let opened = opened.max(unanswered);
     findings.add(
-        ("clients_unanswered", Scope::server(service, address)),
+        (Code::ClientsUnanswered, Scope::server(service, address)),
         format!(
             "{unanswered} of {opened} connections to {address} of {} got no answer in the last minute",
             service_text(service.service)
@@ -170,7 +171,7 @@ fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
     let nat = servers.any(|server| server.config.forwarding == Forwarding::Nat);
     if address.port() == 21 && nat && info.ftp_ports.is_empty() {
         findings.add(
-            ("ftp_without_helper", Scope::service(service)),
+            (Code::FtpWithoutHelper, Scope::service(service)),
             format!(
                 "{} seems to be FTP through NAT, and no helper translates the addresses in its commands: logins succeed, transfers fail",
                 service_text(service.service)
@@ -195,7 +196,7 @@ fn too_big(report: &TooBig, when: When, findings: &mut Findings) {
         format!("to {}", report.longest)
     };
     findings.add(
-        ("too_big", Scope::host(report.server), when),
+        (Code::TooBig, Scope::host(report.server), when),
         format!(
             "{} packets from clients did not fit {path}{}: they had up to {} bytes, and {} fit. The clients received ICMP errors; if ICMP is filtered, connections hang",
             report.packets, report.server, report.longest, report.room
@@ -217,7 +218,7 @@ fn narrow_tunnels(services: &[ServiceInfo], info: &Info, findings: &mut Findings
     let smallest = info.interfaces.iter().map(|interface| interface.mtu).min();
     if let Some(mtu) = smallest.filter(|&mtu| tunnels && mtu <= 1500) {
         findings.add(
-            "tunnel_mtu",
+            Code::TunnelMtu,
             format!(
                 "servers are reached through tunnels, and the MTU is {mtu}: full packets of clients do not fit, and \
                  connections hang where ICMP is filtered"

@@ -121,7 +121,7 @@
     const all = [];
     if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: packets of services reach nobody that lvsd knows of. The log of lvsd says why.");
     if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, the old configuration holds: ${o.loaded.message}`);
-    for (const i of o.interfaces) if (!i.up) all.push(`Interface ${i.name} is down.`);
+    for (const i of o.interfaces) if (!i.up) all.push(`Interface ${i.name} is down${i.down_since === undefined ? "" : ` for ${lasted(i.down_since)}`}.`);
     for (const c of o.conflicts) all.push(`Another host (${c.host ? `${c.host}, ` : ""}${c.mac}) answers for ${c.address}, too${c.since === undefined ? "" : `: for ${lasted(c.since)}, last ${lasted(c.ago)} ago`}.`);
     for (const hop of o.dataplane.silent_hops ?? []) all.push(`The next hop ${hop.address} on ${hop.interface} does not answer, for ${lasted(hop.since)}: packets to it are dropped.`);
     for (const line of o.refused) all.push(`Refused by the dataplane: ${line}`);
@@ -540,21 +540,24 @@
     });
     const config = service.dataplane ? service.dataplane.config.scheduler : "";
     const about = config ? `Scheduler ${config}.` : "The dataplane does not have this service.";
-    const refusals = (s.refusals || []).filter((r) => r.recent).map((r) => `${short(r.recent)} ${r.reason} (first ${lasted(r.since)} ago, last ${lasted(r.ago)} ago)`);
-    const refused = refusals.length ? ` Refused in five minutes: ${refusals.join(", ")}.` : "";
+    const packets = (fate, reasons) => {
+      const recent = (reasons || []).filter((r) => r.recent).map((r) => `${short(r.recent)} ${r.reason} (first ${lasted(r.since)} ago, last ${lasted(r.ago)} ago)`);
+      return recent.length ? ` ${fate} in five minutes: ${recent.join(", ")}.` : "";
+    };
+    const lost = packets("Refused", s.refusals) + packets("Dropped", s.drops);
     const more = s.servers.length > 500 ? ` ${s.servers.length - 500} servers more: lvsd status shows all.` : "";
     fill(d.children[1], [
       table(["Server", "Health", "For", "Weight", "Active", "Inactive", "Conns/s", "Notes", ""], rows),
-      make("p", [about + refused + more, " ", make("a", "Link to this service", "", { href: link("", s.name) })], "soft"),
+      make("p", [about + lost + more, " ", make("a", "Link to this service", "", { href: link("", s.name) })], "soft"),
     ]);
   }
 
   function showDrops(o) {
     if (!o.drops.length) return fill($("drops"), [make("p", "None.", "soft")]);
-    const drops = [...o.drops].sort((one, other) => (other.recent || 0) - (one.recent || 0) || other.count - one.count);
+    const drops = [...o.drops].sort((one, other) => other.recent - one.recent || other.count - one.count);
     const rows = drops.map((r) => make("tr", [
       cell("Reason", make("strong", r.reason)),
-      cell("In 5 min", r.recent === undefined ? "–" : short(r.recent), "n"),
+      cell("In 5 min", short(r.recent), "n"),
       cell("Packets", short(r.count), "n"),
       cell("First", r.since === undefined ? "–" : `${lasted(r.since)} ago`),
       cell("Last", r.ago === undefined ? "–" : `${lasted(r.ago)} ago`),

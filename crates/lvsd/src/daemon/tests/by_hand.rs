@@ -153,6 +153,51 @@ async fn override_survives_reload_restart_and_dataplane() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn override_is_answered_after_dataplane_has_applied_it() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon.weights(BOTH).await;
+    let server: SocketAddr = "10.0.0.1:80".parse().unwrap();
+    let weight = || {
+        let all = daemon.world.weights(web());
+        all.iter()
+            .find(|(one, _)| *one == server)
+            .map(|(_, weight)| *weight)
+    };
+    for _ in 0..5 {
+        for (state, applied) in [
+            (AdminState::Drain, Some(0)),
+            (AdminState::Ready, Some(1)),
+            (AdminState::Maintenance, None),
+            (AdminState::Ready, Some(1)),
+        ] {
+            let done = daemon.admin(state).await;
+            assert_eq!(weight(), applied, "{state:?}");
+            assert_eq!(done.warnings, [""; 0]);
+        }
+    }
+    daemon.world.hang(true);
+    // Virtual time stands still while a thread waits for the dataplane.
+    let passing = async {
+        loop {
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+    };
+    let done = tokio::select! {
+        done = daemon.admin(AdminState::Drain) => done,
+        () = passing => unreachable!("it never ends"),
+    };
+    assert!(
+        matches!(&done.warnings[..], [one] if one.contains("has not applied")),
+        "{done:?}"
+    );
+    daemon.world.hang(false);
+    daemon
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn manual_drain_is_shown_and_can_be_ended() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.weights(BOTH).await;
