@@ -17,6 +17,12 @@ impl PortId {
     /// forwards packets that are sent on this port, and receives packets that are sent on the
     /// other.
     pub const HOP: Self = Self(1);
+    /// The port through which the host's own packets to its own virtual addresses arrive, and
+    /// through which their answers return. From this port, the host accepts packets whose source is
+    /// one of its own addresses.
+    pub const LOCAL: Self = Self(2);
+    /// The first port that an interface can have.
+    pub const FIRST: Self = Self(3);
 
     /// The index, for tables.
     #[inline]
@@ -109,6 +115,12 @@ pub trait Net {
 
     /// The port through which packets are reinjected into the host, if there is one.
     fn host_port(&self) -> Option<PortId>;
+
+    /// The port of the host's own packets to its own virtual addresses, if there is one
+    /// ([`PortId::LOCAL`]).
+    fn local_port(&self) -> Option<PortId> {
+        None
+    }
 
     /// Whether the host has this address. VIPs on its interfaces count; VIPs that the dataplane
     /// owns do not.

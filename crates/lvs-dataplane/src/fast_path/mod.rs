@@ -62,14 +62,16 @@ pub use self::epochs::Held;
 pub use self::error::FastPathError;
 use self::error::step;
 use self::layout::{
-    COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS,
-    conf, count, hop, share, tunnel,
+    COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SHARE_WORDS, TUNNEL_WORDS, conf, count, hop,
+    share, tunnel,
 };
+pub(crate) use self::layout::{SERVICE_WORDS, own};
 use self::locals::Locals;
 pub(crate) use self::locals::{LocalsAre, LocalsLeft};
+pub(crate) use self::object::code;
 use self::pins::Pins;
 pub(crate) use self::room::Room;
-pub(crate) use self::services::HeldServices;
+pub(crate) use self::services::{HeldServices, service_key};
 use self::xdp::Xdp;
 use crate::netlink::Filters;
 use crate::warm_restart::WITHOUT_DATAPLANE;

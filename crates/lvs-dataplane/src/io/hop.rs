@@ -17,16 +17,12 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use super::tun::{HostDevice, HostSender, Tun, TunError, failed, write_setting};
+use super::tun::{HostDevice, HostSender, QUEUE, Tun, TunError, failed, write_setting};
 use super::{Capabilities, PacketIo};
 use crate::netlink::Requests;
 use lvs_packet::frame::Frame;
 use lvs_packet::wire::{decrement_ttl, increment_ttl};
 use lvs_sys::TunOptions;
-
-/// Maximum number of packets that wait for the dataplane; the kernel's default of 500 is too low
-/// for a burst of small packets.
-const QUEUE: u32 = 8192;
 
 /// The device through which all packets of a director pass. It is a [`HostDevice`] with forwarding
 /// enabled. It accepts packets from the host's own addresses, which the outer headers of tunnels

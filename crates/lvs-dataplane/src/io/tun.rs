@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use super::{Capabilities, PacketIo, vnet};
+use crate::netlink::Requests;
 use lvs_packet::frame::Frame;
 use lvs_sys::{TunDevice, TunOptions};
 
@@ -51,6 +52,10 @@ pub enum TunError {
         source: io::Error,
     },
 }
+
+/// Maximum number of packets that wait for the dataplane; the kernel's default of 500 is too low
+/// for a burst of small packets.
+pub(super) const QUEUE: u32 = 8192;
 
 /// Counters of the backend since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -228,12 +233,33 @@ impl HostDevice {
     /// The usual name.
     pub const NAME: &'static str = "lvs-host0";
 
+    /// The name of the device for the host's own packets to its own addresses.
+    pub const LOCAL: &'static str = "lvs-local0";
+
     /// Creates the device and brings it up.
     ///
     /// # Errors
     /// See [`TunError`].
     pub fn create(name: &str) -> Result<Self, TunError> {
         Self::of(Tun::create(name, TunOptions::default())?, |_| Ok(()))
+    }
+
+    /// As [`create`](Self::create), with `accept_local`: the host accepts packets from its own
+    /// addresses. `route_localnet` permits servers on loopback addresses.
+    ///
+    /// # Errors
+    /// See [`TunError`].
+    pub(crate) fn create_local() -> Result<Self, TunError> {
+        let tun = Tun::create(Self::LOCAL, TunOptions::default())?;
+        Requests::open()
+            .and_then(|mut requests| requests.set_queue_length(tun.ifindex, QUEUE))
+            .map_err(failed(Self::LOCAL, "set the queue's length"))?;
+        Self::of(tun, |name| {
+            let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
+            write_setting(&conf.join("accept_local"), 1)
+                .and_then(|()| write_setting(&conf.join("route_localnet"), 1))
+                .map_err(failed(name, "accept the host's own addresses"))
+        })
     }
 
     /// Sets up a created device; `prepare` runs before the device is up.
