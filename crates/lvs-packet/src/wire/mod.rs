@@ -144,16 +144,6 @@ pub fn ip_src(ip: &[u8]) -> IpAddr {
     }
 }
 
-/// The source address of an IP packet.
-#[inline]
-pub fn ip_src(ip: &[u8]) -> IpAddr {
-    if is_ipv6(ip) {
-        IpAddr::V6(ipv6::src(ip))
-    } else {
-        IpAddr::V4(ipv4::src(ip))
-    }
-}
-
 /// The destination address of an IP packet.
 #[inline]
 pub fn ip_dst(ip: &[u8]) -> IpAddr {
