@@ -218,9 +218,7 @@
 
 // ---- this host's addresses that services have: lvs_local (local.bpf.c) ----
 
-// Keys as those of lvs_services. With port and protocol 0: an address. Its value: what is looked for there, and the dataplane's
-// device << OWN_DEVICE.
-#define OWN_DEVICE 32
+// Keys as those of lvs_services. With port and protocol 0: an address. Its value: what is looked for there.
 // There are services with all ports of a protocol.
 #define OWN_ANY_TCP 1
 #define OWN_ANY_UDP 2
@@ -228,3 +226,5 @@
 // Packets to this address may be answers of servers on this host. In the last word of a key: such a server, not a service.
 #define OWN_NODES 8
 #define OWN_NODE 0x200000000ULL
+// In the last word of a key: the address and port of a client on this host, not a service.
+#define OWN_CLIENT 0x400000000ULL

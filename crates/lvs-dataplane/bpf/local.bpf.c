@@ -2,6 +2,9 @@
 // Packets of this host to services whose address is its own. The kernel looks up its own addresses before all routes and sends
 // such packets over lo, where lvs_local, at the egress, redirects them to a device of the dataplane. The dataplane puts into
 // that device what belongs to the host; it arrives there and does not pass lo again.
+//
+// A killed dataplane may leave the program for a successor. The device is gone then, and packets of known clients are dropped,
+// so that the host does not reset their connections. All others go their way.
 #include <linux/bpf.h>
 #include "layout.h"
 
@@ -13,14 +16,16 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The map is made by the dataplane, which finds its name here.
-extern char lvs_local;
+// The maps are made by the dataplane, which finds their names here. The kernel empties lvs_device with the device.
+extern char lvs_local, lvs_device, lvs_conf;
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
+static u64 (*ktime)(void) = (void *)160;
 static long (*redirect)(u32 ifindex, u64 flags) = (void *)23;
 static long (*pull_data)(struct __sk_buff *, u32 len) = (void *)39;
 
 #define NEXT (-1)
+#define SHOT 2
 #define ETH 14
 #define IPV4 0x0800
 #define IPV6 0x86dd
@@ -95,6 +100,10 @@ SEC("local") int lvs_local_out(struct __sk_buff *skb)
 	if (!(about & OWN_NODES)) return NEXT;
 	rest |= OWN_NODE;
 	if (!is_known(f.src, rest | f.sport) && !is_known(f.src, rest)) return NEXT;
-redirected:
-	return redirect(about >> OWN_DEVICE, 0);
+redirected:;
+	u32 zero = 0, *device = map_lookup(&lvs_device, &zero);
+	if (device) return redirect(*device, 0);
+	u64 *conf = map_lookup(&lvs_conf, &zero);
+	if (!conf || ktime() - conf[CONF_BASE] > conf[CONF_ALIVE]) return NEXT;
+	return is_known(f.src, family | (u64)f.proto << 16 | f.sport | OWN_CLIENT) ? SHOT : NEXT;
 }

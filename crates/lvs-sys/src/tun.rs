@@ -28,7 +28,7 @@ pub struct TunDevice {
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 
 /// Lowest number of a device's descriptor; below the usual limit of 1,024.
-pub(crate) const LAST: i32 = 1000;
+const LAST: i32 = 1000;
 
 impl TunDevice {
     /// Creates the device `name`, which exists as long as the descriptor.

@@ -3,7 +3,7 @@
 use lvs_core::memory::Layout;
 
 /// Words of the settings.
-pub(super) mod conf {
+pub(crate) mod conf {
     pub(crate) const KEYS: usize = 0;
     pub(crate) const NARROW_BUCKETS: usize = 2;
     pub(crate) const WIDE_BUCKETS: usize = 3;
@@ -89,8 +89,8 @@ pub(crate) mod own {
     pub(crate) const ANY_UDP: u64 = 2;
     pub(crate) const ANY_SCTP: u64 = 4;
     pub(crate) const NODES: u64 = 8;
-    pub(crate) const DEVICE: u32 = 32;
     pub(crate) const NODE: u64 = 1 << 33;
+    pub(crate) const CLIENT: u64 = 1 << 34;
 }
 
 /// Words of the key of a local address and port, and of its value.
@@ -273,7 +273,7 @@ mod tests {
             ("OWN_ANY_UDP", own::ANY_UDP),
             ("OWN_ANY_SCTP", own::ANY_SCTP),
             ("OWN_NODES", own::NODES),
-            ("OWN_DEVICE", own::DEVICE.into()),
+            ("OWN_CLIENT", own::CLIENT),
         ];
         let ours = ours.map(|(name, number)| (name, number as u64));
         let ours = ours.into_iter().chain(shapes);

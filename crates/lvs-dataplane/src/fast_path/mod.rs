@@ -65,7 +65,7 @@ use self::layout::{
     COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SHARE_WORDS, TUNNEL_WORDS, conf, count, hop,
     share, tunnel,
 };
-pub(crate) use self::layout::{SERVICE_WORDS, own};
+pub(crate) use self::layout::{SERVICE_WORDS, conf, own};
 use self::locals::Locals;
 pub(crate) use self::locals::{LocalsAre, LocalsLeft};
 pub(crate) use self::object::code;

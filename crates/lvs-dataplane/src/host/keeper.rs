@@ -174,6 +174,7 @@ impl Keeper {
             Some(_) if !setup.xdp.is_empty() => Some(XdpFeatures::open().map_err(HostError::Xdp)?),
             _ => None,
         };
+        let loopback = (!routed).then(|| Loopback::new(setup.fast_path.clone()));
         let mut keeper = Self {
             dataplane,
             xdp,
@@ -184,7 +185,7 @@ impl Keeper {
             groups: HashMap::new(),
             waits: Waits::default(),
             local_nodes,
-            loopback: (!routed).then(Loopback::default),
+            loopback,
             vips,
             announced: Announced::default(),
             neighbours: Neighbours::default(),
@@ -453,6 +454,9 @@ impl Keeper {
             .partition(|client| self.ended.iter().any(|(_, ended)| ended == client));
         self.ended.retain(|(_, ended)| !again.contains(ended));
         let added = self.interception.add_local_clients(&new);
+        if let Some(loopback) = &self.loopback {
+            loopback.add_clients(&new);
+        }
         let hidden = &mut Arc::make_mut(&mut self.intercept).local_clients;
         hidden.extend(again);
         match added {
@@ -485,6 +489,9 @@ impl Keeper {
             .extract_if(.., |client| is_shown(client))
             .map(|(_, client)| client)
             .collect();
+        if let Some(loopback) = &self.loopback {
+            loopback.remove_clients(&shown);
+        }
         if !shown.is_empty()
             && let Err(error) = self.interception.remove_local_clients(&shown)
         {

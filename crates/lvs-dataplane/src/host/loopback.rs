@@ -14,28 +14,31 @@
 //! A server on this host answers a client on this host over `lo` too, so that the program redirects
 //! these answers as well.
 //!
-//! The program is attached while there is such a service or server. The kernel removes program, map
-//! and device together with the process.
+//! The program is attached while there is such a service or server. The kernel removes the device
+//! together with the process, and the program too, unless the kernel fast path stays for a
+//! successor. In that case the program drops packets of known clients, and leaves all others to the
+//! host.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use lvs_core::Protocol;
 use tracing::{info, warn};
 
-use crate::fast_path::{SERVICE_WORDS, code, own, service_key};
+use crate::fast_path::{Attached, FastPath, SERVICE_WORDS, code, conf, own, service_key};
 use crate::io::port::Port;
 use crate::io::tun::HostDevice;
 use crate::netlink::NetState;
-use lvs_packet::intercept::{Endpoint, Intercept};
-use lvs_sys::{Program, ProgramKind, ProgramLink, SharedMap};
+use lvs_packet::intercept::{Endpoint, Intercept, LocalClient};
+use lvs_sys::{DeviceSlot, Program, ProgramKind, ProgramLink, SharedArray, SharedMap};
 
 /// The compiled program.
 const OBJECT: &[u8] = include_bytes!("../../bpf/local.bpf.o");
 /// Interface index of the loopback, which every network namespace has.
 const LOOPBACK: u32 = 1;
-/// Maximum number of addresses, services and servers of this host.
+/// Maximum number of addresses, services, servers and clients of this host.
 const ENTRIES: u32 = 1 << 18;
 /// The protocol of an entry that is an address.
 const ADDRESS: Protocol = Protocol(0);
@@ -44,10 +47,11 @@ type Key = [u64; SERVICE_WORDS];
 type Entries = HashMap<Key, u64>;
 
 /// The redirection of this host's own packets.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Loopback {
+    fast_path: Option<Arc<FastPath>>,
     kernel: Option<Kernel>,
-    /// The entries of the map, without the number of the device.
+    /// The entries of the map, without the clients.
     entries: Entries,
     /// Whether the kernel has refused the redirection, which is logged once.
     refused: bool,
@@ -58,13 +62,48 @@ pub(super) struct Loopback {
 struct Kernel {
     map: SharedMap<SERVICE_WORDS, 1>,
     program: Program,
-    /// The index of the device.
-    device: u32,
     /// Detached while there is nothing to redirect.
-    link: Option<ProgramLink>,
+    link: Option<Link>,
+}
+
+/// The attached program. It stays for a successor if the kernel fast path does.
+#[derive(Debug)]
+struct Link {
+    _own: Option<ProgramLink>,
+    _kept: Option<Attached>,
 }
 
 impl Loopback {
+    /// Redirects nothing yet.
+    pub(super) fn new(fast_path: Option<Arc<FastPath>>) -> Self {
+        Self {
+            fast_path,
+            kernel: None,
+            entries: Entries::new(),
+            refused: false,
+        }
+    }
+
+    /// Records clients on this host. If the dataplane is killed, the host does not reset their
+    /// connections.
+    pub(super) fn add_clients(&self, clients: &[LocalClient]) {
+        if let Some(kernel) = &self.kernel {
+            for client in clients {
+                // Beyond the limit, they are reset.
+                let _ = kernel.map.insert(&client_key(client), &[0]);
+            }
+        }
+    }
+
+    /// Reverts [`add_clients`](Self::add_clients).
+    pub(super) fn remove_clients(&self, clients: &[LocalClient]) {
+        if let Some(kernel) = &self.kernel {
+            for client in clients {
+                let _ = kernel.map.remove(&client_key(client));
+            }
+        }
+    }
+
     /// Redirects exactly the packets to services of `spec` on this host's addresses. Returns the
     /// device of these packets, if it is new.
     pub(super) fn follow(&mut self, spec: &Intercept, state: &NetState) -> Option<Port> {
@@ -102,11 +141,13 @@ impl Loopback {
             return None;
         }
         let mut made = None;
+        let fast_path = self.fast_path.as_ref();
         let set = match &mut self.kernel {
-            Some(kernel) => kernel.set(&wanted, &self.entries),
-            None => Kernel::open().and_then(|(kernel, device)| {
+            Some(kernel) => kernel.set(&wanted, &self.entries, fast_path),
+            None => Kernel::open(fast_path).and_then(|(kernel, device)| {
                 made = Some(device);
-                self.kernel.insert(kernel).set(&wanted, &self.entries)
+                let kernel = self.kernel.insert(kernel);
+                kernel.set(&wanted, &self.entries, fast_path)
             }),
         };
         if let Err(error) = set {
@@ -131,33 +172,54 @@ impl Loopback {
 
 impl Kernel {
     /// Loads the program, and creates the device.
-    fn open() -> io::Result<(Self, Port)> {
+    fn open(fast_path: Option<&Arc<FastPath>>) -> io::Result<(Self, Port)> {
         let map = SharedMap::new("lvs_local", ENTRIES)?;
-        let code = code(OBJECT, "local")
-            .and_then(|code| code.linked(|name| (name == "lvs_local").then(|| map.number())));
+        let slot = DeviceSlot::new("lvs_device")?;
+        // Without the fast path, no program outlives this process and reads the settings.
+        let unused = SharedArray::new("lvs_conf", conf::WORDS, 1)?;
+        let settings = fast_path.map_or_else(|| unused.number(), |path| path.settings());
+        let code = code(OBJECT, "local").and_then(|code| {
+            code.linked(|name| match name {
+                "lvs_local" => Some(map.number()),
+                "lvs_device" => Some(slot.number()),
+                "lvs_conf" => Some(settings),
+                _ => None,
+            })
+        });
         let code = code.ok_or_else(|| io::Error::other("the BPF object is damaged"))?;
         let program = Program::load(ProgramKind::Egress, "lvs_local", &code)?;
         let device = HostDevice::create_local().map_err(io::Error::other)?;
+        slot.set(device.ifindex())?;
         let kernel = Self {
             map,
             program,
-            device: device.ifindex(),
             link: None,
         };
         Ok((kernel, Port::Host(device)))
     }
 
     /// Sets the entries that differ from `known`, and attaches the program.
-    fn set(&mut self, wanted: &Entries, known: &Entries) -> io::Result<()> {
+    fn set(
+        &mut self,
+        wanted: &Entries,
+        known: &Entries,
+        fast_path: Option<&Arc<FastPath>>,
+    ) -> io::Result<()> {
         for (key, value) in wanted {
             if known.get(key) != Some(value) {
-                let device = u64::from(self.device) << own::DEVICE;
-                self.map.insert(key, &[value | device])?;
+                self.map.insert(key, &[*value])?;
             }
         }
         if self.link.is_none() {
-            let link = self.program.attach(LOOPBACK)?;
-            self.link = Some(link.removed_first());
+            let (mut own, mut kept) = (None, None);
+            match fast_path {
+                Some(path) => kept = Some(path.attach_other(&self.program, LOOPBACK)?),
+                None => own = Some(self.program.attach(LOOPBACK)?),
+            }
+            self.link = Some(Link {
+                _own: own,
+                _kept: kept,
+            });
         }
         Ok(())
     }
@@ -216,4 +278,9 @@ fn address(addr: IpAddr) -> Key {
 fn key_of(endpoint: &Endpoint) -> Key {
     let at = SocketAddr::new(endpoint.address, endpoint.port);
     service_key(endpoint.protocol, at)
+}
+
+fn client_key(client: &LocalClient) -> Key {
+    let [first, second, rest] = service_key(client.protocol, client.local);
+    [first, second, rest | own::CLIENT]
 }

@@ -9,7 +9,6 @@ use super::maps::{
 };
 use super::{Instruction, number, pin, pinned, short_name};
 use crate::attached::{self, Place, call, descriptor};
-use crate::tun::LAST;
 
 /// The used attributes of `BPF_PROG_LOAD`.
 #[derive(Clone, Copy)]
@@ -378,17 +377,6 @@ impl Jump {
 }
 
 impl ProgramLink {
-    /// The same link, which the kernel removes before the devices of this process
-    /// ([`TunDevice`](crate::TunDevice)) if the process is killed: the kernel closes the descriptor
-    /// with the highest number first.
-    #[must_use]
-    pub fn removed_first(self) -> Self {
-        let first = rustix::io::fcntl_dupfd_cloexec(&self.fd, LAST);
-        Self {
-            fd: first.unwrap_or(self.fd),
-        }
-    }
-
     /// Pins the link under a name in a BPF file system, so that the program stays attached after
     /// this process exits.
     ///

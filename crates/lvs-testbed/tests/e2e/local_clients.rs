@@ -282,36 +282,54 @@ impl Client {
         Ok(Self(site.director.spawn("perl", &["-e", &script])?))
     }
 
-    /// Makes a request; `count` have been answered then.
-    fn request(&mut self, count: usize) -> Result<()> {
-        self.0.send("\n")?;
-        let answered = |log: String| log.matches("answered").count() == count;
-        wait_until("an answer", common::SOON, || answered(self.0.log()))
-            .with_context(|| self.0.log())
+    /// Sends a request.
+    fn ask(&mut self) -> Result<()> {
+        self.0.send("\n")
+    }
+
+    /// Waits until this number of requests is answered.
+    fn has_answers(&self, count: usize) -> Result<()> {
+        wait_until("an answer", common::SOON, || {
+            self.0.log().matches("answered").count() == count
+        })
+        .with_context(|| self.0.log())
     }
 }
 
 #[test]
 fn connection_of_local_client_survives_warm_restart() -> Result<()> {
-    for words in [
-        &["--fast-path", "on"][..],
-        &["--fast-path", "off", "--warm-restart", "on"],
+    // With the fast path, also if the client sends something meanwhile.
+    for (words, sends) in [
+        (&["--fast-path", "on"][..], true),
+        (&["--fast-path", "off", "--warm-restart", "on"], false),
     ] {
         let mut site = new_site("lc-warm")?;
+        let _own = nginx(&site.director, &common::on_port(80))?;
         site.start_dataplane(words)?;
         site.add_service(80, "rr")?;
         let mut client = Client::open(&site)?;
-        client.request(1)?;
+        client.ask()?;
+        client.has_answers(1)?;
         for count in 2..4 {
             let mut dataplane = site.dataplane.take().context("it runs")?;
             dataplane.kill();
+            // A new connection is the host's.
+            is_answered_by(&site, "director")?;
+            if sends {
+                client.ask()?;
+            }
             site.start_dataplane(words)?;
             common::says(&site, "took over")?;
+            if !sends {
+                client.ask()?;
+            }
             client
-                .request(count)
+                .has_answers(count)
                 .with_context(|| format!("{words:?}"))?;
         }
-        is_answered_by(&site, "rs1")?;
+        ensure!(get(&site, site.service(80), "id")?.starts_with("rs"));
+        site.dataplane = None;
+        is_answered_by(&site, "director")?;
     }
     Ok(())
 }
