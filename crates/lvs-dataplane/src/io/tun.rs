@@ -306,6 +306,13 @@ impl HostDevice {
         &mut self.tun
     }
 
+    /// Number of packets that were dropped since the device was created because its queues were
+    /// full.
+    pub fn drops(&self) -> u64 {
+        let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+        transmit_drops(&text, self.name()).unwrap_or(0)
+    }
+
     /// The device's index.
     pub fn ifindex(&self) -> u32 {
         self.tun.ifindex
@@ -333,6 +340,16 @@ impl PacketIo for HostDevice {
     fn capabilities(&self) -> Capabilities {
         self.tun.capabilities()
     }
+}
+
+/// The counter of dropped packets of a device in `/proc/net/dev`. The host transmits the packets
+/// that the dataplane receives, so the value is in the column for transmission.
+fn transmit_drops(text: &str, device: &str) -> Option<u64> {
+    const TRANSMIT_DROP: usize = 11;
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, numbers) = lines.find(|(name, _)| name.trim() == device)?;
+    let number = numbers.split_ascii_whitespace().nth(TRANSMIT_DROP)?;
+    number.parse().ok()
 }
 
 /// Sends through a [`HostDevice`]. The owner of the device receives the packets of the host.
@@ -461,5 +478,20 @@ pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
         result => result.map_err(|err| {
             io::Error::new(err.kind(), format!("{} = {value}: {err}", path.display()))
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_are_read_from_proc_net_dev() {
+        let text = "Inter-|   Receive                                                |  Transmit\n \
+            face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
+            lo:     1       2    3    4    5     6          7         8      9      10    11   12    13     14      15         16\n\
+            lvs-tun0:100  2    3    4    5     6          7         8      9      10    11   1200    13     14      15         16\n";
+        assert_eq!(transmit_drops(text, "lvs-tun0"), Some(1200));
+        assert_eq!(transmit_drops(text, "lvs-tun1"), None);
     }
 }

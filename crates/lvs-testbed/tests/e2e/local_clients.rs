@@ -312,7 +312,8 @@ fn connection_of_local_client_survives_warm_restart() -> Result<()> {
         client.has_answers(1)?;
         for count in 2..4 {
             let mut dataplane = site.dataplane.take().context("it runs")?;
-            dataplane.kill();
+            dataplane.signal(Signal::SIGKILL)?;
+            dataplane.wait(common::SOON)?;
             // A new connection is the host's.
             is_answered_by(&site, "director")?;
             if sends {
