@@ -62,7 +62,7 @@ pub use self::epochs::Held;
 pub use self::error::FastPathError;
 use self::error::step;
 use self::layout::{
-    COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SHARE_WORDS, TUNNEL_WORDS, conf, count, hop,
+    COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SHARE_WORDS, TUNNEL_WORDS, count, hop,
     share, tunnel,
 };
 pub(crate) use self::layout::{SERVICE_WORDS, conf, own};

@@ -319,7 +319,7 @@ impl<const WORDS: usize> SharedSet<WORDS> {
 
     /// The number of the map's descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
-        self.0.fd.as_raw_fd()
+        self.0.number()
     }
 }
 
@@ -444,6 +444,11 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
+    }
+
+    /// The number of the map's descriptor, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
     }
 }
 

@@ -301,7 +301,7 @@ fn connection_of_local_client_survives_warm_restart() -> Result<()> {
     // With the fast path, also if the client sends something meanwhile.
     for (words, sends) in [
         (&["--fast-path", "on"][..], true),
-        (&["--fast-path", "off", "--warm-restart", "on"], false),
+        (&["--fast-path", "off", "--warm-restart", "on"][..], false),
     ] {
         let mut site = new_site("lc-warm")?;
         let _own = nginx(&site.director, &common::on_port(80))?;
