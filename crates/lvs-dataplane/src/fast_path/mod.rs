@@ -30,7 +30,7 @@ mod error;
 mod growing;
 mod layout;
 mod locals;
-mod object;
+pub(crate) mod object;
 mod open;
 mod pins;
 mod room;
@@ -68,7 +68,6 @@ use self::layout::{
 pub(crate) use self::layout::{SERVICE_WORDS, conf, own};
 use self::locals::Locals;
 pub(crate) use self::locals::{LocalsAre, LocalsLeft};
-pub(crate) use self::object::code;
 use self::pins::Pins;
 pub(crate) use self::room::Room;
 pub(crate) use self::services::{HeldServices, service_key};

@@ -27,7 +27,8 @@ use std::sync::Arc;
 use lvs_core::Protocol;
 use tracing::{info, warn};
 
-use crate::fast_path::{Attached, FastPath, SERVICE_WORDS, code, conf, own, service_key};
+use crate::fast_path::object::code;
+use crate::fast_path::{Attached, FastPath, SERVICE_WORDS, conf, own, service_key};
 use crate::io::port::Port;
 use crate::io::tun::HostDevice;
 use crate::netlink::NetState;
