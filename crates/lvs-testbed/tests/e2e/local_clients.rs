@@ -51,6 +51,13 @@ fn get(site: &Site, at: SocketAddr, path: &str) -> Result<String> {
     Ok(answer.trim().to_owned())
 }
 
+/// Whether a connection of the director is refused at once.
+fn is_refused(site: &Site, at: SocketAddr) -> Result<bool> {
+    let script = format!("curl -g -s -m 60 http://{at}/ > /dev/null || echo $?");
+    let status = site.director.sh(&script)?;
+    Ok(status.trim() == "7")
+}
+
 /// Waits until a request of the director to port 80 of the VIP is answered by this host.
 fn is_answered_by(site: &Site, name: &str) -> Result<()> {
     let mut answer = String::new();
@@ -106,7 +113,7 @@ fn local_client_reaches_tcp_service_on_host_address() -> Result<()> {
     for (number, vip) in (0..).zip(vips(&site)) {
         let service = SocketAddr::new(vip, 80);
         let mut load = LoadOptions::new(service);
-        load.sizes = vec![1, 20_011, 300_007, 5_000_000];
+        load.sizes = vec![1, 1448, 20_011, 300_007];
         load.requests = 40;
         let report = common::ok(site.director.load(&load)?, 40)?;
         common::spread(&report, &[20, 20])?;
@@ -170,9 +177,8 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
         for other in others {
             ensure!(get(&site, other.parse()?, "id")? == "director", "{other}");
         }
-        let refused = get(&site, site.service(81), "id");
         ensure!(
-            refused.is_err_and(|error| format!("{error:#}").contains("refused")),
+            is_refused(&site, site.service(81))?,
             "the host has no port 81"
         );
         // A service that is removed gives its port back.
@@ -382,13 +388,7 @@ fn local_client_of_service_without_servers_is_refused() -> Result<()> {
     for vip in vips(&site) {
         let service = SocketAddr::new(vip, 80);
         site.lvsadm(&format!("-A -t {service} -s rr"))?;
-        let refused = get(&site, service, "id");
-        ensure!(
-            refused
-                .as_ref()
-                .is_err_and(|error| format!("{error:#}").contains("refused")),
-            "{refused:?}"
-        );
+        ensure!(is_refused(&site, service)?, "{vip}");
     }
     Ok(())
 }
