@@ -162,8 +162,8 @@ no-cc: ## the programs, TLS included, need no C compiler
 	@found=$$($(CARGO) tree --locked -p lvsd -p lvsadm -p lvs-dataplane -e normal,build --prefix none | grep -E '^(cc|cmake|bindgen|nasm-rs|pkg-config) ' | sort -u); \
 	if [ -n "$$found" ]; then echo "make no-cc: these compile C: $$found" >&2; exit 1; fi
 
-alone: ## each program by itself, with its own features, as `cargo install` builds it
-	@for package in lvsd lvsadm lvs-dataplane; do (set -x; $(CARGO) check --locked -p $$package) || exit 1; done
+alone: ## each published crate by itself, with its own features, as `cargo install` and an embedder build it
+	@for package in lvs-sys lvs-core lvs-packet lvs-api lvs-process lvs-proxy lvsadm lvs-dataplane lvsd; do (set -x; $(CARGO) check --locked -p $$package) || exit 1; done
 
 no-std: ## lvs-core without std, and for a machine without an operating system
 	$(CARGO) check --locked -p lvs-core --no-default-features

@@ -617,16 +617,21 @@ INLINE int is_finished(u32 word, u64 pseudo)
 	return word >> 16 != fold(pseudo);
 }
 
-// Changes a finished checksum for new ports and new addresses, whose differences are in `sum`. `old`: the header.
-INLINE int change_datagram(struct __sk_buff *skb, u32 *old, u32 ports, u64 sum, u32 at, const int v4)
+// Changes the finished checksum of a datagram for new addresses, whose differences are in `sum`, and for the ports that are in `udp`,
+// its header in the frame, already. `old`: the header as it arrived.
+INLINE void change_datagram(struct __sk_buff *skb, u32 *udp, const u32 *old, u64 sum, const int v4)
 {
+	u32 ports = udp[0];
 	u16 check = changed(old[1] >> 16, sum + (u32)~old[0] + ports);
-	// 0 would say that there is none.
+	// 0 means that the datagram has no checksum.
 	if (!check) check = 0xffff;
-	u32 before[2] = { old[0], old[1] }, after[2] = { ports, (old[1] & 0xffff) | (u32)check << 16 };
-	// A sum that the card has made: what addresses change in it, the checksum of IPv4's header takes back, and without one this one.
-	if (v4) csum_update(skb, csum_diff(before, 8, after, 8, 0));
-	return store_bytes(skb, at + 6, &check, 2, 0);
+	u32 word = (old[1] & 0xffff) | (u32)check << 16;
+	udp[1] = word;
+	if (!v4) return;
+	// If the card has summed the packet: what addresses change in that sum, the checksum of the IPv4 header takes back.
+	u64 diff = (u64)(u32)~old[0] + ports + (u32)~old[1] + word;
+	diff = (u32)diff + (diff >> 32);
+	csum_update(skb, (u32)diff + (u32)(diff >> 32));
 }
 
 // Computes the checksum of a datagram that has none and goes on with other ends, as the kernel's IPVS does. It stays absent where
@@ -691,7 +696,10 @@ INLINE int forward_v4(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 		if (t->packet.flags) return finish_datagram(skb, t, ip[3], ip[4], ip[5]);
 		u64 bare = (u64)t->head[3] + t->head[4] + swap(t->len - 20) + swap(UDP);
 		u64 sum = (u64)(u32)~old + addr + (u32)~other + new_other;
-		if (is_finished(t->head[6], bare)) return change_datagram(skb, t->head + 5, ip[5], sum, ETH + 20, 1);
+		if (is_finished(t->head[6], bare)) {
+			change_datagram(skb, ip + 5, t->head + 5, sum, 1);
+			return 0;
+		}
 	}
 	// These know whether a checksum is unfinished.
 	u32 field = ETH + 20 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
@@ -750,7 +758,10 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 	if (proto == UDP) {
 		u64 bare = (u64)swap(t->len - 40) + swap(UDP);
 		for (int i = 2; i < 10; i++) bare += t->head[i];
-		if (is_finished(t->head[11], bare)) return change_datagram(skb, t->head + 10, ip[10], (u32)diff, ETH + 40, 0);
+		if (is_finished(t->head[11], bare)) {
+			change_datagram(skb, ip + 10, t->head + 10, (u32)diff, 0);
+			return 0;
+		}
 	}
 	u32 field = ETH + 40 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
 	if (l4_csum_replace(skb, field, 0, diff, zero | pseudo)) return -1;

@@ -28,6 +28,10 @@ use crate::netns::{Host, Proc, Testbed, run_with_input, wait_until};
 use crate::servers::NginxOptions;
 use crate::{content, decap, load::LoadOptions, programs, servers};
 
+/// Greatest number of connections of a dataplane whose test names none. A small table makes the
+/// start cheap: with the kernel fast path, the kernel clears the memory for all connections.
+const MAX_CONNECTIONS: &str = "65536";
+
 /// The forwarding method between the director and the real servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forward {
@@ -459,6 +463,9 @@ impl Site {
         let mut words = launcher.to_vec();
         words.push(&program);
         words.extend(self.dataplane_arguments());
+        if !extra.contains(&"--max-connections") {
+            words.extend(["--max-connections", MAX_CONNECTIONS]);
+        }
         words.extend_from_slice(extra);
         let off = extra.windows(2).any(|two| two == ["--fast-path", "off"]);
         self.leave_unfinished(director, off)?;
