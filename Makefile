@@ -117,23 +117,27 @@ test-tutorial: ## the blocks of docs/first-director.md as printed, in network na
 	@tools/try-tutorial
 
 BPF := crates/lvs-dataplane/bpf
+BPF_PROGRAMS := fast local
 CLANG ?= clang
-# The programs of the kernel fast path. -g0 and the strip keep names and paths of this machine out of the object.
+# The BPF programs. -g0 and the strip keep names and paths of this machine out of the objects.
 define compile_bpf
-$(CLANG) -O2 -g0 -Wall -Wextra -Werror -target bpf -mcpu=v3 -I/usr/include/$$(uname -m)-linux-gnu -c $(BPF)/fast.bpf.c -o $(1)
-llvm-strip -x $(1)
+for name in $(BPF_PROGRAMS); do \
+	$(CLANG) -O2 -g0 -Wall -Wextra -Werror -target bpf -mcpu=v3 -I/usr/include/$$(uname -m)-linux-gnu -c $(BPF)/$$name.bpf.c -o $(1)/$$name.bpf.o && \
+	llvm-strip -x $(1)/$$name.bpf.o || exit 1; \
+done
 endef
 
-bpf: ## compile the programs of the kernel fast path; their object is committed and built into the dataplane
+bpf: ## compile the BPF programs; their objects are committed and built into the dataplane
 	@tools/setup bpf
-	$(call compile_bpf,$(BPF)/fast.bpf.o)
+	$(call compile_bpf,$(BPF))
 
-# Another clang makes another object: then the versions tell.
+# Another clang makes other objects: then the versions tell.
 bpf-check: ## compile them anew and compare with what is committed
 	@tools/setup bpf
-	$(call compile_bpf,target/fast.bpf.o)
-	@cmp target/fast.bpf.o $(BPF)/fast.bpf.o || { \
-		echo "make bpf-check: the object is not that of the source (it was made by clang 14; this is $$($(CLANG) --version | head -n 1)): make bpf" >&2; exit 1; }
+	@mkdir -p target
+	$(call compile_bpf,target)
+	@for name in $(BPF_PROGRAMS); do cmp target/$$name.bpf.o $(BPF)/$$name.bpf.o || { \
+		echo "make bpf-check: the object is not that of the source (it was made by clang 14; this is $$($(CLANG) --version | head -n 1)): make bpf" >&2; exit 1; }; done
 
 # The tool is built once, and without optimisation: that takes a third of the time. Licences, duplicates and sources are in the
 # lock file; known holes are in a database on the Internet, and where that is not to be had they were not looked for.

@@ -215,3 +215,16 @@
 // Forwarded by lvs_xdp, in either direction.
 #define SHARE_XDP 8
 #define SHARE_WORDS 16
+
+// ---- this host's addresses that services have: lvs_local (local.bpf.c) ----
+
+// Keys as those of lvs_services. With port and protocol 0: an address. Its value: what is looked for there.
+// There are services with all ports of a protocol.
+#define OWN_ANY_TCP 1
+#define OWN_ANY_UDP 2
+#define OWN_ANY_SCTP 4
+// Packets to this address may be answers of servers on this host. In the last word of a key: such a server, not a service.
+#define OWN_NODES 8
+#define OWN_NODE 0x200000000ULL
+// In the last word of a key: the address and port of a client on this host, not a service.
+#define OWN_CLIENT 0x400000000ULL

@@ -16,6 +16,12 @@ impl PortId {
     /// The port of the TUN backend's device. [`Self::HOST`] is the same device, but the host
     /// forwards a packet that is sent on this port, and receives a packet that is sent on `HOST`.
     pub const HOP: Self = Self(1);
+    /// The port through which the host's own packets to its own virtual addresses arrive, and
+    /// through which their answers return. From this port, the host accepts packets whose source is
+    /// one of its own addresses.
+    pub const LOCAL: Self = Self(2);
+    /// The first port that an interface can have.
+    pub const FIRST: Self = Self(3);
 
     /// The index, for tables.
     #[inline]
@@ -108,6 +114,12 @@ pub trait Net {
 
     /// The port through which packets are reinjected into the host, if there is one.
     fn host_port(&self) -> Option<PortId>;
+
+    /// The port of the host's own packets to its own virtual addresses, if there is one
+    /// ([`PortId::LOCAL`]).
+    fn local_port(&self) -> Option<PortId> {
+        None
+    }
 
     /// Whether the host has this address. VIPs on its interfaces count; VIPs that the dataplane
     /// owns do not.

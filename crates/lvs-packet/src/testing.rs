@@ -66,6 +66,8 @@ pub struct Table {
     pub ports: Vec<PortInfo>,
     /// The port through which packets reach the host.
     pub host_port: Option<PortId>,
+    /// See [`Net::local_port`].
+    pub local_port: Option<PortId>,
     /// Addresses of the host.
     pub local: HashSet<IpAddr>,
     /// Prefixes all of whose addresses belong to the host.
@@ -122,6 +124,10 @@ impl Net for Table {
 
     fn host_port(&self) -> Option<PortId> {
         self.host_port
+    }
+
+    fn local_port(&self) -> Option<PortId> {
+        self.local_port
     }
 
     fn is_local(&self, addr: IpAddr) -> bool {

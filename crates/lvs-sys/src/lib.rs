@@ -34,8 +34,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 pub use arena::{Arena, Lent, prefetch};
 pub use bpf::{
-    Instruction, Jump, MapPlace, PerCpuArray, Program, ProgramArray, ProgramKind, ProgramLink,
-    SharedArray, SharedMap, SharedSet, is_root_of_all, monotonic, mount_bpf, seal, shared_table,
+    DeviceSlot, Instruction, Jump, MapPlace, PerCpuArray, Program, ProgramArray, ProgramKind,
+    ProgramLink, SharedArray, SharedMap, SharedSet, is_root_of_all, monotonic, mount_bpf, seal,
+    shared_table,
 };
 pub use device::{primary_address, set_mtu, set_up};
 pub use lock::lock;

@@ -251,6 +251,11 @@ impl Net for TakenView {
     }
 
     #[inline]
+    fn local_port(&self) -> Option<PortId> {
+        self.view.tables.port(PortId::LOCAL).map(|_| PortId::LOCAL)
+    }
+
+    #[inline]
     fn is_forged(&self, src: IpAddr) -> bool {
         self.view.tables.may_be_forged(src) && (self.is_local(src) || self.is_own_vip(src))
     }

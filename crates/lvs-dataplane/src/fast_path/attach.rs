@@ -79,6 +79,32 @@ impl FastPath {
         Ok(attached)
     }
 
+    /// Attaches another program, which reads the settings ([`settings`](Self::settings)), to an
+    /// interface without packet sockets. It stays for a successor as the others do.
+    ///
+    /// # Errors
+    /// As [`Program::attach`].
+    pub(crate) fn attach_other(
+        self: &Arc<Self>,
+        program: &Program,
+        ifindex: u32,
+    ) -> io::Result<Attached> {
+        let pin = self.pins.as_ref().map(|pins| pins.link(ifindex));
+        let link = attach(program, ifindex, pin.as_deref())?;
+        lock(&self.attached).insert(ifindex);
+        Ok(Attached {
+            kernel: self.clone(),
+            ifindex,
+            _xdp: None,
+            _link: Some(link),
+        })
+    }
+
+    /// The descriptor of the settings, for the instructions of another program.
+    pub(crate) fn settings(&self) -> i32 {
+        self.arrays.conf.number()
+    }
+
     /// Whether the program is the first one at the ingress of an interface: an earlier one could
     /// drop frames.
     pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {

@@ -3,7 +3,7 @@
 use lvs_core::memory::Layout;
 
 /// Words of the settings.
-pub(super) mod conf {
+pub(crate) mod conf {
     pub(crate) const KEYS: usize = 0;
     pub(crate) const NARROW_BUCKETS: usize = 2;
     pub(crate) const WIDE_BUCKETS: usize = 3;
@@ -31,7 +31,7 @@ pub(super) const HOST_WORDS: usize = 4;
 pub(super) const ABOUT_WORDS: usize = HOST_WORDS + Layout::HEADER_WORDS + conf::DIVISION_WORDS;
 /// Words of a virtual service, and the bit that marks a service whose clients open data connections
 /// to other ports.
-pub(super) const SERVICE_WORDS: usize = 3;
+pub(crate) const SERVICE_WORDS: usize = 3;
 pub(super) const SERVICE_DATA: u64 = 1 << 32;
 /// Maximum number of rules for marks, with a range of ports each.
 pub(super) const RULES: u32 = 1024;
@@ -81,6 +81,16 @@ pub(super) mod rule {
     pub(crate) const HOST: u64 = 2;
     pub(crate) const LOOK: u64 = 3;
     pub(crate) const TO_SERVICE: u64 = 0x100;
+}
+
+/// The values of the map of this host's addresses that services have.
+pub(crate) mod own {
+    pub(crate) const ANY_TCP: u64 = 1;
+    pub(crate) const ANY_UDP: u64 = 2;
+    pub(crate) const ANY_SCTP: u64 = 4;
+    pub(crate) const NODES: u64 = 8;
+    pub(crate) const NODE: u64 = 1 << 33;
+    pub(crate) const CLIENT: u64 = 1 << 34;
 }
 
 /// Number of words of the key of a local address and port, and of its value.
@@ -258,6 +268,12 @@ mod tests {
             ("RULE_HOST", rule::HOST),
             ("RULE_LOOK", rule::LOOK),
             ("RULE_TO_SERVICE", rule::TO_SERVICE),
+            ("OWN_NODE", own::NODE),
+            ("OWN_ANY_TCP", own::ANY_TCP),
+            ("OWN_ANY_UDP", own::ANY_UDP),
+            ("OWN_ANY_SCTP", own::ANY_SCTP),
+            ("OWN_NODES", own::NODES),
+            ("OWN_CLIENT", own::CLIENT),
         ];
         let ours = ours.map(|(name, number)| (name, number as u64));
         let ours = ours.into_iter().chain(shapes);

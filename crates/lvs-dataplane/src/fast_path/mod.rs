@@ -30,7 +30,7 @@ mod error;
 mod growing;
 mod layout;
 mod locals;
-mod object;
+pub(crate) mod object;
 mod open;
 mod pins;
 mod room;
@@ -62,14 +62,15 @@ pub use self::epochs::Held;
 pub use self::error::FastPathError;
 use self::error::step;
 use self::layout::{
-    COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS,
-    conf, count, hop, share, tunnel,
+    COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SHARE_WORDS, TUNNEL_WORDS, count, hop,
+    share, tunnel,
 };
+pub(crate) use self::layout::{SERVICE_WORDS, conf, own};
 use self::locals::Locals;
 pub(crate) use self::locals::{LocalsAre, LocalsLeft};
 use self::pins::Pins;
 pub(crate) use self::room::Room;
-pub(crate) use self::services::HeldServices;
+pub(crate) use self::services::{HeldServices, service_key};
 use self::xdp::Xdp;
 use crate::netlink::Filters;
 use crate::warm_restart::WITHOUT_DATAPLANE;

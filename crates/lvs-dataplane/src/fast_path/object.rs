@@ -4,7 +4,7 @@ use lvs_sys::Instruction;
 
 /// A BPF program, and the instructions into which the numbers of maps must be written.
 #[derive(Debug)]
-pub(super) struct Code {
+pub(crate) struct Code {
     pub(super) instructions: Vec<Instruction>,
     /// Positions of instructions, and the maps that they load.
     pub(super) maps: Vec<(usize, String)>,
@@ -75,7 +75,7 @@ fn sections(object: &[u8]) -> Option<(Vec<Section<'_>>, usize)> {
 }
 
 /// Returns the program of section `name`; `None` if the object has no such section, or is damaged.
-pub(super) fn code(object: &[u8], name: &str) -> Option<Code> {
+pub(crate) fn code(object: &[u8], name: &str) -> Option<Code> {
     let (sections, names) = sections(object)?;
     let names = sections.get(names)?.bytes;
     let place = sections
@@ -116,7 +116,7 @@ pub(super) fn code(object: &[u8], name: &str) -> Option<Code> {
 impl Code {
     /// Returns the instructions with the descriptors of the maps; `None` if `map` has no descriptor
     /// for one of them.
-    pub(super) fn linked(mut self, map: impl Fn(&str) -> Option<i32>) -> Option<Vec<Instruction>> {
+    pub(crate) fn linked(mut self, map: impl Fn(&str) -> Option<i32>) -> Option<Vec<Instruction>> {
         for (place, name) in &self.maps {
             let instruction = self.instructions.get_mut(*place)?;
             instruction.registers = instruction.registers & 0xf | MAP;

@@ -196,7 +196,7 @@ fn halves(bytes: [u8; 16]) -> [u64; 2] {
 }
 
 /// Returns the key by which BPF programs find a service; port 0 means all ports.
-fn service_key(protocol: Protocol, at: SocketAddr) -> Key {
+pub(crate) fn service_key(protocol: Protocol, at: SocketAddr) -> Key {
     let [first, second] = addr_words(at.ip());
     let port = u64::from(at.port().to_be());
     let six = u64::from(at.is_ipv6());

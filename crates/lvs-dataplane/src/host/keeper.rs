@@ -22,6 +22,7 @@ use tracing::{error, info, warn};
 use super::announce::{Announced, Routes};
 use super::interception::Interception;
 use super::local_nodes::LocalNodes;
+use super::loopback::Loopback;
 use super::neighbours::Neighbours;
 use super::setup::Setup;
 use super::view::{KnownPort, Tables, View};
@@ -31,6 +32,7 @@ use super::{DataplaneSide, HostError, NeighbourNews, is_interface_name};
 use crate::fast_path::Held;
 use crate::io::af_packet::Group;
 use crate::io::port::Port;
+use crate::io::tun::TunError;
 use crate::mailbox::{Closing, Mailbox};
 use crate::netlink::{Netlink, XdpFeatures};
 use lvs_packet::intercept::{Intercept, LocalClient};
@@ -65,6 +67,8 @@ pub(crate) struct Keeper {
     pub(super) waits: Waits,
     /// Only if packets arrive as copies: with the TUN backend, the host routes the answers anyway.
     pub(super) local_nodes: Option<LocalNodes>,
+    /// Only if packets arrive as copies.
+    pub(super) loopback: Option<Loopback>,
     pub(super) vips: Vips,
     /// Virtual addresses that are announced by routes.
     pub(super) announced: Announced,
@@ -170,6 +174,7 @@ impl Keeper {
             Some(_) if !setup.xdp.is_empty() => Some(XdpFeatures::open().map_err(HostError::Xdp)?),
             _ => None,
         };
+        let loopback = (!routed).then(|| Loopback::new(setup.fast_path.clone()));
         let mut keeper = Self {
             dataplane,
             xdp,
@@ -180,6 +185,7 @@ impl Keeper {
             groups: HashMap::new(),
             waits: Waits::default(),
             local_nodes,
+            loopback,
             vips,
             announced: Announced::default(),
             neighbours: Neighbours::default(),
@@ -212,19 +218,7 @@ impl Keeper {
     /// Adds the device through which packets reach the host: it is a port in the first snapshot
     /// already.
     fn add_device(&mut self, device: Port) -> Result<(), HostError> {
-        let known = KnownPort {
-            ifindex: device.ifindex().unwrap_or(0),
-            name: Arc::from(device.name()),
-            info: PortInfo {
-                mac: Mac([0; 6]),
-                mtu: 65_535,
-                ethernet: false,
-                offload: true,
-                gives_back: false,
-            },
-            down: None,
-            decapsulates: false,
-        };
+        let known = known_device(&device);
         self.tables.set_port(PortId::HOST, known.clone());
         let port = if self.interception.is_routed() {
             self.tables.set_port(PortId::HOP, known);
@@ -234,18 +228,42 @@ impl Keeper {
         } else {
             PortId::HOST
         };
-        // The device has one queue, which the first worker reads: it passes packets to the other
-        // workers.
-        let senders = (1..self.dataplane.workers()).filter_map(|_| device.sender());
-        let senders = senders.collect::<Result<Vec<Port>, _>>()?;
-        let ports = std::iter::once(device).chain(senders);
-        self.next.attach.push((port, ports.collect()));
+        self.attach_device(port, device)?;
         if self.interception.is_routed() && self.dataplane.workers() > 1 {
             info!(
                 "packets arrive on one queue (--backend tun): the first packet worker reads it, and passes packets to the other workers"
             );
         }
         Ok(())
+    }
+
+    /// Attaches a device to the workers. The first worker reads its only queue, and passes packets
+    /// to the other workers.
+    fn attach_device(&mut self, port: PortId, device: Port) -> Result<(), TunError> {
+        let senders = (1..self.dataplane.workers()).filter_map(|_| device.sender());
+        let senders = senders.collect::<Result<Vec<Port>, _>>()?;
+        let ports = std::iter::once(device).chain(senders);
+        self.next.attach.push((port, ports.collect()));
+        Ok(())
+    }
+
+    /// Leads this host's own packets to services on its addresses into the dataplane. With `more`,
+    /// only adds the packets that it describes.
+    pub(super) fn follow_loopback(&mut self, more: Option<&Intercept>) {
+        let Some(loopback) = &mut self.loopback else {
+            return;
+        };
+        let state = &self.tables.state;
+        let made = match more {
+            Some(more) => loopback.extend(more, state),
+            None => loopback.follow(&self.intercept, state),
+        };
+        let Some(device) = made else { return };
+        self.tables.set_port(PortId::LOCAL, known_device(&device));
+        self.next.tables_differ = true;
+        if let Err(error) = self.attach_device(PortId::LOCAL, device) {
+            warn!("{error}");
+        }
     }
 
     /// The division of packets among several workers that the kernel can make.
@@ -316,6 +334,7 @@ impl Keeper {
             self.timers();
             self.publish();
         }
+        self.loopback = None;
         let (announced, mut routes) = self.routes();
         announced.withdraw_all(&mut routes);
         self.set_own(&HashSet::new());
@@ -435,6 +454,9 @@ impl Keeper {
             .partition(|client| self.ended.iter().any(|(_, ended)| ended == client));
         self.ended.retain(|(_, ended)| !again.contains(ended));
         let added = self.interception.add_local_clients(&new);
+        if let Some(loopback) = &self.loopback {
+            loopback.add_clients(&new);
+        }
         let hidden = &mut Arc::make_mut(&mut self.intercept).local_clients;
         hidden.extend(again);
         match added {
@@ -467,6 +489,9 @@ impl Keeper {
             .extract_if(.., |client| is_shown(client))
             .map(|(_, client)| client)
             .collect();
+        if let Some(loopback) = &self.loopback {
+            loopback.remove_clients(&shown);
+        }
         if !shown.is_empty()
             && let Err(error) = self.interception.remove_local_clients(&shown)
         {
@@ -674,6 +699,23 @@ impl Keeper {
     /// Configured interfaces that are not there yet, or that cannot be used.
     pub(crate) fn waiting(&self) -> Vec<Waiting> {
         self.waits.all().cloned().collect()
+    }
+}
+
+/// A device through which packets reach the host, as a port.
+fn known_device(device: &Port) -> KnownPort {
+    KnownPort {
+        ifindex: device.ifindex().unwrap_or(0),
+        name: Arc::from(device.name()),
+        info: PortInfo {
+            mac: Mac([0; 6]),
+            mtu: 65_535,
+            ethernet: false,
+            offload: true,
+            gives_back: false,
+        },
+        down: None,
+        decapsulates: false,
     }
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod keeper;
 mod links;
 mod listener;
 pub(crate) mod local_nodes;
+mod loopback;
 mod neighbours;
 mod permits;
 mod regions;

@@ -203,6 +203,7 @@ impl Keeper {
             let device = self.tables.ifindex(PortId::HOST).unwrap_or(0);
             nodes.follow(&self.intercept.local_nodes, device);
         }
+        self.follow_loopback(None);
         vips.retain(|&addr| !self.announced.has(addr));
         self.vips.set_services(&vips, &self.tables);
         self.neighbours
@@ -436,6 +437,7 @@ impl Keeper {
         self.add_vips(&mut more, touched);
         let taken = self.interception.extend(&more);
         if taken.is_ok() {
+            self.follow_loopback(Some(&more));
             let spec = Arc::make_mut(&mut self.intercept);
             spec.services.extend(more.services);
             spec.nat_servers.extend(more.nat_servers);

@@ -211,18 +211,20 @@ impl Tables {
         self.ports.all.get(port.index())?.as_ref()
     }
 
-    /// The interfaces in use, with their ports, without the device to the host.
+    /// The interfaces in use, with their ports, without the devices to the host.
     pub(crate) fn interfaces(&self) -> impl Iterator<Item = (PortId, &KnownPort)> {
         let ports = (0..).map(PortId).zip(&self.ports.all);
         let ports = ports.filter_map(|(port, known)| Some((port, known.as_ref()?)));
-        ports.filter(|(port, _)| *port != PortId::HOST && self.hop != Some(*port))
+        let devices = [Some(PortId::HOST), Some(PortId::LOCAL), self.hop];
+        ports.filter(move |(port, _)| !devices.contains(&Some(*port)))
     }
 
-    /// The lowest number that no port has.
+    /// The lowest number that no interface has.
     pub(crate) fn free_port(&self) -> PortId {
-        let all = &self.ports.all;
-        let free = (1..all.len()).find(|&place| all[place].is_none());
-        PortId(u16::try_from(free.unwrap_or(all.len().max(1))).unwrap_or(u16::MAX))
+        let (all, first) = (&self.ports.all, PortId::FIRST.index());
+        let free = (first..all.len()).find(|&place| all[place].is_none());
+        let free = free.unwrap_or(all.len().max(first));
+        PortId(u16::try_from(free).unwrap_or(u16::MAX))
     }
 
     pub(crate) fn port_of(&self, ifindex: u32) -> Option<PortId> {

@@ -12,21 +12,16 @@
 //! increments it again when it sends the packet. It does not increment the TTL of a reinjected
 //! packet: if a rule of the host led that packet into the device again, it would loop forever.
 
-use std::fs;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use super::tun::{HostDevice, HostSender, Tun, TunError, failed, write_setting};
+use super::tun::{HostDevice, HostSender, QUEUE, Tun, TunError, failed, write_setting};
 use super::{Capabilities, PacketIo};
 use crate::netlink::Requests;
 use lvs_packet::frame::Frame;
 use lvs_packet::wire::{decrement_ttl, increment_ttl};
 use lvs_sys::TunOptions;
-
-/// Maximum number of packets that wait for the dataplane; the kernel's default of 500 is too low
-/// for a burst of small packets.
-const QUEUE: u32 = 8192;
 
 /// The device through which all packets of a director pass. It is a [`HostDevice`] with forwarding
 /// enabled. It accepts packets from the host's own addresses, which the outer headers of tunnels
@@ -93,11 +88,9 @@ impl HopDevice {
         Ok(HopSender(self.host.sender()?))
     }
 
-    /// Number of packets that were dropped since the device was created because its queues were
-    /// full.
+    /// As [`HostDevice::drops`].
     pub fn drops(&self) -> u64 {
-        let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
-        transmit_drops(&text, self.name()).unwrap_or(0)
+        self.host.drops()
     }
 
     /// Opens another queue for another worker. The kernel spreads connections over the queues.
@@ -188,16 +181,6 @@ impl PacketIo for HopQueue {
     }
 }
 
-/// The counter of dropped packets of a device in `/proc/net/dev`. The host transmits the packets
-/// that the dataplane receives, so the value is in the column for transmission.
-fn transmit_drops(text: &str, device: &str) -> Option<u64> {
-    const TRANSMIT_DROP: usize = 11;
-    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
-    let (_, numbers) = lines.find(|(name, _)| name.trim() == device)?;
-    let number = numbers.split_ascii_whitespace().nth(TRANSMIT_DROP)?;
-    number.parse().ok()
-}
-
 fn received(io: &mut impl PacketIo, frames: &mut [Frame]) -> io::Result<usize> {
     let count = io.recv(frames)?;
     for frame in &mut frames[..count] {
@@ -218,19 +201,4 @@ fn sent(io: &mut impl PacketIo, frames: &mut [Frame]) -> usize {
         increment_ttl(frame.bytes_mut());
     }
     io.send(frames)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn drops_are_read_from_proc_net_dev() {
-        let text = "Inter-|   Receive                                                |  Transmit\n \
-            face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
-            lo:     1       2    3    4    5     6          7         8      9      10    11   12    13     14      15         16\n\
-            lvs-tun0:100  2    3    4    5     6          7         8      9      10    11   1200    13     14      15         16\n";
-        assert_eq!(transmit_drops(text, "lvs-tun0"), Some(1200));
-        assert_eq!(transmit_drops(text, "lvs-tun1"), None);
-    }
 }

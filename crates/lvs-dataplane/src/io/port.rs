@@ -133,7 +133,8 @@ impl Port {
         match self {
             Self::AfPacket(io) => io.drops(),
             Self::Hop(io) => io.drops(),
-            Self::Host(_) | Self::HostSender(_) | Self::HopSender(_) | Self::Memory(_) => 0,
+            Self::Host(io) => io.drops(),
+            Self::HostSender(_) | Self::HopSender(_) | Self::Memory(_) => 0,
         }
     }
 

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use super::{Capabilities, PacketIo, vnet};
+use crate::netlink::Requests;
 use lvs_packet::frame::Frame;
 use lvs_sys::{TunDevice, TunOptions};
 
@@ -51,6 +52,10 @@ pub enum TunError {
         source: io::Error,
     },
 }
+
+/// Maximum number of packets that wait for the dataplane; the kernel's default of 500 is too low
+/// for a burst of small packets.
+pub(super) const QUEUE: u32 = 8192;
 
 /// Counters of the backend since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -228,12 +233,33 @@ impl HostDevice {
     /// The usual name.
     pub const NAME: &'static str = "lvs-host0";
 
+    /// The name of the device for the host's own packets to its own addresses.
+    pub const LOCAL: &'static str = "lvs-local0";
+
     /// Creates the device and brings it up.
     ///
     /// # Errors
     /// See [`TunError`].
     pub fn create(name: &str) -> Result<Self, TunError> {
         Self::of(Tun::create(name, TunOptions::default())?, |_| Ok(()))
+    }
+
+    /// As [`create`](Self::create), with `accept_local`: the host accepts packets from its own
+    /// addresses. `route_localnet` permits servers on loopback addresses.
+    ///
+    /// # Errors
+    /// See [`TunError`].
+    pub(crate) fn create_local() -> Result<Self, TunError> {
+        let tun = Tun::create(Self::LOCAL, TunOptions::default())?;
+        Requests::open()
+            .and_then(|mut requests| requests.set_queue_length(tun.ifindex, QUEUE))
+            .map_err(failed(Self::LOCAL, "set the queue's length"))?;
+        Self::of(tun, |name| {
+            let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
+            write_setting(&conf.join("accept_local"), 1)
+                .and_then(|()| write_setting(&conf.join("route_localnet"), 1))
+                .map_err(failed(name, "accept the host's own addresses"))
+        })
     }
 
     /// Sets up a created device; `prepare` runs before the device is up.
@@ -280,6 +306,13 @@ impl HostDevice {
         &mut self.tun
     }
 
+    /// Number of packets that were dropped since the device was created because its queues were
+    /// full.
+    pub fn drops(&self) -> u64 {
+        let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+        transmit_drops(&text, self.name()).unwrap_or(0)
+    }
+
     /// The device's index.
     pub fn ifindex(&self) -> u32 {
         self.tun.ifindex
@@ -307,6 +340,16 @@ impl PacketIo for HostDevice {
     fn capabilities(&self) -> Capabilities {
         self.tun.capabilities()
     }
+}
+
+/// The counter of dropped packets of a device in `/proc/net/dev`. The host transmits the packets
+/// that the dataplane receives, so the value is in the column for transmission.
+fn transmit_drops(text: &str, device: &str) -> Option<u64> {
+    const TRANSMIT_DROP: usize = 11;
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, numbers) = lines.find(|(name, _)| name.trim() == device)?;
+    let number = numbers.split_ascii_whitespace().nth(TRANSMIT_DROP)?;
+    number.parse().ok()
 }
 
 /// Sends through a [`HostDevice`]. The owner of the device receives the packets of the host.
@@ -435,5 +478,20 @@ pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
         result => result.map_err(|err| {
             io::Error::new(err.kind(), format!("{} = {value}: {err}", path.display()))
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_are_read_from_proc_net_dev() {
+        let text = "Inter-|   Receive                                                |  Transmit\n \
+            face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
+            lo:     1       2    3    4    5     6          7         8      9      10    11   12    13     14      15         16\n\
+            lvs-tun0:100  2    3    4    5     6          7         8      9      10    11   1200    13     14      15         16\n";
+        assert_eq!(transmit_drops(text, "lvs-tun0"), Some(1200));
+        assert_eq!(transmit_drops(text, "lvs-tun1"), None);
     }
 }

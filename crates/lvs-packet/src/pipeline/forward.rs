@@ -167,11 +167,11 @@ impl Pipeline {
             }
             return self.give_back(frame, job, cx);
         }
-        if cx.env.net.is_own_vip(job.packet.dst) && !job.to_host {
-            // The host does not have the address: it would route the packet back to the dataplane.
-            return Fate::Dropped(FrameDrop::Loop);
+        if job.from_host && job.to_host {
+            return self.give_back(frame, job, cx);
         }
-        if job.from_host {
+        if job.from_host || cx.env.net.is_own_vip(job.packet.dst) && !job.to_host {
+            // The host does not have the address: it would route the packet back to the dataplane.
             return Fate::Dropped(FrameDrop::Loop);
         }
         if self.intercepted(job, cx) {

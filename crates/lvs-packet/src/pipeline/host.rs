@@ -14,7 +14,7 @@ use crate::rewrite::mac;
 use crate::segment::{Cut, finish_checksum};
 use crate::settings::Echo;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
-use crate::wire::{Mac, ipv6, tcp, udp};
+use crate::wire::{Mac, ip_src, ipv6, tcp, udp};
 
 /// How a packet returns to the host.
 #[derive(Clone, Copy)]
@@ -39,6 +39,16 @@ impl Back {
     }
 }
 
+/// The device through which a packet reaches the host. `is_own`: its source address is not the
+/// claim of another host, because this host has sent the packet or the dataplane has written the
+/// source. Only such a packet may have an address of this host as its source.
+pub(super) fn device_to_host<N: Net>(frame: &Frame, is_own: bool, net: &N) -> Option<PortId> {
+    let local = net.local_port().filter(|_| is_own);
+    local
+        .filter(|_| net.is_local(ip_src(frame.bytes())))
+        .or_else(|| net.host_port())
+}
+
 impl Pipeline {
     /// Reinjects a packet that is not for the director.
     pub(super) fn accept<N: Net>(
@@ -49,6 +59,9 @@ impl Pipeline {
     ) -> Fate {
         if cx.env.net.is_own_vip(job.packet.dst) && !job.to_host {
             return self.own_host(frame, job, cx);
+        }
+        if job.from_host && job.to_host {
+            return self.give_back(frame, job, cx);
         }
         if job.from_host {
             return self.host_sends(frame, job, cx);
@@ -108,18 +121,26 @@ impl Pipeline {
         }
     }
 
-    /// Reinjects a packet into the host through its TUN device.
+    /// Reinjects a packet into the host through a TUN device.
     pub(super) fn give_back<N: Net>(
         &mut self,
         frame: &mut Frame,
         job: &Job<'_>,
         cx: &mut Cx<'_, N>,
     ) -> Fate {
-        let Some((port, info)) = cx
-            .env
-            .net
-            .host_port()
-            .and_then(|port| Some((port, cx.env.net.port(port)?)))
+        let device = device_to_host(frame, job.from_host, cx.env.net);
+        self.give_back_through(device, frame, job, cx)
+    }
+
+    /// As [`give_back`](Self::give_back), through this device.
+    pub(super) fn give_back_through<N: Net>(
+        &mut self,
+        device: Option<PortId>,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let Some((port, info)) = device.and_then(|port| Some((port, cx.env.net.port(port)?)))
         else {
             return Fate::Dropped(FrameDrop::NoHostPort);
         };

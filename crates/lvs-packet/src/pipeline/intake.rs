@@ -30,7 +30,8 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         if !info.ethernet {
-            let from_host = cx.env.net.host_port() == Some(port);
+            let net = cx.env.net;
+            let from_host = [net.host_port(), net.local_port()].contains(&Some(port));
             // The host sends to groups on every device: router solicitations, listener reports,
             // routing daemons.
             let to_all = match ip_dst(frame.bytes()) {

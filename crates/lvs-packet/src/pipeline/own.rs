@@ -4,7 +4,7 @@ use lvs_core::{Hook, IcmpError, Protocol, Verdict};
 
 use super::datagram::Job;
 use super::leave::Pieces;
-use super::{Cx, Decide, Fate, Pipeline};
+use super::{Cx, Decide, Fate, Pipeline, host};
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, Offload};
 use crate::icmp_limit::may_be_answered;
@@ -34,7 +34,7 @@ impl Pipeline {
         let net = cx.env.net;
         let dst = packet.dst;
         if net.is_local(dst) {
-            let Some(port) = net.host_port() else {
+            let Some(port) = host::device_to_host(frame, true, net) else {
                 return Fate::Dropped(FrameDrop::NoHostPort);
             };
             self.counters.emitted += 1;
@@ -137,9 +137,10 @@ impl Pipeline {
         let Icmp::Error(about) = packet.icmp(error.bytes(), Hook::Output, 0) else {
             return;
         };
+        let to_host = cx.env.net.is_local(packet.dst);
         let job = Job {
             inner: Some((about.inner.protocol, about.inner.dst)),
-            ..Job::new(packet, Hook::Output, true, false)
+            ..Job::new(packet, Hook::Output, true, to_host)
         };
         let ports = about.inner_ports;
         let fate = match decide.icmp_error(&about, cx.now) {

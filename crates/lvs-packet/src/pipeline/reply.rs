@@ -7,7 +7,7 @@ use lvs_core::edit::Edit;
 
 use super::datagram::Job;
 use super::leave::Pieces;
-use super::{Cx, Fate, Pipeline};
+use super::{Cx, Fate, Pipeline, host};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::net::Net;
@@ -79,7 +79,9 @@ impl Pipeline {
         };
         let Some(hop) = hop else {
             // The client is the director itself.
-            return self.give_back(frame, job, cx);
+            let is_own = job.from_host || reply.source.is_some();
+            let device = host::device_to_host(frame, is_own, cx.env.net);
+            return self.give_back_through(device, frame, job, cx);
         };
         // The TTL of a packet that the host itself sends is not decremented.
         if !job.from_host {

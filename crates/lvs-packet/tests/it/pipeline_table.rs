@@ -10,7 +10,7 @@ use crate::lab::{
 };
 use etherparse::PacketBuilder;
 use lvs_core::tunnel::Tunnel;
-use lvs_core::{AcceptReason, Forwarding, Protocol, Verdict};
+use lvs_core::{AcceptReason, Forward, Forwarding, Protocol, Verdict};
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
@@ -64,6 +64,21 @@ fn udp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
         .write(&mut ip, payload)
         .expect("writing to a vector succeeds");
     ip
+}
+
+/// A request of no connection that goes to this server.
+fn forward_to(addr: Ipv4Addr, port: u16) -> Forward {
+    Forward {
+        conn: None,
+        server: None,
+        method: Forwarding::Nat,
+        target: (addr, port).into(),
+        source: None,
+        virt: (VIP, 80).into(),
+        tunnel: Tunnel::Ipip,
+        new: false,
+        shift: None,
+    }
 }
 
 fn from_client(ip: &[u8]) -> Vec<u8> {
@@ -350,6 +365,124 @@ fn client_on_director_waits_for_interception() {
     // The host's own noise goes nowhere.
     assert!(lab.send(HOST, &tcp(local, (CLIENT, 80), b"")).is_empty());
     assert_eq!(dropped(&lab, FrameDrop::HostStray), 1);
+}
+
+/// The port of the host's own packets to addresses of its own.
+const LOCAL: PortId = PortId(3);
+
+/// A director with the VIP on its host, whose own packets to the VIP arrive on [`LOCAL`].
+fn with_local_port(method: Forwarding) -> Lab {
+    let mut lab = web(method);
+    lab.net.ports.push(lab.net.ports[HOST.index()]);
+    lab.net.local_port = Some(LOCAL);
+    lab
+}
+
+#[test]
+fn answer_to_client_on_host_address_returns_through_its_port() {
+    let mut lab = with_local_port(Forwarding::Nat);
+    let local = (VIP, 40_000);
+    lab.send(LOCAL, &tcp(local, (VIP, 80), b"hello"));
+    let [Request::InterceptLocalClient(client)] = lab.requests[..] else {
+        panic!("{:?}", lab.requests)
+    };
+    let got = lab.intercept_client(client);
+    let [(SERVERS, frame)] = &got[..] else {
+        panic!("{got:?}")
+    };
+    let packet = parse::ipv4(&frame.bytes()[14..], false).expect("a packet");
+    assert_eq!(
+        (packet.src, packet.dst, packet.ports),
+        (VIP.into(), SERVER.into(), Some((40_000, 8080)))
+    );
+    let back = ethernet(
+        SV_MAC,
+        server_mac(SERVER),
+        &tcp((SERVER, 8080), local, b"there"),
+    );
+    let got = lab.send(SERVERS, &back);
+    assert_eq!(got.len(), 1);
+    let packet = parse::ipv4(&got[0].1, false).expect("a packet");
+    assert_eq!(
+        (got[0].0, packet.src, packet.ports),
+        (LOCAL, VIP.into(), Some((80, 40_000)))
+    );
+}
+
+#[test]
+fn packet_of_the_host_to_itself_returns_to_the_host_unchanged() {
+    // Without a service, and to a server on the host without translation.
+    for verdict in [
+        Verdict::Accept(AcceptReason::NoService),
+        Verdict::Forward(Forward {
+            method: Forwarding::Local,
+            ..forward_to(VIP, 80)
+        }),
+    ] {
+        let mut lab = with_local_port(Forwarding::Nat);
+        lab.decide.verdict = Some(verdict);
+        let packet = tcp((VIP, 40_000), (VIP, 81), b"hello");
+        assert_eq!(lab.send(LOCAL, &packet), [(LOCAL, packet)]);
+    }
+}
+
+#[test]
+fn packet_to_server_on_the_host_returns_with_the_clients_address() {
+    let mut lab = with_local_port(Forwarding::Nat);
+    lab.net.local.insert(SERVER.into());
+    let got = lab.send(LOCAL, &tcp((VIP, 40_000), (VIP, 80), b"hello"));
+    let [(LOCAL, bytes)] = &got[..] else {
+        panic!("{got:?}")
+    };
+    let packet = parse::ipv4(bytes, false).expect("a packet");
+    assert_eq!(
+        (packet.src, packet.dst, packet.ports),
+        (VIP.into(), SERVER.into(), Some((40_000, 8080)))
+    );
+    // Its answer takes the same path.
+    let got = lab.send(LOCAL, &tcp((SERVER, 8080), (VIP, 40_000), b"there"));
+    let [(LOCAL, bytes)] = &got[..] else {
+        panic!("{got:?}")
+    };
+    let packet = parse::ipv4(bytes, false).expect("a packet");
+    assert_eq!((packet.src, packet.ports), (VIP.into(), Some((80, 40_000))));
+}
+
+/// The host drops such packets, except from the port of its own packets.
+#[test]
+fn packet_of_another_host_with_a_host_address_never_takes_the_local_port() {
+    let mut lab = with_local_port(Forwarding::Nat);
+    lab.intercept.everything = true;
+    for from in [VIP, crate::lab::CL_ADDR, crate::lab::SV_ADDR] {
+        for to in [VIP, crate::lab::CL_ADDR] {
+            for verdict in [
+                None,
+                Some(reply(None)),
+                Some(Verdict::Accept(AcceptReason::NoService)),
+            ] {
+                lab.decide.verdict = verdict;
+                let packet = ethernet(CL_MAC, GW_MAC, &tcp((from, 80), (to, 7000), b"forged"));
+                let got = lab.send(CLIENTS, &packet);
+                assert!(got.iter().all(|(port, _)| *port != LOCAL), "{from} {to}");
+            }
+        }
+    }
+}
+
+#[test]
+fn refusal_of_a_client_on_the_host_arrives_through_its_port() {
+    let mut lab = with_local_port(Forwarding::Nat);
+    lab.decide.services.iter_mut().for_each(|s| s.server = None);
+    let got = lab.send(LOCAL, &tcp((VIP, 40_000), (VIP, 80), b"hello"));
+    let [(LOCAL, bytes)] = &got[..] else {
+        panic!("{got:?}")
+    };
+    assert_eq!(
+        (bytes[9], bytes[20], bytes[21]),
+        (1, 3, 3),
+        "port unreachable"
+    );
+    assert_eq!((ipv4::src(bytes), ipv4::dst(bytes)), (VIP, VIP));
 }
 
 #[test]

@@ -49,6 +49,7 @@ const BPF_MAP_TYPE_ARRAY: u32 = 2;
 pub(super) const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
+const BPF_MAP_TYPE_DEVMAP: u32 = 14;
 /// The map allocates the memory of an entry when the entry is inserted.
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
@@ -318,7 +319,7 @@ impl<const WORDS: usize> SharedSet<WORDS> {
 
     /// The number of the map's descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
-        self.0.fd.as_raw_fd()
+        self.0.number()
     }
 }
 
@@ -445,6 +446,11 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
+
+    /// The number of the map's descriptor, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
 }
 
 /// A slot for one map, in which BPF programs look up the map; the slot can be empty.
@@ -522,7 +528,38 @@ impl MapPlace {
     }
 }
 
-/// Makes a request about an entry of a map of programs or maps.
+/// A slot for the index of a network device, for BPF programs. The kernel empties the slot when the
+/// device is removed.
+#[derive(Debug)]
+pub struct DeviceSlot {
+    fd: OwnedFd,
+}
+
+impl DeviceSlot {
+    /// An empty slot.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str) -> io::Result<Self> {
+        let fd = create_map(name, BPF_MAP_TYPE_DEVMAP, [4; 2], 1, 0)?;
+        Ok(Self { fd })
+    }
+
+    /// Sets the device.
+    ///
+    /// # Errors
+    /// If there is no device with this index in this network namespace.
+    pub fn set(&self, ifindex: u32) -> io::Result<()> {
+        place(&self.fd, BPF_MAP_UPDATE_ELEM, 0, ifindex)
+    }
+
+    /// The number of the map's descriptor, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Makes a request about an entry of a map of programs, maps or devices.
 pub(super) fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
     let mut request = Element {
         map: number(map),
@@ -532,7 +569,7 @@ pub(super) fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) 
         flags: 0,
     };
     // SAFETY: key and value live until after the call, and are 4 bytes long, as those of every map
-    // of programs or maps (`new`, `pinned_numbers`).
+    // of programs, maps or devices (`new`, `pinned_numbers`).
     unsafe { call(command, &mut request) }.map(drop)
 }
 

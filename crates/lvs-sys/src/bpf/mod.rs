@@ -14,7 +14,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-pub use maps::{MapPlace, PerCpuArray, SharedArray, SharedMap, SharedSet, seal, shared_table};
+pub use maps::{
+    DeviceSlot, MapPlace, PerCpuArray, SharedArray, SharedMap, SharedSet, seal, shared_table,
+};
 pub use programs::{Jump, Program, ProgramArray, ProgramKind, ProgramLink};
 
 use crate::attached::{call, descriptor};

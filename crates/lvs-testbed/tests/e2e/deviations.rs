@@ -4,16 +4,20 @@
 use crate::common;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, SiteOptions, wait_until};
+use lvs_testbed::{Forward, Site, SiteOptions, wait_until};
 
-/// Packets of the director to its own addresses stay on the loopback interface, where the dataplane
-/// cannot receive them.
+/// Packets of the director to its own addresses stay on the loopback interface unless a BPF program
+/// redirects them.
 #[test]
-fn client_on_director_reaches_own_port_of_host_at_vip() -> Result<()> {
+fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {
+    super::fast_path::require_permission()?;
     let mut options = SiteOptions::new("own-client", Forward::Nat);
     options.servers = 1;
-    let site = common::site(options)?;
+    let mut site = Site::new(options)?;
+    let set = "-all,+net_admin,+net_raw";
+    site.start_dataplane_by(&["setpriv", "--bounding-set", set], &[])?;
     site.add_service(80, "rr")?;
+    common::says(&site, "local_clients_off")?;
     let mut load = site.load();
     load.requests = 4;
     common::ok(site.client.load(&load)?, 4)?;
@@ -22,11 +26,10 @@ fn client_on_director_reaches_own_port_of_host_at_vip() -> Result<()> {
         .director
         .sh(&format!("curl -s -m 60 -o /dev/null {url} || echo $?"))?;
     ensure!(status.trim() == "7", "refused by the host itself: {status}");
-    let listing = site.lvsadm("-L -n -c")?;
-    ensure!(
-        !listing.contains(&format!("{}:80      {}", site.vip, site.vip)),
-        "{listing}"
-    );
+    let explained = site.lvsadm(&format!("explain tcp {}:4000 {}:80", site.vip, site.vip))?;
+    ensure!(explained.contains("its own ports"), "{explained}");
+    let links = site.director.sh("ip -o link")?;
+    ensure!(!links.contains("lvs-local0"), "{links}");
     Ok(())
 }
 

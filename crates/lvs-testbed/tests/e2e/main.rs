@@ -39,6 +39,7 @@ mod killed;
 mod kubernetes;
 mod ldirectord;
 mod listing;
+mod local_clients;
 mod local_node;
 mod lvs_run;
 mod lvsd;

@@ -833,6 +833,17 @@ impl Worker {
                 ));
             }
         }
+        let (src, dst) = (question.tuple.src.ip(), question.tuple.dst.ip());
+        let is_own = |addr| tables.state.is_local(addr);
+        if explanation.service.is_some()
+            && is_own(src)
+            && is_own(dst)
+            && tables.port(PortId::LOCAL).is_none()
+        {
+            explanation.verdict.push_str(&format!(
+                "; but packets of this host to {dst} reach its own ports, because the kernel permits no BPF program at lo (Linux 6.6, CAP_BPF)"
+            ));
+        }
         explanation
     }
 

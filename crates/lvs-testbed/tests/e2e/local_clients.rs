@@ -1,0 +1,394 @@
+//! Clients on the director itself, and services whose address is an address of the director: the
+//! host looks up its own addresses first, and its packets take the device `lo`.
+
+use crate::common;
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::servers::nginx;
+use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, Vip, content, wait_until};
+use nix::sys::signal::Signal;
+
+/// The port of the UDP servers.
+const ECHO: u16 = 5000;
+
+/// A NAT director with the VIP on its host, whose kernel permits BPF programs.
+fn new_site(label: &str) -> Result<Site> {
+    super::fast_path::require_permission()?;
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 2;
+    Site::new(options)
+}
+
+/// Both addresses of the service.
+fn vips(site: &Site) -> [IpAddr; 2] {
+    [site.vip.into(), site.vip6.into()]
+}
+
+/// Adds a service at both addresses.
+fn add_services(site: &Site, protocol: &str, port: u16) -> Result<()> {
+    for vip in vips(site) {
+        let service = SocketAddr::new(vip, port);
+        site.lvsadm(&format!("-A {protocol} {service} -s rr"))?;
+        for index in 0..site.servers.len() {
+            let server: IpAddr = match vip {
+                IpAddr::V4(_) => site.real_address(index).into(),
+                IpAddr::V6(_) => site.real_address6(index).into(),
+            };
+            let server = SocketAddr::new(server, port);
+            site.lvsadm(&format!("-a {protocol} {service} -r {server} -m"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The answer to a request of the director.
+fn get(site: &Site, at: SocketAddr, path: &str) -> Result<String> {
+    let answer = site
+        .director
+        .sh(&format!("curl -g -sS -f -m 60 http://{at}/{path}"))?;
+    Ok(answer.trim().to_owned())
+}
+
+/// Whether a connection of the director is refused at once.
+fn is_refused(site: &Site, at: SocketAddr) -> Result<bool> {
+    let script = format!("curl -g -s -m 60 http://{at}/ > /dev/null || echo $?");
+    let status = site.director.sh(&script)?;
+    Ok(status.trim() == "7")
+}
+
+/// Waits until a request of the director to port 80 of the VIP is answered by this host.
+fn is_answered_by(site: &Site, name: &str) -> Result<()> {
+    let mut answer = String::new();
+    wait_until(&format!("an answer of {name}"), common::SOON, || {
+        answer = get(site, site.service(80), "id").unwrap_or_else(|error| format!("{error:#}"));
+        answer == name
+    })
+    .with_context(|| answer.clone())
+}
+
+/// A UDP server that answers each datagram with the address of its sender and the datagram.
+fn echo(host: &Host) -> Result<Proc> {
+    let script = format!(
+        r#"use Socket qw(:DEFAULT inet_pton inet_ntop unpack_sockaddr_in6 pack_sockaddr_in6);
+        socket(S, PF_INET6, SOCK_DGRAM, 0) or die $!;
+        bind(S, pack_sockaddr_in6({ECHO}, inet_pton(AF_INET6, "::"))) or die $!;
+        while (my $from = recv(S, my $data, 65536, 0)) {{
+            my ($port, $addr) = unpack_sockaddr_in6($from);
+            send(S, inet_ntop(AF_INET6, $addr) . " $data", 0, $from) or die $!;
+        }}"#
+    );
+    let server = host.spawn("perl", &["-e", &script])?;
+    host.wait_for_port("udp", ECHO)?;
+    Ok(server)
+}
+
+/// Sends datagrams of many sizes from one socket of the director. Each must be answered before the
+/// next is sent, with the same bytes and `seen` as the address of its sender.
+fn exchange_datagrams(site: &Site, vip: IpAddr, seen: &str) -> Result<()> {
+    let script = format!(
+        r#"use Socket qw(:DEFAULT inet_pton pack_sockaddr_in6);
+        my $six = "{vip}" =~ /:/;
+        my $addr = inet_pton($six ? AF_INET6 : AF_INET, "{vip}");
+        socket(S, $six ? PF_INET6 : PF_INET, SOCK_DGRAM, 0) or die $!;
+        connect(S, $six ? pack_sockaddr_in6({ECHO}, $addr) : pack_sockaddr_in({ECHO}, $addr)) or die $!;
+        $SIG{{ALRM}} = sub {{ die "no answer" }}; alarm 60;
+        for my $n (1 .. 100) {{
+            my $data = "$n " . chr(32 + $n % 64) x ($n * 13);
+            send(S, $data, 0) or die $!;
+            recv(S, my $answer, 65536, 0);
+            $answer eq "{seen} $data" or die "$n: " . substr($answer, 0, 60);
+        }}"#
+    );
+    site.director.run("perl", &["-e", &script]).map(drop)
+}
+
+#[test]
+fn local_client_reaches_tcp_service_on_host_address() -> Result<()> {
+    let mut site = new_site("lc-tcp")?;
+    let before = common::host_state(&site)?;
+    site.start_dataplane(&[])?;
+    add_services(&site, "-t", 80)?;
+    for (number, vip) in (0..).zip(vips(&site)) {
+        let service = SocketAddr::new(vip, 80);
+        let mut load = LoadOptions::new(service);
+        load.sizes = vec![1, 1448, 20_011, 300_007];
+        load.requests = 40;
+        let report = common::ok(site.director.load(&load)?, 40)?;
+        common::spread(&report, &[20, 20])?;
+        // As with the kernel's IPVS, the source is the address that the route selects: the VIP.
+        ensure!(get(&site, service, "addr")? == vip.to_string());
+        let file = site.serve(&format!("upload{number}"), content::BULK)?;
+        let path = file.display();
+        site.director.sh(&format!(
+            "curl -g -sS -f -m 120 -T {path} http://{service}/up/{number}"
+        ))?;
+        let stored = ["rs1", "rs2"].map(|name| format!("{name}-up/up/{number}"));
+        let stored = stored.map(|path| std::fs::read(site.testbed.dir().join(path)));
+        let sent = std::fs::read(&file)?;
+        ensure!(stored.iter().flatten().eq([&sent]), "{vip}");
+        common::wait_for_counters(&site, "42 connections to be counted", |rows| {
+            let row = rows.iter().find(|row| row.address == service.to_string());
+            let row = row.context("the service is listed")?;
+            Ok(row.number(0)? == 42 && row.number(1)? > 200 && row.number(2)? > 200)
+        })?;
+    }
+    // Clients elsewhere are served as before.
+    let report = common::ok(site.client.load(&common::mixed_load(&site))?, 40)?;
+    common::spread(&report, &[20, 20])?;
+    site.dataplane = None;
+    common::wait_for_host_state(&site, &before)
+}
+
+#[test]
+fn local_client_exchanges_datagrams_with_service_on_host_address() -> Result<()> {
+    for words in [&[][..], &["--fast-path", "off"], &["--workers", "2"]] {
+        let mut site = new_site("lc-udp")?;
+        let _servers = [echo(&site.servers[0])?, echo(&site.servers[1])?];
+        site.start_dataplane(words)?;
+        add_services(&site, "-u", ECHO)?;
+        for (vip, seen) in [
+            (IpAddr::from(site.vip), format!("::ffff:{}", site.vip)),
+            (IpAddr::from(site.vip6), site.vip6.to_string()),
+        ] {
+            for _ in 0..4 {
+                exchange_datagrams(&site, vip, &seen).with_context(|| format!("{words:?}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Only the ports of services are the dataplane's, and only while it runs.
+#[test]
+fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
+    let mut site = new_site("lc-ports")?;
+    let _own = nginx(&site.director, &common::on_port(80))?;
+    is_answered_by(&site, "director")?;
+    let before = common::host_state(&site)?;
+    for ends_with in [Signal::SIGTERM, Signal::SIGKILL] {
+        site.start_dataplane(&["--fast-path", "off"])?;
+        ensure!(get(&site, site.service(80), "id")? == "director");
+        site.add_service_weighted("-t", 80, "rr", &[1])?;
+        ensure!(get(&site, site.service(80), "id")? == "rs1");
+        // Another port of the VIP, another address of the host, and the loopback.
+        let others = ["192.0.2.1:80", "127.0.0.1:80"];
+        for other in others {
+            ensure!(get(&site, other.parse()?, "id")? == "director", "{other}");
+        }
+        ensure!(
+            is_refused(&site, site.service(81))?,
+            "the host has no port 81"
+        );
+        // A service that is removed gives its port back.
+        site.lvsadm(&format!("-D -t {}", site.service(80)))?;
+        is_answered_by(&site, "director")?;
+        site.add_service_weighted("-t", 80, "rr", &[1])?;
+        is_answered_by(&site, "rs1")?;
+        // So does an address that the host loses; when it is back, so is the service.
+        let device = site.director.sh("ip -o link show lvs-local0")?;
+        ensure!(device.contains("UP"), "{device}");
+        site.director
+            .sh(&format!("ip addr del {}/32 dev eth0", site.vip))?;
+        site.director
+            .sh(&format!("ip addr add {}/32 dev lo", site.vip))?;
+        is_answered_by(&site, "rs1")?;
+        site.director.sh(&format!(
+            "ip addr del {vip}/32 dev lo; ip addr add {vip}/32 dev eth0",
+            vip = site.vip
+        ))?;
+        is_answered_by(&site, "rs1")?;
+        let mut dataplane = site.dataplane.take().context("it runs")?;
+        dataplane.stop(ends_with)?;
+        is_answered_by(&site, "director")?;
+        let links = site.director.sh("ip -o link")?;
+        ensure!(!links.contains("lvs-"), "{ends_with}: {links}");
+        if ends_with == Signal::SIGTERM {
+            common::wait_for_host_state(&site, &before)?;
+        }
+    }
+    Ok(())
+}
+
+/// A listener on the director receives nothing from a host that claims the director's addresses.
+#[test]
+fn packets_from_outside_with_a_host_address_stay_refused() -> Result<()> {
+    let mut site = new_site("lc-forged")?;
+    let _servers = [echo(&site.servers[0])?, echo(&site.servers[1])?];
+    site.start_dataplane(&[])?;
+    add_services(&site, "-u", ECHO)?;
+    exchange_datagrams(&site, site.vip.into(), &format!("::ffff:{}", site.vip))?;
+    let listen = r#"use Socket;
+        socket(S, PF_INET, SOCK_DGRAM, 0) or die $!;
+        bind(S, pack_sockaddr_in(7000, INADDR_ANY)) or die $!;
+        $| = 1; print "ready\n";
+        while (my $from = recv(S, my $data, 2000, 0)) {
+            my ($port, $addr) = unpack_sockaddr_in($from);
+            print inet_ntoa($addr), " $data\n";
+        }"#;
+    let listener = site.director.spawn("perl", &["-e", listen])?;
+    wait_until("the director to listen", common::SOON, || {
+        listener.log().contains("ready")
+    })?;
+    let forge = |host: &Host, from: &str, port: u16, to: &str, at: u16| {
+        let script = format!(
+            r#"use Socket; socket(S, PF_INET, SOCK_RAW, 255) or die $!;
+            my ($from, $to) = map {{ inet_aton($_) }} "{from}", "{to}";
+            my $data = "forged";
+            my $udp = pack("nnnn", {port}, {at}, 8 + length $data, 0) . $data;
+            my $ip = pack("CCnnnCCna4a4", 0x45, 0, 20 + length $udp, 7, 0, 64, 17, 0, $from, $to);
+            send(S, $ip . $udp, 0, pack_sockaddr_in(0, $to)) or die $!"#
+        );
+        host.run("perl", &["-e", &script]).map(drop)
+    };
+    let (vip, client) = (site.vip.to_string(), common::client_address(&site)?);
+    for host in [&site.client, &site.servers[0]] {
+        for from in [&*vip, "192.0.2.1", "10.0.0.1"] {
+            for to in [&*vip, "192.0.2.1"] {
+                // From the service's port, as its answers are, and from another port.
+                for port in [ECHO, 4000] {
+                    forge(host, from, port, to, 7000)?;
+                    forge(host, from, port, to, ECHO)?;
+                }
+            }
+        }
+    }
+    forge(&site.client, &client, 4000, &vip, 7000)?;
+    forge(&site.client, &client, ECHO, &vip, 7000)?;
+    let honest = format!("{client} forged\n");
+    wait_until("two packets of the client's own", common::SOON, || {
+        listener.log().matches(&honest).count() == 2
+    })?;
+    let log = listener.log().replace("ready\n", "").replace(&honest, "");
+    ensure!(log.is_empty(), "{log}");
+    Ok(())
+}
+
+/// One connection of a client on the director, which makes a request for each line that it reads.
+struct Client(Proc);
+
+impl Client {
+    fn open(site: &Site) -> Result<Self> {
+        let script = format!(
+            r#"use Socket; $| = 1;
+            socket(S, PF_INET, SOCK_STREAM, 0) or die $!;
+            connect(S, pack_sockaddr_in(80, inet_aton("{}"))) or die $!;
+            $SIG{{ALRM}} = sub {{ print "no answer\n"; exit }};
+            while (<STDIN>) {{
+                alarm 60;
+                syswrite(S, "GET /id HTTP/1.1\r\nHost: x\r\n\r\n") or die "closed: $!";
+                my $text = "";
+                while ($text !~ /\r\n\r\nrs\d\n/) {{ sysread(S, $text, 4096, length $text) or die "closed: $!" }}
+                print "answered\n";
+                alarm 0;
+            }}"#,
+            site.vip
+        );
+        Ok(Self(site.director.spawn("perl", &["-e", &script])?))
+    }
+
+    /// Sends a request.
+    fn ask(&mut self) -> Result<()> {
+        self.0.send("\n")
+    }
+
+    /// Waits until this number of requests is answered.
+    fn has_answers(&self, count: usize) -> Result<()> {
+        wait_until("an answer", common::SOON, || {
+            self.0.log().matches("answered").count() == count
+        })
+        .with_context(|| self.0.log())
+    }
+}
+
+#[test]
+fn connection_of_local_client_survives_warm_restart() -> Result<()> {
+    // With the fast path, also if the client sends something meanwhile.
+    for (words, sends) in [
+        (&["--fast-path", "on"][..], true),
+        (&["--fast-path", "off", "--warm-restart", "on"][..], false),
+    ] {
+        let mut site = new_site("lc-warm")?;
+        let _own = nginx(&site.director, &common::on_port(80))?;
+        site.start_dataplane(words)?;
+        site.add_service(80, "rr")?;
+        let mut client = Client::open(&site)?;
+        client.ask()?;
+        client.has_answers(1)?;
+        for count in 2..4 {
+            let mut dataplane = site.dataplane.take().context("it runs")?;
+            dataplane.signal(Signal::SIGKILL)?;
+            dataplane.wait(common::SOON)?;
+            // A new connection is the host's.
+            is_answered_by(&site, "director")?;
+            if sends {
+                client.ask()?;
+            }
+            site.start_dataplane(words)?;
+            common::says(&site, "took over")?;
+            if !sends {
+                client.ask()?;
+            }
+            client
+                .has_answers(count)
+                .with_context(|| format!("{words:?}"))?;
+        }
+        ensure!(get(&site, site.service(80), "id")?.starts_with("rs"));
+        site.dataplane = None;
+        is_answered_by(&site, "director")?;
+    }
+    Ok(())
+}
+
+/// The host's packets to a server on the host itself, and its answers, both take `lo`.
+#[test]
+fn local_client_reaches_local_server() -> Result<()> {
+    for (vip, server, flag) in [
+        (Vip::Host, "10.0.0.1:8080", "-m"),
+        (Vip::Host, "192.0.2.10:8080", "-m"),
+        (Vip::Host, "127.0.0.1:8080", "-m"),
+        (Vip::Host, "10.0.0.1:80", "-g"),
+        (Vip::Dataplane, "10.0.0.1:8080", "-m"),
+    ] {
+        super::fast_path::require_permission()?;
+        let mut options = SiteOptions::new("lc-node", Forward::Nat);
+        options.servers = 1;
+        options.vip = vip;
+        let site = common::site(options)?;
+        let port = server.rsplit(':').next().context("a port")?.parse()?;
+        let _own = nginx(&site.director, &common::on_port(port))?;
+        let service = site.service(80);
+        site.lvsadm(&format!("-A -t {service} -s rr"))?;
+        site.lvsadm(&format!("-a -t {service} -r {server} {flag}"))?;
+        let mut load = site.load();
+        load.sizes = vec![1, 300_007];
+        load.requests = 20;
+        let report = common::ok(site.director.load(&load)?, 20)
+            .with_context(|| format!("{vip:?} {server} {flag}"))?;
+        ensure!(
+            report.servers.get("director") == Some(&20),
+            "{server} {flag}: {:?}",
+            report.servers
+        );
+        // Without the service, the client reaches the server as before.
+        if !server.starts_with("127") {
+            ensure!(get(&site, server.parse()?, "id")? == "director");
+        }
+    }
+    Ok(())
+}
+
+/// A service without servers refuses a local client at once, as it refuses others.
+#[test]
+fn local_client_of_service_without_servers_is_refused() -> Result<()> {
+    let mut site = new_site("lc-none")?;
+    let _own = nginx(&site.director, &common::on_port(80))?;
+    site.start_dataplane(&[])?;
+    for vip in vips(&site) {
+        let service = SocketAddr::new(vip, 80);
+        site.lvsadm(&format!("-A -t {service} -s rr"))?;
+        ensure!(is_refused(&site, service)?, "{vip}");
+    }
+    Ok(())
+}
