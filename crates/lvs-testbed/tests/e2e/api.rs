@@ -749,13 +749,6 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
     browser.wait_for("#verdict", "does not answer", long)?;
     check("a director that does not answer")?;
     ensure!(broken.is_empty(), "{}", broken.join("\n"));
-    // The rules are applied.
-    let found = browser.run(&format!(
-        "document.body.append(new Image()); {axe}; \
-         return axe.run().then((r) => r.violations.map((v) => v.id))"
-    ))?;
-    let found = found.as_array().context("a list of broken rules")?;
-    ensure!(found.contains(&Value::from("image-alt")), "{found:?}");
     Ok(())
 }
 
