@@ -743,12 +743,22 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
         browser.click(&format!("{web} td.do button"))?;
         browser.wait_for("#ask-title", "Drain", long)?;
         check(&format!("{services} services, a question"))?;
+        // While it is open, axe-core applies no rule to the rest of the page.
+        browser.screen(1280, 900, false)?;
+        browser.click("#ask-cancel")?;
     }
     let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     browser.wait_for("#verdict", "does not answer", long)?;
     check("a director that does not answer")?;
     ensure!(broken.is_empty(), "{}", broken.join("\n"));
+    // The rules are applied.
+    let found = browser.run(&format!(
+        "document.body.append(new Image()); {axe}; \
+         return axe.run().then((r) => r.violations.map((v) => v.id))"
+    ))?;
+    let found = found.as_array().context("a list of broken rules")?;
+    ensure!(found.contains(&Value::from("image-alt")), "{found:?}");
     Ok(())
 }
 
