@@ -243,6 +243,8 @@ UNPUBLISHED := --exclude lvs-testbed --exclude lvs-bench --exclude lvs-examples 
 crates: ## the crates as they are published, each built alone, in target/package
 	$(CARGO) package --workspace $(UNPUBLISHED) --locked --no-verify
 	@tools/check-crates
+	@# Cargo would take the sources that an earlier trial of this version has left in its cache.
+	rm -rf "$${CARGO_HOME:-$$HOME/.cargo}"/registry/src/-*/lvs*
 	$(CARGO) publish --workspace --locked --dry-run
 
 sbom: ## a list of all crates in each program (CycloneDX), in target/dist
