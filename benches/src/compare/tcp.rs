@@ -18,7 +18,7 @@ use crate::yardsticks::Yardsticks;
 pub(super) enum Tcp {
     /// One TCP stream, in Gbit/s.
     Bulk,
-    /// Requests a second over 64 connections that stay.
+    /// Requests per second over 64 persistent connections.
     Requests,
     /// Connections a second, with one request each.
     Connections,

@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_have_names_of_peers() {
+    fn bars_are_named_after_peers() {
         assert!((bar(&NAMES, "haproxy") - 7.0).abs() < f64::EPSILON);
         for place in PLACES {
             let peer = place.split(' ').next().expect("a name");

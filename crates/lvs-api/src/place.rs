@@ -63,12 +63,12 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks the dataplane at `address` for this process, among the processes of this network
-/// namespace, until the returned value is dropped.
+/// Locks the dataplane at `address` until the returned value is dropped, so that no other process
+/// of this network namespace can control it.
 ///
 /// # Errors
 /// [`LockError::Held`]: another process has the lock. Any user can bind the abstract socket name of
-/// the lock, so only a process that could be an `lvsd` counts.
+/// the lock; a process that cannot be an `lvsd` is therefore ignored.
 pub fn steer(address: &Address) -> Result<Steering, LockError> {
     let file = match address {
         Address::Usual(path) => path

@@ -273,7 +273,7 @@ mod tests {
     /// The order of CVE-2024-47678: a receiver above its own limit must not use up the common
     /// limit.
     #[test]
-    fn receiver_over_limit_uses_no_common_limit() {
+    fn receiver_over_its_limit_does_not_use_up_common_limit() {
         let limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let flooded = IpAddr::from([192, 0, 2, 1]);

@@ -20,7 +20,7 @@ pub struct Ways {
     pub client: Option<Way>,
 }
 
-/// The reason why a connection has no such paths.
+/// The reason why the paths of a connection cannot be computed in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoWay {
     /// Packets to the virtual address do not arrive here.

@@ -22,8 +22,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Chooses the server by a hash of the destination address, for services of many addresses (caches
-/// behind a mark).
+/// Chooses the server by a hash of the destination address, for services with many destination
+/// addresses (such as a firewall-mark service in front of web caches).
 ///
 /// A weight of 0 excludes a server; other weights have no effect. If the chosen server cannot
 /// accept the connection, the connection is refused.

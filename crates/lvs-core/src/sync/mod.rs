@@ -1,11 +1,12 @@
-//! Connection synchronisation, without sockets: the messages of a master and their times, and their
-//! effect at a backup.
+//! Connection synchronisation, without sockets: the messages of a master, the times at which they
+//! are sent, and their effect on a backup.
 //!
-//! A master is started with [`Control::start_master`](crate::Control::start_master); the caller
-//! reads its messages from the shard of the packets
-//! ([`Shard::take_sync_message`](crate::Shard::take_sync_message)) and from the control half. A
-//! backup is started with [`Control::start_backup`](crate::Control::start_backup) and the caller
-//! passes each datagram's payload to it ([`Control::handle_sync`](crate::Control::handle_sync)).
+//! The caller starts a master with [`Control::start_master`](crate::Control::start_master), and
+//! reads its messages from each shard
+//! ([`Shard::take_sync_message`](crate::Shard::take_sync_message)) and from the control half
+//! ([`Control::take_sync_message`](crate::Control::take_sync_message)). The caller starts a backup
+//! with [`Control::start_backup`](crate::Control::start_backup), and passes the payload of each
+//! datagram to it ([`Control::handle_sync`](crate::Control::handle_sync)).
 
 pub mod bulk;
 mod queue;

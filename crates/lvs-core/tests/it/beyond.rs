@@ -1176,7 +1176,7 @@ fn ftp(now: Instant) -> (Director, SocketAddr) {
 }
 
 #[test]
-fn reset_after_changed_ftp_reply_has_expected_number() {
+fn reset_after_rewritten_ftp_reply_has_expected_sequence_numbers() {
     const REPLY: u32 = 46;
     let now = Instant::from_secs(1);
     for acknowledged in [false, true] {

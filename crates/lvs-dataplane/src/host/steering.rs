@@ -6,14 +6,13 @@
 //! packets of services to the dataplane, according to the same specification ([`Intercept`]):
 //!
 //! ```text
-//! ip rule     60: iif lvs-tun0 goto 65                                packets from the director
-//! have ordinary routes
-//!             61: lookup 7676                                         VIPs: 192.0.2.10 dev lvs-tun0
-//!             62: from RIP ipproto tcp sport 80 lookup 7677           answers of NAT servers: default dev lvs-tun0
-//!             63: from RIP ipproto tcp sport 1-65534 goto 65          the server's other ports pass by,
-//!             64: from RIP ipproto tcp lookup 7677                    but not its fragments, which have no ports
+//! ip rule     60: iif lvs-tun0 goto 65                        dataplane output: ordinary routes
+//!             61: lookup 7676                                 VIPs: 192.0.2.10 dev lvs-tun0
+//!             62: from RIP ipproto tcp sport 80 lookup 7677   NAT replies: default dev lvs-tun0
+//!             63: from RIP ipproto tcp sport 1-65534 goto 65  other server ports: ordinary routes
+//!             64: from RIP ipproto tcp lookup 7677            fragments without ports: as 62
 //!             65: nop
-//! ip neigh    proxy 192.0.2.10 dev eth0                               ARP and neighbour discovery for the dataplane's own VIPs
+//! ip neigh    proxy 192.0.2.10 dev eth0                       ARP and NDP for own VIPs
 //! ```
 //!
 //! All rules, routes and proxy neighbours have the protocol number 76. The dataplane removes them

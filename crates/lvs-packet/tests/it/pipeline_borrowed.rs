@@ -147,7 +147,7 @@ fn cases() -> Vec<Case> {
 /// Every kind of frame, with every method, with and without headroom. The sent packets are the same
 /// as with frames in the packet path's own memory, and all slots are returned.
 #[test]
-fn borrowed_slots_are_returned_and_packets_are_unchanged() {
+fn borrowed_and_own_frames_send_same_packets_and_all_slots_are_returned() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         for headroom in [HEADROOM, 0] {
             for offloading in [true, false] {

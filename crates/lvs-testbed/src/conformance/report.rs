@@ -11,9 +11,9 @@ pub enum Through {
     /// The packet path in userspace only.
     #[default]
     Userspace,
-    /// Frames pass the programs of the kernel fast path first, which forward the packets that they
-    /// can. The case is also replayed without them, and both replays must send and list the same
-    /// after each step.
+    /// The programs of the kernel fast path process each frame first, and forward the packets that
+    /// they can. The case is also replayed in userspace only. After each step, both replays must
+    /// have sent the same frames and list the same connections.
     FastPath,
 }
 

@@ -1,5 +1,5 @@
-//! Connections by their addresses (schemas A and B): each step becomes frames, and the destinations
-//! are read from sent frames.
+//! Replay of connections that are described by addresses and ports (schemas A and B): frames are
+//! built for each step, and the chosen server is read from the sent frames.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};

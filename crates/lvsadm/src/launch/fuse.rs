@@ -1,5 +1,5 @@
-//! Requests of the kernel for files of a file system in userspace (`linux/fuse.h`), and their
-//! answers.
+//! The FUSE protocol (`linux/fuse.h`): requests of the kernel for the files of a file system in
+//! userspace, and the replies to them.
 
 use nix::errno::Errno;
 

@@ -333,7 +333,8 @@ fn duration(words: &Words, name: &str) -> Result<Option<Duration>, Trouble> {
     time.map_err(|why| Trouble::Usage(format!("{name}: {why}")))
 }
 
-/// Message about a first word that is not a command; empty if the word may belong to ipvsadm.
+/// Returns the error message for a first word that is not a command; `None` if the word may be an
+/// option of ipvsadm.
 pub(crate) fn unknown(word: &[u8]) -> Option<String> {
     let word = String::from_utf8_lossy(word);
     if word.is_empty() || word.starts_with('-') {
@@ -434,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn command_names_are_unique_and_no_options() {
+    fn command_names_are_unique_and_do_not_look_like_options() {
         for (n, operator) in OPERATORS.iter().enumerate() {
             assert!(!operator.name.starts_with('-'));
             assert!(

@@ -512,7 +512,7 @@ async fn metrics(api: &Arc<Api>) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_refused_and_counted_when_slow_readers_use_all_room() {
+async fn answers_are_refused_and_counted_when_slow_readers_use_all_memory() {
     let (api, _deeds) = api("web");
     let held = api.own.hold(vec![0; pages::OWN_MAX]).expect("it is empty");
     for path in ["/v1/events", "/v1/services/web"] {

@@ -754,7 +754,7 @@ fn converter_distinguishes_kinds_of_files() {
 proptest! {
     /// The converter never panics, and its result is TOML that `lvsd` parses.
     #[test]
-    fn converter_accepts_any_text(
+    fn converter_does_not_panic_on_any_text(
         words in proptest::collection::vec(
             prop_oneof![
                 "[a-z0-9.:{}=,!#\"\n\\-> \t]{0,12}",

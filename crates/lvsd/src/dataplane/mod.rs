@@ -766,8 +766,12 @@ impl Link {
         Ok(plan::planned_changes(&desired, &actual, gone))
     }
 
-    /// Compares the desired and the actual state of this dataplane. If it does not answer, the
-    /// result is empty and the refusals contain the reason.
+    /// Reads the actual state of this dataplane, and returns it with the desired state. If the
+    /// dataplane refuses the listing of services, the result is `None` and `refusals` contains the
+    /// reason.
+    ///
+    /// # Errors
+    /// The dataplane is not connected or does not answer.
     fn look(
         &mut self,
         goal: &Goal,

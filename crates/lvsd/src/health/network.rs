@@ -201,8 +201,8 @@ impl Prober for Network {
     }
 }
 
-/// Checks the server's own address when half of the time of a check through a service has passed,
-/// and sets `own` to the result.
+/// Checks the server's own address after half of the timeout of a through-VIP check, and sets `own`
+/// to the result.
 async fn check_own_address(check: &Check, own: &mut OwnAddress) {
     tokio::time::sleep(check.timeout / 2).await;
     let asked = Asked {

@@ -37,7 +37,8 @@ const TICKS: usize = 2 << PAGE_BITS;
 const PAGES: usize = 2 << PAGE_BITS;
 const BOOKS: usize = 64;
 const BUCKETS: usize = TICKS + PAGES + BOOKS;
-/// Greatest distance of a record in the future.
+/// Maximum number of ticks between the present and the bucket of a record; later deadlines are
+/// recorded at this distance.
 const SPAN: u64 = (BOOKS as u64 - 1) << (2 * PAGE_BITS);
 /// Ticks are stored modulo this value.
 const ARMED_MASK: u64 = (1 << 31) - 1;

@@ -447,7 +447,7 @@ impl Session<'_> {
         gone || noticed
     }
 
-    /// Records that the state of this director could not be published.
+    /// Records that etcd does not permit this director to write its state.
     fn unannounced(&mut self, error: &Error) {
         self.keep_at = Instant::now() + FORBIDDEN;
         self.lease = None;

@@ -631,7 +631,7 @@ mod tests {
         assert!(assigned.refused["shop/e"].contains("no pool `none`"));
     }
 
-    /// A Service with a port that shares its address.
+    /// A Service with the port `port` whose annotation permits it to share its address with others.
     fn sharer(name: &str, created: u32, status: &[&str], port: &str) -> String {
         let more = annotation("share", "web");
         let port = format!(r#""ports":[{port}],"type":"#);

@@ -306,8 +306,10 @@ impl Model {
         }
     }
 
+    /// Checks the numbers of objects against their limits.
+    ///
     /// # Errors
-    /// There are too many objects.
+    /// There are too many objects of a kind.
     fn bounded(&self) -> Result<(), String> {
         for (count, most, what) in [
             (
