@@ -152,7 +152,7 @@ fn landlock(places: &Places) -> Result<(), String> {
     };
     match made() {
         Ok(status) if status.ruleset == RulesetStatus::NotEnforced => {
-            Err("this kernel has none, or it is not enabled: `lsm=` on its command line".to_owned())
+            Err("this kernel does not support Landlock, or it is disabled: add landlock to `lsm=` on the kernel's command line".to_owned())
         }
         Ok(_) => Ok(()),
         Err(error) => Err(error.to_string()),

@@ -456,7 +456,7 @@ fn no_service(protocol: Protocol, dst: SocketAddr, mark: u32) -> String {
 /// The reason why a service accepts a packet to `dst`.
 fn why_service(key: ServiceKey, dst: SocketAddr) -> String {
     match key {
-        ServiceKey::Mark { mark, .. } => format!("it has the mark {mark}"),
+        ServiceKey::Mark { mark, .. } => format!("the packet has the mark {mark}"),
         ServiceKey::Address { addr, .. } if addr.port() == dst.port() => {
             "its address, port and protocol".to_string()
         }

@@ -261,7 +261,7 @@ fn is_own(directory: &Path, meta: &Metadata) -> io::Result<()> {
     if !meta.is_dir() || meta.uid() != own || meta.mode() & 0o022 != 0 {
         let directory = directory.display();
         return Err(io::Error::other(format!(
-            "{directory} is not a directory with rights for this user only: remove it"
+            "{directory} must be a directory that this user owns and no other user can write: remove it"
         )));
     }
     Ok(())

@@ -71,7 +71,7 @@ impl Xdp {
         let place = ifindex % MAC_PLACES;
         if interfaces.iter().any(|other| other % MAC_PLACES == place) {
             return Err(io::Error::other(
-                "the maximum number of interfaces is in use",
+                "another interface uses the same entry of the table of addresses (interface index modulo 4,096)",
             ));
         }
         interfaces.insert(ifindex);

@@ -160,7 +160,7 @@ impl Announced {
         }
         let ago = ago.as_secs();
         match limit {
-            Standing::Announced => info!("lvsd renews the list of addresses to announce again"),
+            Standing::Announced => info!("lvsd again renews the list of addresses to announce"),
             Standing::Leaving => warn!(
                 "the list of addresses to announce was not renewed for {ago} s (does lvsd run?): other directors are preferred now; {} s after the last renewal, no address is announced",
                 self.hold.as_secs()

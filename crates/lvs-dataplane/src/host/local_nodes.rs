@@ -86,7 +86,7 @@ impl LocalNodes {
                 }
                 Err(error) => {
                     warn!(
-                        "clients get no replies of servers on this host: cannot add {entry}: {error}"
+                        "replies from servers on this host do not reach clients: cannot add {entry}: {error}"
                     );
                 }
             }

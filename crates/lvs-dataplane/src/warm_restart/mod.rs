@@ -373,7 +373,7 @@ fn found(state_keeper: &StateKeeper) -> Result<Mapped, String> {
     let tables = usize::try_from(word(head::TABLES)).unwrap_or(usize::MAX);
     let tables = tables.max(1);
     if tables > WORKERS_MAX || state_keeper.len() != Some(parts(&layout, tables).1) {
-        return Err("its memory has another length".to_owned());
+        return Err("its memory has an unexpected size".to_owned());
     }
     if !is_worth_waiting(word(head::BASE), word(head::ALIVE)) {
         let seconds = WITHOUT_DATAPLANE.as_secs();

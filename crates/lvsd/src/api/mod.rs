@@ -256,7 +256,9 @@ pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
                     runtime.block_on(run(api, events, dataplane, stopped));
                     runtime.shutdown_background();
                 }
-                Err(error) => tracing::error!("no metrics and no API: {error}"),
+                Err(error) => {
+                    tracing::error!("no metrics and no API: cannot start their runtime: {error}")
+                }
             }
         }
     };
@@ -264,7 +266,7 @@ pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
         .name("lvsd-api".to_owned())
         .spawn(work);
     if let Err(error) = &thread {
-        tracing::error!("no metrics and no API: {error}");
+        tracing::error!("no metrics and no API: cannot start their thread: {error}");
     }
     Served {
         stop: Some(stop),

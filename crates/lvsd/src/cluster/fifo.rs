@@ -276,7 +276,7 @@ fn open(path: &Path) -> Result<Fifo, String> {
     let read = file.metadata().map_err(failed)?;
     if (read.dev(), read.ino()) != number {
         return Err(format!(
-            "{shown} was replaced just now; it is looked at again"
+            "{shown} was replaced while lvsd opened it; lvsd opens it again"
         ));
     }
     let receiver = Receiver::from_file_unchecked(file).map_err(failed)?;

@@ -382,7 +382,9 @@ impl<'a> Reader<'a> {
         let finding = match (tables, key.get_ref().as_ref()) {
             (true, "services" | "marks") => {
                 let word = key.get_ref().trim_end_matches('s');
-                finding.help(format!("write [[{word}]]: each such table is one of them"))
+                finding.help(format!(
+                    "write [[{word}]]: each such table defines one {word}"
+                ))
             }
             _ => finding,
         };

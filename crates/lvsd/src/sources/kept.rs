@@ -36,7 +36,7 @@ pub(super) fn read(path: &Path) -> Gathered {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Gathered::default(),
         Err(error) => {
             tracing::error!(
-                "cannot read {}: {error}; the last answers of DNS, etcd and Kubernetes are unknown until they answer again",
+                "cannot read {}: {error}; the servers from DNS, etcd and Kubernetes are unknown until these sources answer again",
                 path.display()
             );
             return Gathered::default();
@@ -44,7 +44,7 @@ pub(super) fn read(path: &Path) -> Gathered {
     };
     serde_json::from_slice(&text).unwrap_or_else(|error| {
         tracing::error!(
-            "{} is invalid ({error}); the last answers of DNS, etcd and Kubernetes are unknown until they answer again",
+            "{} is invalid ({error}); the servers from DNS, etcd and Kubernetes are unknown until these sources answer again",
             path.display()
         );
         Gathered::default()

@@ -105,7 +105,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(time.span(), "`advert` is out of range")
-                    .help("give \"10ms\" to \"40s\""),
+                    .help("use a time from \"10ms\" to \"40s\""),
             );
         } else if let Some(time) = &raw.advert
             && time.get_ref().0.subsec_millis() % 10 != 0
