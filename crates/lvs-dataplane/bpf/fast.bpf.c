@@ -250,7 +250,7 @@ INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply
 {
 	const struct end *client = reply ? &p->dst : &p->src;
 	u64 h, key = client->id | (u64)v6 << 63;
-	// Consecutive frames are often addressed to the same client: the last hash is stored.
+	// Each frame is first looked up as a reply, by its destination. Requests have few destinations: the last hash is stored.
 	if (reply && memo[0] == key && (!v6 || (memo[1] == client->addr[0] && memo[2] == client->addr[1]))) {
 		h = memo[3];
 	} else {

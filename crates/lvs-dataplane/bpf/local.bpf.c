@@ -96,7 +96,9 @@ SEC("local") int lvs_local_out(struct __sk_buff *skb)
 	if (!found) return NEXT;
 	u64 about = *found;
 	u64 any = f.proto == TCP ? OWN_ANY_TCP : f.proto == UDP ? OWN_ANY_UDP : OWN_ANY_SCTP;
-	if (about & any || is_known(f.dst, rest | f.dport)) goto redirected;
+	// The packets of a client that is bound to an address of the loopback could not leave this host.
+	int leaves = f.v6 || (u8)f.src[0] != LOOPBACK;
+	if (leaves && (about & any || is_known(f.dst, rest | f.dport))) goto redirected;
 	if (!(about & OWN_NODES)) return NEXT;
 	rest |= OWN_NODE;
 	if (!is_known(f.src, rest | f.sport) && !is_known(f.src, rest)) return NEXT;

@@ -40,7 +40,7 @@ pub(super) fn ask(
         UdpSocket::bind("[::]:0")?
     };
     socket.connect(server)?;
-    // The random port prevents forged answers; the id only distinguishes answers.
+    // The random port makes forged answers unlikely; the id only distinguishes answers.
     let id = socket.local_addr()?.port().rotate_left(7);
     socket.send(&question(id, address))?;
     let mut buf = [0; 1500];

@@ -55,7 +55,7 @@ impl Registered {
     }
 }
 
-/// All records. The cost of a change of one record does not depend on the number of records, the
+/// All records. The cost of a change of one record does not depend on the number of records. The
 /// cost of a shard's update does not either, because the numbers of changed records are stored.
 #[derive(Debug, Default)]
 pub(crate) struct Records {

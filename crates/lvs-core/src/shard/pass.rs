@@ -85,7 +85,7 @@ impl Shard {
             return None;
         }
         let (index, reply) = self.table.find_plain(packet, ahead)?;
-        // A packet from a server that is not a reply may not come from a client either.
+        // A packet from a server that is not a reply need not be a packet of a client.
         if !reply
             && self.settings.heeds_servers()
             && self.links.is_masqueraded(protocol, packet.src.into())

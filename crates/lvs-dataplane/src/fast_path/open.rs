@@ -462,8 +462,8 @@ fn try_atomics() -> Result<(), FastPathError> {
 
 /// The code for this machine, without barriers if the processor reads in order.
 fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
-    // An atomic operation on 64 bits of the stack, whose address is in register 10; the test
-    // replaces it by a jump to the next instruction.
+    // A barrier is an atomic operation on 64 bits of the stack, whose address is in register 10. A
+    // jump to the next instruction replaces it.
     const ATOMIC: u8 = 0xdb;
     const STACK: u8 = 10;
     const JUMP: u8 = 0x05;

@@ -247,7 +247,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Leads this host's own packets to services on its addresses into the dataplane. With `more`,
+    /// Redirects this host's own packets to services on its addresses into the dataplane. With `more`,
     /// only adds the packets that it describes.
     pub(super) fn follow_loopback(&mut self, more: Option<&Intercept>) {
         let Some(loopback) = &mut self.loopback else {
@@ -262,7 +262,10 @@ impl Keeper {
         self.tables.set_port(PortId::LOCAL, known_device(&device));
         self.next.tables_differ = true;
         if let Err(error) = self.attach_device(PortId::LOCAL, device) {
-            warn!("{error}");
+            self.tables.remove_port(PortId::LOCAL);
+            if let Some(loopback) = &mut self.loopback {
+                loopback.refuse(&error);
+            }
         }
     }
 
@@ -454,13 +457,15 @@ impl Keeper {
             .partition(|client| self.ended.iter().any(|(_, ended)| ended == client));
         self.ended.retain(|(_, ended)| !again.contains(ended));
         let added = self.interception.add_local_clients(&new);
-        if let Some(loopback) = &self.loopback {
-            loopback.add_clients(&new);
-        }
         let hidden = &mut Arc::make_mut(&mut self.intercept).local_clients;
         hidden.extend(again);
         match added {
-            Ok(()) => hidden.extend(new),
+            Ok(()) => {
+                if let Some(loopback) = &self.loopback {
+                    loopback.add_clients(&new);
+                }
+                hidden.extend(new);
+            }
             Err(error) => {
                 warn!("connections from this host to virtual addresses will fail: {error}");
             }

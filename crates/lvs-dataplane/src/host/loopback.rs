@@ -20,6 +20,7 @@
 //! host.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -54,8 +55,10 @@ pub(super) struct Loopback {
     kernel: Option<Kernel>,
     /// The entries of the map, without the clients.
     entries: Entries,
-    /// Whether the kernel has refused the redirection, which is logged once.
+    /// Whether the redirection is impossible until the dataplane is restarted, which is logged once.
     refused: bool,
+    /// Whether some entries are missing in the map.
+    incomplete: bool,
 }
 
 /// The kernel's part.
@@ -82,6 +85,7 @@ impl Loopback {
             kernel: None,
             entries: Entries::new(),
             refused: false,
+            incomplete: false,
         }
     }
 
@@ -112,7 +116,7 @@ impl Loopback {
         let surplus: Vec<Key> = self.entries.keys().copied().collect();
         let surplus = surplus.into_iter().filter(|key| !wanted.contains_key(key));
         let surplus: Vec<Key> = surplus.collect();
-        let device = self.set(wanted);
+        let device = self.set(&wanted);
         for key in surplus {
             self.entries.remove(&key);
             if let Some(kernel) = &self.kernel {
@@ -133,34 +137,40 @@ impl Loopback {
         for (key, value) in &mut wanted {
             *value |= self.entries.get(key).copied().unwrap_or_default();
         }
-        self.set(wanted)
+        self.set(&wanted)
     }
 
     /// Sets entries of the map, and attaches the program. Returns the device, if it is new.
-    fn set(&mut self, wanted: Entries) -> Option<Port> {
+    fn set(&mut self, wanted: &Entries) -> Option<Port> {
         if wanted.is_empty() || self.refused {
             return None;
         }
         let mut made = None;
         let fast_path = self.fast_path.as_ref();
         let set = match &mut self.kernel {
-            Some(kernel) => kernel.set(&wanted, &self.entries, fast_path),
+            Some(kernel) => kernel.set(wanted, &mut self.entries, fast_path),
             None => Kernel::open(fast_path).and_then(|(kernel, device)| {
                 made = Some(device);
                 let kernel = self.kernel.insert(kernel);
-                kernel.set(&wanted, &self.entries, fast_path)
+                kernel.set(wanted, &mut self.entries, fast_path)
             }),
         };
-        if let Err(error) = set {
-            self.refused = true;
-            self.kernel = None;
-            warn!(
-                code = "local_clients_off",
-                "connections from this host to services on its own addresses reach the host's own ports: {error}. This needs Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF in the initial user namespace"
-            );
-            return None;
+        match set {
+            Ok(()) => self.incomplete = false,
+            Err(error) if made.is_some() || self.kernel.is_none() => {
+                self.refuse(&error);
+                return None;
+            }
+            // What was set stays, and the next change sets the rest.
+            Err(error) if !self.incomplete => {
+                self.incomplete = true;
+                warn!(
+                    code = "local_clients_off",
+                    "connections from this host to some services on its own addresses reach the host's own ports: {error}"
+                );
+            }
+            Err(_) => {}
         }
-        self.entries.extend(wanted);
         if made.is_some() {
             info!(
                 "connections from this host to services on its own addresses pass the dataplane ({})",
@@ -168,6 +178,17 @@ impl Loopback {
             );
         }
         made
+    }
+
+    /// Ends the redirection until the dataplane is restarted.
+    pub(super) fn refuse(&mut self, error: &dyn Display) {
+        self.refused = true;
+        self.kernel = None;
+        self.entries.clear();
+        warn!(
+            code = "local_clients_off",
+            "connections from this host to services on its own addresses reach the host's own ports: {error}. That the dataplane receives them needs Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF in the initial user namespace. After the fix, restart the dataplane"
+        );
     }
 }
 
@@ -199,16 +220,17 @@ impl Kernel {
         Ok((kernel, Port::Host(device)))
     }
 
-    /// Sets the entries that differ from `known`, and attaches the program.
+    /// Sets the entries that differ from `known` in the map and there, and attaches the program.
     fn set(
         &mut self,
         wanted: &Entries,
-        known: &Entries,
+        known: &mut Entries,
         fast_path: Option<&Arc<FastPath>>,
     ) -> io::Result<()> {
         for (key, value) in wanted {
             if known.get(key) != Some(value) {
                 self.map.insert(key, &[*value])?;
+                known.insert(*key, *value);
             }
         }
         if self.link.is_none() {

@@ -221,8 +221,9 @@ impl PacketIo for Tun {
 /// device on a thread of the network namespace in which it was created). If an operator sets `all`
 /// again while the dataplane runs, the host filters reinjected packets.
 ///
-/// `accept_local` stays off: a packet from outside with one of the host's own addresses as its
-/// source is forged, and the device refuses it, as the interface of its arrival would have done.
+/// `accept_local` stays off, except with [`LOCAL`](Self::LOCAL) and in the TUN backend: a packet
+/// from outside with one of the host's own addresses as its source is forged, and the device refuses
+/// it, as the interface of its arrival would have done.
 #[derive(Debug)]
 pub struct HostDevice {
     tun: Tun,
@@ -395,7 +396,8 @@ struct Moved {
 }
 
 impl RpFilter {
-    /// Makes `all` 0 under `conf` without a change for any interface but `except`.
+    /// Makes `all` 0 under `conf` without a change for any interface but `except` and the devices to
+    /// the host.
     fn clear(conf: &Path, except: &str) -> io::Result<Self> {
         let mut this = Self::default();
         let all = conf.join("all/rp_filter");
@@ -413,7 +415,7 @@ impl RpFilter {
         for entry in fs::read_dir(conf)? {
             let entry = entry?;
             let name = entry.file_name();
-            if name == "all" || name == except {
+            if name == "all" || name == except || name == HostDevice::NAME {
                 continue;
             }
             let path = entry.path().join("rp_filter");

@@ -100,7 +100,7 @@ pub(super) fn remote(text: &str) -> Result<(), String> {
         _ => 0,
     };
     if services != 1 || table.len() != 1 {
-        return Err("it must contain exactly one [[service]]".to_owned());
+        return Err("it must contain exactly one [[service]] and nothing else".to_owned());
     }
     match table.values().any(|value| runs_programs(value.get_ref())) {
         true => Err(

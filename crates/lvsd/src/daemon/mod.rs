@@ -144,8 +144,8 @@ struct Daemon<P> {
     /// Whether the desired state has not been passed to the dataplane yet, or its inputs have
     /// changed.
     changed: bool,
-    /// Receives a message when the dataplane has applied an override. One that is dropped means
-    /// that no dataplane answers.
+    /// For each override that the dataplane has not applied yet, the sender that reports the
+    /// application. If it is dropped instead, no dataplane answers.
     unapplied: Vec<oneshot::Sender<()>>,
     /// The time of the next step.
     next: Instant,

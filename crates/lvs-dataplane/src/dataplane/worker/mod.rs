@@ -841,7 +841,7 @@ impl Worker {
             && tables.port(PortId::LOCAL).is_none()
         {
             explanation.verdict.push_str(&format!(
-                "; but packets of this host to {dst} reach its own ports, because the kernel permits no BPF program at lo (Linux 6.6, CAP_BPF)"
+                "; but packets of this host to {dst} reach its own ports: that the dataplane receives them needs Linux 6.6, CAP_BPF and packet sockets (not --backend tun)"
             ));
         }
         explanation
