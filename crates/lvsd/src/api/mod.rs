@@ -257,7 +257,7 @@ pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
                     runtime.shutdown_background();
                 }
                 Err(error) => {
-                    tracing::error!("no metrics and no API: cannot start their runtime: {error}")
+                    tracing::error!("no metrics and no API: cannot start their runtime: {error}");
                 }
             }
         }
