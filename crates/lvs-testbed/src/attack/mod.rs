@@ -345,8 +345,9 @@ impl Outcome {
             let Delays { sent, lost, .. } = delays.beside;
             ensure!(
                 lost == 0,
-                "{}: {lost} of {sent} packets were lost",
-                self.name
+                "{}: {lost} of {sent} packets were lost; the dataplane dropped {:?}",
+                self.name,
+                self.drops
             );
         }
         if self.name == "land" {
