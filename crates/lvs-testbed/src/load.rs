@@ -341,7 +341,7 @@ impl LoadReport {
 
     fn count_stalls(&mut self) {
         self.stall_ms = self.stalls.keys().last().copied().unwrap_or(0);
-        // Of a hundred pauses, this is the second longest.
+        // The 99th percentile: of 100 pauses, the second longest.
         let mut above = self.ok / 100;
         for (stall, count) in self.stalls.iter().rev() {
             if *count > above {

@@ -113,9 +113,8 @@ impl Loopback {
     /// device of these packets, if it is new.
     pub(super) fn follow(&mut self, spec: &Intercept, state: &NetState) -> Option<Port> {
         let wanted = entries(spec, state);
-        let surplus: Vec<Key> = self.entries.keys().copied().collect();
-        let surplus = surplus.into_iter().filter(|key| !wanted.contains_key(key));
-        let surplus: Vec<Key> = surplus.collect();
+        let known = self.entries.keys().copied();
+        let surplus: Vec<Key> = known.filter(|key| !wanted.contains_key(key)).collect();
         let device = self.set(&wanted);
         for key in surplus {
             self.entries.remove(&key);
@@ -161,7 +160,7 @@ impl Loopback {
                 self.refuse(&error);
                 return None;
             }
-            // What was set stays, and the next change sets the rest.
+            // The entries that were set stay; the next change of services sets the missing ones.
             Err(error) if !self.incomplete => {
                 self.incomplete = true;
                 warn!(

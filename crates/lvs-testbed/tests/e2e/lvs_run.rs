@@ -154,7 +154,7 @@ fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
     let file = configure(&site, [2, 1], 1)?;
     let mut program = keepalived(&site, &file)?;
     wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
-    // Of the processes in this network namespace, only the supervisor has several threads.
+    // The supervisor is the only process of this network namespace with several threads.
     site.director.sh(
         "for p in /proc/[0-9]*; do \
            [ \"$(cat $p/comm)\" = lvs-run ] && [ $(ls $p/task | wc -l) -gt 1 ] && \
