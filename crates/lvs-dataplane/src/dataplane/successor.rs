@@ -17,7 +17,7 @@ use lvs_core::sync::SyncDaemon;
 use lvs_core::{Control, Instant, Shard};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::context::Context;
 use super::warm_state::WarmState;
@@ -198,7 +198,10 @@ impl Snapshot {
                 code = "warm_restart_incomplete",
                 "services and servers cannot be stored for a warm restart: {error}: if this dataplane is killed, its connections end"
             );
+            return;
         }
+        let servers = self.kept.records.len();
+        debug!(servers, "stored services and servers for a warm restart");
     }
 }
 
