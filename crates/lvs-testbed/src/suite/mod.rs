@@ -109,8 +109,7 @@ struct Test {
     title: String,
     /// Whether the test mostly waits for a clock or for other processes.
     waits: bool,
-    /// Whether the test starts after the waiting tests have ended: modules in [`LOADING`], and
-    /// computing tests with full sizes.
+    /// Whether the test starts after the waiting tests have ended: modules in [`LOADING`].
     late: bool,
     /// Tests with smaller numbers start first.
     turn: usize,
@@ -319,7 +318,7 @@ fn executable_tests(
                 executable: executable.to_owned(),
                 package: package.to_owned(),
                 waits: target == END_TO_END && !computes,
-                late: computes && (options.rest || LOADING.contains(&module)),
+                late: computes && LOADING.contains(&module),
                 turn: position(&COMPUTING)
                     .or_else(|| position(&LONG_WAITS))
                     .unwrap_or(usize::MAX),

@@ -196,19 +196,21 @@ fn run(
 /// Waits for the end of a test, at most for `limit`; then kills it with all processes that it
 /// started.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
-    let deadline = Instant::now() + limit;
+    let began = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        if Instant::now() >= deadline {
+        if began.elapsed() >= limit {
             if let Ok(pid) = i32::try_from(child.id()) {
                 let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
             }
             child.wait()?;
             return Ok(None);
         }
-        std::thread::sleep(Duration::from_millis(3));
+        // The end of a test is noticed after at most a fiftieth of its duration.
+        let pause = began.elapsed() / 50;
+        std::thread::sleep(pause.clamp(Duration::from_millis(1), Duration::from_millis(50)));
     }
 }
 
