@@ -113,6 +113,15 @@ impl Cluster {
         waited.with_context(|| self.state())
     }
 
+    /// Checks that the dataplane has the sysctls that kube-proxy sets.
+    fn has_sysctls(&self) -> Result<()> {
+        for name in ["expire_nodest_conn", "expire_quiescent_template"] {
+            let value = self.bed.site.lvsadm(&format!("sysctl {name}"))?;
+            ensure!(value.trim().ends_with('1'), "{name}: {value}");
+        }
+        Ok(())
+    }
+
     /// Creates a Service with a cluster address.
     fn service(&self, name: &str, address: &str, mut spec: Value) -> Result<()> {
         spec["clusterIP"] = address.into();
@@ -194,8 +203,16 @@ fn kube_proxy_in_ipvs_mode_serves_clients_and_its_own_node() -> Result<()> {
     let left = endpoint_added_and_removed(&mut cluster)?;
     client_stays_with_its_server(&cluster)?;
     datagrams_leave_a_removed_endpoint(&cluster)?;
+    dataplane_killed(&mut cluster, &[], 2)?;
+    cluster.has_sysctls()?;
     kube_proxy_restarted(&mut cluster, &left)?;
+    // This kube-proxy has added no service: it adds them at its next complete synchronisation.
     dataplane_killed(&mut cluster, &[], 3)?;
+    // It sets the sysctls only when it starts.
+    let mut proxy = cluster.proxy.take().context("it runs")?;
+    proxy.stop(Signal::SIGTERM)?;
+    cluster.start_proxy()?;
+    cluster.has_sysctls()?;
     service_deleted(&cluster)
 }
 
