@@ -200,14 +200,14 @@ sync-with-kernel: programs ## 500 downloads go from the kernel's IPVS to this di
 		$(CARGO) test --locked --workspace --test e2e sync_with_kernel -- --ignored --nocapture
 
 KUBE = $(TARGET)/kubernetes
-test-kubernetes: ## two directors serve Services of a real Kubernetes API server, and the tests of moby/ipvs run under lvs-run; both are built once with Go (15 minutes)
+test-kubernetes: ## two directors serve Services of a real Kubernetes API server; kube-proxy and the tests of moby/ipvs run under lvs-run; all are built once with Go (25 minutes)
 	@tools/setup kubernetes
-	@test -x "$(KUBE)/kube-apiserver" -a -x "$(KUBE)/moby-ipvs-tests" || command -v go >/dev/null || { echo "make test-kubernetes: install Go 1.24 or newer, which builds the API server and the tests of moby/ipvs" >&2; exit 2; }
+	@test -x "$(KUBE)/kube-apiserver" -a -x "$(KUBE)/kube-proxy" -a -x "$(KUBE)/moby-ipvs-tests" || command -v go >/dev/null || { echo "make test-kubernetes: install Go 1.24 or newer, which builds the API server, kube-proxy and the tests of moby/ipvs" >&2; exit 2; }
 	@mkdir -p "$(KUBE)" && cp tools/kubernetes/go.mod tools/kubernetes/go.sum "$(KUBE)"
-	test -x "$(KUBE)/kube-apiserver" || (cd "$(KUBE)" && go build -mod=mod -o kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver)
+	for i in kube-apiserver kube-proxy; do test -x "$(KUBE)/$$i" || (cd "$(KUBE)" && go build -mod=mod -o $$i k8s.io/kubernetes/cmd/$$i) || exit; done
 	test -x "$(KUBE)/moby-ipvs-tests" || tools/moby-ipvs "$(KUBE)/moby-ipvs-tests"
 	@$(call build_tests,--exclude lvs-bench)
-	LVS_KUBE_APISERVER="$(KUBE)/kube-apiserver" LVS_MOBY_IPVS="$(KUBE)/moby-ipvs-tests" \
+	LVS_KUBE_APISERVER="$(KUBE)/kube-apiserver" LVS_KUBE_PROXY="$(KUBE)/kube-proxy" LVS_MOBY_IPVS="$(KUBE)/moby-ipvs-tests" \
 		$(LINTED) test --locked --workspace --exclude lvs-bench --test e2e -- --ignored --nocapture kubernetes moby_ipvs
 
 report: ## repeat published LVS experiments on this machine, into target/report (needs root; REPORT_OPTIONS=--quick)

@@ -3,6 +3,8 @@
 //! itself. Nodes are the servers of the testbed, which listen at the node ports. Pods are further
 //! addresses of them.
 
+mod kube_proxy;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
@@ -905,15 +907,19 @@ struct Downloads {
 
 impl Downloads {
     fn start(bed: &Bed, name: &str, count: usize) -> Result<Self> {
+        Self::start_at(bed, &bed.site.vip.to_string(), name, count)
+    }
+
+    /// Does the same as [`start`](Self::start), from another address.
+    fn start_at(bed: &Bed, address: &str, name: &str, count: usize) -> Result<Self> {
         let (script, hurry) = (
             bed.path(&format!("{name}.sh")),
             bed.path(&format!("{name}.hurry")),
         );
         let text = format!(
-            "set -o pipefail\ncurl -sS -f -m 1500 http://{}/long | \
+            "set -o pipefail\ncurl -sS -f -m 1500 http://{address}/long | \
              perl -e 'while (sysread STDIN, $_, 65536) {{ print; -e $ARGV[0] or select undef, undef, undef, 0.5 }}' {hurry} | \
              cmp - {}\n",
-            bed.site.vip,
             bed.path("www/long")
         );
         fs::write(&script, text)?;

@@ -160,6 +160,34 @@ fn local_client_exchanges_datagrams_with_service_on_host_address() -> Result<()>
     Ok(())
 }
 
+/// kube-proxy masquerades clients on its node, because the other nodes have the address of the
+/// service too.
+#[test]
+fn local_client_that_the_host_masquerades_is_answered() -> Result<()> {
+    let mut site = new_site("lc-masq")?;
+    site.start_dataplane(&[])?;
+    // An address of a device that is down is the host's, too.
+    const ADDRESS: &str = "198.18.0.80";
+    site.director.sh(&format!(
+        "ip link add services type bridge\n\
+         ip addr add {ADDRESS}/32 dev services\n\
+         iptables -t nat -A POSTROUTING -s {ADDRESS} -d {ADDRESS} -j MASQUERADE"
+    ))?;
+    let service: SocketAddr = format!("{ADDRESS}:80").parse()?;
+    site.lvsadm(&format!("-A -t {service} -s rr"))?;
+    for index in 0..site.servers.len() {
+        let server = site.real_address(index);
+        site.lvsadm(&format!("-a -t {service} -r {server}:80 -m"))?;
+    }
+    let mut load = LoadOptions::new(service);
+    load.sizes = vec![1, 1448, 300_007];
+    load.requests = 40;
+    let report = common::ok(site.director.load(&load)?, 40)?;
+    common::spread(&report, &[20, 20])?;
+    ensure!(get(&site, service, "addr")? == "192.0.2.1");
+    Ok(())
+}
+
 /// Only the ports of services are the dataplane's, and only while it runs.
 #[test]
 fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {

@@ -227,6 +227,35 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     Ok(())
 }
 
+/// Servers see the local address, and the program lists NAT. Without a local address, the program
+/// gets an error.
+#[test]
+fn nat_server_of_a_program_gets_full_nat() -> Result<()> {
+    let mut site = site("lvsrunfull")?;
+    let launcher = programs::find("lvs-run")?.display().to_string();
+    let (service, server) = (site.service(80), site.real_address(0));
+    let run = |site: &Site, command: &str| {
+        let command = format!("{launcher} --fullnat -- ipvsadm {command}");
+        site.director.sh(&command)
+    };
+    let add = format!("-a -t {service} -r {server}:80 -m");
+    run(&site, &format!("-A -t {service} -s rr"))?;
+    ensure!(run(&site, &add).is_err());
+    site.start_dataplane(&["--local-address", "10.0.0.1"])?;
+    run(&site, &format!("-A -t {service} -s rr"))?;
+    run(&site, &add)?;
+    run(&site, &format!("-e -t {service} -r {server}:80 -m -w 3"))?;
+    let rules = site.lvsadm("-S -n")?;
+    ensure!(rules.contains("--fullnat -w 3"), "{rules}");
+    let listed = run(&site, "-Ln")?;
+    ensure!(listed.contains(" Masq    3 "), "{listed}");
+    let seen = site
+        .client
+        .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
+    ensure!(seen.trim() == "10.0.0.1", "{seen}");
+    Ok(())
+}
+
 /// The old interface of IPVS, without netlink.
 #[test]
 fn options_of_a_raw_socket_are_answered() -> Result<()> {

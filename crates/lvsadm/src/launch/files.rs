@@ -532,7 +532,7 @@ mod tests {
     /// A file system without a program.
     fn files() -> Arc<Files> {
         let places = Places::below(1024).expect("enough");
-        let own = Supervisor::new(Listener::from(null()), places, None).expect("/proc");
+        let own = Supervisor::new(Listener::from(null()), places, None, false).expect("/proc");
         Arc::new(Files {
             own: Arc::new(own),
             device: null().into(),

@@ -47,7 +47,7 @@ use self::supervisor::{Supervisor, is_placed};
 pub(crate) const NAME: &str = "lvs-run";
 
 const HELP: &str = "\
-Usage: lvs-run [--socket ADDRESS] [--] COMMAND [ARGUMENT]...
+Usage: lvs-run [--socket ADDRESS] [--fullnat] [--] COMMAND [ARGUMENT]...
 
 Runs COMMAND, an unmodified program that administers IPVS: ipvsadm, keepalived, or a program that uses netlink. The
 dataplane answers it, and everything that it starts, in the place of the kernel. The kernel needs no IPVS.
@@ -55,6 +55,8 @@ dataplane answers it, and everything that it starts, in the place of the kernel.
 Options:
   --socket ADDRESS  control socket of the dataplane: a path, or @NAME (abstract)
                     (default: the one of the network namespace in which COMMAND asks)
+  --fullnat         add NAT servers with full NAT, so that their replies return through the director; the dataplane
+                    needs --local-address, and the servers do not see the addresses of clients
   --help            show this text
   --version         show the version
 
@@ -82,6 +84,7 @@ enum Invocation {
     Version,
     Run {
         socket: Option<OsString>,
+        full_nat: bool,
         command: Vec<OsString>,
     },
 }
@@ -89,7 +92,7 @@ enum Invocation {
 impl Invocation {
     fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
         let mut words = words.into_iter();
-        let mut socket = None;
+        let (mut socket, mut full_nat) = (None, false);
         let missing = || "--socket: missing argument: a path, or @NAME for an abstract socket";
         let first = loop {
             let Some(word) = words.next() else {
@@ -101,6 +104,7 @@ impl Invocation {
                 Some("--help" | "-h") => return Ok(Self::Help),
                 Some("--version" | "-V") => return Ok(Self::Version),
                 Some("--socket") => socket = Some(words.next().ok_or_else(missing)?),
+                Some("--fullnat") => full_nat = true,
                 Some("--") => match words.next() {
                     Some(word) => break word,
                     None => continue,
@@ -116,7 +120,11 @@ impl Invocation {
             }
         };
         let command = std::iter::once(first).chain(words).collect();
-        Ok(Self::Run { socket, command })
+        Ok(Self::Run {
+            socket,
+            full_nat,
+            command,
+        })
     }
 }
 
@@ -127,15 +135,19 @@ pub fn main(words: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(invocation) => invocation,
         Err(error) => return failed(&error),
     };
-    let (socket, command) = match invocation {
+    let (socket, full_nat, command) = match invocation {
         Invocation::Help => return print(HELP),
         Invocation::Version => return print(VERSION),
-        Invocation::Run { socket, command } => (socket, command),
+        Invocation::Run {
+            socket,
+            full_nat,
+            command,
+        } => (socket, full_nat, command),
     };
     let socket = socket.or_else(|| {
         std::env::var_os(lvs_api::SOCKET_VARIABLE).filter(|address| !address.is_empty())
     });
-    match launch(socket.as_deref()) {
+    match launch(socket.as_deref(), full_nat) {
         Ok(()) => execute(&command),
         Err(error) => failed(&error),
     }
@@ -175,7 +187,7 @@ fn execute(command: &[OsString]) -> u8 {
 }
 
 /// Installs the filter for this process, and starts its supervisor.
-fn launch(socket: Option<&OsStr>) -> Result<(), String> {
+fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     // The supervisor changes its working directory.
     let address = socket.map(|text| match Address::new(text) {
         Address::Path(path) => Address::Path(std::path::absolute(&path).unwrap_or(path)),
@@ -191,7 +203,7 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     if side == Side::Detached {
         // The descriptor is already closed.
         std::mem::forget(own);
-        supervise(other, places, address);
+        supervise(other, places, address, full_nat);
         std::process::exit(0);
     }
     drop(other);
@@ -207,9 +219,9 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
                         .into(),
                 );
             }
-            if socket.is_some() {
+            if socket.is_some() || full_nat {
                 complain(
-                    "this lvs-run runs in another lvs-run, whose dataplane is used: --socket and LVS_SOCKET are ignored",
+                    "this lvs-run runs in another lvs-run, whose dataplane and options are used: --socket, LVS_SOCKET and --fullnat are ignored",
                 );
             }
             return Ok(());
@@ -285,7 +297,7 @@ const READY: &str = "ready";
 static PROBE: [u8; 8] = *b"lvs-run\0";
 
 /// The supervisor: receives the listener, and answers calls until the last process has exited.
-fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) {
+fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, full_nat: bool) {
     // After a panic, a thread would leave its caller waiting. Without a supervisor, calls fail.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -302,7 +314,7 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
             return;
         }
     };
-    let supervisor = match Supervisor::new(listener, places, address) {
+    let supervisor = match Supervisor::new(listener, places, address, full_nat) {
         Ok(supervisor) => Arc::new(supervisor),
         Err(error) => {
             let _ = write!(program, "/proc cannot be read: {error}");

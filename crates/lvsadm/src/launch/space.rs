@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error, Steering, place, starting, steer};
+use lvs_core::Forwarding;
 use lvs_core::api::{CHANGES_MAX, Call, Done, FailureCode, Info, ServiceId, ServiceInfo, Timeouts};
 use lvs_core::sync::SyncDaemon;
 use lvs_sys::lock;
@@ -35,6 +36,8 @@ const DUMPS_MAX: usize = 16;
 pub(super) struct Space {
     /// The address of the dataplane; the default if no socket is configured.
     pub(super) address: Address,
+    /// Whether servers with NAT get full NAT.
+    full_nat: bool,
     pub(super) id: NamespaceId,
     pub(super) namespace: File,
     /// Number of the namespace, read from a socket.
@@ -114,12 +117,14 @@ impl Space {
         namespace: File,
         owners: Vec<NamespaceId>,
         address: Option<Address>,
+        full_nat: bool,
     ) -> std::io::Result<Self> {
         let sender = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC)?;
         let patience = TimeVal::seconds(PATIENCE_SECONDS);
         setsockopt(&sender, sockopt::SendTimeout, &patience)?;
         Ok(Self {
             address: address.unwrap_or_default(),
+            full_nat,
             id,
             namespace,
             cookie: notify::cookie_of_socket(&sender)?,
@@ -136,6 +141,7 @@ impl Space {
     pub(super) fn dataplane(&self, thread: u32) -> Connection<'_> {
         Connection {
             address: &self.address,
+            full_nat: self.full_nat,
             link: lock(&self.link),
             thread,
         }
@@ -156,6 +162,7 @@ impl Space {
         if let Ok(client) = Client::connect(&self.address) {
             let mut connection = Connection {
                 address: &self.address,
+                full_nat: self.full_nat,
                 link,
                 thread: 0,
             };
@@ -304,6 +311,7 @@ pub(super) fn port_of(socket: &impl AsFd, process: impl Fn() -> Option<u32>) -> 
 /// The dataplane of a namespace, while a request is answered.
 pub(super) struct Connection<'a> {
     address: &'a Address,
+    full_nat: bool,
     link: MutexGuard<'a, Link>,
     thread: u32,
 }
@@ -334,6 +342,10 @@ impl Connection<'_> {
                     }
                     Err(Error::Refused(failure)) => {
                         self.link.client = Some(client);
+                        // No program expects this refusal, so that its error names no reason.
+                        if failure.code == FailureCode::NoLocalAddress {
+                            self.report(failure.message);
+                        }
                         return Err(errno(failure.code));
                     }
                     Err(error) => error,
@@ -400,8 +412,14 @@ fn is_launcher(holder: Option<u32>) -> bool {
 }
 
 impl Dataplane for Connection<'_> {
-    fn change(&mut self, call: Call) -> Result<(), Errno> {
+    fn change(&mut self, mut call: Call) -> Result<(), Errno> {
         self.steer()?;
+        if self.full_nat
+            && let Call::ServerAdd(spec) | Call::ServerEdit(spec) = &mut call
+            && spec.config.forwarding == Forwarding::Nat
+        {
+            spec.config.forwarding = Forwarding::FullNat;
+        }
         self.link.listing = None;
         self.ask(|client| client.call::<Done>(&call))?;
         if !self.link.kept.keep(&call) {

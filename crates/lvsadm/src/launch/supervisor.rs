@@ -55,6 +55,8 @@ pub(super) struct Supervisor {
     /// The network namespace of the launcher, whose dataplane `address` is.
     start: NamespaceId,
     address: Option<Address>,
+    /// Whether servers with NAT get full NAT.
+    full_nat: bool,
     spaces: Mutex<HashMap<NamespaceId, Arc<Space>>>,
     /// Locked while a descriptor number is chosen and used.
     placing: Mutex<()>,
@@ -116,12 +118,14 @@ impl Supervisor {
         listener: Listener,
         places: Places,
         address: Option<Address>,
+        full_nat: bool,
     ) -> io::Result<Self> {
         Ok(Self {
             listener,
             places,
             start: own_network()?,
             address,
+            full_nat,
             spaces: Mutex::default(),
             placing: Mutex::default(),
             programs: Mutex::default(),
@@ -377,7 +381,7 @@ impl Supervisor {
             return None;
         }
         let address = self.address.clone().filter(|_| id == self.start);
-        let space = Arc::new(Space::here(id, namespace, owners, address).ok()?);
+        let space = Arc::new(Space::here(id, namespace, owners, address, self.full_nat).ok()?);
         // Another thread may have created it first.
         let space = spaces.entry(id).or_insert(space);
         Some(space.clone())

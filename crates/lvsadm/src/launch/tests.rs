@@ -401,6 +401,7 @@ fn command_line_is_parsed() {
     let parse = |words: &[&str]| Invocation::parse(words.iter().map(OsString::from));
     let run = |socket: Option<&str>, command: &[&str]| Invocation::Run {
         socket: socket.map(OsString::from),
+        full_nat: false,
         command: command.iter().map(OsString::from).collect(),
     };
     assert_eq!(parse(&["--help"]), Ok(Invocation::Help));
@@ -413,6 +414,9 @@ fn command_line_is_parsed() {
         Ok(run(Some("@x"), &["ipvsadm", "--help"]))
     );
     assert_eq!(parse(&["--socket=/s", "a"]), Ok(run(Some("/s"), &["a"])));
+    let Ok(Invocation::Run { full_nat: true, .. }) = parse(&["--fullnat", "a", "--socket"]) else {
+        panic!("--fullnat");
+    };
     for wrong in [&[][..], &["--"], &["--socket"], &["--sockets", "a"]] {
         assert!(parse(wrong).is_err(), "{wrong:?}");
     }
