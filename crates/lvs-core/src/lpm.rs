@@ -105,7 +105,7 @@ struct Node {
     prefix: u128,
     /// Number of bits of `prefix` that count.
     skip: u8,
-    /// Bits of children with a node of their own; the nodes are contiguous.
+    /// One bit for each place with a child node; the child nodes are contiguous.
     children: u64,
     first_child: u32,
     /// One bit for each place whose value differs from that of the previous place.

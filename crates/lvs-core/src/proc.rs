@@ -145,7 +145,7 @@ const fn expires(info: &ConnInfo) -> u64 {
 /// A file of `/proc/net` that shows `info`: `ip_vs_app`, `ip_vs_stats` or `ip_vs_stats_percpu`.
 ///
 /// # Errors
-/// Errors of `out`, and a name that is none of them.
+/// Errors of `out`; also if `file` is none of these names.
 pub fn of_info(out: &mut impl Write, file: &str, info: &Info) -> fmt::Result {
     match file {
         "ip_vs_app" => helpers(out, &info.ftp_ports),
@@ -164,7 +164,8 @@ fn totals(out: &mut impl Write, info: &Info) -> fmt::Result {
     counts(out, "", &info.total.rates)
 }
 
-/// `ip_vs_stats_percpu`: as [`totals`], with the present counters of each worker instead of a CPU.
+/// `ip_vs_stats_percpu`: as [`totals`], with the present counters of each worker instead of each
+/// CPU.
 fn parts(out: &mut impl Write, info: &Info) -> fmt::Result {
     out.write_str("       Total Incoming Outgoing         Incoming         Outgoing\n")?;
     out.write_str("CPU    Conns  Packets  Packets            Bytes            Bytes\n")?;

@@ -65,6 +65,6 @@ const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
 /// The kernel fast path does not forward packets of connections with one of these flags. It can
 /// forward tracked ones: it need not see the sequence number of every packet.
 pub(crate) const USERSPACE: u32 = SLOW_PATH & !TRACKED;
-/// All of these flags have a local meaning, and are not replicated.
+/// Flags that have a meaning only at this director, and are not replicated.
 pub(crate) const OWN: u32 =
     PROBE | PEER | BORROWED | REPLICATED | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;

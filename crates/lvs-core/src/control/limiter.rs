@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn source_over_limit_uses_no_shared_rate() {
+    fn source_over_its_limit_does_not_use_up_shared_rate() {
         let limits = Limits {
             rate: 50,
             source_rate: 5,

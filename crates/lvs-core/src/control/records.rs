@@ -15,7 +15,8 @@ use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Time for which a removed server without connections is stored.
 const TRASH_IDLE: Duration = Duration::from_secs(120);
-/// Minimum of stored changes; if there are more records, as many as records.
+/// Number of changes that the log stores; if there are more records than this, it stores as many
+/// changes as there are records.
 const LOG_MIN: usize = 1024;
 
 /// All state of a server except its record: it remains after the server was removed from its

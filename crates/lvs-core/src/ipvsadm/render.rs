@@ -432,7 +432,7 @@ const fn method(forwarding: Forwarding) -> &'static str {
     }
 }
 
-/// The protocol of the service names for the servers' ports; `None` for a mark.
+/// The protocol with which the names of the servers' ports are looked up; `None` for a mark.
 fn protocol(service: &ServiceId) -> Option<Protocol> {
     service.endpoint().map(|(protocol, _)| protocol)
 }
@@ -525,7 +525,7 @@ fn address(address: IpAddr) -> String {
     }
 }
 
-/// The first six groups are zero and the seventh is not.
+/// Whether the first six groups are zero and the seventh is not.
 fn is_compatible(address: Ipv6Addr) -> bool {
     let groups = address.segments();
     groups[..6] == [0; 6] && groups[6] != 0

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn least_with_any_list_keeps_no_state() {
+    fn least_without_follow_keeps_no_state_between_lists() {
         let mut scheduler = Registry::new().create("wlc").expect("built in");
         let mut pool = Pool::new(Registry::new().create("rr").expect("built in"));
         for n in 0..200 {

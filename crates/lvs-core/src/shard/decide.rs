@@ -500,7 +500,8 @@ impl Shard {
     }
 }
 
-/// ISAKMP, which IPsec packets follow (RFC 2408).
+/// The UDP port of ISAKMP (RFC 2408). IPsec packets use the server of the ISAKMP connection between
+/// the same hosts.
 const ISAKMP: u16 = 500;
 
 /// Whether connections of this protocol are tracked.

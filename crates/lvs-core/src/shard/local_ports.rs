@@ -7,7 +7,7 @@
 //! ([`worker_of`]).
 //!
 //! ```text
-//! entries   by the connection's index: its local address and port      16 + 2 bytes, beside the table's slots
+//! entries   by the connection's index: its local address and port      16 + 2 bytes, next to the table's slots
 //! chains    a hash of (protocol, server, local address and port)       replies
 //! tuples    (protocol, server, local address): which ports are free    connections that open and end
 //! ```
@@ -639,7 +639,7 @@ mod tests {
         }
         new.sort_unstable();
         assert_eq!(new, [1024, 1027]);
-        // It rests as any other.
+        // After its release, the port is not reused for 60 s, like any other port.
         bed.table.restart(first, at(10));
         bed.close(first);
         assert_eq!(bed.open(2, server, at(69)), None);
@@ -691,7 +691,7 @@ mod tests {
             let (mut now, mut open) = (Instant::ZERO, Vec::new());
             for (what, server, wide, wait) in steps {
                 now = now + Duration::from_secs(wait);
-                // The range of ports changes under way.
+                // The range of ports changes during the test.
                 bed.pool = pool(if wide { 1039 } else { 1031 });
                 if what == 0 && !open.is_empty() {
                     bed.close(open.remove(usize::from(server) % open.len()));

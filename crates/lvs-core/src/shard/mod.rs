@@ -337,7 +337,7 @@ impl Shard {
         self.table.find_out(protocol, server, client)
     }
 
-    /// Slots among which [`drawn`](Self::drawn) finds all connections.
+    /// Number of slots among which [`drawn`](Self::drawn) finds all connections.
     pub(crate) fn places(&self) -> usize {
         self.table.populated_len()
     }
@@ -416,8 +416,8 @@ impl Shard {
         self.table.due_tick(limit, budget)
     }
 
-    /// Runs the timers of the connections that are due in the first such tick; returns whether
-    /// there were any.
+    /// Runs the timers of the connections in the first tick up to `limit` that has due connections;
+    /// returns whether there was such a tick.
     pub(crate) fn expire_due(&mut self, limit: Instant, budget: &mut usize) -> bool {
         let due = self.table.take_due(limit, budget);
         let any = !due.is_empty();

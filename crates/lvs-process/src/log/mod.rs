@@ -184,8 +184,8 @@ fn identifier() -> String {
 fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     let Some(log) = LOG.get() else { return };
     let thread = std::thread::current();
-    let name = thread.name().unwrap_or("a nameless thread");
-    let mut text = format!("internal error of this program, in {name}: {info}");
+    let name = thread.name().unwrap_or("without a name");
+    let mut text = format!("internal error of this program, in the thread {name}: {info}");
     let trace = std::backtrace::Backtrace::capture();
     if trace.status() == std::backtrace::BacktraceStatus::Captured {
         text.push_str(&format!("\n{trace}"));

@@ -110,7 +110,7 @@ impl<'a> Tags<'a> {
         word.store(change(word.load(Relaxed)), Relaxed);
     }
 
-    /// Free slots of a bucket.
+    /// Number of free slots of a bucket.
     #[inline]
     fn room(self, bucket: usize) -> u32 {
         matching(self.word(bucket), 0).count_ones()

@@ -198,8 +198,9 @@ impl ConnTable {
         })
     }
 
-    /// The connection of a packet in a narrow slot, and whether the packet is a reply; `None` if
-    /// the caller must also search elsewhere.
+    /// Searches the narrow slots for the connection of a packet. Returns the connection, and
+    /// whether the packet is a reply; `None` if the connection is not found there; it may be in
+    /// another slot.
     #[inline]
     pub(crate) fn find_plain(&self, packet: &Plain, ahead: &Ahead) -> Option<(u32, bool)> {
         let part = protocol_part(packet.protocol);
@@ -222,7 +223,7 @@ impl ConnTable {
         }
     }
 
-    /// The narrow slot of a client's entry for a virtual address, with just `kinds`.
+    /// Finds the narrow slot of a client's entry for a virtual address, with exactly these `kinds`.
     #[inline]
     fn find_narrow_in(&self, identity: u64, kinds: u64, virt: u64, ahead: &Ahead) -> Found {
         self.find_narrow(identity, ahead.side(true, 0), |word, line| {
@@ -232,7 +233,8 @@ impl ConnTable {
         })
     }
 
-    /// The narrow slot of a client's entry that a packet from `source` to it answers.
+    /// Finds the narrow slot of a client's entry to which a packet from `source` to the client is a
+    /// reply.
     #[inline]
     fn find_narrow_out(&self, identity: u64, source: u64, ahead: &Ahead) -> Found {
         self.find_narrow(identity, ahead.side(true, 1), |word, line| {
@@ -244,7 +246,8 @@ impl ConnTable {
         })
     }
 
-    /// The narrow slot of a client; `is` selects the shadow entry that would cover it.
+    /// Finds a narrow slot of a client. For a matching slot, `is` returns the bit that is set if a
+    /// newer equal entry hides the slot.
     #[inline]
     fn find_narrow(
         &self,
@@ -630,8 +633,9 @@ impl Found {
     }
 }
 
-/// Whether packets from that virtual address or server to the client belong to an entry, in this
-/// direction; and the newer equal entry that hides it for these packets.
+/// Whether packets from a virtual address or a server to the client belong to an entry, which
+/// depends on its forwarding method. Returns the bit that is set if a newer equal entry hides the
+/// entry for these packets.
 #[inline]
 fn answers(way: u64, is_virt: bool, is_server: bool) -> Option<u64> {
     match Forwarding::from_bits((way & 7) as u32) {

@@ -303,7 +303,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ftp_parser_accepts_any_bytes(text: Vec<u8>, six: bool, server: [u8; 4]) {
+        fn ftp_parser_does_not_panic_on_any_bytes(text: Vec<u8>, six: bool, server: [u8; 4]) {
             let family = if six { Family::V6 } else { Family::V4 };
             let _ = command(&text, family);
             let server = IpAddr::from(server);
