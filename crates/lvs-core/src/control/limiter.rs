@@ -63,8 +63,11 @@ struct Source {
 }
 
 impl Limiter {
-    /// The limit that a new connection from `client` would exceed; `None` counts the connection.
-    /// `seed` is the key of the hash of sources.
+    /// Counts a new connection from `client`, unless it would exceed a limit. `seed` is the key of
+    /// the hash of sources.
+    ///
+    /// # Errors
+    /// The limit that the connection would exceed.
     pub(crate) fn check<'a>(
         &mut self,
         limits: &Limits,

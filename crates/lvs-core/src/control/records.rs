@@ -19,8 +19,8 @@ const TRASH_IDLE: Duration = Duration::from_secs(120);
 /// changes as there are records.
 const LOG_MIN: usize = 1024;
 
-/// All state of a server except its record: it remains after the server was removed from its
-/// service.
+/// The entry of a server: its record, its service and its counters. It remains after the server was
+/// removed from its service.
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) server: Arc<Server>,

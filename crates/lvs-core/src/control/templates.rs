@@ -31,8 +31,8 @@ impl Control {
         }
     }
 
-    /// Runs the timers of the templates that are due in the first tick up to `limit`; returns
-    /// whether there were any.
+    /// Runs the timers of the templates that are due in the tick to which the table has advanced;
+    /// returns whether there were any.
     pub(super) fn expire_due_templates(
         &mut self,
         shard: &mut Shard,

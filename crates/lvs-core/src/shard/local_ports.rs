@@ -167,7 +167,7 @@ impl LocalPorts {
         !self.in_use.is_empty() && self.position(addr).is_ok()
     }
 
-    /// Connections that use `addr`.
+    /// Number of connections that use `addr`.
     pub(crate) fn connections(&self, addr: IpAddr) -> u64 {
         let at = self.position(addr);
         at.map_or(0, |at| self.in_use[at].1.into())
@@ -332,7 +332,7 @@ impl LocalPorts {
         true
     }
 
-    /// The worker's ports in a range.
+    /// Number of ports in a range that belong to this worker.
     fn count(&self, local: LocalAddress) -> u16 {
         let (base, last) = (self.base(local), u32::from(local.last));
         let count = (last + 1)
@@ -341,7 +341,7 @@ impl LocalPorts {
         u16::try_from(count).unwrap_or(u16::MAX)
     }
 
-    /// The first port of a local address.
+    /// The first port of a local address that belongs to this worker.
     fn base(&self, local: LocalAddress) -> u32 {
         let (first, workers) = (u32::from(local.first), u32::from(self.workers));
         first + (u32::from(self.worker) + workers - first % workers) % workers

@@ -72,7 +72,7 @@ pub enum Unpublished {
     Method,
     /// The connection has lost its server.
     NoServer,
-    /// Full NAT has no local port for it.
+    /// Full NAT has no local port for the connection.
     NoLocalPort,
     /// The connection is in the table's overflow.
     Exception,
@@ -219,8 +219,8 @@ pub struct Offer {
     pub local: Option<LocalEnd>,
 }
 
-/// Local address and port of a full-NAT connection towards its server. The kernel fast path uses
-/// both fields: for requests it finds them by the slot, for replies it finds the slot by addresses
+/// Local address and port of a full-NAT connection towards its server. The kernel fast path finds
+/// the local address and port of a request by the slot, and the slot of a reply by its addresses
 /// and ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalEnd {
@@ -250,10 +250,10 @@ impl Shard {
         self.table.at_home()
     }
 
-    /// Whether the caller should call [`offer`](Self::offer). This is the case if the connection is
-    /// not offloaded in this epoch, nothing in the connection prevents the offload, and its client
+    /// Whether the caller should call [`offer`](Self::offer). This is the case if nothing in the
+    /// connection prevents the offload, and either the connection is not offloaded and its client
     /// has sent `packets` packets or a multiple of this number, or the connection was offloaded in
-    /// another epoch. 0 is no epoch.
+    /// another epoch. In epoch 0, no connection is offloaded.
     ///
     /// So a connection that cannot be offloaded for another reason is examined periodically, and
     /// not with every packet.

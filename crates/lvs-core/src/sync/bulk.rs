@@ -8,9 +8,9 @@
 //!
 //! The owner of a connection is the director that receives its packets; it replicates the
 //! connection, and the peers store a *borrowed* replica. A director that receives a packet of a
-//! borrowed connection becomes its owner. Sender and receiver each maintain a digest of the owned
-//! and of the borrowed connections: a change adds or subtracts the hash of one connection, so
-//! digests are always available.
+//! borrowed connection becomes its owner. The sender maintains a digest of the owned connections,
+//! and the receiver one of the borrowed connections. A change combines the hash of one connection
+//! with the sum of its range by exclusive or, so that digests are always available.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -164,14 +164,15 @@ pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The sum of the hashes of connections whose hashes have the same first bits.
+/// The sum (exclusive or) of the hashes of connections whose hashes have the same first bits, and
+/// their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Range {
     sum: u64,
     count: u32,
 }
 
-/// Sums of connections, by the beginning of their hashes.
+/// Sums and numbers of connections, by the first bits of their hashes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Digest(Box<[Range]>);
 
@@ -265,7 +266,7 @@ pub struct Differences {
     pub replicated: u64,
     /// Minimum number of missing items.
     pub missing: u64,
-    /// The ranges in which items are missing.
+    /// The ranges that differ.
     pub ranges: Vec<u16>,
 }
 

@@ -47,7 +47,7 @@ pub struct Master {
     /// Number of ports to which connections are distributed, a power of two:
     /// [`Control::start_master`](crate::Control::start_master) sets it from `sync_ports`.
     pub ports: u16,
-    /// Number of connections in a full message.
+    /// Maximum number of connections in a message.
     pub count_max: u32,
 }
 

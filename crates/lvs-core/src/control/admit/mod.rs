@@ -294,7 +294,7 @@ impl Control {
         index
     }
 
-    /// Removes a one-packet connection.
+    /// Ends a one-packet connection that is not in the table.
     fn close_once(
         &mut self,
         shard: &mut Shard,
