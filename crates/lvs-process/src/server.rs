@@ -140,7 +140,7 @@ impl Server {
             Rights::None => {
                 return Err(Failure::new(
                     FailureCode::Permission,
-                    "only root, the dataplane's own user and the groups of --group and --readers may read its state",
+                    "only root, the dataplane's own user and the groups of --group and --readers may read the state of the dataplane",
                 ));
             }
         };

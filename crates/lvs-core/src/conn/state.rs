@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    /// Whether a connection that enters this state protects its template from eviction
+    /// Whether a connection that enters this state marks its template as assured
     /// (`ip_vs_control_assure_ct`).
     pub(crate) fn assures(self, protocol: Protocol) -> bool {
         match protocol {

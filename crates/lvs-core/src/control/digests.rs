@@ -89,10 +89,10 @@ impl DigestWalk {
 }
 
 impl Control {
-    /// Appends the digests of the next services to `out`, for at most some `budget` servers and
-    /// services. Returns the position at which the next call continues. If a service changes
-    /// between two calls, its digest is wrong and [`generation`](Self::generation) changes: the
-    /// caller then has to start again.
+    /// Appends the digests of the next services to `out`, for about `budget` servers and services.
+    /// Returns the position at which the next call continues. If a service changes between two
+    /// calls, its digest is wrong and [`generation`](Self::generation) changes: the caller then has
+    /// to start again.
     pub fn digests_piece(
         &self,
         walk: DigestWalk,

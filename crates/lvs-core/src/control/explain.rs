@@ -439,7 +439,7 @@ impl State for Preview<'_> {
 }
 
 impl Preview<'_> {
-    /// Inserts a connection into the table, unless it is a one-packet connection.
+    /// Checks that the table has room for a connection; a one-packet connection needs none.
     fn enter(&self, packets: Packets, now: Instant) -> Result<(), DropReason> {
         let evicts = self.control.settings.evicts;
         let fits = packets == Packets::One || self.shard.has_room(evicts, now);

@@ -156,9 +156,9 @@ pub fn format() -> Option<Format> {
     })
 }
 
-/// Prints a message to the user who started the program, unchanged: by the log once there is one,
-/// and directly to standard error before. A message that cannot be written is lost. Only the
-/// journal receives `level`.
+/// Prints a message to the user who started the program: through the log once it is set up, and
+/// directly to standard error before. A message that cannot be written is lost. Except in JSON, the
+/// message is printed unchanged, and only the journal receives `level`.
 pub fn say(level: Level, text: fmt::Arguments<'_>) {
     match LOG.get() {
         Some(log) => match log.form.json {

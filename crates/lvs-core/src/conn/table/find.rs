@@ -344,7 +344,7 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// If no entry has this client, stores this result.
+    /// Searches for an entry with this client, and records that there is none.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
@@ -354,8 +354,8 @@ impl ConnTable {
         }
     }
 
-    /// As [`find_out`](Self::find_out), and records that `source` is not a client if no entry has
-    /// it as its client.
+    /// Records that `source` is not a client, if no entry has it as its client and `ahead` was
+    /// prepared for it.
     #[inline]
     pub(crate) fn note_source(&self, protocol: Protocol, source: SocketAddr, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
@@ -367,7 +367,8 @@ impl ConnTable {
         }
     }
 
-    /// Notes the source that `ahead` was made for, as [`note_source`](Self::note_source).
+    /// Does the same as [`note_source`](Self::note_source) for the source for which `ahead` was
+    /// prepared.
     #[inline]
     pub(crate) fn note_stranger(&self, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
