@@ -16,7 +16,7 @@ use crate::sync::{SyncDaemon, SyncRole};
 use crate::tunnel::{Tunnel, TunnelChecksum, TunnelType};
 use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, sched};
 
-/// The persistence timeout if `-p` has no value.
+/// The persistence timeout in seconds if `-p` has no value.
 const DEFAULT_PERSISTENCE: u32 = 360;
 /// The longest timeout that ipvsadm accepts, in seconds: 31 days.
 const TIMEOUT_MAX: i64 = 86_400 * 31;
