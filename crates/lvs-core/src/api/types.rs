@@ -348,7 +348,8 @@ pub struct SyncCounts {
 }
 
 impl SyncCounts {
-    /// Lost and refused messages, under the names that [`Call::Drops`](super::Call::Drops) reports.
+    /// Lost and refused messages and connections, under the names that
+    /// [`Call::Drops`](super::Call::Drops) reports.
     pub const fn losses(&self) -> [(&'static str, u64); 8] {
         [
             ("sync_queue_full", self.queue_full),
@@ -978,7 +979,7 @@ pub struct FilterItem {
     pub lists: FilterLists,
 }
 
-/// A rule that sets marks, in a listing.
+/// A rule for marks, in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkText {
     /// Position of the rule in the list, from 1.
@@ -1112,8 +1113,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// Kinds of refusals. Those up to `Permission` are the error numbers that the kernel would give
-/// `ipvsadm`.
+/// Kinds of refusals. Those up to [`Running`](Self::Running) correspond to the error numbers that
+/// the kernel would return to `ipvsadm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {

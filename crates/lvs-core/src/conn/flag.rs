@@ -4,7 +4,8 @@
 pub(crate) const METHOD: u32 = 0x0007;
 /// Made by a synchronisation message.
 pub(crate) const SYNC: u32 = 0x0020;
-/// No packet from the server has arrived.
+/// The server's replies do not pass through the director: the forwarding method does not translate
+/// addresses, and no packet from the server has arrived.
 pub(crate) const NO_OUTPUT: u32 = 0x0080;
 /// Counted as inactive.
 pub(crate) const INACTIVE: u32 = 0x0100;

@@ -112,7 +112,7 @@ pub(crate) enum Direction {
     Input,
     /// From the server.
     Output,
-    /// From the client, on a connection without a reply so far.
+    /// From the client, on a connection with `flag::NO_OUTPUT`.
     InputOnly,
 }
 

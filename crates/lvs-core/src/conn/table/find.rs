@@ -344,7 +344,7 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// Searches for an entry with this client, and records that there is none.
+    /// Searches for an entry with this client, and records the client if there is none.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
