@@ -229,7 +229,7 @@ impl Target {
             && self.port.is_none_or(|port| port == server.port())
     }
 
-    /// Whether the list contains all servers of `other`.
+    /// Whether this target contains all servers of `other`.
     pub fn covers(&self, other: &Self) -> bool {
         self.host == other.host
             && (self.service.is_none() || self.service == other.service)
@@ -269,7 +269,7 @@ pub struct AdminSpec {
     /// End of the override in seconds since 1970; `None`: it has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
-    /// Permits to remove the last usable server of a service.
+    /// Permits the removal of the last usable server of a service.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
@@ -592,7 +592,8 @@ pub struct CheckStatus {
     pub p50_us: u64,
     /// 99th percentile in the last 5 minutes, likewise.
     pub p99_us: u64,
-    /// Number of consecutive checks, at the last slow one, that each took half a second or longer.
+    /// Number of consecutive checks, up to and including the last slow one, that each took half a
+    /// second or longer.
     #[serde(default)]
     pub slow_in_a_row: u64,
     /// Number of times that the server went down in the last 23 to 24 hours.
@@ -620,7 +621,7 @@ pub struct CheckNotMade {
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Counts up from 1 while the daemon runs.
+    /// Number of the event since the daemon started, from 1.
     pub seq: u64,
     /// The time, in milliseconds since 1970.
     pub time_ms: u64,

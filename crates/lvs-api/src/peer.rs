@@ -42,7 +42,7 @@ pub struct Own {
     pub initial: bool,
 }
 
-/// Reasons to refuse changes to a process. The text follows the name of the request.
+/// Reasons why a process may not make changes. The text follows the name of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The client is neither root nor the dataplane's own user.

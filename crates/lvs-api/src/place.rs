@@ -106,7 +106,7 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
                         return Err(LockError::Held(pid));
                     }
                 }
-                // The lock belongs to another process, or does not exist any more.
+                // The name belongs to a process that cannot be an `lvsd`, or is free again.
                 _ => break None,
             },
             Err(error) => {

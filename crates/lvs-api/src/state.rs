@@ -194,7 +194,8 @@ fn live() -> (HashSet<u64>, bool) {
             },
         }
     }
-    // The administrator hides processes, or `/proc` is not mounted.
+    // Not all processes are visible if the administrator hides them (`hidepid`), or if `/proc` is
+    // not mounted.
     sees_all &= Path::new("/proc/1").exists() && others.is_subset(&files);
     inodes.extend(mounted);
     (inodes, sees_all)

@@ -1,4 +1,4 @@
-//! The client of `lvsd`'s control socket: HTTP, a request a connection.
+//! The client of `lvsd`'s control socket: HTTP, with a separate connection for each request.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -9,7 +9,7 @@ const CLASS_IN: u16 = 1;
 /// Maximum number of pointers to follow in a compressed name.
 const JUMPS_MAX: usize = 16;
 
-/// The name servers in a text like `/etc/resolv.conf`; if there are none, this host.
+/// The first three name servers in a text like `/etc/resolv.conf`; if there are none, this host.
 pub(super) fn servers(text: &str) -> Vec<SocketAddr> {
     let mut servers: Vec<_> = text
         .lines()

@@ -650,7 +650,10 @@ fn words(address: IpAddr) -> [u32; 4] {
         IpAddr::V4(v4) => [u32::from(v4), 0, 0, 0],
         IpAddr::V6(v6) => {
             let bits = u128::from(v6);
-            #[expect(clippy::cast_possible_truncation, reason = "the cast selects the lowest word")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "the cast takes the lowest word"
+            )]
             [96, 64, 32, 0].map(|shift| (bits >> shift) as u32)
         }
     }

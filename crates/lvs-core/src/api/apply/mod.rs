@@ -91,8 +91,8 @@ impl Control {
     /// Each change is checked like a single operation, in the kernel's order of checks.
     ///
     /// # Errors
-    /// The first change that cannot be made. Nothing has changed then. [`Call::Apply`],
-    /// [`Call::Stop`] and calls that read are not permitted in a list.
+    /// The first change that cannot be made. Nothing has changed then. A call that does not change
+    /// the configuration, such as [`Call::Apply`], is not permitted in a list.
     pub fn apply(
         &mut self,
         calls: &[Call],
