@@ -23,7 +23,8 @@ pub const SOCKET_VARIABLE: &str = "LVS_SOCKET";
 /// The directory of the default sockets.
 pub const DIRECTORY: &str = "/run/lvs";
 
-/// Longest time that connections may wait for a listener that does not accept them.
+/// Longest time for which a connection attempt waits for a listener that does not accept
+/// connections.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(10);

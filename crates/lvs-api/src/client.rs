@@ -48,11 +48,11 @@ pub enum Error {
         /// The address of the dataplane.
         address: Address,
     },
-    /// A foreign process has taken the name. Any user can do that in the abstract namespace, so
+    /// A process that is not trusted listens at the address. Any user can bind an abstract name, so
     /// only root and this user are trusted.
     #[error(
         "{address} is served by a process of user {uid}, which is neither this user nor root with \
-         CAP_NET_ADMIN: it is possibly not a dataplane. If it is yours, start it with --socket /run/... and use that path here"
+         CAP_NET_ADMIN: it is possibly not a dataplane. If it is your dataplane, start it with --socket /run/... and use that path here"
     )]
     Impostor {
         /// The address of the dataplane.
@@ -287,7 +287,7 @@ impl Client {
         })
     }
 
-    /// As [`list`](Self::list), until `each` gives `false`. The connection is then unusable, and
+    /// As [`list`](Self::list), until `each` returns `false`. The connection is then unusable, and
     /// every later call fails.
     ///
     /// # Errors
@@ -338,7 +338,7 @@ impl Client {
                 return Err(Error::Refused(failure));
             }
             if line.id != id {
-                return Err(self.garbled(format!("answer {} to request {id}", line.id)));
+                return Err(self.garbled(format!("it sent answer {} to request {id}", line.id)));
             }
             match (line.item, line.result) {
                 (Some(item), None) => {
@@ -348,7 +348,11 @@ impl Client {
                     }
                 }
                 (None, Some(result)) => return Ok(result),
-                _ => return Err(self.garbled("a line is neither item, result nor error".into())),
+                _ => {
+                    return Err(self.garbled(
+                        "a line of its answer is neither an item, a result nor an error".into(),
+                    ));
+                }
             }
         }
     }

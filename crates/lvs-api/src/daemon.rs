@@ -118,9 +118,9 @@ impl DirectorStatus {
 pub struct VrrpStatus {
     /// The last state from keepalived: `unknown`, `backup`, `master`, `fault` or `stopped`.
     pub state: String,
-    /// The dataplane owns the virtual addresses, or will own them.
+    /// Whether the dataplane owns the virtual addresses, or will own them.
     pub active: bool,
-    /// The dataplane has received the connections of its peers.
+    /// Whether the dataplane has received the connections of its peers.
     pub ready: bool,
     /// The condition for which the director waits; empty when it is ready.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -140,7 +140,7 @@ pub struct VrrpStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AnnounceStatus {
-    /// The dataplane has received the connections of its peers.
+    /// Whether the dataplane has received the connections of its peers.
     pub ready: bool,
     /// The condition for which the director waits before it announces addresses; empty when it is
     /// met.
@@ -229,7 +229,7 @@ impl Target {
             && self.port.is_none_or(|port| port == server.port())
     }
 
-    /// Whether the list contains all servers of `other`.
+    /// Whether this target contains all servers of `other`.
     pub fn covers(&self, other: &Self) -> bool {
         self.host == other.host
             && (self.service.is_none() || self.service == other.service)
@@ -269,7 +269,7 @@ pub struct AdminSpec {
     /// End of the override in seconds since 1970; `None`: it has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
-    /// Permits to remove the last usable server of a service.
+    /// Permits the removal of the last usable server of a service.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
@@ -287,7 +287,7 @@ pub struct AdminEntry {
 /// The result of an override.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminDone {
-    /// The servers of the file that it applies to.
+    /// The servers of the file to which the override applies.
     pub servers: Vec<(ServiceId, SocketAddr)>,
     /// Warnings as text.
     #[serde(default)]
@@ -341,7 +341,7 @@ pub struct Status {
     /// The sources of servers and services besides the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceStatus>,
-    /// The answers of sources that are not used, as text.
+    /// The answers of sources that lvsd ignores, as text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
     /// All directors in etcd, including this one.
@@ -371,7 +371,7 @@ pub struct DirectorSeen {
     pub ready: bool,
     /// Whether the director is in maintenance.
     pub maintenance: bool,
-    /// Whether this director does not use some answers of sources.
+    /// Whether the director ignores some answers of its sources.
     pub left_out: bool,
 }
 
@@ -470,7 +470,8 @@ pub struct DataplaneStatus {
     /// The dataplane's interfaces that are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub down: Vec<DownInterface>,
-    /// Addresses of services and of this host for which another host answers, too.
+    /// Addresses of services and of this host for which another host also answers ARP or neighbour
+    /// discovery.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<Conflict>,
     /// Its next hops that do not answer, without those of servers or interfaces that are down.
@@ -506,7 +507,7 @@ pub struct ServiceStatus {
     pub usable: usize,
     /// Whether the service has its quorum.
     pub quorum: bool,
-    /// Panic mode: too few servers are up, and all are used.
+    /// Whether the service is in panic mode: too few servers are up, and all are used.
     #[serde(default)]
     pub panic: bool,
     /// The sorry server, if it receives the new connections.
@@ -521,15 +522,16 @@ pub struct ServiceStatus {
     /// Whether a service that lvsd does not own uses the address.
     #[serde(default)]
     pub conflict: bool,
-    /// The source of the service's servers has not answered yet: the servers in the dataplane stay
-    /// unchanged.
+    /// Whether the source of the service's servers has not answered yet, so that the servers in the
+    /// dataplane stay unchanged.
     #[serde(default)]
     pub unheard: bool,
     /// Packets of clients that opened no connection because the dataplane refused them, by reason,
     /// since the dataplane has the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
-    /// Packets of its connections that the dataplane dropped or refused, likewise.
+    /// Packets of the service's connections that the dataplane dropped or refused, by reason, since
+    /// the dataplane has the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drops: Vec<Refusals>,
     /// Its servers, in the order of the file, and then servers that will be removed.
@@ -555,7 +557,7 @@ pub struct ServerStatus {
     /// `flapping` or `slow`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub code: String,
-    /// The reason why it is down or suspicious.
+    /// The reason why the server is down or suspicious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// The fix, while the server is down or suspicious; absent if none is known.
@@ -565,7 +567,8 @@ pub struct ServerStatus {
     /// none.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
-    /// Set while lvsd's host cannot make its checks, after three in a row.
+    /// Set after three consecutive checks that lvsd's host could not perform, until it performs
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_not_made: Option<CheckNotMade>,
     /// The statistics of its checks; absent before the first check.
@@ -589,7 +592,8 @@ pub struct CheckStatus {
     pub p50_us: u64,
     /// 99th percentile in the last 5 minutes, likewise.
     pub p99_us: u64,
-    /// Number of consecutive checks, at the last slow one, that each took half a second or longer.
+    /// Number of consecutive checks, up to and including the last slow one, that each took half a
+    /// second or longer.
     #[serde(default)]
     pub slow_in_a_row: u64,
     /// Number of times that the server went down in the last 23 to 24 hours.
@@ -617,7 +621,7 @@ pub struct CheckNotMade {
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Counts up from 1 while the daemon runs.
+    /// Number of the event since the daemon started, from 1.
     pub seq: u64,
     /// The time, in milliseconds since 1970.
     pub time_ms: u64,

@@ -128,8 +128,8 @@ impl Patience {
         }
     }
 
-    /// Waits a moment, if another attempt is useful: the owner is ending, has just ended, or may
-    /// just have received the request to end.
+    /// Returns whether another attempt is useful, after a pause: the owner is ending, has just
+    /// ended, or may just have received the request to end.
     pub fn waits_for(&self, owner: impl Into<Owner>) -> bool {
         let Owner { pid, leaves } = owner.into();
         let limit = match pid.map_or(Life::Gone, Life::of) {

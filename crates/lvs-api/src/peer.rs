@@ -26,14 +26,14 @@ pub enum Root {
     },
     /// The process is in another user namespace.
     Elsewhere,
-    /// In another PID namespace, exited, or hidden.
+    /// The process is in another PID namespace, has exited, or is hidden.
     Unseen,
 }
 
 /// This process.
 #[derive(Clone, Copy, Debug)]
 pub struct Own {
-    /// Effective user.
+    /// Effective user id.
     pub uid: u32,
     /// Whether the dataplane has `CAP_NET_ADMIN` in its effective set. Without it, the dataplane
     /// can do nothing that its user cannot do anyway.
@@ -42,7 +42,7 @@ pub struct Own {
     pub initial: bool,
 }
 
-/// Reasons to refuse changes to a process. The text follows the name of the request.
+/// Reasons why a process may not make changes. The text follows the name of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The client is neither root nor the dataplane's own user.
@@ -50,7 +50,7 @@ pub enum Refusal {
         "only root with CAP_NET_ADMIN, the dataplane's own user and the group of --group may do this"
     )]
     User,
-    /// Root without the capability.
+    /// The client is root without the capability.
     #[error(
         "this process runs as root, but does not have CAP_NET_ADMIN: give it the capability (docker run --cap-add NET_ADMIN), or add its user to the group of the dataplane's --group"
     )]
@@ -60,7 +60,7 @@ pub enum Refusal {
         "this process is root in a user namespace that is not the dataplane's: run it in the dataplane's user namespace, or add its user to the group of the dataplane's --group"
     )]
     UserNamespace,
-    /// Root, with unknown capabilities.
+    /// The client is root, and its capabilities are unknown.
     #[error(
         "the dataplane does not see this process in /proc and cannot check whether it has CAP_NET_ADMIN: run it in the dataplane's PID namespace, or add its user to the group of the dataplane's --group"
     )]
@@ -131,7 +131,7 @@ fn effective(status: &str) -> Option<u64> {
 
 /// Whether process `pid` is in the user namespace of this process. If this process cannot see that
 /// (because the other has more capabilities), it compares the user id maps, which every process may
-/// read: two namespaces have equal maps only if a user with power over all ids wrote them.
+/// read: two namespaces have equal maps only if a user with rights over all ids wrote them.
 fn same_user_namespace(pid: u32) -> io::Result<bool> {
     let name = |of: &str| fs::metadata(format!("/proc/{of}/ns/user")).map(|m| (m.dev(), m.ino()));
     match name(&pid.to_string()) {

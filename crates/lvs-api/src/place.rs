@@ -1,5 +1,5 @@
-//! The default place of a dataplane's socket: a directory of root, in which no other user can take
-//! a name.
+//! The default place of a dataplane's socket: a directory of root, in which no other user can
+//! create a file.
 //!
 //! ```text
 //! /run/lvs/                          root's, 0755
@@ -10,8 +10,8 @@
 //!
 //! Network namespaces share `/run`, so the name contains the namespace: the inode of
 //! `/proc/self/ns/net`, which needs no privilege to read. Another namespace may have the inode
-//! after a reboot, or when the namespace is gone. A lock shows whether one of our processes runs
-//! there; state that outlives processes has the namespace's cookie in its name
+//! after a reboot, or when the namespace is gone. A lock shows whether a process of this project
+//! runs there; state that outlives processes has the namespace's cookie in its name
 //! ([`Address::state_file`]).
 
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -106,7 +106,7 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
                         return Err(LockError::Held(pid));
                     }
                 }
-                // The lock belongs to another process, or does not exist any more.
+                // The name belongs to a process that cannot be an `lvsd`, or is free again.
                 _ => break None,
             },
             Err(error) => {

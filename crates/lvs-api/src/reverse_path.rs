@@ -1,10 +1,10 @@
-//! The reverse path filter of a host (`rp_filter`, IPv4), which can drop packets that no program
-//! sees dropped.
+//! The reverse path filter of a host (`rp_filter`, IPv4), which drops packets without informing any
+//! program.
 
 use std::fs;
 use std::path::Path;
 
-/// The settings of all interfaces, each with a directory.
+/// The settings of all interfaces, each in a separate directory.
 const SETTINGS: &str = "/proc/sys/net/ipv4/conf";
 
 /// Whether the filter of an interface is strict.

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn starting_reads_own_process() {
+    fn own_process_is_read_from_proc() {
         let own = Processes::system().process(std::process::id());
         let own = own.expect("this process");
         assert!(own.start > 0 && !own.command_line.is_empty());

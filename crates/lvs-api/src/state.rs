@@ -22,7 +22,7 @@ const FILES_MOST: usize = 4096;
 /// Maximum number of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
 /// The age from which files of a namespace without visible processes are removed, if not all
-/// processes are visible (without `CAP_SYS_PTRACE`, or in a process namespace).
+/// processes are visible (without `CAP_SYS_PTRACE`, or in a PID namespace).
 const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Address {
@@ -67,7 +67,7 @@ pub fn tidy(address: &Address, but: &str) {
     remove(path, &files);
 }
 
-/// Whether the rest of a file name, after the socket's name, is one of this project's.
+/// Whether this project uses file names with this rest after the socket's name.
 fn is_state(rest: &str) -> bool {
     let numbered = rest.strip_prefix('.').and_then(|rest| {
         let (number, _) = rest.split_once('.')?;
@@ -194,7 +194,8 @@ fn live() -> (HashSet<u64>, bool) {
             },
         }
     }
-    // The administrator hides processes, or `/proc` is not mounted.
+    // Not all processes are visible if the administrator hides them (`hidepid`), or if `/proc` is
+    // not mounted.
     sees_all &= Path::new("/proc/1").exists() && others.is_subset(&files);
     inodes.extend(mounted);
     (inodes, sees_all)

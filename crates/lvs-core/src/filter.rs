@@ -10,11 +10,13 @@ use core::net::IpAddr;
 use crate::Prefix;
 use crate::lpm::PrefixMap;
 
-/// Maximum number of prefixes in one filter, allowed and denied ones together: some 10 MB.
+/// Maximum number of prefixes in one filter, allowed and denied ones together. Such a filter needs
+/// some 10 MB of memory.
 pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
 
 /// Allowed and denied sources of new connections. The longest prefix that contains a source
-/// decides; a source in no prefix is accepted, unless the filter allows any prefix.
+/// decides; a source in no prefix is accepted if the filter has no allowed prefixes, and denied
+/// otherwise.
 ///
 /// The filter is built once, and its copies share it.
 #[derive(Clone, Debug, Default)]

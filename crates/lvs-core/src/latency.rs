@@ -9,8 +9,8 @@ use core::time::Duration;
 
 use crate::Instant;
 
-/// Time in nanoseconds in which an average falls to a half: Finagle's decay time of 10 s is 10 s ×
-/// ln 2.
+/// Time in nanoseconds in which an average falls to a half: 10 s × ln 2, because Finagle's decay
+/// time, in which it falls to 1/e, is 10 s.
 const HALF_LIFE: u64 = 6_931_471_806;
 
 /// The average time until a server's first answer to a new connection.

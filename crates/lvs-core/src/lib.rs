@@ -61,7 +61,7 @@
 //! |---|---|
 //! | [`sched`] | the built-in schedulers |
 //! | [`settings`], [`filter`], [`full_nat`], [`ftp`], [`mark`], [`tunnel`] | settings of directors, services and servers |
-//! | [`stats`], [`explain`], [`attempts`], [`recent`] | counters, answers to questions |
+//! | [`stats`], [`explain`], [`attempts`], [`recent`] | counters, explanations of decisions |
 //! | [`sync`] | messages of the synchronisation daemons |
 //! | [`edit`], [`fast_path`], [`memory`], [`offload`], [`replication`] | types for a dataplane like `lvs-dataplane` |
 //! | [`hash`], [`random`] | hash functions and random numbers of the decisions |
@@ -84,9 +84,9 @@
 //! # Differences from the kernel
 //!
 //! The tests of the workspace replay recordings of the kernel's decisions, as frames. The hash
-//! table differs from the kernel's, and two results with it: the order of listings, and the
-//! connections that `drop_entry` visits. It visits as many connections, at random, and spares the
-//! same states.
+//! table differs from the kernel's, and so do two results: the order of listings, and the
+//! connections that `drop_entry` visits. `drop_entry` visits as many connections as in the kernel,
+//! chosen at random, and spares the same states.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -105,10 +105,11 @@ struct Node {
     prefix: u128,
     /// Number of bits of `prefix` that count.
     skip: u8,
-    /// Bits of children with a node of their own; the nodes are contiguous.
+    /// One bit for each place with a child node; the child nodes are contiguous.
     children: u64,
     first_child: u32,
-    /// One bit for each place whose value differs from that of the previous place.
+    /// One bit for each place whose value differs from that of the previous place; the bit of the
+    /// first place is always set.
     changes: u64,
     first_value: u32,
 }
@@ -153,8 +154,8 @@ impl<T: Copy> Tree<T> {
         };
         self.nodes[at] = node;
         self.fill_values(at, entries);
-        // Longer prefixes are grouped by place. Those of one place are adjacent, because shorter
-        // prefixes with the same first bits precede them.
+        // Longer prefixes are grouped by place. Those of one place are adjacent, because the
+        // entries are sorted by their bits.
         let deeper = |entry: &Entry<T>| entry.len > skip + STRIDE;
         let mut groups: Vec<(u8, Vec<Entry<T>>)> = Vec::new();
         for &entry in entries.iter().filter(|entry| deeper(entry)) {

@@ -67,7 +67,7 @@ pub enum MarkAction {
 /// A rule: applies to the packets that match all its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkRule {
-    /// Name of the interface on which they arrive.
+    /// Name of the interface on which the packets arrive.
     pub interface: Option<String>,
     /// Source prefix of the packets.
     pub source: Option<Prefix>,
@@ -171,7 +171,7 @@ impl MarkRule {
         let Some(destination) = self.destination else {
             return match (self.action, self.source) {
                 (MarkAction::Mark(_), _) => Err(
-                    "--destination is missing: packets with a mark are hidden from the host by their destination"
+                    "--destination is missing: a rule with --mark needs it, because the dataplane hides the packets from the host by their destination"
                         .into(),
                 ),
                 (_, None) => Err(

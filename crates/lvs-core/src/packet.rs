@@ -281,7 +281,7 @@ pub struct IcmpError {
     pub dst: IpAddr,
     /// The embedded packet as it was sent: its source, destination and ports.
     pub inner: Tuple,
-    /// The embedded ports were readable.
+    /// Whether the embedded packet contains its ports.
     pub inner_ports: bool,
     /// Whether the checksum of the ICMP message is correct.
     pub checksum_ok: bool,

@@ -1,5 +1,5 @@
-//! Persistence engines: data in addition to the client's address that connect related connections.
-//! SIP is the only one.
+//! Persistence engines: a datum in the packet that, in addition to the client's address, identifies
+//! related connections. SIP is the only engine.
 
 /// Maximum length of an engine's data in bytes (`IP_VS_PEDATA_MAXLEN`).
 const DATA_MAX: usize = 255;
@@ -67,8 +67,7 @@ fn skip_break(message: &[u8], at: usize) -> usize {
     }
 }
 
-/// Skips whitespace with at most one line break, which whitespace must follow; `None` if it does
-/// not.
+/// Skips whitespace with at most one line break. `None` if no whitespace follows the line break.
 fn skip_space(message: &[u8], at: usize) -> Option<usize> {
     let blanks = |at: usize| {
         let rest = &message[at.min(message.len())..];

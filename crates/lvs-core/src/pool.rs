@@ -118,7 +118,7 @@ impl Pool {
     /// Replaces the settings of a server.
     ///
     /// # Errors
-    /// [`Error::NoServer`], and what [`Server::check`] finds.
+    /// [`Error::NoServer`], and the errors of [`Server::check`].
     pub fn edit(&mut self, addr: SocketAddr, config: &ServerConfig) -> Result<(), Error> {
         self.configure(addr, config).map(drop)
     }
@@ -195,7 +195,7 @@ impl Pool {
         self.scheduler.needs_replies()
     }
 
-    /// Whether the scheduler uses the last weights of servers without a weight.
+    /// Whether the scheduler uses the last weights of servers with weight 0.
     pub(crate) fn goes_by_last_weight(&self) -> bool {
         self.scheduler.goes_by_last_weight()
     }

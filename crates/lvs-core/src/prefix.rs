@@ -78,7 +78,7 @@ impl Prefix {
         }
     }
 
-    /// The number of addresses in the network, and the addresses; `None` above 2^16.
+    /// All addresses of the network; `None` if it has more than 2^16.
     pub fn addresses(&self) -> Option<impl Iterator<Item = IpAddr> + use<>> {
         let host = self.family().bits() - self.len;
         let first = self.addr;

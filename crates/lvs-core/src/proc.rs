@@ -1,8 +1,8 @@
 //! The text of `/proc/net/ip_vs` and of related files, for programs that read those files.
 //!
 //! The format is the kernel's. The order differs: the kernel lists services and connections in the
-//! order of its hash tables; here services are listed by age, the oldest first, and connections by
-//! slot.
+//! order of its hash tables; here services are listed by age, the oldest first and those of
+//! firewall marks last, and connections by slot.
 
 use core::fmt::{self, Write};
 use core::net::{IpAddr, Ipv6Addr};
@@ -115,7 +115,7 @@ fn plain(out: &mut impl Write, info: &ConnInfo) -> fmt::Result {
     if let Some((name, data)) = &info.engine {
         write!(out, " {name} ")?;
         for &byte in data {
-            // Call-IDs are written as Latin-1.
+            // The bytes of a Call-ID are read as Latin-1.
             out.write_char(byte.into())?;
         }
     }
@@ -145,7 +145,7 @@ const fn expires(info: &ConnInfo) -> u64 {
 /// A file of `/proc/net` that shows `info`: `ip_vs_app`, `ip_vs_stats` or `ip_vs_stats_percpu`.
 ///
 /// # Errors
-/// Errors of `out`, and a name that is none of them.
+/// Errors of `out`; also if `file` is none of these names.
 pub fn of_info(out: &mut impl Write, file: &str, info: &Info) -> fmt::Result {
     match file {
         "ip_vs_app" => helpers(out, &info.ftp_ports),
@@ -155,7 +155,7 @@ pub fn of_info(out: &mut impl Write, file: &str, info: &Info) -> fmt::Result {
     }
 }
 
-/// `ip_vs_stats`: counters and rates of everything, as of the last two-second tick.
+/// `ip_vs_stats`: counters and rates of the whole director, as of the last two-second tick.
 fn totals(out: &mut impl Write, info: &Info) -> fmt::Result {
     out.write_str("   Total Incoming Outgoing         Incoming         Outgoing\n")?;
     out.write_str("   Conns  Packets  Packets            Bytes            Bytes\n")?;
@@ -164,7 +164,8 @@ fn totals(out: &mut impl Write, info: &Info) -> fmt::Result {
     counts(out, "", &info.total.rates)
 }
 
-/// `ip_vs_stats_percpu`: as [`totals`], with the present counters of each worker instead of a CPU.
+/// `ip_vs_stats_percpu`: as [`totals`], with the present counters of each worker instead of each
+/// CPU.
 fn parts(out: &mut impl Write, info: &Info) -> fmt::Result {
     out.write_str("       Total Incoming Outgoing         Incoming         Outgoing\n")?;
     out.write_str("CPU    Conns  Packets  Packets            Bytes            Bytes\n")?;
@@ -191,8 +192,8 @@ fn counts(out: &mut impl Write, before: &str, counts: &Counts) -> fmt::Result {
     )
 }
 
-/// `ip_vs_app`: the FTP helper at these ports. The number of its connections is not
-/// counted, and listed as 0.
+/// `ip_vs_app`: the FTP helper at these ports. Its connections are not counted: their number is
+/// listed as 0.
 fn helpers(out: &mut impl Write, ftp_ports: &[u16]) -> fmt::Result {
     out.write_str("prot port    usecnt name\n")?;
     ftp_ports.iter().try_for_each(|port| {

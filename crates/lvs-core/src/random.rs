@@ -1,4 +1,4 @@
-//! Numbers that follow from a seed.
+//! Pseudorandom numbers, which depend only on a seed.
 
 /// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 #[derive(Clone, Copy, Debug, Default)]

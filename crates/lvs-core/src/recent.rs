@@ -19,7 +19,8 @@ pub struct RecentCounter {
     count: u64,
     /// The number of the latest slot with a packet, from the origin of the clock.
     latest: u64,
-    /// The packets of the slots up to the latest one, each at its number modulo their amount.
+    /// Numbers of packets in the slots up to the latest one, each at the slot's number modulo the
+    /// number of slots.
     slots: [u32; SLOTS],
     first: Instant,
     last: Instant,
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_packets_have_their_first_time_and_their_rate() {
+    fn steady_packets_report_first_time_and_recent_counts() {
         let mut counter = RecentCounter::default();
         for second in 5..=1000 {
             counter.add(2, at(second));

@@ -39,7 +39,8 @@ pub trait Scheduler: fmt::Debug + Send {
         None
     }
 
-    /// The slot of its hash table that a request is assigned to, for schedulers that have one.
+    /// The slot of the scheduler's hash table to which a request is assigned; `None` without such a
+    /// table.
     fn slot(&self, request: &Request) -> Option<HashSlot> {
         let _ = request;
         None
@@ -55,7 +56,7 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = servers;
     }
 
-    /// A server was inserted at the start of the list, at index 0 (`add_dest`).
+    /// Called after a server was inserted at the start of the list, at index 0 (`add_dest`).
     fn server_added(&mut self, servers: &[Arc<Server>]) {
         let _ = servers;
     }
@@ -65,8 +66,8 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = (servers, index);
     }
 
-    /// Reports that an operator has set the settings of the server at `index`, perhaps to the same
-    /// values (`upd_dest`).
+    /// Called after the settings or the weight of the server at `index` were set, perhaps to the
+    /// same values (`upd_dest`).
     fn server_edited(&mut self, servers: &[Arc<Server>], index: usize) {
         let _ = (servers, index);
     }
@@ -77,7 +78,7 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = seed;
     }
 
-    /// The sysctls in force, before [`start`](Self::start) and after each change.
+    /// Sets the sysctls in force. Called before [`start`](Self::start) and after each change.
     fn sysctls_changed(&mut self, sysctls: &Sysctls) {
         let _ = sysctls;
     }
@@ -87,7 +88,7 @@ pub trait Scheduler: fmt::Debug + Send {
         None
     }
 
-    /// A [`period`](Self::period) has passed since the start or since the last tick.
+    /// Called when a [`period`](Self::period) has passed since the start or since the last tick.
     fn tick(&mut self, now: Instant) {
         let _ = now;
     }

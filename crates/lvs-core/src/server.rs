@@ -48,7 +48,7 @@ pub struct Server {
     /// Flags of new connections to the server.
     watches: AtomicU32,
     latency: Latency,
-    /// Attempts to connect in a row without a good answer.
+    /// Consecutive connection attempts without a good answer.
     unanswered: AtomicU32,
     attempts: AttemptCounters,
     /// Whether a scheduler is notified of changes.
@@ -198,7 +198,7 @@ impl Server {
     }
 
     /// Applies the service's settings beyond the kernel's IPVS. `timed` means that the latency of
-    /// its answers is measured.
+    /// the server's answers is measured.
     pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
         self.on_down.store(extras.on_server_down as u8, Relaxed);
         let mut watches = 0;
@@ -476,7 +476,7 @@ impl Server {
     }
 }
 
-/// Counts one connection of a server until it is dropped.
+/// Counts one connection of a server until this value is dropped.
 #[derive(Debug)]
 #[must_use = "the connection is counted until this value is dropped"]
 pub struct OpenConnection {

@@ -37,7 +37,7 @@ impl Family {
     }
 }
 
-/// Identity of a service (spec: `ip_vs_service` hash keys).
+/// Identity of a service, like the hash keys of `ip_vs_service`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServiceKey {
     /// Protocol (TCP, UDP or SCTP), virtual address and port.
@@ -105,7 +105,8 @@ impl ServiceKey {
     }
 }
 
-/// A service's key in an order: protocol, family and address, port; marks first.
+/// A service's key with a total order: by protocol, address family, address and port; marks come
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum ServiceKeyOrd {
     Mark(Family, u32),

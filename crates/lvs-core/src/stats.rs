@@ -131,7 +131,7 @@ pub(crate) struct ObjectStats {
     beside: Counters,
     snapshot: Counts,
     zero: Counts,
-    /// The snapshot that the estimator compared with last.
+    /// The snapshot at the last tick, from which the estimator computes the next difference.
     last: Counts,
     /// Scaled averages (see [`Self::tick`]).
     average: Counts,
@@ -221,7 +221,7 @@ impl ObjectStats {
     }
 }
 
-/// Dropped packets of connections, by the server and the reason: one worker's, until
+/// Dropped packets of one worker's connections, by server and reason, until
 /// [`Control::count_drops`](crate::Control::count_drops) adds them to their services. There are at
 /// most as many counts as servers times reasons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

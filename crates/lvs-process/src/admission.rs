@@ -45,8 +45,8 @@ impl Places {
         lock(&self.state)
     }
 
-    /// Reserves a place for a connection; `reader` is the user of a read-only connection. `None` if
-    /// all places, or all places of this user, are in use.
+    /// Reserves a slot for a connection; `reader` is the user of a read-only connection. `None` if
+    /// all slots, or all slots of this user, are in use.
     pub fn take(self: &Arc<Self>, reader: Option<u32>) -> Option<Place> {
         let mut state = self.state();
         if state.all >= CONNECTIONS_MAX {
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn read_only_users_cannot_use_all_slots_and_one_user_not_all_of_theirs() {
+    fn read_only_users_together_and_each_alone_get_limited_slots() {
         let places = Arc::<Places>::default();
         let take = |uid| std::iter::from_fn(|| places.take(uid)).collect::<Vec<_>>();
         let one = take(Some(1));

@@ -296,7 +296,7 @@ mod tests {
         );
         server.shutdown(std::net::Shutdown::Both).expect("a socket");
         drop(server);
-        // The rest in the socket is read byte by byte.
+        // The reader reads the remaining bytes one by one: do not wait for it.
         drop(taking);
     }
 }

@@ -1,4 +1,4 @@
-//! Binds the control socket of a dataplane. Only one dataplane can have it.
+//! Binds the control socket of a dataplane. Only one dataplane can bind it at a time.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -161,7 +161,7 @@ impl Listener {
                 // and therefore their own name.
                 if peercred::own_uid() == 0 {
                     tracing::warn!(
-                        "cannot listen in {directory} ({source}): listening at {name}, a name that any user could have used; create that directory with the owner root and the mode 0755 (RuntimeDirectory=lvs in a systemd unit)"
+                        "cannot listen in {directory} ({source}): listening at {name}, an abstract name that any local user can bind; create that directory with the owner root and the mode 0755 (RuntimeDirectory=lvs in a systemd unit)"
                     );
                 }
                 Self::bind_name(&name)

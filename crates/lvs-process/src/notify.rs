@@ -30,7 +30,7 @@ impl Notify {
             (Ok(socket), Ok(address)) => Self(Some(Arc::new((socket, address)))),
             _ => {
                 tracing::warn!(
-                    "NOTIFY_SOCKET is set, but {} cannot be used",
+                    "the service manager receives no notifications: {} in NOTIFY_SOCKET is not a usable socket address",
                     name.display()
                 );
                 Self::default()

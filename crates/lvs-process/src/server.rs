@@ -33,7 +33,8 @@ const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 pub struct Permissions {
     /// The group whose members have write access, in addition to root and the dataplane's own user.
     pub writers: Option<u32>,
-    /// Only its members, and clients with write access, may read; without it, every user may.
+    /// The group whose members have read access, in addition to clients with write access. If
+    /// absent, every user has read access.
     pub readers: Option<u32>,
 }
 
@@ -139,7 +140,7 @@ impl Server {
             Rights::None => {
                 return Err(Failure::new(
                     FailureCode::Permission,
-                    "only root, the dataplane's own user and the groups of --group and --readers may read its state",
+                    "only root, the dataplane's own user and the groups of --group and --readers may read the state of the dataplane",
                 ));
             }
         };
@@ -147,7 +148,7 @@ impl Server {
             Failure::new(
                 FailureCode::Full,
                 format!(
-                    "the dataplane already serves the maximum of {CONNECTIONS_MAX} control connections, {READERS_MAX} of users without rights, or {USER_MAX} of yours: close some"
+                    "too many control connections are open: the dataplane permits {CONNECTIONS_MAX}, {READERS_MAX} of them to read-only users and {USER_MAX} to one read-only user: close some"
                 ),
             )
         })?;

@@ -2,9 +2,10 @@
 //! dataplane works.
 //!
 //! One live thread is no evidence for the others. So the dataplane makes a request over its own
-//! control socket that needs all of its parts: the socket's threads accept it, the packet path and
-//! the keeper of the host add their state. Only an answer resets the watchdog. Time in which the
-//! whole process does not run, as on a suspended machine, counts only if the manager counts it.
+//! control socket that needs all of its parts: the socket's threads accept it, the packet workers
+//! and the keeper add their state. Only an answer resets the watchdog. While the whole process does
+//! not run, as on a suspended machine, no request fails; the service manager decides whether that
+//! time counts.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -88,7 +89,8 @@ fn feed(
     }
 }
 
-/// Whether the control socket, the packet path and the keeper answer within `patience`.
+/// Requests the state of the control socket, the packet workers and the keeper. An error if one of
+/// them does not answer within `patience`.
 fn answers(address: &Address, patience: Duration) -> Result<(), Error> {
     let mut client = match Client::connect_patiently(address, patience) {
         // If all slots are in use, the dataplane is busy, but works.

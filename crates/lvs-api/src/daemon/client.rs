@@ -1,4 +1,4 @@
-//! The client of `lvsd`'s control socket: HTTP, a request a connection.
+//! The client of `lvsd`'s control socket: HTTP, with a separate connection for each request.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,10 +17,11 @@ use crate::address::impostor;
 const BODY_MAX: u64 = 256 << 20;
 /// The longest head of an answer.
 const HEAD_MAX: u64 = 64 << 10;
-/// Longest silence of the daemon: this is its own time limit for an answer of the dataplane.
+/// Time without data from the daemon after which a request fails: as long as the daemon itself
+/// waits for an answer of the dataplane.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Longest silence of the daemon during a reload: on a busy host, a file with tens of thousands of
-/// servers takes most of a minute. `contrib/lvsd.service` permits a reload more.
+/// Time without data from the daemon after which a reload fails: on a busy host, a file with tens
+/// of thousands of servers takes most of a minute. `contrib/lvsd.service` permits more time.
 const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
 
 /// A client of the daemon.
@@ -184,7 +185,8 @@ impl Client {
             let code = rest.split(' ').nth(1)?;
             code.trim_end().parse().ok()
         });
-        let code = code.ok_or_else(|| self.garbled(&format!("it says `{}`", words.trim_end())))?;
+        let code =
+            code.ok_or_else(|| self.garbled(&format!("it answered `{}`", words.trim_end())))?;
         let mut length = None;
         loop {
             let line = self.line(&mut stream, HEAD_MAX)?;
@@ -193,7 +195,8 @@ impl Client {
                 _ if line.is_empty() => return Ok(Head { code, length }),
                 Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
                     let value = value.trim().parse();
-                    length = Some(value.map_err(|_| self.garbled(&format!("it says `{line}`")))?);
+                    length =
+                        Some(value.map_err(|_| self.garbled(&format!("it answered `{line}`")))?);
                 }
                 _ => {}
             }
@@ -300,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unit_ends_a_reload_later_than_the_client() {
+    fn systemd_unit_permits_longer_reload_than_client() {
         let unit = include_str!("../../../../contrib/lvsd.service");
         let limit = unit
             .lines()
@@ -352,7 +355,7 @@ mod tests {
             (refused, "only root may"),
             ("", "has exited"),
             ("HTTP/1.0 200 OK\r\n", "has exited"),
-            ("{\"id\":0}\n", "is not this lvsd: it says `{\"id\":0}`"),
+            ("{\"id\":0}\n", "is not this lvsd: it answered `{\"id\":0}`"),
             (
                 "HTTP/1.0 200 OK\r\ncontent-length: -1\r\n\r\n",
                 "is not this lvsd",

@@ -139,7 +139,8 @@ impl Resolve for Names {
     }
 }
 
-/// Whether `/etc/nsswitch.conf` contains a source of host names other than files.
+/// Whether the sources of host names in `/etc/nsswitch.conf` include DNS. Without a list of these
+/// sources, DNS is used.
 fn uses_dns(nsswitch: &str) -> bool {
     nsswitch
         .lines()

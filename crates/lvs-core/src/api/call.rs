@@ -58,15 +58,15 @@ macro_rules! calls {
             }
         }
 
-        /// Pattern of the calls that change the configuration, for a match that the compiler keeps
-        /// complete.
+        /// Pattern that matches every call that changes the configuration. A `match` with this
+        /// pattern and `no_change` has an arm for every call, without a wildcard.
         #[doc(hidden)]
         #[macro_export]
         macro_rules! any_change {
             () => { $($crate::api::Call::$change { .. })|* };
         }
 
-        /// Form of all other calls.
+        /// Pattern that matches all other calls.
         #[doc(hidden)]
         #[macro_export]
         macro_rules! no_change {
@@ -137,8 +137,9 @@ calls! {
         "filter.list" FilterList {},
         /// The local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
-        /// The host that forwarded a server's latest reply to a health check through a service that
-        /// requires replies from the server itself. Answer: [`ReturnPath`](super::ReturnPath).
+        /// The host that forwarded the latest reply of a server to a through-VIP check, although
+        /// the server should have sent the reply directly to the director. Answer:
+        /// [`ReturnPath`](super::ReturnPath).
         "server.return_path" ServerReturnPath {
             /// Address of the server.
             server: core::net::IpAddr,
@@ -146,11 +147,11 @@ calls! {
     }
 
     writes {
-        /// The next connection of `client` to a service within 10 s uses this server, in spite of
-        /// scheduler, weight, filters and limits: for checks on the path of a client's packets.
-        /// Answer: [`Done`](super::Done).
+        /// The next connection of `client` to the service within 10 s uses this server, regardless
+        /// of scheduler, weight, filters and limits: for through-VIP checks. Answer:
+        /// [`Done`](super::Done).
         "server.pin" ServerPin {
-            /// The service, which has an address.
+            /// The service; the service of a firewall mark is refused.
             service: ServiceId,
             /// Address and port of the server.
             server: SocketAddr,
@@ -165,19 +166,20 @@ calls! {
         /// hosts, as through a packet socket, for which a user needs similar rights.
         "capture" Capture(CaptureFilter),
         /// Apply all of these changes, or none: all are checked before the first is applied, each
-        /// against the state after its predecessors. Packets that open connections do not wait for
-        /// a long list, and may be decided on in the middle of it; a list of up to 16 changes
-        /// without a flush is applied at once. Answer: [`Done`](super::Done). A refusal names the
-        /// first change that is impossible ([`Failure::change`](super::Failure::change)).
+        /// against the state after its predecessors. A long list does not delay packets that open
+        /// connections; the decisions about these packets may use a part of the changes. A list of
+        /// up to 16 changes without a flush takes effect at once. Answer: [`Done`](super::Done). A
+        /// refusal names the first change that is impossible
+        /// ([`Failure::change`](super::Failure::change)).
         "apply" Apply {
             /// Calls that change the configuration, in their order, at most
             /// [`CHANGES_MAX`](super::CHANGES_MAX).
             changes: Vec<Self>,
         },
-        /// Virtual addresses that are announced by routes on the dataplane's device, for routing
-        /// daemons to pass on. The dataplane receives packets for all of them, and answers ARP for
-        /// none. Each call replaces the previous one, and the caller has to repeat it periodically.
-        /// Answer: [`Announcements`](super::Announcements).
+        /// Sets the virtual addresses for which the dataplane adds routes on its device, so that
+        /// routing daemons announce them. The dataplane receives packets for all of these
+        /// addresses, and answers ARP for none. Each call replaces the previous one, and the caller
+        /// has to repeat it periodically. Answer: [`Announcements`](super::Announcements).
         "vips.announce" VipsAnnounce(AnnounceSpec),
         /// Stop the dataplane. Answer: `{}`, then the dataplane exits.
         "stop" Stop {},
@@ -215,9 +217,9 @@ calls! {
             server: SocketAddr,
         },
         /// Orders the servers of a service: the first server of the list gets the position of the
-        /// most recently added server, which is examined first. Servers that are not in the list
-        /// follow, in their present order; names of absent servers are ignored. If the order
-        /// changes, the scheduler restarts. Answer: [`Done`](super::Done).
+        /// most recently added server, which schedulers examine first. Servers that are not in the
+        /// list follow, in their present order; addresses that the service does not have are
+        /// ignored. If the order changes, the scheduler restarts. Answer: [`Done`](super::Done).
         "server.arrange" ServerArrange {
             /// The service.
             service: ServiceId,

@@ -16,7 +16,8 @@ pub(super) struct Plan<'a> {
     noted: Noted,
 }
 
-/// The differences only: a list of ten changes to a table of 40,000 servers copies no other server.
+/// The differences without the director: ten changes to a table of 40,000 servers do not copy the
+/// other servers.
 #[derive(Default)]
 pub(super) struct Noted {
     /// Whether all services of the director are removed.
@@ -32,11 +33,11 @@ pub(super) struct Noted {
     pub(super) marks: usize,
 }
 
-/// A service that changes touch.
+/// A service that earlier changes of the list affect.
 struct Planned {
     facts: Facts,
-    /// Whether the unchanged servers are those of the director; otherwise the service has only the
-    /// changed servers.
+    /// Whether servers that are not in `servers` are those of the director; otherwise the service
+    /// has only the servers in `servers`.
     kept: bool,
     /// Changed servers by address; `None` for a removed server.
     servers: BTreeMap<SocketAddr, Option<Forwarding>>,
@@ -71,7 +72,7 @@ impl<'a> Plan<'a> {
         self.noted
     }
 
-    /// Marks the state as changed, and returns it.
+    /// The differences, to be changed.
     pub(super) const fn noted(&mut self) -> &mut Noted {
         &mut self.noted
     }
@@ -157,7 +158,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The service, to be changed.
+    /// The differences of a service, to be changed; created if the list has not changed the service
+    /// yet. `None` if the service does not exist.
     fn touch(&mut self, key: &ServiceKey) -> Option<&mut Planned> {
         let facts = self.service(key)?;
         let place = self.noted.services.entry(key.into());

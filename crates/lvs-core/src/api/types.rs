@@ -125,7 +125,7 @@ pub struct ServiceSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerSpec {
-    /// The service of the address.
+    /// The service to which the server belongs.
     pub service: ServiceId,
     /// Address and port.
     pub server: SocketAddr,
@@ -139,7 +139,8 @@ pub struct ServerSpec {
 pub struct LocalPool {
     /// Addresses of the host, or addresses for which the dataplane answers ARP.
     pub addresses: Vec<core::net::IpAddr>,
-    /// Source NAT as well, if replies would otherwise bypass the director.
+    /// Whether NAT also translates the client's address if replies would otherwise bypass the
+    /// director.
     #[serde(default)]
     pub hairpin: bool,
 }
@@ -150,7 +151,8 @@ pub struct LocalPool {
 pub struct LocalInfo {
     /// The addresses, in the order of their addition.
     pub addresses: Vec<LocalAddressInfo>,
-    /// Source NAT as well, if replies would otherwise bypass the director.
+    /// Whether NAT also translates the client's address if replies would otherwise bypass the
+    /// director.
     pub hairpin: bool,
 }
 
@@ -176,7 +178,8 @@ pub struct ReturnPath {
     pub forwarder: Option<Forwarder>,
 }
 
-/// A host that forwarded a reply, which the server should have sent directly to the director.
+/// A host that forwarded a server's reply to the director. The server should have sent the reply
+/// directly.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forwarder {
     /// The forwarder's MAC address.
@@ -235,7 +238,8 @@ pub struct Info {
     /// Comparison of each peer's services and servers with those of this director.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,
-    /// Addresses of services and of this host for which another host answers, too.
+    /// Addresses of services and of this host for which another host also answers ARP or neighbour
+    /// discovery.
     pub conflicts: Vec<Conflict>,
     /// Next hops that do not answer ARP or neighbour discovery, at most 64.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -302,7 +306,7 @@ pub struct WorkerInfo {
     pub handed_over: u64,
     /// Frames that the worker received from other workers.
     pub taken: u64,
-    /// Frames that were dropped because the queue of that worker was full.
+    /// Frames that were dropped because the queue of the worker that has their connection was full.
     pub busy: u64,
     /// Number of times that it used more than half of a processor and was demoted from real-time
     /// scheduling.
@@ -327,7 +331,7 @@ pub struct SyncCounts {
     pub received: u64,
     /// Bytes of the received messages.
     pub received_bytes: u64,
-    /// Connections and templates that were taken over, or brought up to date.
+    /// Received connections and templates that were added to the table, or updated in it.
     pub taken: u64,
     /// Datagrams that were dropped because a socket's buffer was full.
     pub lost: u64,
@@ -337,14 +341,15 @@ pub struct SyncCounts {
     pub malformed: u64,
     /// Messages with another syncid.
     pub other_id: u64,
-    /// Connections that make no sense.
+    /// Received connections that were ignored because their content is invalid or contradictory.
     pub nonsense: u64,
     /// Connections that were dropped because the table was full.
     pub no_room: u64,
 }
 
 impl SyncCounts {
-    /// Lost and refused messages, under the names that [`Call::Drops`](super::Call::Drops) reports.
+    /// Lost and refused messages and connections, under the names that
+    /// [`Call::Drops`](super::Call::Drops) reports.
     pub const fn losses(&self) -> [(&'static str, u64); 8] {
         [
             ("sync_queue_full", self.queue_full),
@@ -367,7 +372,7 @@ pub struct SyncState {
     /// Whether this director has received the connections of its peers, or is configured not to
     /// wait for them. Always true without peers, and stays true.
     pub ready: bool,
-    /// The steps that remain until the director is ready.
+    /// The steps that remain until the director is ready; empty if there are none.
     pub waits_for: String,
     /// Address that peers connect to; absent without peers.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -379,18 +384,18 @@ pub struct SyncState {
     pub replicated: u64,
     /// Items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,
-    /// Bytes of these messages and of digests.
+    /// Bytes of these items and of digests.
     pub bytes_sent: u64,
     /// Items received from peers.
     pub items_received: u64,
-    /// Items that were taken over, or brought up to date.
+    /// Received items that were added to the table, or updated in it.
     pub taken: u64,
     /// Connections that were removed because they ended at a peer.
     pub ended: u64,
     /// Borrowed connections that this director owns now, because their packets arrived here later
     /// than at the peer.
     pub kept: u64,
-    /// Items that make no sense.
+    /// Received items that were ignored because their content is invalid or contradictory.
     pub nonsense: u64,
     /// Connections that were dropped because the table was full.
     pub no_room: u64,
@@ -398,16 +403,18 @@ pub struct SyncState {
     pub repairs: u64,
     /// Full syncs caused by an overflow of the outgoing queue of a peer.
     pub full_syncs: u64,
-    /// Connections from addresses that do not belong to a peer.
+    /// TCP connections from addresses that do not belong to a peer, which were refused.
     pub refused_address: u64,
-    /// Connections from a peer's address that were refused because two others from this address had
-    /// not authenticated.
+    /// TCP connections from a peer's address that were refused because two other connections from
+    /// this address had not authenticated yet.
     pub refused_places: u64,
-    /// Connections that were refused because the client did not prove that it has the key.
+    /// TCP connections that were refused because the connecting host did not prove that it has the
+    /// key.
     pub refused_key: u64,
-    /// Connections that ended because a frame was changed, repeated or too long.
+    /// TCP connections with peers that were closed because a frame was changed, repeated or too
+    /// long.
     pub forged: u64,
-    /// Connections closed because of an invalid frame.
+    /// TCP connections with peers that were closed because of an invalid frame.
     pub malformed: u64,
     /// Comparison of each peer's services and servers with those of this director.
     pub tables: Vec<TablesInfo>,
@@ -482,7 +489,7 @@ pub enum Standing {
     /// The address is not announced by a route.
     #[default]
     Withdrawn,
-    /// To prefer another director: a route with the protocol [`Standing::LEAVING`].
+    /// Routers should prefer another director: a route with the protocol [`Standing::LEAVING`].
     Leaving,
     /// A route with the protocol [`Standing::ANNOUNCED`].
     Announced,
@@ -582,7 +589,7 @@ pub struct PeerInfo {
     /// Milliseconds since the connections were last compared with the peer's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
-    /// Connections and templates in its last full sync.
+    /// Connections and templates that the peer has sent in its last full sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_connections: Option<u64>,
     /// Duration of the full sync, in milliseconds.
@@ -621,11 +628,11 @@ pub struct PeerStanding {
 }
 
 impl PeerStanding {
-    /// A peer that has not synchronised for this number of seconds is a finding; shortly after a
-    /// start it is not.
+    /// Number of seconds after which a peer that is not in step needs an operator's attention. A
+    /// peer that has just started is usually in step earlier.
     pub const ALARM: u64 = 10;
 
-    /// Whether the peer's connections were stored at this director some seconds ago.
+    /// Whether this director has all connections of the peer, by the latest comparison of digests.
     pub fn is_in_step(&self) -> bool {
         self.state == "in step"
     }
@@ -636,7 +643,7 @@ impl PeerStanding {
     }
 }
 
-/// The path on which established connections are forwarded.
+/// State of the kernel fast path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FastPathInfo {
@@ -670,7 +677,7 @@ pub struct TooBig {
     pub packets: u64,
 }
 
-/// Another host that answers for an address of this director.
+/// Another host that answers ARP or neighbour discovery for an address of this director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
     /// `vip_conflict` for a virtual address, `address_conflict` for another address of this host.
@@ -694,7 +701,8 @@ pub struct Conflict {
     pub answers: RecentCount,
 }
 
-/// The only conflicts that older dataplanes report.
+/// Default of [`Conflict::code`]: older dataplanes send no code, and report only conflicts of
+/// virtual addresses.
 fn vip_conflict() -> String {
     Conflict::VIP.to_owned()
 }
@@ -811,8 +819,8 @@ pub struct ServiceInfo {
     /// These packets by reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
-    /// Packets of its connections that were dropped or refused, by reason, since the service was
-    /// added.
+    /// Packets of the service's connections that were dropped or refused, by reason, since the
+    /// service was added.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drops: Vec<Refusals>,
     /// Its real servers in the kernel's list order: the most recently added one is first.
@@ -855,8 +863,8 @@ pub struct ServerInfo {
     /// Percentage of the weight that applies during a slow start; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_start: Option<u8>,
-    /// Microseconds until it answers a new connection, a moving average; absent without a
-    /// measurement.
+    /// Microseconds until the server answers a new connection, as a moving average; absent without
+    /// a measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
     /// Consecutive new connections that the server has refused or not answered in time; absent
@@ -922,7 +930,7 @@ pub struct ConnInfo {
 /// End of a listing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListEnd {
-    /// Number of items received.
+    /// Number of items in the listing.
     pub count: u64,
 }
 
@@ -951,7 +959,8 @@ pub struct Sysctl {
 /// A filter by source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterSpec {
-    /// The service; if absent, the director's state is applied to each of its services.
+    /// The service whose filter is replaced; if absent, the director's filter, which applies to all
+    /// services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceId>,
     /// The prefixes; empty for a filter that is off.
@@ -962,7 +971,7 @@ pub struct FilterSpec {
 /// A filter, or a part of a long one, in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterItem {
-    /// The service; absent: the director's.
+    /// The service; absent for the director's filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceId>,
     /// Prefixes of the filter.
@@ -970,14 +979,14 @@ pub struct FilterItem {
     pub lists: FilterLists,
 }
 
-/// A rule that sets marks, in a listing.
+/// A rule for marks, in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkText {
     /// Position of the rule in the list, from 1.
     pub position: usize,
     /// The rule as text, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
     pub rule: String,
-    /// Number of captured packets.
+    /// Number of packets to which the rule was applied.
     pub packets: u64,
 }
 
@@ -989,10 +998,10 @@ pub struct ReasonCount {
     pub action: String,
     /// Name of the reason.
     pub reason: String,
-    /// Their number and their times, with a precision of ten seconds.
+    /// Number and times of the packets, with a precision of ten seconds.
     #[serde(flatten)]
     pub packets: RecentCount,
-    /// Meaning of the number.
+    /// Meaning of the reason.
     pub help: String,
     /// Action that removes the cause.
     #[serde(default, alias = "remedy")]
@@ -1104,8 +1113,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// Kinds of refusals. Those up to `Permission` are the error numbers that the kernel would give
-/// `ipvsadm`.
+/// Kinds of refusals. Those up to [`Running`](Self::Running) correspond to the error numbers that
+/// the kernel would return to `ipvsadm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {

@@ -8,7 +8,8 @@ use crate::{Forwarding, Protocol, State};
 /// Index that means "no entry" or "no server".
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
-/// In a reference to the controlling entry: the other bits are the index of a template.
+/// Set in a reference to a controlling entry if that entry is a template; the other bits are its
+/// index.
 pub(crate) const TEMPLATE_BIT: u32 = 1 << 31;
 
 /// The identity of a connection: protocol, client and virtual address.

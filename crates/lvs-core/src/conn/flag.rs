@@ -4,7 +4,8 @@
 pub(crate) const METHOD: u32 = 0x0007;
 /// Made by a synchronisation message.
 pub(crate) const SYNC: u32 = 0x0020;
-/// No packet from the server has arrived.
+/// The server's replies do not pass through the director: the forwarding method does not translate
+/// addresses, and no packet from the server has arrived.
 pub(crate) const NO_OUTPUT: u32 = 0x0080;
 /// Counted as inactive.
 pub(crate) const INACTIVE: u32 = 0x0100;
@@ -65,6 +66,6 @@ const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
 /// The kernel fast path does not forward packets of connections with one of these flags. It can
 /// forward tracked ones: it need not see the sequence number of every packet.
 pub(crate) const USERSPACE: u32 = SLOW_PATH & !TRACKED;
-/// All of these flags have a local meaning, and are not replicated.
+/// Flags that have a meaning only at this director, and are not replicated.
 pub(crate) const OWN: u32 =
     PROBE | PEER | BORROWED | REPLICATED | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;

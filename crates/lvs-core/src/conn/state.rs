@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    /// Whether a connection that enters this state protects its template from eviction
+    /// Whether a connection that enters this state marks its template as assured
     /// (`ip_vs_control_assure_ct`).
     pub(crate) fn assures(self, protocol: Protocol) -> bool {
         match protocol {
@@ -112,7 +112,7 @@ pub(crate) enum Direction {
     Input,
     /// From the server.
     Output,
-    /// From the client, on a connection without a reply so far.
+    /// From the client, on a connection with `flag::NO_OUTPUT`.
     InputOnly,
 }
 

@@ -30,9 +30,10 @@ pub(crate) struct Template {
     pub(crate) assured: AtomicBool,
     /// Number of connections of this template.
     pub(crate) controlled: AtomicU32,
-    /// Number of times that it was considered for synchronisation.
+    /// Number of times that the template was considered for synchronisation.
     pub(crate) in_packets: AtomicU32,
-    /// Time of the last synchronisation, as in `Slot::sync_end`.
+    /// End of the timer that was last synchronised, in ticks of 4 ms; the lower two bits count
+    /// retries.
     pub(crate) sync_end: AtomicU32,
     /// Adjustment of sequence numbers, received by synchronisation.
     sequences: [AtomicU32; 6],
@@ -85,8 +86,9 @@ impl Template {
         }
     }
 
-    /// Counts that a connection of the template has ended. `true` if it was the last one, and the
-    /// template must end with it when connections are removed by force.
+    /// Counts that a connection of the template has ended. `true` if it was the last one and no
+    /// connection of the template was ever established. When connections are removed by force, such
+    /// a template is removed, too.
     pub(crate) fn release(&self) -> bool {
         self.controlled.fetch_sub(1, Relaxed) == 1 && !self.assured.load(Relaxed)
     }

@@ -48,7 +48,8 @@ impl Templates {
             .expect("indices lead to templates in use")
     }
 
-    /// The template of a client network (`ip_vs_ct_in_get`); with an engine, of its data.
+    /// The template of a client network (`ip_vs_ct_in_get`); with `data`, the template for this
+    /// data of a persistence engine.
     pub(crate) fn find(&self, key: &Key, data: Option<&[u8]>) -> Option<u32> {
         match data {
             None => self.table.find_template(key),

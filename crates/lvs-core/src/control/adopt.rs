@@ -12,7 +12,7 @@ use crate::shard::Shard;
 use crate::sync::wire;
 use crate::{Forwarding, Instant, Protocol, Server};
 
-/// Flags for state outside the slot, which ended with the previous process.
+/// Flags for state outside the slot, which was lost with the previous process.
 const LOST: u32 = flag::CONTROLS
     | flag::TIMED
     | flag::TRACKED
@@ -25,7 +25,8 @@ impl Control {
     /// As [`shard_in`](Self::shard_in), with the connections that another process left in `memory`.
     /// The caller has read the description next to the memory
     /// ([`Layout::from_words`](crate::memory::Layout::from_words)). The connections belong to the
-    /// shard after [`adopt`](Self::adopt); services and servers must exist before.
+    /// shard after [`adopt`](Self::adopt). The caller adds services and servers before it adopts
+    /// connections.
     pub fn shard_found(&self, number: usize, memory: Memory) -> Option<(Shard, Adoption)> {
         let (table, adoption) = ConnTable::found(self.options.max_connections, memory);
         Some((self.shard_with(number, table)?, adoption))
@@ -64,8 +65,9 @@ impl Control {
 
     /// Copies the connections that another process left in `memory` into these shards, for tables
     /// of another number or size: each connection into the shard that `home` returns for its
-    /// client. Otherwise as [`adopt`](Self::adopt), in one step. The clock of the other process is
-    /// `ahead` of this one. Returns the number of connections without a free slot.
+    /// client. Otherwise as [`adopt`](Self::adopt), in one step. `ahead` is the time by which the
+    /// clock of the other process is ahead of this one. Returns the number of connections without a
+    /// free slot.
     pub fn move_in(
         &self,
         shards: &mut [Shard],
@@ -305,7 +307,7 @@ mod tests {
                 .map(LocalChange::Bound)
                 .collect::<Vec<_>>()
         );
-        // The third one has found no room.
+        // The table has no room for the third connection.
         let seen = ends[..2].to_vec();
         drop((before, shard));
 
@@ -335,7 +337,7 @@ mod tests {
             let client = SocketAddr::from(([192, 0, 2, 1], port));
             assert_eq!(reply.destination, Some(client));
         }
-        // The owner of the local ends receives their release.
+        // The release of the local ports is reported.
         shard.advance(Instant::from_secs(100_000), usize::MAX);
         let released: Vec<LocalChange> = shard.local_changes().collect();
         assert_eq!(released.len(), 2);

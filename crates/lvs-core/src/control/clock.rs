@@ -8,8 +8,9 @@ use crate::conn::tick_of;
 use crate::shard::Shard;
 
 impl Control {
-    /// Runs the work that is due: removal of templates, snapshots of the counters, removed servers,
-    /// expiry in schedulers, and defences. Call it at least every two seconds, after the shards'
+    /// Runs the work that is due: removes expired templates, takes snapshots of the counters, frees
+    /// the records of removed servers, runs the periodic work of schedulers and slow starts, and
+    /// updates the defences. Call it at least every two seconds, after the shards'
     /// [`advance`](crate::Shard::advance): a template ends after its last connection.
     pub fn advance(&mut self, now: Instant) {
         self.show_clock(now);

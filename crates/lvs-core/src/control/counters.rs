@@ -1,4 +1,4 @@
-//! Counters and rates that are shown.
+//! Counters and rates of the whole director.
 
 use super::Control;
 use crate::service::ServiceKeyOrd;
@@ -32,7 +32,7 @@ impl Control {
         self.total.add(counts);
     }
 
-    /// Zeroes the listed counters of one service and its servers, or all counters
+    /// Zeroes the counters that listings show: those of one service and its servers, or all
     /// (`ip_vs_zero_service`, `ip_vs_zero_all`).
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::settings::Sysctls;
 /// Interval of the checks of free memory.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
-/// Slots are short if fewer than one of this many are free.
+/// Free slots are short if fewer than one in this many slots is free.
 const RESERVE: usize = 8;
 
 /// The state of the defences.
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn random_drop_hits_one_in_number_of_packets() {
+    fn drop_entry_probability_falls_with_number_of_packets() {
         let mut defense = Defense::new(1);
         let minute = Duration::from_secs(60);
         let drops = |defense: &mut Defense, packets| {

@@ -89,9 +89,10 @@ impl DigestWalk {
 }
 
 impl Control {
-    /// The digests of the next services, of `budget` servers and services, and the next position. A
-    /// service that changes between two pieces has a wrong digest, and the director another
-    /// [`generation`](Self::generation): then the caller has to start again.
+    /// Appends the digests of the next services to `out`, for about `budget` servers and services.
+    /// Returns the position at which the next call continues. If a service changes between two
+    /// calls, its digest is wrong and [`generation`](Self::generation) changes: the caller then has
+    /// to start again.
     pub fn digests_piece(
         &self,
         walk: DigestWalk,
@@ -190,7 +191,7 @@ mod tests {
     fn digest_covers_last_weight_for_mh_only() {
         for (scheduler, counts) in [("mh", true), ("wrr", false), ("sh", false)] {
             let (mut a, mut b) = (director(scheduler, &[1]), director(scheduler, &[1]));
-            // Drained here, added without a weight there.
+            // Director A drains the server; director B adds it with weight 0.
             add(&mut a, 2, 5);
             weigh(&mut a, 2, 0);
             add(&mut b, 2, 0);

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::{Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
 
-    /// Control halves of a service with `servers` servers, each of which has had a connection.
+    /// A control half with one service and `servers` servers, each of which has had a connection.
     fn control(servers: u16) -> Control {
         let mut control = Control::new(Options::default());
         let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());

@@ -18,7 +18,7 @@ use crate::{
     ServiceFlags, ServiceKey, Tuple, pool,
 };
 
-/// The reason for the destination of a packet that may open a connection.
+/// The decision about a packet that may open a connection, and the reasons for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
@@ -33,13 +33,13 @@ pub struct Explanation {
     pub service_why: String,
     /// The connection to which the packet belongs.
     pub connection: Option<String>,
-    /// The persistence template that would decide.
+    /// The persistence template that would choose the server.
     pub template: Option<String>,
-    /// The reason why no template decides.
+    /// The reason why no template chooses the server.
     pub template_why: String,
     /// The service's scheduler.
     pub scheduler: String,
-    /// The slot of the scheduler's hash table that it falls into.
+    /// The slot of the scheduler's hash table that the packet selects; `None` without such a table.
     pub slot: Option<HashSlot>,
     /// The servers in the kernel's order.
     pub candidates: Vec<Candidate>,
@@ -115,7 +115,8 @@ impl Control {
                 Some(server) => belongs_to_a_connection(server),
                 None => {
                     explanation.reason = AcceptReason::NoService.name().to_string();
-                    "passed to this host: it belongs to no service and no connection".to_string()
+                    "passed to this host: the packet belongs to no service and no connection"
+                        .to_string()
                 }
             };
             return explanation;
@@ -188,11 +189,14 @@ impl Control {
                 };
                 (format!("refused (port unreachable): {why}"), reason.name())
             }
-            Refused::Unknown(Unknown::Payload) => ("depends on the payload".to_string(), ""),
+            Refused::Unknown(Unknown::Payload) => (
+                "cannot be predicted: the decision depends on the packet's payload".to_string(),
+                "",
+            ),
             Refused::Unknown(Unknown::Scheduler) => {
                 let scheduler = &service.config().scheduler;
                 (
-                    format!("{scheduler} chooses; its choice cannot be predicted"),
+                    format!("cannot be predicted: {scheduler} chooses the server"),
                     "",
                 )
             }
@@ -212,7 +216,7 @@ impl Control {
         explanation.server = Some(server);
         let scheduler = &service.config().scheduler;
         let lots = if About::of(scheduler).is_some_and(|about| about.draws_lots) {
-            ", drawing lots"
+            " at random"
         } else {
             ""
         };
@@ -236,13 +240,14 @@ impl Control {
                 "new connections from port 20 are not balanced".to_string()
             }
             AcceptReason::FtpData if service.config().flags.has(ServiceFlags::PERSISTENT) => {
-                "a data connection of FTP, and no server accepts it".to_string()
+                "an FTP data connection that no server accepts".to_string()
             }
             AcceptReason::FtpData => {
-                "only a persistent service of FTP accepts ports other than its own".to_string()
+                "only a persistent FTP service accepts ports other than its own".to_string()
             }
             AcceptReason::LocalReply => {
-                "it belongs to a connection between its destination and this host".to_string()
+                "the packet belongs to a connection between its destination and this host"
+                    .to_string()
             }
             reason => reason.describe().trim().to_string(),
         }
@@ -287,7 +292,7 @@ impl Control {
 struct Forecast {
     /// The chosen server; `None`: the packet is sent to its own destination.
     server: Option<SocketAddr>,
-    /// Whether a template already exists, or would be created.
+    /// The step that chooses the server; for a template, whether the template already exists.
     by: By<bool>,
 }
 
@@ -369,7 +374,7 @@ impl State for Preview<'_> {
         let entry = control.records.get(template.server.load(Relaxed) as usize);
         let Some(entry) = entry.filter(|entry| may_lead_to(&entry.server, quiescent)) else {
             self.explanation.template_why = format!(
-                "the template of {client} refers to a removed server{}",
+                "the template of {client} refers to a server that was removed{}",
                 if quiescent { " or has weight 0" } else { "" }
             );
             return None;
@@ -434,7 +439,7 @@ impl State for Preview<'_> {
 }
 
 impl Preview<'_> {
-    /// Inserts a connection into the table, unless it is a one-packet connection.
+    /// Checks that the table has room for a connection; a one-packet connection needs none.
     fn enter(&self, packets: Packets, now: Instant) -> Result<(), DropReason> {
         let evicts = self.control.settings.evicts;
         let fits = packets == Packets::One || self.shard.has_room(evicts, now);
@@ -443,7 +448,7 @@ impl Preview<'_> {
 }
 
 fn belongs_to_a_connection(server: SocketAddr) -> String {
-    format!("goes to {server}: it belongs to a connection")
+    format!("goes to {server}: the packet belongs to a connection")
 }
 
 fn no_service(protocol: Protocol, dst: SocketAddr, mark: u32) -> String {
@@ -458,14 +463,14 @@ fn why_service(key: ServiceKey, dst: SocketAddr) -> String {
     match key {
         ServiceKey::Mark { mark, .. } => format!("the packet has the mark {mark}"),
         ServiceKey::Address { addr, .. } if addr.port() == dst.port() => {
-            "its address, port and protocol".to_string()
+            "the packet has its address, port and protocol".to_string()
         }
         ServiceKey::Address { addr, .. } if addr.port() == 0 => {
             "no service has the port, and this service accepts every port of the address"
                 .to_string()
         }
         ServiceKey::Address { .. } => {
-            "no service has the port, and a data connection of FTP may use it".to_string()
+            "no service has the port, and an FTP data connection may use it".to_string()
         }
     }
 }
@@ -750,7 +755,7 @@ mod tests {
             }
             self.ask(src, dst, mark);
             if self.random.draw_below(8) == 0 {
-                // A server of this host's answers it.
+                // A packet of this host to itself, and the answer.
                 self.ask(at(VIP, 80), at(VIP, 81), 0);
                 self.ask(at(VIP, 81), at(VIP, 80), 0);
             }

@@ -22,12 +22,12 @@ pub(crate) struct FullNat {
     hairpin: bool,
     /// Networks on the director's links: hosts in one of them reach each other directly.
     networks: Vec<Prefix>,
-    /// Servers of full NAT in services of IPv4 and of IPv6.
+    /// Number of full NAT servers in services of IPv4 and of IPv6.
     servers: [usize; 2],
 }
 
 impl FullNat {
-    /// Servers of full NAT in services of this family.
+    /// Number of full NAT servers in services of this family.
     pub(crate) const fn servers(&self, family: Family) -> usize {
         self.servers[family as usize]
     }

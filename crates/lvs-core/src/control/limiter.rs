@@ -63,8 +63,11 @@ struct Source {
 }
 
 impl Limiter {
-    /// The limit that a new connection from `client` would exceed; `None` counts the connection.
-    /// `seed` is the key of the hash of sources.
+    /// Counts a new connection from `client`, unless it would exceed a limit. `seed` is the key of
+    /// the hash of sources.
+    ///
+    /// # Errors
+    /// The limit that the connection would exceed.
     pub(crate) fn check<'a>(
         &mut self,
         limits: &Limits,
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn source_over_limit_uses_no_shared_rate() {
+    fn source_over_its_limit_does_not_use_up_shared_rate() {
         let limits = Limits {
             rate: 50,
             source_rate: 5,

@@ -67,15 +67,16 @@ pub(crate) const FTP_DATA: u16 = 20;
 /// Settings of a new director.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Maximum number of connections in each shard. Persistence templates, which all shards share,
-    /// are an eighth (and 128) more, so that some are evictable even when every connection has a
-    /// template of its own.
+    /// Maximum number of connections in each shard. The table of persistence templates, which all
+    /// shards share, has room for the connections of all shards, an eighth more, and another 128.
+    /// Some templates are therefore evictable even if every connection has a template of its own.
     pub max_connections: usize,
     /// Action of a full shard for a new connection.
     pub when_full: WhenFull,
     /// Number of shards.
     pub shards: usize,
-    /// Key of the hash of the connection table; use a random number of the system.
+    /// Seed of the connection table's hash function and of random decisions; use a random number of
+    /// the system.
     pub seed: u64,
     /// The available schedulers.
     pub schedulers: Registry,
@@ -163,19 +164,20 @@ pub struct Control {
     index: Keys,
     next_service: u32,
     records: Records,
-    /// Services with port 21: they receive TCP packets to ports without a separate service.
+    /// Number of services with port 21: they receive TCP packets to ports without a separate
+    /// service.
     ftp_services: usize,
-    /// Services with port 0, marks included.
+    /// Number of services with port 0, marks included.
     any_port_services: usize,
-    /// Services of IPv4 and of IPv6.
+    /// Number of services of IPv4 and of IPv6.
     families: [usize; 2],
-    /// Services with a persistence engine.
+    /// Number of services with a persistence engine.
     engines: usize,
     agenda: Agenda,
     total: ObjectStats,
     settings: Settings,
     shared: Arc<Shared>,
-    /// The latest time shown by [`advance`](Self::advance).
+    /// The latest time that the caller has passed to [`advance`](Self::advance).
     clock: Option<Instant>,
     /// The earliest of the moments below and of the services' ticks.
     next_event: Option<Instant>,
@@ -300,7 +302,7 @@ impl Control {
         Layout::new(self.options.max_connections, self.options.seed)
     }
 
-    /// As [`shard`](Self::shard), with its connections in `memory`, which is all zeros.
+    /// As [`shard`](Self::shard), with its connections in `memory`, which must contain zeros only.
     pub fn shard_in(&self, number: usize, memory: Memory) -> Option<Shard> {
         let table = ConnTable::with_memory(self.options.max_connections, memory);
         self.shard_with(number, table)
@@ -372,7 +374,7 @@ mod tests {
             let (key, addr) = (service(below(6)), server(below(5)));
             let methods = [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel];
             let config = ServerConfig::new(1, methods[below(3) as usize]);
-            // Most of these are refused now and then.
+            // Each kind of change is refused in some states.
             let _ = match below(40) {
                 0..5 => {
                     let mut config = ServiceConfig::new(Family::V4, "rr");

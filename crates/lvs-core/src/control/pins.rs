@@ -66,13 +66,13 @@ impl Pins {
 }
 
 impl Control {
-    /// The next connection of `client` to the service within 10 s uses `server`, in spite of the
-    /// scheduler, the server's weight, filters and limits. For health checks on the path of a
-    /// client's packets.
+    /// The next connection of `client` to the service within 10 s uses `server`, regardless of the
+    /// scheduler, the server's weight, filters and limits: for through-VIP checks.
     ///
     /// # Errors
-    /// [`Error::NoService`] (also of a mark: it has no protocol), [`Error::NoServer`], and
-    /// [`Error::TooManyPins`] while 16,384 wait.
+    /// [`Error::NoService`] (also for the service of a firewall mark, which has no protocol),
+    /// [`Error::NoServer`], and [`Error::TooManyPins`] while 16,384 pins wait for their
+    /// connections.
     pub fn pin(
         &mut self,
         key: &ServiceKey,

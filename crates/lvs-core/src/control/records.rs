@@ -15,11 +15,12 @@ use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Time for which a removed server without connections is stored.
 const TRASH_IDLE: Duration = Duration::from_secs(120);
-/// Minimum of stored changes; if there are more records, as many as records.
+/// Number of changes that the log stores; if there are more records than this, it stores as many
+/// changes as there are records.
 const LOG_MIN: usize = 1024;
 
-/// All state of a server except its record: it remains after the server was removed from its
-/// service.
+/// The entry of a server: its record, its service and its counters. It remains after the server was
+/// removed from its service.
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) server: Arc<Server>,

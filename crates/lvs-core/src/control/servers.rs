@@ -51,12 +51,12 @@ impl Control {
         Ok(())
     }
 
-    /// Replaces all settings of a real server (`ip_vs_edit_dest`). The forwarding method concerns
+    /// Replaces all settings of a real server (`ip_vs_edit_dest`). A new forwarding method affects
     /// new connections only.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NoServer`], [`Error::FamilyMismatch`],
-    /// [`Error::NeedsReplies`], and what [`Server::check`] finds.
+    /// [`Error::NeedsReplies`], and the errors of [`Server::check`].
     pub fn edit_server(
         &mut self,
         key: &ServiceKey,
@@ -96,9 +96,9 @@ impl Control {
     }
 
     /// Orders the servers of a service: the first of `order` gets the position of the most recently
-    /// added server. Servers that are not in `order` follow, in their present order; absent ones
-    /// are ignored. If the order changes, the scheduler restarts. The kernel has no such operation:
-    /// there, a server that is removed and added again is the first.
+    /// added server. Servers that are not in `order` follow, in their present order; addresses that
+    /// the service does not have are ignored. If the order changes, the scheduler restarts. The
+    /// kernel has no such operation: there, a server that is removed and added again is the first.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::UnknownScheduler`].

@@ -157,8 +157,8 @@ impl Control {
         Ok(())
     }
 
-    /// Deletes a service: packets no longer match it. Its servers must be
-    /// [retired](Self::retire_some) before anything but further services is changed.
+    /// Deletes a service: packets no longer match it. The caller must [retire](Self::retire_some)
+    /// its servers before any change other than the deletion of further services.
     pub(crate) fn take_service(&mut self, key: &ServiceKey) -> Result<(), Error> {
         let number = self
             .index

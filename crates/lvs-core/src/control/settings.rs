@@ -65,13 +65,14 @@ impl Control {
     }
 
     /// Sets the free memory for the defences, in pages of 4 KiB (`drop_entry`, `drop_packet`,
-    /// `secure_tcp` in their automatic modes). The default is sufficient memory.
+    /// `secure_tcp` in their automatic modes). Until the first call, the defences assume sufficient
+    /// memory.
     pub fn set_memory(&mut self, free_pages: u64) {
         self.defense.set_memory(free_pages);
     }
 
-    /// Sets the host's own addresses, as prefixes: connections to them are never sent past the
-    /// servers (`cache_bypass`).
+    /// Sets the host's own addresses, as prefixes: `cache_bypass` does not apply to IPv4 packets to
+    /// these addresses.
     pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
         self.local = full_nat::prefixes(prefixes);
     }

@@ -22,7 +22,7 @@ const FINER: i32 = 10;
 /// Weights above this value are precise enough without the multiplication.
 const FINE: i32 = 100_000;
 
-/// The servers of a service that accept connections, and the time since when.
+/// The servers of a service that accept connections, and the time since which each of them does.
 #[derive(Debug)]
 pub(crate) struct SlowStart {
     since: BTreeMap<ServerId, Since>,

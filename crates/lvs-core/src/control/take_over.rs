@@ -47,7 +47,7 @@ pub struct TakenOver {
 pub struct ItemResults {
     /// Connections that were taken over.
     pub taken: TakenOver,
-    /// Number of connections that have ended.
+    /// Number of connections that were removed because they ended at the peer.
     pub ended: u64,
     /// Connections that stay unchanged, because this director owns them.
     pub kept: u64,
@@ -60,7 +60,7 @@ enum Refused {
 
 impl Control {
     /// Takes over the connections of a message. Connections go to `shard`, templates to the control
-    /// half. Nothing happens without a backup, or with a shard of another director.
+    /// half. Does nothing if no backup runs or if `shard` belongs to another director.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
         let Some(backup) = self.backup else { return };
         if message.len() > backup.maxlen.into() || !self.owns(shard) {
@@ -73,8 +73,8 @@ impl Control {
 
     /// Takes over connections that [`wire::parse`] has read for the running backup. Connections are
     /// stored in `shard`, templates in the control half; invalid entries are ignored. Returns the
-    /// numbers of stored, invalid and refused entries. Without a backup, or with a shard of another
-    /// director, all are 0.
+    /// numbers of stored, invalid and refused entries. All are 0 if no backup runs or if `shard`
+    /// belongs to another director.
     pub fn take_over(
         &mut self,
         shard: &mut Shard,
@@ -99,9 +99,9 @@ impl Control {
     /// Applies the updates of a peer ([`bulk::parse`](crate::sync::bulk::parse)): connections are
     /// stored in `shard`, which must receive from this peer ([`Shard::listen_to`]), and templates
     /// in the control half. If a packet of a connection has just arrived at the peer, the peer owns
-    /// the connection. This director stays the owner of the other connections whose packets arrived
-    /// here later than at the peer. If the order is not known, it keeps them if `keeps_ties`, which
-    /// must be true for one of the two directors.
+    /// the connection. Otherwise this director stays the owner of a connection whose last packet
+    /// arrived here later than at the peer. If the order is not known, `keeps_ties` decides whether
+    /// it stays the owner; `keeps_ties` must be true at exactly one of the two directors.
     pub fn apply_items(
         &mut self,
         shard: &mut Shard,

@@ -12,8 +12,8 @@ use crate::sync::sync_template;
 use crate::{ConnId, Instant, ServiceFlags};
 
 /// Maximum number of due templates that one call visits: a flooded persistent service has a
-/// million, and the lock is held in the meantime. The next call, which is due at once, visits the
-/// others.
+/// million, and the caller holds the lock during the call. The next call, which is due at once,
+/// continues with the remaining templates.
 pub(super) const TEMPLATES_AT_ONCE: usize = 4096;
 
 impl Control {
@@ -31,8 +31,8 @@ impl Control {
         }
     }
 
-    /// Runs the timers of the templates that are due in the first tick up to `limit`; returns
-    /// whether there were any.
+    /// Runs the timers of the templates that are due in the tick to which the table has advanced;
+    /// returns whether there were any.
     pub(super) fn expire_due_templates(
         &mut self,
         shard: &mut Shard,
@@ -48,7 +48,7 @@ impl Control {
         any
     }
 
-    /// The timer of a template has fired (`ip_vs_conn_expire`).
+    /// Handles the expired timer of a template (`ip_vs_conn_expire`).
     pub(super) fn expire_template(&mut self, index: u32, shard: Option<&mut Shard>) {
         let template = self.templates.get(index);
         if template.controlled.load(Relaxed) == 0 {
@@ -148,8 +148,8 @@ impl Control {
         (piece.collect(), next)
     }
 
-    /// Items about persistence templates from slot `from` on that were used `since`, and the next
-    /// slot, as [`Shard::replicated_piece`].
+    /// Replication items of the persistence templates from slot `from` on that were used at `since`
+    /// or later (`None`: all), and the next slot, as [`Shard::replicated_piece`].
     pub fn replicated_templates_piece(
         &self,
         from: usize,

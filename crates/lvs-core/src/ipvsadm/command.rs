@@ -107,7 +107,7 @@ pub enum What {
     /// Every service.
     #[default]
     Services,
-    /// One service is listed.
+    /// This service.
     Service(ServiceId),
     /// `-c`
     Connections,

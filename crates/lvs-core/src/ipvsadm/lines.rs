@@ -50,7 +50,7 @@ impl Lines {
         if word.is_empty() {
             return;
         }
-        // The kernel reads a C string: a NUL ends it.
+        // ipvsadm reads a word as a C string: a NUL ends it.
         if let Some(end) = word.iter().position(|&b| b == 0) {
             word.truncate(end);
         }

@@ -16,7 +16,7 @@ use crate::sync::{SyncDaemon, SyncRole};
 use crate::tunnel::{Tunnel, TunnelChecksum, TunnelType};
 use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, sched};
 
-/// The persistence timeout if `-p` has no value.
+/// The persistence timeout in seconds if `-p` has no value.
 const DEFAULT_PERSISTENCE: u32 = 360;
 /// The longest timeout that ipvsadm accepts, in seconds: 31 days.
 const TIMEOUT_MAX: i64 = 86_400 * 31;
@@ -39,7 +39,7 @@ enum Kind {
     Fail,
     /// The line does not begin with a command.
     Try,
-    /// A later word is not an option.
+    /// A later word is not a valid option.
     Option,
 }
 
@@ -73,7 +73,8 @@ impl Refusal {
         format!("{line:?}: {reason}")
     }
 
-    /// Whether `-R` stops at such a line. It continues after an unknown option.
+    /// Whether `-R` stops at a line that is refused for this reason. It continues after a line with
+    /// an option that is unknown, lacks its argument, or has an argument that it does not take.
     pub const fn ends_restore(&self) -> bool {
         !matches!(self.kind, Kind::Option)
     }
@@ -88,7 +89,7 @@ impl Refusal {
     }
 }
 
-/// A [`Refusal`] of ipvsadm's own checks; the text replaces `{}` by `word`.
+/// A [`Refusal`] by ipvsadm's own checks, with this text, in which `word` replaces `{}`.
 fn fail_with(text: &str, word: &[u8]) -> Refusal {
     let mut bytes = Vec::new();
     match text.split_once("{}") {

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::table::{self, Argument, OptionSpec};
 
-/// Reasons why a word is not an option.
+/// Reasons why a word is not a valid option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     Unknown,
@@ -77,7 +77,7 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
         self.short().map(Some)
     }
 
-    /// The last word, which messages name.
+    /// The last word that was read; messages name it.
     pub(super) fn current(&self) -> &'a [u8] {
         match self.next.checked_sub(1).and_then(|i| self.words.get(i)) {
             Some(word) => word.as_ref(),

@@ -432,7 +432,7 @@ const fn method(forwarding: Forwarding) -> &'static str {
     }
 }
 
-/// The protocol of the service names for the servers' ports; `None` for a mark.
+/// The protocol with which the names of the servers' ports are looked up; `None` for a mark.
 fn protocol(service: &ServiceId) -> Option<Protocol> {
     service.endpoint().map(|(protocol, _)| protocol)
 }
@@ -460,8 +460,8 @@ fn service_name(service: &ServiceId, style: Style<'_>) -> String {
     name
 }
 
-/// The flags of a scheduler by name, or nothing if none is set. The third flag of `sh` and `mh` has
-/// no name.
+/// The names of the flags of a scheduler; `None` if no flag is set. The third flag of `sh` and `mh`
+/// has no name.
 fn sched_flags(config: &ServiceConfig) -> Option<String> {
     if !sched::ANY_FLAGS
         .iter()
@@ -525,7 +525,7 @@ fn address(address: IpAddr) -> String {
     }
 }
 
-/// The first six groups are zero and the seventh is not.
+/// Whether the first six groups are zero and the seventh is not.
 fn is_compatible(address: Ipv6Addr) -> bool {
     let groups = address.segments();
     groups[..6] == [0; 6] && groups[6] != 0
@@ -550,7 +550,8 @@ fn counts(out: &mut String, counts: &Counts, exact: bool) {
     }
 }
 
-/// A number in nine characters, abbreviated if it is longer, unless `exact` is set.
+/// A number in nine characters: a number of more than eight digits is abbreviated, unless `exact`
+/// is set.
 fn large(out: &mut String, value: u64, exact: bool) {
     const UNITS: [(u64, u64, char); 3] = [
         (1_000_000_000, 1_000, 'K'),
@@ -649,7 +650,10 @@ fn words(address: IpAddr) -> [u32; 4] {
         IpAddr::V4(v4) => [u32::from(v4), 0, 0, 0],
         IpAddr::V6(v6) => {
             let bits = u128::from(v6);
-            #[expect(clippy::cast_possible_truncation, reason = "one word for each option")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "the cast takes the lowest word"
+            )]
             [96, 64, 32, 0].map(|shift| (bits >> shift) as u32)
         }
     }

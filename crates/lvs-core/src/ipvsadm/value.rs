@@ -11,8 +11,8 @@ const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t'..=b'\r')
 }
 
-/// A number as `strtol` with base 10 reads it: after optional white space and an optional sign, and
-/// up to the end of the word.
+/// A number from `min` to `max`, as `strtol` with base 10 reads it: after optional white space and
+/// an optional sign, and up to the end of the word.
 pub(super) fn number(word: &[u8], min: i64, max: i64) -> Option<i64> {
     let (value, rest) = leading_number(word)?;
     (rest.is_empty() && (min..=max).contains(&value)).then_some(value)
@@ -145,7 +145,8 @@ pub(super) fn endpoint(
     let address = if let Some(v6) = inet6(host_part) {
         IpAddr::V6(v6)
     } else {
-        // This colon counts within brackets, too, so `[192.0.2.1]:80` has no port.
+        // If brackets do not enclose an IPv6 address, only a colon within them begins a port:
+        // `[192.0.2.1]:80` has no port.
         let (name, port) = match host_part.iter().rposition(|&b| b == b':') {
             Some(at) => (&host_part[..at], Some(&host_part[at + 1..])),
             None => (host_part, None),

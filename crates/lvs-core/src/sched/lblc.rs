@@ -20,9 +20,10 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Assigns each destination address to one server, for services of many addresses (caches behind a
-/// mark). If the server is overloaded while another one is idle, the address is assigned to the
-/// least loaded server.
+/// Assigns each destination address to one server, for services with many destination addresses
+/// (such as a firewall-mark service in front of web caches). If the server has more active
+/// connections than its weight while another server has fewer than half of its weight, the address
+/// is assigned to the least loaded server.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnections {
     cache: Cache<HeldServer>,

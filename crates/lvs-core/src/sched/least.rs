@@ -31,7 +31,7 @@ pub(super) struct Quotient {
 }
 
 impl Quotient {
-    /// Load of a server that must not be chosen.
+    /// Quotient of a server that must not be chosen.
     pub(super) const NEVER: Self = Self { load: 0, weight: 0 };
 
     const fn is_less(self, other: Self) -> bool {
@@ -114,7 +114,7 @@ struct Tree {
     nodes: Vec<u32>,
     marks: Vec<Marks>,
     /// Number of negative loads, which occur from 2^23 active connections on, as in the kernel.
-    /// While there are any, servers with weight 0 are compared, too.
+    /// While there are any, all servers are compared, including those with weight 0.
     below_zero: usize,
 }
 
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn least_with_any_list_keeps_no_state() {
+    fn least_without_follow_keeps_no_state_between_lists() {
         let mut scheduler = Registry::new().create("wlc").expect("built in");
         let mut pool = Pool::new(Registry::new().create("rr").expect("built in"));
         for n in 0..200 {

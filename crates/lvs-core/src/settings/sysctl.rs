@@ -74,10 +74,12 @@ sysctls! {
     amemthresh: i32 = 1024, NUMBER;
     /// Forward no packets while a backup daemon runs. Default off.
     backup_only: bool = false, SWITCH;
-    /// Send packets of a mark without servers on to their own destination. Default off.
+    /// If the service of a firewall mark has no available server, send its packets to their own
+    /// destination. Default off.
     cache_bypass: bool = false, SWITCH;
     /// When a SYN may take over the addresses and ports of an old connection: 0 never; otherwise in
-    /// TIME_WAIT and CLOSE; with bit 2 also in FIN_WAIT if no reply was ever seen. Default 1.
+    /// TIME_WAIT and CLOSE; if the bit with value 2 is set, also in FIN_WAIT if no reply was ever
+    /// seen. Default 1.
     conn_reuse_mode: i32 = 1, NUMBER;
     /// Keep netfilter's connection tracking. Here this sets only a flag that synchronisation
     /// messages contain. Default off.
@@ -125,10 +127,11 @@ sysctls! {
     snat_reroute: bool = true, SWITCH;
     /// Do not synchronise connections that a template controls. Default off.
     sync_persist_mode: bool = false, SWITCH;
-    /// UDP ports that a synchronisation daemon spreads its messages over, a power of two. Default
-    /// 1.
+    /// Number of UDP ports to which a synchronisation daemon distributes its messages, a power of
+    /// two. Default 1.
     sync_ports: u32 = 1, POWER_OF_TWO;
-    /// Messages that wait to be sent at most. Default 16384 (the kernel's depends on its memory).
+    /// Maximum number of messages that wait to be sent. Default 16384 (the kernel's depends on its
+    /// memory).
     sync_qlen_max: i32 = 16_384, NUMBER;
     /// Interval in seconds at which a connection is synchronised; 0 means that `sync_threshold`
     /// applies. Default 0.
@@ -240,7 +243,7 @@ fn positive(value: &str) -> Result<u32, Error> {
     u32::try_from(number(value)?).map_err(|_| Error::SysctlValue)
 }
 
-/// 1, 2, 4 and so on.
+/// Parses a power of two: 1, 2, 4 and so on.
 fn power_of_two(value: &str) -> Result<u32, Error> {
     let number = positive(value)?;
     match number.is_power_of_two() {

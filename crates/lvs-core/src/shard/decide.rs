@@ -455,7 +455,8 @@ impl Shard {
         }
     }
 
-    /// Protects the template of a connection, so that it is not evicted when its connections end.
+    /// Marks the template of a connection as assured: it is not removed together with its
+    /// connections, and is evicted only after other templates.
     fn assure(&mut self, index: u32) {
         if let Some(Some(template)) = self.templates.get(index) {
             template.assured.store(true, Ordering::Relaxed);
@@ -500,10 +501,11 @@ impl Shard {
     }
 }
 
-/// ISAKMP, which IPsec packets follow (RFC 2408).
+/// The UDP port of ISAKMP (RFC 2408). IPsec packets use the server of the ISAKMP connection between
+/// the same hosts.
 const ISAKMP: u16 = 500;
 
-/// Whether connections of this protocol are tracked.
+/// Whether the director balances packets of this protocol.
 pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     matches!(
         protocol,

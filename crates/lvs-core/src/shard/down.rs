@@ -95,7 +95,7 @@ pub(crate) struct Expected {
     of_client: Option<u32>,
     /// The number that the client expects from the server.
     of_server: Option<u32>,
-    /// Whether the kernel fast path has forwarded packets since.
+    /// Whether the kernel fast path may have forwarded packets since the numbers were recorded.
     missed: bool,
 }
 
@@ -191,8 +191,8 @@ impl Shard {
         self.down.at.is_some() || !self.down.resets.is_empty()
     }
 
-    /// Continues to close the connections of servers that went down: visits at most `budget`
-    /// entries, and closes at most a sixteenth of that number. Returns the resets to send. Call it
+    /// Continues to close the connections of servers that went down: visits at most `budget` slots,
+    /// and closes at most a sixteenth as many connections. Returns the resets to send. Call it
     /// until [`has_down`](Self::has_down) is false, and handle packets in between.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let mut ends = (budget / 16).max(1);
@@ -222,7 +222,8 @@ impl Shard {
         core::mem::take(&mut self.down.late)
     }
 
-    /// Whether the server of entry `index` went down after the entry's last check.
+    /// Whether the server of entry `index` went down, and the entry has not been closed for this
+    /// reason yet.
     pub(crate) fn is_orphan(&self, index: u32) -> bool {
         !self.table.get(index).has(flag::GONE)
             && self.link(index).is_some_and(|link| link.server.has_gone())

@@ -100,8 +100,7 @@ impl Shard {
             .collect();
         for index in removed {
             if self.table.is_used(index) && self.table.controlled(index) == 0 {
-                // The control half removes templates of removed servers, with or without
-                // connections.
+                // The control half removes the templates of removed servers afterwards.
                 let _ = self.kill(index);
             }
         }

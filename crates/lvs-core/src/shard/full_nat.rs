@@ -75,7 +75,7 @@ impl Shard {
         }
     }
 
-    /// Connections that use a local address.
+    /// Number of connections that use a local address.
     pub fn local_connections(&self, addr: IpAddr) -> u64 {
         self.local_ports.connections(addr)
     }

@@ -7,7 +7,7 @@
 //! ([`worker_of`]).
 //!
 //! ```text
-//! entries   by the connection's index: its local address and port      16 + 2 bytes, beside the table's slots
+//! entries   by the connection's index: its local address and port      16 + 2 bytes, next to the table's slots
 //! chains    a hash of (protocol, server, local address and port)       replies
 //! tuples    (protocol, server, local address): which ports are free    connections that open and end
 //! ```
@@ -167,7 +167,7 @@ impl LocalPorts {
         !self.in_use.is_empty() && self.position(addr).is_ok()
     }
 
-    /// Connections that use `addr`.
+    /// Number of connections that use `addr`.
     pub(crate) fn connections(&self, addr: IpAddr) -> u64 {
         let at = self.position(addr);
         at.map_or(0, |at| self.in_use[at].1.into())
@@ -332,7 +332,7 @@ impl LocalPorts {
         true
     }
 
-    /// The worker's ports in a range.
+    /// Number of ports in a range that belong to this worker.
     fn count(&self, local: LocalAddress) -> u16 {
         let (base, last) = (self.base(local), u32::from(local.last));
         let count = (last + 1)
@@ -341,7 +341,7 @@ impl LocalPorts {
         u16::try_from(count).unwrap_or(u16::MAX)
     }
 
-    /// The first port of a local address.
+    /// The first port of a local address that belongs to this worker.
     fn base(&self, local: LocalAddress) -> u32 {
         let (first, workers) = (u32::from(local.first), u32::from(self.workers));
         first + (u32::from(self.worker) + workers - first % workers) % workers
@@ -639,7 +639,7 @@ mod tests {
         }
         new.sort_unstable();
         assert_eq!(new, [1024, 1027]);
-        // It rests as any other.
+        // After its release, the port is not reused for 60 s, like any other port.
         bed.table.restart(first, at(10));
         bed.close(first);
         assert_eq!(bed.open(2, server, at(69)), None);
@@ -691,7 +691,7 @@ mod tests {
             let (mut now, mut open) = (Instant::ZERO, Vec::new());
             for (what, server, wide, wait) in steps {
                 now = now + Duration::from_secs(wait);
-                // The range of ports changes under way.
+                // The range of ports changes during the test.
                 bed.pool = pool(if wide { 1039 } else { 1031 });
                 if what == 0 && !open.is_empty() {
                     bed.close(open.remove(usize::from(server) % open.len()));

@@ -212,7 +212,8 @@ impl Shard {
     /// Decides on an ICMP error.
     ///
     /// # Errors
-    /// [`NeedsControl`] if the shard's copies are out of date; then
+    /// [`NeedsControl`] if the shard's copies are out of date, or if the error may open a
+    /// connection (`schedule_icmp`); then
     /// [`Control::admit_icmp_error`](crate::Control::admit_icmp_error) decides.
     pub fn handle_icmp_error(
         &mut self,
@@ -225,10 +226,11 @@ impl Shard {
         self.decide_icmp_error(error, now)
     }
 
-    /// Returns the memory locations that the decision on a packet between these two addresses will
-    /// read. A caller with a batch of packets calls this for all of them, then [`aim`](Self::aim)
-    /// for all, and then [`handle_packet_ahead`](Self::handle_packet_ahead): so it waits for memory
-    /// once, and not for each packet.
+    /// Prepares the look-up of a packet between these two addresses: loads the first words that the
+    /// decision will read, and returns a hint for it. A caller with a batch of packets calls this
+    /// for all of them, then [`aim`](Self::aim) for all, and then
+    /// [`handle_packet_ahead`](Self::handle_packet_ahead): so it waits for memory once, and not for
+    /// each packet.
     ///
     /// `load` is called with words that will be read soon. It should prefetch their cache lines,
     /// which causes no wait; it may also read them.
@@ -337,7 +339,7 @@ impl Shard {
         self.table.find_out(protocol, server, client)
     }
 
-    /// Slots among which [`drawn`](Self::drawn) finds all connections.
+    /// Number of slots among which [`drawn`](Self::drawn) finds all connections.
     pub(crate) fn places(&self) -> usize {
         self.table.populated_len()
     }
@@ -416,8 +418,8 @@ impl Shard {
         self.table.due_tick(limit, budget)
     }
 
-    /// Runs the timers of the connections that are due in the first such tick; returns whether
-    /// there were any.
+    /// Runs the timers of the connections that are due in the tick that
+    /// [`due_tick`](Self::due_tick) has found; returns whether there were any.
     pub(crate) fn expire_due(&mut self, limit: Instant, budget: &mut usize) -> bool {
         let due = self.table.take_due(limit, budget);
         let any = !due.is_empty();

@@ -72,7 +72,7 @@ pub enum Unpublished {
     Method,
     /// The connection has lost its server.
     NoServer,
-    /// Full NAT has no local port for it.
+    /// Full NAT has no local port for the connection.
     NoLocalPort,
     /// The connection is in the table's overflow.
     Exception,
@@ -89,30 +89,30 @@ pub enum Unpublished {
 impl fmt::Display for Unpublished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Ended => "it has ended",
-            Self::NotEstablished => "it is not established",
-            Self::Protocol => "it is neither TCP nor UDP",
-            Self::PersistentUdp => "its service is a persistent UDP service, and no server has answered its client yet",
-            Self::HealthCheck => "a health check opened it",
-            Self::Helped => "a helper inspects its packets",
-            Self::OnePacket => "one-packet scheduling",
-            Self::ServerDown => "its server went down",
-            Self::Timed => "its server has not answered yet, and the response time is measured",
-            Self::Adjusted => "its sequence numbers are adjusted",
-            Self::NoClientPort => "its client's port is unknown or 0",
-            Self::Controls => "it controls other connections",
-            Self::Template => "it is a persistence template",
-            Self::Unanswered => "its server has not answered yet",
-            Self::Method => "its forwarding method is not NAT, full NAT, direct routing or a tunnel",
-            Self::NoServer => "its server was removed",
-            Self::NoLocalPort => "it has no local port",
+            Self::Ended => "the connection has ended",
+            Self::NotEstablished => "the connection is not established",
+            Self::Protocol => "the protocol is neither TCP nor UDP",
+            Self::PersistentUdp => "the service is persistent and uses UDP, and no server has answered the client yet",
+            Self::HealthCheck => "a through-VIP check opened the connection",
+            Self::Helped => "a helper inspects the packets of the connection",
+            Self::OnePacket => "the service uses one-packet scheduling",
+            Self::ServerDown => "the server went down",
+            Self::Timed => "the server has not answered yet, and its response time is measured",
+            Self::Adjusted => "the sequence numbers of the connection are adjusted",
+            Self::NoClientPort => "the client's port is unknown or 0",
+            Self::Controls => "the connection controls other connections",
+            Self::Template => "the entry is a persistence template",
+            Self::Unanswered => "the server has not answered yet",
+            Self::Method => "the forwarding method is not NAT, full NAT, direct routing or a tunnel",
+            Self::NoServer => "the server was removed",
+            Self::NoLocalPort => "full NAT has no local port for the connection",
             Self::Exception => {
-                "the table stores it in the overflow: other connections have the same addresses and ports, or its part of the table is full"
+                "the table stores the connection in the overflow: other connections have the same addresses and ports, or its part of the table is full"
             }
-            Self::Family => "no service has its address family",
-            Self::LocalAddress => "a local address of full NAT is the address of its client or its virtual address",
+            Self::Family => "no service has the address family of the connection",
+            Self::LocalAddress => "a local address of full NAT is also the client's address or the virtual address",
             Self::BackupOnly => "a backup forwards no packets (backup_only)",
-            Self::ClientIsServer => "its client is a server behind NAT",
+            Self::ClientIsServer => "the client is a server behind NAT",
         })
     }
 }
@@ -210,7 +210,7 @@ pub struct Offer {
     pub server: SocketAddr,
     /// Forwarding method.
     pub method: Forwarding,
-    /// The encapsulation, if that is a tunnel.
+    /// Encapsulation, if `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
     /// The number of the server's record.
     pub record: u32,
@@ -219,8 +219,8 @@ pub struct Offer {
     pub local: Option<LocalEnd>,
 }
 
-/// Local address and port of a full-NAT connection towards its server. The kernel fast path uses
-/// both fields: for requests it finds them by the slot, for replies it finds the slot by addresses
+/// Local address and port of a full-NAT connection towards its server. The kernel fast path finds
+/// the local address and port of a request by the slot, and the slot of a reply by its addresses
 /// and ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalEnd {
@@ -250,10 +250,10 @@ impl Shard {
         self.table.at_home()
     }
 
-    /// Whether the caller should call [`offer`](Self::offer). This is the case if the connection is
-    /// not offloaded in this epoch, nothing in the connection prevents the offload, and its client
+    /// Whether the caller should call [`offer`](Self::offer). This is the case if nothing in the
+    /// connection prevents the offload, and either the connection is not offloaded and its client
     /// has sent `packets` packets or a multiple of this number, or the connection was offloaded in
-    /// another epoch. 0 is no epoch.
+    /// another epoch. In epoch 0, no connection is offloaded.
     ///
     /// So a connection that cannot be offloaded for another reason is examined periodically, and
     /// not with every packet.
@@ -284,7 +284,8 @@ impl Shard {
         self.local_of(conn.0)
     }
 
-    /// Offload plan of a connection. The shard must be swept.
+    /// Offload plan of a connection. The shard's copies of settings must be up to date
+    /// ([`is_behind`](Self::is_behind)).
     ///
     /// # Errors
     /// The reason why its next packets may require more work than counting.

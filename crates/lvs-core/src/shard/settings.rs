@@ -27,13 +27,14 @@ pub(crate) struct Settings {
     pub(crate) sysctls: Sysctls,
     /// Whether the TCP state tables that trust only the server are in force.
     pub(crate) secure: bool,
-    /// A backup daemon runs and `backup_only` is set: nothing is forwarded.
+    /// Whether a backup daemon runs and `backup_only` is set: nothing is forwarded.
     pub(crate) backup_only: bool,
     /// The synchronisation master that runs.
     pub(crate) master: Option<crate::sync::Master>,
     /// Whether a full table evicts connections for new ones.
     pub(crate) evicts: bool,
-    /// A service's engine opens connections for datagrams from its servers.
+    /// Whether a service has a persistence engine, which opens connections for datagrams from its
+    /// servers.
     pub(crate) outbound: bool,
     /// Virtual ports whose connections the FTP helper inspects.
     pub(crate) ftp_ports: Vec<u16>,

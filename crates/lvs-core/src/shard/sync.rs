@@ -17,14 +17,15 @@ impl Shard {
         self.sync.lost()
     }
 
-    /// Greatest number of messages that may wait to be sent (`sync_qlen_max` for each port).
+    /// Maximum number of messages that wait to be sent (`sync_qlen_max` for each port).
     pub fn sync_messages_max(&self) -> usize {
         let ports = self.settings.master.map_or(1, |master| master.ports);
         let max = usize::try_from(self.settings.sysctls.sync_qlen_max).unwrap_or(0);
         max.saturating_mul(ports.into())
     }
 
-    /// Time at which the caller requests the next message; `None` if there is nothing to send.
+    /// Time at which the caller must call [`take_sync_message`](Self::take_sync_message) again;
+    /// `None` if there is nothing to send.
     pub fn next_sync_message(&self) -> Option<Instant> {
         self.sync.next_message()
     }
@@ -34,9 +35,9 @@ impl Shard {
         self.settings.master.is_some()
     }
 
-    /// Sends synchronisation messages about offloaded connections whose clients have sent packets
-    /// that the shard has not seen: those from slot `from` on, at most `budget` slots. Returns the
-    /// next slot.
+    /// Queues synchronisation messages about offloaded connections whose clients have sent packets
+    /// since the last visit of the connection. Visits the connections from slot `from` on, at most
+    /// `budget` slots. Returns the next slot.
     pub fn sync_offloaded_piece(
         &mut self,
         from: usize,
@@ -55,8 +56,9 @@ impl Shard {
         next
     }
 
-    /// Sends a connection, if one of its client's packets since the last call requires it. The
-    /// kernel fast path may have forwarded several of these packets; they cause one message.
+    /// Queues a message about a connection, if one of its client's packets since the last call
+    /// requires it. The kernel fast path may have forwarded several of these packets; they cause
+    /// one message.
     pub(super) fn sync_packets(&mut self, index: u32, now: Instant) {
         let entry = self.table.get(index);
         let (live, packets) = (entry.is_live(), entry.in_packets());
@@ -67,7 +69,8 @@ impl Shard {
         self.sync_connection(index, due.unwrap_or(packets), now);
     }
 
-    /// Sends a connection and its controlling entries, if they are due (`ip_vs_sync_conn`).
+    /// Queues messages about a connection and its controlling entries, if they are due
+    /// (`ip_vs_sync_conn`).
     pub(crate) fn sync_connection(&mut self, index: u32, packets: u32, now: Instant) {
         let Some(master) = self.settings.master else {
             return;
@@ -115,7 +118,8 @@ impl Shard {
         }
     }
 
-    /// Sends the template of a one-packet connection; the connection itself is not sent.
+    /// Queues a message about the template of a one-packet connection, if it is due; the connection
+    /// itself is not sent.
     pub(crate) fn sync_once(&mut self, template: Option<&Template>, now: Instant) {
         if self.settings.master.is_some()
             && self.settings.sysctls.sync_version != 0

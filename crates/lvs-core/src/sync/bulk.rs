@@ -8,9 +8,9 @@
 //!
 //! The owner of a connection is the director that receives its packets; it replicates the
 //! connection, and the peers store a *borrowed* replica. A director that receives a packet of a
-//! borrowed connection becomes its owner. Sender and receiver each maintain a digest of the owned
-//! and of the borrowed connections: a change adds or subtracts the hash of one connection, so
-//! digests are always available.
+//! borrowed connection becomes its owner. The sender maintains a digest of the owned connections,
+//! and the receiver one of the borrowed connections. A change combines the hash of one connection
+//! with the sum of its range by exclusive or, so that digests are always available.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -30,7 +30,7 @@ pub const PEERS_MAX: usize = 8;
 pub const RANGES: usize = 1 << RANGE_BITS;
 const RANGE_BITS: u32 = 10;
 
-/// Length of a digest.
+/// Length of an encoded digest in bytes.
 pub const DIGEST_LEN: usize = RANGES * 12;
 
 /// Length of an item's header in bytes; the connection follows it.
@@ -39,7 +39,7 @@ const HEADER: usize = 8;
 /// Maximum number of bytes in the outgoing buffer.
 const OUT_MAX: usize = 1 << 20;
 
-/// Initial capacity in bytes.
+/// Initial capacity of the outgoing buffer in bytes.
 const OUT_FIRST: usize = 4 << 10;
 
 /// Kind of an update about a connection or a template.
@@ -132,7 +132,7 @@ pub fn parse(mut bytes: &[u8]) -> Result<Vec<Item>, Malformed> {
     Ok(items)
 }
 
-/// Bytes of the first of some items.
+/// Length in bytes of the first of some items.
 fn first_len(items: &[u8]) -> Option<usize> {
     let len = items.get(2..4)?;
     Some(HEADER + usize::from(u16::from_be_bytes([len[0], len[1]])))
@@ -164,14 +164,15 @@ pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The sum of the hashes of connections whose hashes have the same first bits.
+/// The sum (exclusive or) of the hashes of connections whose hashes have the same first bits, and
+/// their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Range {
     sum: u64,
     count: u32,
 }
 
-/// Sums of connections, by the beginning of their hashes.
+/// Sums and numbers of connections, by the first bits of their hashes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Digest(Box<[Range]>);
 
@@ -265,7 +266,7 @@ pub struct Differences {
     pub replicated: u64,
     /// Minimum number of missing items.
     pub missing: u64,
-    /// The missing ranges.
+    /// The ranges that differ.
     pub ranges: Vec<u16>,
 }
 
@@ -349,7 +350,7 @@ pub(crate) struct Replicas {
     keys: [u64; 2],
     replicated: Digest,
     borrowed: [Option<Borrowed>; PEERS_MAX],
-    /// A peer is subscribed to updates.
+    /// Whether a peer is subscribed to updates.
     pub(crate) has_receiver: bool,
     out: Vec<u8>,
     lost: bool,
@@ -522,7 +523,7 @@ mod tests {
         assert_eq!((all.missing, all.ranges.len()), (1, 1));
         let ranges = Ranges::new(all.ranges);
         assert!(sender.is_replicated_in(&ranges, &identity(77)));
-        // As many, and another.
+        // The range has as many connections as at the sender, and one of them differs.
         let other = (0..).find(|port| {
             let other = identity(20_000 + port);
             sender.is_replicated_in(&ranges, &other)

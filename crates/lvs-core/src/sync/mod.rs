@@ -27,7 +27,7 @@ pub const GROUP: core::net::Ipv4Addr = core::net::Ipv4Addr::new(224, 0, 0, 81);
 /// Maximum number of ports that a daemon uses (`IP_VS_SYNC_PORTS_MAX`).
 pub const PORTS_MAX: u16 = 64;
 
-/// A message of a master's.
+/// A message of a master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Offset to the daemon's port: all messages of a connection use the same port.
@@ -39,14 +39,15 @@ pub struct Message {
 /// A master's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Master {
-    /// Identity in each message. A backup with another identity ignores it, except for 0.
+    /// Identity in each message. A backup with another `syncid` ignores the message, unless the
+    /// `syncid` of the backup is 0.
     pub syncid: u8,
     /// Length at which a message is full, in bytes of UDP payload.
     pub maxlen: u16,
-    /// Ports that connections are spread over, a power of two:
+    /// Number of ports to which connections are distributed, a power of two:
     /// [`Control::start_master`](crate::Control::start_master) sets it from `sync_ports`.
     pub ports: u16,
-    /// Number of connections in a full message.
+    /// Maximum number of connections in a message.
     pub count_max: u32,
 }
 
@@ -63,9 +64,9 @@ impl Master {
         }
     }
 
-    /// Returns the same settings, but messages have no more connections than their count field can
-    /// express. The kernel counts modulo 256, so that its backups lose 256 connections of each
-    /// longer message.
+    /// Returns these settings with a limit of connections for each message, so that its count field
+    /// can express their number. The kernel has no such limit and counts modulo 256, so that its
+    /// backups lose 256 connections of each longer message.
     pub fn counted(self) -> Self {
         Self {
             count_max: u8::MAX.into(),

@@ -24,7 +24,7 @@ pub(crate) struct Queue {
     ports: Vec<PortQueue>,
 }
 
-/// Messages for one port; the last one is still being filled.
+/// Messages for one port: the complete ones, and the one that is being filled.
 #[derive(Debug, Default)]
 struct PortQueue {
     buffer: Vec<u8>,
@@ -64,7 +64,8 @@ impl Queue {
         ports.filter_map(PortQueue::next_message).min()
     }
 
-    /// Sends all queued entries now: the master has stopped.
+    /// Completes the unfinished message of each port, so that all queued entries are sent although
+    /// the master has stopped.
     pub(crate) fn finish(&mut self, sysctls: &Sysctls) {
         for queue in &mut self.ports {
             if !queue.buffer.is_empty() {
@@ -352,7 +353,7 @@ mod tests {
     #[test]
     fn queue_is_bounded_per_port_and_drops_excess() {
         let master = Master {
-            // Each connection fills one.
+            // Each connection fills a message.
             count_max: 1,
             ports: 2,
             ..Master::new(0, None, false)
@@ -381,7 +382,7 @@ mod tests {
             queue.push(&entry, master, &sysctls, Instant::ZERO);
         }
         assert!(each.iter().all(|&count| count > 5), "{each:?}");
-        // The last one of each is being filled.
+        // Each port keeps four complete messages and one that is being filled.
         assert_eq!(queue.lost(), 100 - 2 * (4 + 1));
         let later = Instant::ZERO + SEND_AFTER;
         let taken = core::iter::from_fn(|| queue.take(later, &sysctls));

@@ -6,8 +6,8 @@
 //! key       kind 1 | protocol 1 | port 2 | address or mark 16
 //! ```
 //!
-//! Digests use SipHash-1-3 with keys that all directors have: only peers send them, and a peer has
-//! nothing to gain from two services with one digest.
+//! Digests use SipHash-1-3 with the same known keys at all directors. A secret key is not needed:
+//! only peers send digests, and a peer gains nothing from two services with the same digest.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -152,7 +152,7 @@ impl ServiceDigests {
     /// Parses the output of [`write`](Self::write).
     ///
     /// # Errors
-    /// If it is anything else, or of more than [`SERVICES_MAX`] services.
+    /// If `bytes` are anything else, or contain more than [`SERVICES_MAX`] services.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let (services, []) = bytes.as_chunks::<SERVICE_LEN>() else {
             return Err(Malformed);

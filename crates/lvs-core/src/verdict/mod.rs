@@ -78,7 +78,7 @@ pub struct Forward {
     pub virt: SocketAddr,
     /// Encapsulation, if `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
-    /// The packet opened the connection.
+    /// Whether the packet opened the connection.
     pub new: bool,
     /// Translates acknowledgement numbers, including the edges of SACK blocks (RFC 2018), to the
     /// server's numbers: [`Shift::acknowledgement`].
@@ -92,17 +92,17 @@ pub struct Reply {
     pub conn: ConnId,
     /// The real server; `None` if the connection has no server.
     pub server: Option<ServerId>,
-    /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the
-    /// packet unchanged, because the connection is not translated.
+    /// The virtual address and port: the new source of the packet and, in an ICMP error, the new
+    /// destination of the embedded packet. `None` leaves the packet unchanged, because the
+    /// connection is not translated.
     pub source: Option<SocketAddr>,
-    /// The client as the new destination (for an ICMP error: of the embedded packet's source, too),
-    /// if the packet was addressed to its local address.
+    /// The client: the new destination of the packet and, in an ICMP error, the new source of the
+    /// embedded packet. Set only for full NAT, where the server sends to a local address.
     pub destination: Option<SocketAddr>,
     /// Change of the TCP segment by a helper.
     pub edit: Option<Edit>,
-    /// A health check through the service opened the connection
-    /// ([`Control::pin`](crate::Control::pin)). Its replies count only if they use the path of the
-    /// replies to clients.
+    /// Whether a through-VIP check opened the connection ([`Control::pin`](crate::Control::pin)).
+    /// The check accepts replies only if they use the path of the replies to clients.
     pub probe: bool,
 }
 
@@ -166,7 +166,7 @@ reasons! {
         SourceRate => "source_rate",
         /// The service's filter, or the director's, denies the source.
         Filtered => "filtered",
-        /// The program around the director has passed the shard of another director.
+        /// The embedding program has passed a shard of another director.
         ForeignShard => "foreign_shard",
         /// The transport header is truncated.
         ShortHeader => "short_header",
@@ -185,7 +185,7 @@ reasons! {
         /// Full NAT has no free local port towards the server. Each additional local address has
         /// 64,512 ports. A connection that arrived by synchronisation has none, either.
         NoLocalPort => "no_local_port",
-        /// Packet that a rule for marks passes to the host.
+        /// A rule for marks drops the packet.
         MarkRule => "mark_rule",
         /// Control connection of FTP with a wrong TCP checksum.
         HelperChecksum => "helper_checksum",

@@ -1,5 +1,5 @@
-//! Features beyond the kernel's IPVS: servers that go down, slow starts, the scheduler `ewma`, the
-//! modern profile; and that none of them is active by default.
+//! Features beyond the kernel's IPVS, none of which is active by default: servers that go down,
+//! slow starts, the scheduler `ewma`, the modern profile.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -191,9 +191,10 @@ fn files_that_architecture_names_exist() {
     assert!(count > 150, "files named: {count}");
 }
 
-/// A packet of a known connection passes 15 files; each has the function that the page names.
+/// The page names the 15 files through which a packet of a known connection passes, and a function
+/// in each; all of these functions exist.
 #[test]
-fn way_of_packet_has_fifteen_files_with_their_functions() {
+fn path_of_packet_has_fifteen_files_with_existing_functions() {
     let way = section("ARCHITECTURE.md", "### From socket to socket");
     let rows: Vec<Vec<&str>> = way
         .lines()
@@ -213,7 +214,7 @@ fn way_of_packet_has_fifteen_files_with_their_functions() {
     }
 }
 
-/// Whether the programs' part of a source file compares forwarding methods.
+/// Whether a source file, without its tests, depends on forwarding methods.
 fn depends_on_method(source: &str) -> bool {
     let tests = ["mod tests {", "pub(crate) mod tests {"];
     let tests = tests.map(|line| format!("#[cfg(test)]\n{line}"));

@@ -1,5 +1,5 @@
 //! Every operation called wrongly: it is refused with an error value, and nothing has changed. No
-//! order of calls, no value and no stranger's shard makes the director panic.
+//! order of calls, no value and no shard of another director makes the director panic.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -44,7 +44,7 @@ const SERVERS: u8 = 3;
 /// One step of a generated case.
 #[derive(Clone, Debug)]
 enum Act {
-    /// A packet of a client's to a service, or an answer to it.
+    /// A packet from a client to a service, or an answer to it.
     Packet {
         kind: usize,
         client: u8,

@@ -270,7 +270,7 @@ fn sip_server_may_send_first() {
 }
 
 #[test]
-fn marked_packets_without_servers_bypass_to_host() {
+fn cache_bypass_sends_marked_packets_to_their_own_destination() {
     let key = ServiceKey::Mark {
         family: Family::V4,
         mark: 7,
@@ -313,7 +313,7 @@ fn marked_packets_without_servers_bypass_to_host() {
 }
 
 #[test]
-fn ipv6_packet_to_the_host_without_servers_is_bypassed() {
+fn cache_bypass_applies_to_ipv6_packets_to_the_host() {
     let key = ServiceKey::Mark {
         family: Family::V6,
         mark: 5,
@@ -546,8 +546,8 @@ fn drop_entry_keeps_as_many_connections_as_the_kernel() {
     }
 }
 
-/// `am_droprate` is looked at when a mode changes, and every second; not when a mode is written
-/// that is in force.
+/// `am_droprate` is read when the mode changes and every second, but not when the present mode is
+/// written again.
 #[test]
 fn rewritten_defence_mode_has_no_immediate_effect() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
@@ -647,7 +647,7 @@ fn new_template_is_not_sent_within_the_refresh_period() {
 }
 
 #[test]
-fn daemons_and_tunnels_across_families_exclude_each_other() {
+fn sync_daemon_and_tunnel_to_other_family_exclude_each_other() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, rr(), Forwarding::Nat, 1);
     let tunnel = ServerConfig::new(1, Forwarding::Tunnel);

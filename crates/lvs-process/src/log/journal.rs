@@ -136,7 +136,7 @@ impl Visit for Fields {
     }
 }
 
-/// A line without its prefix, and the prefix.
+/// The fields in the prefix of a line, and the line without the prefix.
 pub(super) fn parts(line: &str) -> (impl Iterator<Item = (&str, &str)>, &str) {
     const END: &str = "\x1e\x1e";
     let (front, text) = match line.starts_with(MARK) {

@@ -156,9 +156,9 @@ pub fn format() -> Option<Format> {
     })
 }
 
-/// Prints a message to the user who started the program, unchanged: by the log once there is one,
-/// and directly to standard error before. A message that cannot be written is lost. Only the
-/// journal receives `level`.
+/// Prints a message to the user who started the program: through the log once it is set up, and
+/// directly to standard error before. A message that cannot be written is lost. Except in JSON, the
+/// message is printed unchanged, and only the journal receives `level`.
 pub fn say(level: Level, text: fmt::Arguments<'_>) {
     match LOG.get() {
         Some(log) => match log.form.json {
@@ -184,8 +184,8 @@ fn identifier() -> String {
 fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     let Some(log) = LOG.get() else { return };
     let thread = std::thread::current();
-    let name = thread.name().unwrap_or("a nameless thread");
-    let mut text = format!("internal error of this program, in {name}: {info}");
+    let name = thread.name().unwrap_or("without a name");
+    let mut text = format!("internal error of this program, in the thread {name}: {info}");
     let trace = std::backtrace::Backtrace::capture();
     if trace.status() == std::backtrace::BacktraceStatus::Captured {
         text.push_str(&format!("\n{trace}"));

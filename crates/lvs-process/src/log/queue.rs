@@ -182,7 +182,9 @@ impl<W: Write> Writer<W> {
             return;
         }
         let lines = if count == 1 { "line was" } else { "lines were" };
-        let text = format!("{count} log {lines} lost: their reader was too slow, or refused them");
+        let text = format!(
+            "{count} log {lines} lost: standard error was blocked, or refused them (a slow reader, a full disk)"
+        );
         let text = self.form.own_line(Level::WARN, &text);
         if self.write(Level::WARN, &text) {
             self.lost -= count;

@@ -27,7 +27,7 @@ fn check_programs_are_sandboxed() {
         assert!(done.not_by[0].contains("no_new_privs"), "{done}");
         return;
     }
-    // `sudo` and `ping` have more rights than who starts them, if that was so before.
+    // `NoNewPrivs` is unchanged, so that `sudo` and `ping` can still gain rights.
     let after = sh("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status");
     assert_eq!(after, before.replace("Seccomp:\t0", "Seccomp:\t2"));
     let off = sh("LC_ALL=C PATH=$PATH:/usr/sbin:/sbin swapoff /nonexistent");

@@ -108,8 +108,9 @@ pub(super) fn check_call<'a>(
     })
 }
 
-/// Checks a synchronisation daemon (`start_sync_thread`). As in the kernel, the order is: mixed
-/// families, the interface, another running daemon.
+/// Checks whether a synchronisation daemon can be started. As in the kernel (`start_sync_thread`),
+/// the checks are, in this order: servers of mixed address families, the interface, another running
+/// daemon.
 fn start_daemon<'a>(
     view: &impl View,
     daemon: &SyncDaemon,

@@ -40,13 +40,14 @@ pub trait Host {
     }
 }
 
-/// A host that permits everything and has every interface: for rehearsals and tests.
+/// A host that permits every change and has every interface: for tests, and for checks of changes
+/// without a dataplane.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissive;
 
 impl Host for Permissive {}
 
-/// A requirement of a change for the host's packet interception.
+/// The part of a change that the host's packet interception must support.
 #[derive(Clone, Copy, Debug)]
 pub enum Need<'a> {
     /// A service to be added.

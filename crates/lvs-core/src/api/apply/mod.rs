@@ -36,12 +36,12 @@ pub struct Done {
     pub warnings: Vec<String>,
 }
 
-/// A list of changes that cannot be made. Nothing has changed.
+/// The refusal of a list of changes. None of the changes has been made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The first change that cannot be made, from 0.
+    /// Index of the first change that cannot be made, from 0.
     pub change: usize,
-    /// The failure.
+    /// The reason why this change cannot be made.
     pub failure: Failure,
 }
 
@@ -49,7 +49,7 @@ pub struct Refused {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,
-    /// Whether services were deleted, so that state of these services must be removed.
+    /// Whether a flush deleted all services that existed before it.
     pub flushed: bool,
     /// Rules for marks ([`Control::marks`]).
     pub marks: bool,
@@ -88,12 +88,11 @@ impl Control {
     /// before the first is applied, each against the state after its predecessors. The dataplane
     /// updates itself once, according to the result.
     ///
-    /// A change is refused as the operation itself would refuse it: in the kernel's order of
-    /// checks.
+    /// Each change is checked like a single operation, in the kernel's order of checks.
     ///
     /// # Errors
-    /// The first change that cannot be made. Nothing has changed then. [`Call::Apply`],
-    /// [`Call::Stop`] and calls that read are not permitted in a list.
+    /// The first change that cannot be made. Nothing has changed then. A call that does not change
+    /// the configuration, such as [`Call::Apply`], is not permitted in a list.
     pub fn apply(
         &mut self,
         calls: &[Call],
@@ -107,10 +106,12 @@ impl Control {
     }
 }
 
-/// A list of changes in the course of its application to a [`Control`], like [`Control::apply`],
-/// but in pieces. A caller that has a lock around the `Control` can release it between the pieces,
-/// so that a long list delays no packets. All changes are checked first, and applied afterwards. No
-/// other changes may be made in the meantime; packets and the clock may continue.
+/// The application of a list of changes to a [`Control`] in several steps; [`Control::apply`] needs
+/// one step. A caller that protects the `Control` by a lock can release the lock between two steps,
+/// so that a long list does not delay packets.
+///
+/// All changes are checked before the first is applied. Between two steps, packets may be handled
+/// and the clock may advance, but no other change may be made.
 pub struct Changes<'a> {
     calls: &'a [Call],
     /// Number of checked calls.
@@ -163,7 +164,8 @@ impl<'a> Changes<'a> {
     /// `false` when all are checked.
     ///
     /// # Errors
-    /// The first change that cannot be made. Nothing has changed, and the rest is not to be made.
+    /// The first change that cannot be made. Nothing has changed, and the caller must not apply the
+    /// list.
     pub fn check(
         &mut self,
         control: &Control,
@@ -193,11 +195,11 @@ impl<'a> Changes<'a> {
     }
 
     /// Applies up to `count` more of the checked changes. A flush counts as one for each service;
-    /// the deletion of a service counts as one for itself and one for each server. When all are
-    /// applied, it returns the parts of the state that the dataplane must update.
+    /// the deletion of a service counts as one for itself and one for each server. After the last
+    /// change, returns the parts of the state that the dataplane must update.
     ///
-    /// A list of at most `count` calls, without a flush, is applied at once from the view of
-    /// packets: only the clean-up of the servers of deleted services needs further turns.
+    /// For packets, a list of at most `count` calls without a flush takes effect at once: only the
+    /// removal of the servers of deleted services may need further calls.
     pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
         if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
             self.marks = Some(control.marks().to_vec());

@@ -38,7 +38,8 @@ pub(super) enum Step<'a> {
 }
 
 impl Control {
-    /// Makes a change; rules for marks are in `marks` until all are made.
+    /// Applies a change. Changes of rules for marks are collected in `marks`, which the caller sets
+    /// after the last change.
     pub(super) fn make(
         &mut self,
         step: Step<'_>,
@@ -141,7 +142,8 @@ impl Step<'_> {
         )
     }
 
-    /// Adds the parts of the state that the dataplane must update.
+    /// Records in `applied` the parts of the state that the dataplane must update after this
+    /// change.
     fn announce(&self, applied: &mut Applied) {
         match self {
             Self::AddService(spec) | Self::EditService(spec) => {
@@ -169,7 +171,7 @@ impl Step<'_> {
     }
 }
 
-/// Whether the scheduler of a checked service uses the latency of the servers' answers.
+/// Whether the scheduler of a service with these settings uses the latency of the servers' answers.
 fn measures(control: &Control, config: &ServiceConfig) -> bool {
     let scheduler = control.scheduler(&config.scheduler);
     scheduler.is_ok_and(|scheduler| scheduler.needs_replies())

@@ -150,7 +150,7 @@ impl ConnTable {
         self.wheel.arm(handle, self.slots.entry(handle));
     }
 
-    /// Frees a slot with any content.
+    /// Frees a slot whose content may be invalid.
     fn discard(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         if entry.word0() != 0 {

@@ -40,7 +40,7 @@ pub(super) struct Buckets {
     pub(super) first: usize,
     pub(super) second: usize,
     pub(super) tag: u64,
-    /// The first bucket of the entry.
+    /// Number of the home slot in the first bucket.
     pub(super) home: usize,
 }
 
@@ -57,7 +57,8 @@ impl Buckets {
         }
     }
 
-    /// The slot of the entry if it was free at the insertion, and its bucket was not nearly full.
+    /// The slot in which an entry is stored if the slot is free and the first bucket is not nearly
+    /// full.
     #[inline]
     pub(super) const fn home(&self) -> usize {
         self.first * Layout::WAYS + self.home
@@ -110,7 +111,7 @@ impl<'a> Tags<'a> {
         word.store(change(word.load(Relaxed)), Relaxed);
     }
 
-    /// Free slots of a bucket.
+    /// Number of free slots of a bucket.
     #[inline]
     fn room(self, bucket: usize) -> u32 {
         matching(self.word(bucket), 0).count_ones()

@@ -205,7 +205,8 @@ impl ConnTable {
         });
     }
 
-    /// Sets ports of a template that no look-up uses (`ip_vs_check_template`).
+    /// Gives a template ports that no look-up uses, so that look-ups no longer find it
+    /// (`ip_vs_check_template`).
     pub(crate) fn hide_template(&mut self, handle: u32) {
         self.change(handle, |draft| {
             draft.key.virt.set_port(u16::MAX);

@@ -198,8 +198,9 @@ impl ConnTable {
         })
     }
 
-    /// The connection of a packet in a narrow slot, and whether the packet is a reply; `None` if
-    /// the caller must also search elsewhere.
+    /// Searches the narrow slots for the connection of a packet. Returns the connection, and
+    /// whether the packet is a reply; `None` if the connection is not found there; it may be in
+    /// another slot.
     #[inline]
     pub(crate) fn find_plain(&self, packet: &Plain, ahead: &Ahead) -> Option<(u32, bool)> {
         let part = protocol_part(packet.protocol);
@@ -222,7 +223,7 @@ impl ConnTable {
         }
     }
 
-    /// The narrow slot of a client's entry for a virtual address, with just `kinds`.
+    /// Finds the narrow slot of a client's entry for a virtual address, with exactly these `kinds`.
     #[inline]
     fn find_narrow_in(&self, identity: u64, kinds: u64, virt: u64, ahead: &Ahead) -> Found {
         self.find_narrow(identity, ahead.side(true, 0), |word, line| {
@@ -232,7 +233,8 @@ impl ConnTable {
         })
     }
 
-    /// The narrow slot of a client's entry that a packet from `source` to it answers.
+    /// Finds the narrow slot of a client's entry to which a packet from `source` to the client is a
+    /// reply.
     #[inline]
     fn find_narrow_out(&self, identity: u64, source: u64, ahead: &Ahead) -> Found {
         self.find_narrow(identity, ahead.side(true, 1), |word, line| {
@@ -244,7 +246,8 @@ impl ConnTable {
         })
     }
 
-    /// The narrow slot of a client; `is` selects the shadow entry that would cover it.
+    /// Finds a narrow slot of a client. For a matching slot, `is` returns the bit that is set if a
+    /// newer equal entry hides the slot.
     #[inline]
     fn find_narrow(
         &self,
@@ -341,7 +344,7 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// If no entry has this client, stores this result.
+    /// Searches for an entry with this client, and records the client if there is none.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
@@ -351,8 +354,8 @@ impl ConnTable {
         }
     }
 
-    /// As [`find_out`](Self::find_out), and records that `source` is not a client if no entry has
-    /// it as its client.
+    /// Records that `source` is not a client, if no entry has it as its client and `ahead` was
+    /// prepared for it.
     #[inline]
     pub(crate) fn note_source(&self, protocol: Protocol, source: SocketAddr, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
@@ -364,7 +367,8 @@ impl ConnTable {
         }
     }
 
-    /// Notes the source that `ahead` was made for, as [`note_source`](Self::note_source).
+    /// Does the same as [`note_source`](Self::note_source) for the source for which `ahead` was
+    /// prepared.
     #[inline]
     pub(crate) fn note_stranger(&self, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
@@ -630,8 +634,9 @@ impl Found {
     }
 }
 
-/// Whether packets from that virtual address or server to the client belong to an entry, in this
-/// direction; and the newer equal entry that hides it for these packets.
+/// Whether packets from a virtual address or a server to the client belong to an entry, which
+/// depends on its forwarding method. Returns the bit that is set if a newer equal entry hides the
+/// entry for these packets.
 #[inline]
 fn answers(way: u64, is_virt: bool, is_server: bool) -> Option<u64> {
     match Forwarding::from_bits((way & 7) as u32) {

@@ -3,8 +3,9 @@
 //!
 //! A line is a cache line with room for eight references. A hash selects two lines, and a reference
 //! is stored in the emptier one. The index is dimensioned for four references a line, with which
-//! two choices leave no line with more than about seven. A ninth would need two full lines, which
-//! is the index's own "full". The hash is keyed, so a sender cannot choose the lines of its tuples.
+//! two choices leave no line with more than about seven. A reference fits nowhere only if both of
+//! its lines contain eight references; the index is then full for this hash. The hash is keyed, so
+//! a sender cannot choose the lines of its tuples.
 
 use alloc::vec;
 use alloc::vec::Vec;

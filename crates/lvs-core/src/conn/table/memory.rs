@@ -363,8 +363,8 @@ impl Memory {
         })
     }
 
-    /// Sets the time for which a freed slot of an offloaded connection is not reused: programs may
-    /// still read it.
+    /// Sets the time for which a freed slot of an offloaded connection is not reused: BPF programs
+    /// may still read it.
     #[must_use]
     pub const fn quarantined(mut self, time: Duration) -> Self {
         self.quarantine = time;

@@ -9,8 +9,8 @@
 //!           │                    │
 //!  slots   [64 B] x 8       [64 B] x 8       IPv4; 128 bytes in a region of its own for IPv6
 //!
-//!  overflow   index by the whole tuple ─▶ [128 B] ...     equals, and what finds both buckets full
-//!  wheel      buckets of handles by deadline, and where each handle's record lies
+//!  overflow   index by the whole tuple ─▶ [128 B] ...     equal entries, entries with two full buckets
+//!  wheel      buckets of handles by deadline, and the position of each handle's record
 //! ```
 //!
 //! The hash covers the client's side only, so that packets of both directions find the same slot:
@@ -198,7 +198,7 @@ pub(crate) struct ConnTable {
     due: Vec<u32>,
     /// Number of entries whose client port is unknown.
     portless: usize,
-    /// Entries of IPv4 clients in wide slots.
+    /// Number of entries of IPv4 clients in wide slots.
     mixed: usize,
     /// Number of entries that each entry with [`flag::CONTROLS`] controls.
     controlled: Sparse<u32>,
@@ -293,7 +293,7 @@ impl ConnTable {
         self.slots.overflow
     }
 
-    // --- coming and going ------------------------------------------------------------------------
+    // --- insertion and removal -------------------------------------------------------------------
 
     /// Inserts an entry, as the newest of its equal entries, and starts its timer; `None`, without
     /// a change, if the table is full.
@@ -531,7 +531,7 @@ impl ConnTable {
         self.wheel.next_wakeup()
     }
 
-    // --- what few entries have -------------------------------------------------------------------
+    // --- state that few entries have -------------------------------------------------------------
 
     /// The number of entries that this entry controls.
     #[inline]
@@ -554,7 +554,7 @@ impl ConnTable {
         *controlled += 1;
     }
 
-    /// Counts one entry less that this entry controls.
+    /// Subtracts one from the number of entries that this entry controls.
     pub(crate) fn drop_controlled(&mut self, handle: u32) {
         if self.get(handle).has(flag::CONTROLS)
             && let Some(controlled) = self.controlled.get_mut(handle)

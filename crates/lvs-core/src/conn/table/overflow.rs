@@ -1,5 +1,5 @@
-//! Entries without a free place in their buckets, and entries for which several match the same
-//! packets.
+//! Entries without a free slot in their buckets, and entries that match the same packets as other
+//! entries.
 //!
 //! The buckets of an entry follow from its client alone. If one client port has connections to many
 //! virtual addresses, or through many virtual addresses to one server, their entries would fill the

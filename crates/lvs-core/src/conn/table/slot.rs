@@ -86,8 +86,8 @@ mod way {
 }
 
 impl Layout {
-    /// The constants that a program needs in order to read a table's memory, with their names:
-    /// sizes, bits and word numbers. They belong to [`VERSION`](Self::VERSION).
+    /// The constants that a BPF program needs in order to read a table's memory, with their names:
+    /// sizes, bits and word numbers. They are valid for this [`VERSION`](Self::VERSION).
     pub const NUMBERS: &[(&str, u64)] = &[
         ("WAYS", Self::WAYS as u64),
         ("NARROW_BYTES", Self::NARROW_WORDS as u64 * 8),

@@ -168,7 +168,7 @@ fn offloaded_slot_is_quarantined_after_removal() {
     table.remove(first);
     let third = table.insert(&connection, later).unwrap();
     assert_ne!(third, first);
-    // The programs may also still read a connection that was written again in the meantime.
+    // The programs may also still read a connection whose slot was written again since then.
     table.get(third).publish(1);
     table.get(third).write(&connection);
     assert!(!table.get(third).is_live());

@@ -89,7 +89,8 @@ pub(crate) struct Wheel {
     places: Vec<u32>,
     /// The present tick: all earlier ones are complete.
     tick: u64,
-    /// Records of a portion of the page that is distributed, and the number to distribute now.
+    /// Number of records in a portion of the page that is distributed, and number of records to
+    /// distribute now.
     portion: usize,
     owed: usize,
     /// How far the portions have advanced within the page.
@@ -97,7 +98,7 @@ pub(crate) struct Wheel {
     linked: usize,
     /// Whether the present tick has entries that are not due yet.
     stays: bool,
-    /// Records of each bucket of a page.
+    /// Number of records in the bucket of each page.
     counts: Vec<u32>,
 }
 
@@ -287,7 +288,7 @@ impl Wheel {
         None
     }
 
-    /// Whether the next page has records that are not spread.
+    /// Whether the next page has records that are not distributed to its ticks yet.
     fn page_is_spread(&self) -> bool {
         self.heads[page_bucket((self.tick >> PAGE_BITS) + 1)] != 0
     }

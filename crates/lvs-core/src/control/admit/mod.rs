@@ -46,8 +46,8 @@ enum Opened {
 }
 
 impl Control {
-    /// Decides on a packet that `shard` could not decide on alone. A shard of another director is
-    /// unchanged: [`DropReason::ForeignShard`].
+    /// Decides on a packet that `shard` could not decide on alone. If `shard` belongs to another
+    /// director, it is unchanged, and the packet is dropped ([`DropReason::ForeignShard`]).
     pub fn admit(
         &mut self,
         shard: &mut Shard,
@@ -92,8 +92,8 @@ impl Control {
         verdict
     }
 
-    /// Decides on an ICMP error that `shard` could not decide on alone. A shard of another director
-    /// as in [`admit`](Self::admit).
+    /// Decides on an ICMP error that `shard` could not decide on alone. For a shard of another
+    /// director, see [`admit`](Self::admit).
     pub fn admit_icmp_error(
         &mut self,
         shard: &mut Shard,
@@ -113,7 +113,8 @@ impl Control {
         self.schedule_icmp_error(shard, error, now)
     }
 
-    /// Opens a connection, if the packet may and a server is there (`*_conn_schedule`).
+    /// Opens a connection, if the packet may open one and a server is available
+    /// (`*_conn_schedule`).
     fn schedule(&mut self, shard: &mut Shard, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let Tuple { protocol, src, dst } = meta.tuple;
         let sysctls = &self.settings.sysctls;
@@ -293,7 +294,7 @@ impl Control {
         index
     }
 
-    /// Removes a one-packet connection.
+    /// Ends a one-packet connection that is not in the table.
     fn close_once(
         &mut self,
         shard: &mut Shard,
@@ -310,7 +311,7 @@ impl Control {
 }
 
 impl<'a> Ask<'a> {
-    /// A packet from `src` that may open a connection, without its payload.
+    /// A packet from a client, without its payload, that may open a connection.
     pub(super) const fn new(tuple: Tuple, mark: u32, hook: Hook) -> Self {
         let Tuple { protocol, src, dst } = tuple;
         Self {

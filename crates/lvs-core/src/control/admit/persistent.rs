@@ -13,9 +13,8 @@ pub(in crate::control) fn may_lead_to(server: &Server, quiescent: bool) -> bool 
 
 /// The identity of the template for a packet, and whether the template keeps the server's port.
 ///
-/// A service with several ports has one template for all of them: an FTP service for control and
-/// data connections, a service with port 0 for every port, a service with a mark for every protocol
-/// and address, too.
+/// One template applies to the control and data connections of an FTP service, to every port of a
+/// service with port 0, and to every protocol, address and port of a firewall-mark service.
 pub(super) fn template_key(
     service: ServiceKey,
     netmask: u32,

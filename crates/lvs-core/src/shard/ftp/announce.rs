@@ -49,7 +49,7 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
 }
 
 /// The address that a server's reply announces, and the bytes of the segment that contain it. A
-/// reply to EPSV has no address, because the address is the one of `server`.
+/// reply to EPSV need not contain an address: it is then the one of `server`.
 pub(super) fn reply(text: &[u8], mode: Mode, server: IpAddr) -> Option<(SocketAddr, Range<usize>)> {
     let code: &[u8] = match mode {
         Mode::Active => return None,
@@ -84,8 +84,8 @@ fn past(text: &[u8], mark: u8, or_digit: bool) -> Option<usize> {
     Some(start + run)
 }
 
-/// Parses `h1,h2,h3,h4,p1,p2` and the byte after it; also returns the length. An empty number
-/// counts as 0.
+/// Parses `h1,h2,h3,h4,p1,p2`, which another byte must follow. Also returns the length without that
+/// byte. An empty number counts as 0.
 fn six_numbers(text: &[u8]) -> Option<(SocketAddr, usize)> {
     let mut numbers = [0u8; 6];
     let mut at = 0;
@@ -303,7 +303,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ftp_parser_accepts_any_bytes(text: Vec<u8>, six: bool, server: [u8; 4]) {
+        fn ftp_parser_does_not_panic_on_any_bytes(text: Vec<u8>, six: bool, server: [u8; 4]) {
             let family = if six { Family::V6 } else { Family::V4 };
             let _ = command(&text, family);
             let server = IpAddr::from(server);

@@ -9,8 +9,8 @@ use super::Tcp;
 use crate::TcpFlags;
 use crate::verdict::{Shift, is_after};
 
-/// Maximum by which an acknowledgement may be behind the stream and still counts as late, not as
-/// wrong.
+/// Number of bytes by which an acknowledgement may be behind the stream and is still late, not
+/// wrong. A larger window increases this number.
 const LATE_MIN: u32 = 66_000;
 
 /// The largest window scale (RFC 7323 section 2.3).
@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn track_number_beyond_the_window_belongs_to_no_connection() {
+    fn track_segment_far_beyond_window_belongs_to_no_connection() {
         for (offers, window) in [([None, None], 8192), ([Some(2), Some(3)], 8192 << 3)] {
             let mut track = None;
             let mut send = |from, flags, sequence, ack: u32, scale| {
@@ -720,7 +720,7 @@ mod tests {
     }
 
     #[test]
-    fn track_segment_less_than_a_window_too_far_belongs_to_the_connection() {
+    fn track_segment_less_than_a_window_beyond_limit_belongs_to_connection() {
         let mut track = opened();
         assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
         assert!(bare(
@@ -747,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn track_syn_ack_of_another_syn_sets_nothing() {
+    fn track_syn_ack_of_another_syn_does_not_change_numbers() {
         for between in [false, true] {
             let mut track = opened();
             assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
@@ -763,7 +763,7 @@ mod tests {
     }
 
     #[test]
-    fn track_reset_of_another_number_keeps_open_connection() {
+    fn track_reset_with_unexpected_number_keeps_open_connection() {
         let mut track = opened();
         assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
         assert!(bare(&mut track, From::Server, RST, 5011, 0));
