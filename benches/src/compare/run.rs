@@ -171,7 +171,7 @@ impl<'a> Runner<'a> {
         outcome.samples.push(measured);
     }
 
-    // --- standing ready --------------------------------------------------------------------------
+    // --- prepared resources ----------------------------------------------------------------------
 
     fn bed(&mut self, key: Key) -> Result<&mut Bed> {
         self.bed_for(key, bed::FAST_PATH)
@@ -286,7 +286,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    // --- measuring -------------------------------------------------------------------------------
+    // --- measurements ----------------------------------------------------------------------------
 
     fn measure(&mut self, work: Work) -> Result<Sample> {
         let (yardsticks, window) = (self.yardsticks, self.manner.window);

@@ -54,7 +54,7 @@ pub fn main(options: &DemoOptions) -> Result<()> {
         match show(*method, options, &style) {
             Ok((site, verdict)) => {
                 verdicts.push((*method, Ok(verdict)));
-                // Unless the demo holds the hosts, it stops the process here, before the next one
+                // Without `--hold`, the demo stops the site's programs here, before the next site
                 // starts.
                 if options.hold {
                     sites.push(site);

@@ -91,7 +91,7 @@ impl Programs {
         })
     }
 
-    /// Resets the programs for another director.
+    /// Resets the programs for use with another director.
     pub(crate) fn again(mut self) -> Self {
         self.kernel.forget();
         self.known = (0, 0);
@@ -107,7 +107,7 @@ impl Programs {
         memory.quarantined(std::time::Duration::ZERO)
     }
 
-    /// Records a change.
+    /// Invalidates all offloads, because services, servers or routes have changed.
     pub(crate) fn changed(&self) {
         self.kernel.changed();
     }

@@ -46,9 +46,9 @@ struct Attack {
     /// Frames a second, by default.
     rate: u64,
     means: Means,
-    /// The promised bound.
+    /// The documented bound on the effect of the attack.
     bound: &'static str,
-    /// The drop reasons of such packets; at least one of their counters must increase.
+    /// The drop reasons of the attack's packets; at least one of their counters must increase.
     counted: &'static [&'static str],
     /// Maximum memory of the dataplane above its idle memory, in megabytes.
     memory_mb: u64,
@@ -272,7 +272,7 @@ pub struct AttackOptions {
 pub struct Outcome {
     /// Name of the attack.
     pub name: &'static str,
-    /// The promised bound.
+    /// The documented bound on the effect of the attack.
     pub bound: &'static str,
     /// Honest clients without an attack.
     pub before: Honest,

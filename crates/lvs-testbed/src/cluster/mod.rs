@@ -377,7 +377,7 @@ fn dataplane_of(director: &Host) -> Result<Pid> {
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 
-/// Waits until directors are in step with all their peers.
+/// Waits until directors are in step with all of their peers.
 fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     let in_step = |director: &Host| {
         let reported = site.lvsadm_on(director, "--json sync").ok()?;
@@ -456,8 +456,8 @@ fn end_etcd_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet etcd").map(drop)
 }
 
-/// Starts a member of etcd next to the first server; its configuration names the last server.
-/// Returns its address.
+/// Starts etcd on the host of the first server, and writes the last server of the site into it.
+/// Returns the process, and the URL of etcd.
 fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     let host = &site.servers[0];
     let url = format!("http://{}:2379", site.real_address(0));

@@ -338,8 +338,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Lets the switch track and query the listeners of groups of IPv6 on a LAN, as switches do:
-    /// frames for a group go to its listeners only.
+    /// Enables multicast snooping for IPv6 on a LAN: the switch queries for listeners, and sends
+    /// frames for a group only to them.
     ///
     /// # Errors
     ///

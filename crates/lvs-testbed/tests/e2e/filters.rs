@@ -197,10 +197,11 @@ fn received(site: &Site) -> Result<u64> {
     workers[0]["packets"].as_u64().context("packets")
 }
 
-/// An operator removes the program that reinjects frames: no frame leaves with a wrong sender, and
-/// the dataplane soon reinjects frames by another path.
+/// An operator removes the program that reinjects frames. No frame leaves the director with the
+/// client's address as its source, and the dataplane soon reinjects frames through its device
+/// instead.
 #[test]
-fn removed_reinjection_leaks_no_packet() -> Result<()> {
+fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
     let mut site = site("detached")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;

@@ -544,7 +544,7 @@ impl Bed {
         all
     }
 
-    /// Withdraws all other rights.
+    /// Revokes all rights but these.
     fn permit_only(&self, rights: &[&(&str, Right)]) -> Result<()> {
         for path in RULES {
             let of_role = rights.iter().filter(|(role, _)| *role == path);

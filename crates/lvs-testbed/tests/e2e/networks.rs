@@ -93,7 +93,7 @@ impl<'a> Download<'a> {
     }
 }
 
-/// New connections work again.
+/// Waits until new connections work again.
 fn new_connections(site: &Site, what: &str) -> Result<()> {
     let mut load = site.load();
     load.requests = 20;

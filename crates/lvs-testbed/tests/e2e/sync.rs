@@ -488,7 +488,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
 }
 
 #[test]
-fn sync_messages_of_own_users_are_ignored() -> Result<()> {
+fn sync_messages_of_local_users_are_ignored() -> Result<()> {
     let mut options = SiteOptions::new("ownuser", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;
