@@ -370,7 +370,7 @@ fn run_command(to: SocketAddr) -> Result<()> {
     (&back).take(200).read_to_string(&mut errors)?;
     ensure!(
         output.strip_prefix('\0') == Some(errors.as_str()) && !errors.is_empty(),
-        "the two connections are not of one server: {output:?}, {errors:?}"
+        "the two connections belong to different servers: {output:?}, {errors:?}"
     );
     Ok(())
 }
@@ -407,7 +407,7 @@ fn session(address: Ipv4Addr, port: u16) -> Result<()> {
         stream.read_exact(&mut known).context("no answer")?;
         ensure!(
             known == [b'y'],
-            "another server, which does not have the session"
+            "the connection reached another server, which does not have the session"
         );
     }
     Ok(())

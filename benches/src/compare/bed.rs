@@ -260,7 +260,7 @@ impl Bed {
                 + &cable(e, BACK_MAC, director, s, SERVER_MAC, server)
         };
         run_with_input(Command::new("ip").args(["-batch", "-"]), &cables)
-            .context("cannot lay the cables")
+            .context("cannot create the veth pairs")
             .map(drop)
     }
 

@@ -142,7 +142,7 @@ impl<'a> Runner<'a> {
 
     fn interrupted(&self) -> Result<()> {
         if self.manner.stop.load(Ordering::Relaxed) {
-            bail!("interrupted; everything is taken down")
+            bail!("interrupted; all programs are stopped and all namespaces are removed")
         }
         Ok(())
     }

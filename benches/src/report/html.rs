@@ -470,7 +470,7 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
         .iter()
         .map(|one| format!("{}: {}", one.peer, one.why))
         .collect();
-    for (why, quick) in [("left out with --quick", true), ("not asked for", false)] {
+    for (why, quick) in [("left out with --quick", true), ("not requested", false)] {
         let is_named = |peer: &Peer| {
             missing.iter().any(|one| one.peer == peer.name)
                 || document.of(name, peer.name).next().is_some()

@@ -132,7 +132,7 @@ impl Experiment for Orourke {
                 plot("errors-1", "Errors, one server", OFFERED, ERROR_RATE),
                 plot(
                     SCALING,
-                    "Replies by the number of servers, at 1.3 times what they can do",
+                    "Replies by the number of servers, at 1.3 times their capacity",
                     axis("servers", "count"),
                     REPLY_RATE,
                 ),

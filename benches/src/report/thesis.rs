@@ -86,19 +86,19 @@ impl Experiment for Thesis {
             &[
                 plot(
                     "small-served",
-                    "Small files: what clients received",
+                    "Small files: throughput of clients",
                     COUNT,
                     SERVED,
                 ),
                 plot(
                     "mixed-served",
-                    "Mixed files: what clients received",
+                    "Mixed files: throughput of clients",
                     COUNT,
                     SERVED,
                 ),
                 plot(
                     "large-served",
-                    "Large files: what clients received",
+                    "Large files: throughput of clients",
                     COUNT,
                     SERVED,
                 ),

@@ -159,7 +159,7 @@ impl Bed {
             }
         }
         run_with_input(Command::new("ip").args(["-batch", "-"]), &cables)
-            .context("cannot lay the cables")
+            .context("cannot create the veth pairs")
             .map(drop)
     }
 

@@ -117,7 +117,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "fragments-host",
-        summary: "the same to a port of the virtual address that is the host's",
+        summary: "the same to a port of the virtual address without a service",
         site: (Forward::Nat, Vip::Host),
         dataplane: &[],
         rate: 150_000,
@@ -199,7 +199,7 @@ const ATTACKS: &[Attack] = &[
         dataplane: &[],
         rate: 2000,
         means: Means::Frames(floods::Packets::errors),
-        bound: "other hosts get theirs",
+        bound: "other hosts receive their ICMP errors",
         counted: &["own_address", "icmp_limited"],
         memory_mb: 128,
     },

@@ -481,7 +481,7 @@ impl Lab {
         let vip = self.vip();
         let mut found = None;
         let monitor = self.monitor.as_ref().context("it runs")?;
-        wait_until("the router to follow", LIMIT, || {
+        wait_until("the router to use no route to the director", LIMIT, || {
             let log = monitor.log();
             let lines = log.lines().filter(|line| line.contains(&vip));
             let mut later = lines.filter_map(|line| Some((stamp(line)?, line)));

@@ -98,7 +98,7 @@ impl ClusterOptions {
             "nat" => Forward::Nat,
             "dr" => Forward::Dr,
             "tun" if self.ipv6 => {
-                bail!("the servers take no tunnels from IPv6 here: leave --ipv6 out")
+                bail!("the servers of this laboratory accept no tunnels over IPv6: omit --ipv6")
             }
             "tun" => Forward::Tun,
             other => bail!("{other:?} is none of nat, dr, tun"),
@@ -196,7 +196,7 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
             println!("  {name:<14} {about}");
         }
         println!(
-            "\nthree directors behind a router that shares packets out to them (ECMP), with BIRD (dr, tun); a name that both\n\
+            "\nthree directors behind a router that distributes packets among them (ECMP), with BIRD (dr, tun); a name that both\n\
              have is this one with --forward dr and tun:"
         );
         for (name, _, about) in many::Scenario::ALL {
@@ -498,5 +498,9 @@ fn wait_etcd(directors: &[&Host], connected: bool, servers: usize) -> Result<()>
         (has == servers).then_some(known)
     };
     let all = || directors.iter().all(|d| is_connected(d) == Some(connected));
-    wait_until("etcd to be known, or lost", LIMIT, all)
+    wait_until(
+        "the directors to report etcd as connected or as lost",
+        LIMIT,
+        all,
+    )
 }

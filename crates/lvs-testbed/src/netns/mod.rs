@@ -278,7 +278,8 @@ impl Testbed {
             Some(base) => enter(base, Some(base), "ip"),
             None => Command::new("ip"),
         };
-        run_with_input(ip.args(["-batch", "-"]), &cables).context("cannot lay the cables")?;
+        run_with_input(ip.args(["-batch", "-"]), &cables)
+            .context("cannot create the veth pairs")?;
         if let Some(switch) = &self.switch
             && !bridges.is_empty()
         {

@@ -353,7 +353,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     site.client.load(&load)?.all_ok(20)?;
     // The dataplane leaves the groups.
     site.lvsadm("-C")?;
-    wait_until("the switch to have forgotten", PATIENCE, || {
+    wait_until("the switch to forget the group", PATIENCE, || {
         site.testbed
             .groups()
             .is_ok_and(|groups| !groups.contains(group))
