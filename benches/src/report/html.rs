@@ -326,7 +326,7 @@ fn axis(axis: &super::Axis) -> String {
     format!("{} ({})", axis.name, axis.unit)
 }
 
-/// `4096` is `4.1k`.
+/// Shortens a number: `4096` becomes `4.1k`.
 fn short(value: f64) -> String {
     if (0.0..1.0).contains(&value) {
         // Print no more digits than the value has.

@@ -344,7 +344,7 @@ impl Thesis {
     }
 }
 
-/// `1.2 (1.1-1.3)`
+/// Formats a median and its range as `1.2 (1.1-1.3)`.
 pub(super) fn spread(of: &Spread) -> String {
     format!("{:.2} ({:.2}-{:.2})", of.median, of.min, of.max)
 }

@@ -7,8 +7,8 @@ use std::ops::{Deref, DerefMut, Range};
 
 pub use lvs_sys::{Arena, Lent};
 
-/// Bytes in front of a frame that is received here: enough for an outer IPv6, UDP and GUE header,
-/// or a VLAN tag.
+/// Number of bytes that are reserved before a received frame: enough for an outer IPv6, UDP and GUE
+/// header, or a VLAN tag.
 pub const HEADROOM: usize = 128;
 
 /// The longest frame: 64 KiB of IP and an Ethernet header with two VLAN tags.

@@ -271,9 +271,9 @@ impl Steering {
 /// Kind of the addresses of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Virtual addresses, or a range that contains some.
+    /// Virtual addresses; the range may also contain addresses between them.
     Virtual,
-    /// The addresses represent clients.
+    /// Local addresses of full NAT, which represent clients.
     Local,
 }
 

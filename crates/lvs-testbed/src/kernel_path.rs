@@ -100,8 +100,8 @@ impl Programs {
         self
     }
 
-    /// Returns the memory for the director's table. Slots are reused at once, so that this table is
-    /// as full as another director's.
+    /// Returns the memory for the director's table. Slots are reused at once, so that the table is
+    /// as full as that of a director without the programs.
     pub(crate) fn memory(&self) -> Memory {
         let memory = self.kernel.memory(0).expect("as long as the layout");
         memory.quarantined(std::time::Duration::ZERO)

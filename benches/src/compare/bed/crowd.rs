@@ -1,4 +1,4 @@
-//! Many clients and servers, where a bed has one of each.
+//! Replaces the single client and the single server of a bed by many.
 //!
 //! ```text
 //! client-1 ─┐                                                ┌─ server-1

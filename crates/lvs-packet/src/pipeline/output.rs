@@ -88,7 +88,7 @@ impl Output {
             .map(|(port, frames)| (port, frames.as_mut_slice()))
     }
 
-    /// Ports with frames to reinject into the host there, and these frames.
+    /// The frames to reinject into the host, by the port on which they arrived.
     pub fn returned(&mut self) -> impl Iterator<Item = (PortId, &mut [Frame])> {
         (0..=u16::MAX)
             .map(PortId)

@@ -222,8 +222,8 @@ mod tests {
         ip[20..20 + options.len()].to_vec()
     }
 
-    /// Recorded from the kernel, requests and answers of a service by NAT with each of these
-    /// options.
+    /// The expected values are recorded from the kernel: requests and replies of a NAT service with
+    /// each of these options.
     #[test]
     fn ip_options_are_filled_in_like_a_router() {
         for (before, after) in [

@@ -306,8 +306,9 @@ fn icmp_error_quoting_filled_in_options_is_translated() {
     assert_eq!(IpAddr::from(ipv4::dst(&bytes[36..])), addr(VIP));
 }
 
-/// The kernel's host obeys the first two bits of an option unknown to it before IPVS receives the
-/// packet (RFC 8200 section 4.2). Here the servers do that.
+/// The kernel handles an unknown option by the first two bits of its type before IPVS receives the
+/// packet (RFC 8200 section 4.2). The dataplane forwards the packet, and the server handles the
+/// option.
 #[test]
 fn packet_with_unknown_hop_by_hop_options_is_forwarded_to_server() {
     for option in [0x1e, 0x5e, 0x9e, 0xde] {

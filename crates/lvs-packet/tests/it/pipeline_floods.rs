@@ -63,8 +63,8 @@ fn ethernet(ip: &[u8]) -> Vec<u8> {
     [&CL_MAC.0[..], &GW_MAC.0, &kind, ip].concat()
 }
 
-/// Packets to an echo service, from the service, or from the director, whose answers would return
-/// to the director.
+/// Packets to an echo service whose source is the service itself or the director, so that the
+/// answers would return to the director.
 #[test]
 fn packets_from_own_addresses_are_dropped() {
     for own in [false, true] {
@@ -214,8 +214,8 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     (1..=datagrams).map(datagram).collect()
 }
 
-/// The reassembler accepts 15 such datagrams; their packets are never all in memory at the same
-/// time, and not in frames of 64 KiB.
+/// The reassembler accepts 15 datagrams of 1,024 tiny fragments. Their packets are never all in
+/// memory at the same time, and not in frames of 64 KiB.
 #[test]
 fn tiny_fragments_are_sent_in_portions_without_large_buffers() {
     for method in [Forwarding::Nat, Forwarding::Route] {

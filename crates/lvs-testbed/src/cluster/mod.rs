@@ -367,7 +367,7 @@ fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeM
     lost
 }
 
-/// The process of the dataplane that a director's `lvsd` has.
+/// Returns the process id of the dataplane that a director's `lvsd` has started.
 fn dataplane_of(director: &Host) -> Result<Pid> {
     let reported = director.run(programs::find("lvsd")?, &["status", "--json"])?;
     let reported: Value = serde_json::from_str(&reported)?;

@@ -38,8 +38,8 @@ pub(super) fn require_permission() -> Result<()> {
     Ok(())
 }
 
-/// Creates a site whose dataplane uses the kernel fast path; `None` if the kernel does not permit
-/// it.
+/// Creates a site whose dataplane uses the kernel fast path. Ends the calling test as not run if
+/// the kernel does not permit that.
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     site_by(&ON, label, forward, servers)
 }
@@ -117,8 +117,8 @@ method!(
     Tun
 );
 
-/// Packets and bytes that a server's host has counted: requests to port 80 of the address, replies
-/// from there.
+/// Packets and bytes that a server's host has counted: requests to port 80 of the address, and
+/// replies from that port.
 fn counted(server: &Host) -> Result<[u64; 4]> {
     let listing = server.sh("nft -j list table inet seen")?;
     let listing: serde_json::Value = serde_json::from_str(&listing)?;

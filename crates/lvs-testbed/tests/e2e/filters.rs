@@ -86,8 +86,8 @@ fn firewall(site: &Site, rule: &str) -> Result<()> {
     Ok(())
 }
 
-/// The host's rules match packets that the dataplane reinjects as if they were unchanged: fragments
-/// large and small, and whole datagrams, on a port of a VIP of the host.
+/// The host's rules match reinjected packets as they match packets that the dataplane has not
+/// received: large and small fragments, and whole datagrams, to a port of a VIP of the host.
 #[test]
 fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
     let mut site = site("fragments")?;

@@ -873,7 +873,7 @@ impl Endpoint {
         Ok(pod)
     }
 
-    /// Waits until its last connection has ended.
+    /// Waits until the last connection of the pod has ended.
     fn end(&self, bed: &Bed) -> Result<()> {
         let server = format!("{}:80", self.address);
         bed.wait("the last connection of a pod to close", |bed| {

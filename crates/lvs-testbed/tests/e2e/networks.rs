@@ -371,7 +371,7 @@ struct TrunkSite {
     testbed: Testbed,
 }
 
-/// Adds an interface for a VLAN of `eth0`, as the kernel's 802.1Q makes it.
+/// Adds an interface of the kernel for a VLAN of `eth0`.
 fn add_vlan(host: &Host, vlan: u16, addresses: &[&str]) -> Result<()> {
     host.sh(&format!(
         "ip link add link eth0 name eth0.{vlan} type vlan id {vlan}; ip link set eth0.{vlan} up"
