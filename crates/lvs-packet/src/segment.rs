@@ -487,8 +487,8 @@ mod tests {
     /// Bytes from the outer UDP header to the inner IP header: UDP, VXLAN, Ethernet.
     const INNER: usize = 8 + 8 + 14;
 
-    /// A VXLAN packet with TCP or UDP inside, `six` selects IPv6 for the outer and for the inner
-    /// packet. `summed`: the tunnel has a checksum; `declared`: the inner IP header has a length.
+    /// A VXLAN packet with TCP or UDP inside. `six`: whether the outer and the inner packet are
+    /// IPv6. `summed`: the tunnel has a checksum. `declared`: the inner IP header has a length.
     fn tunnelled(data: &[u8], udp: bool, six: [bool; 2], summed: bool, declared: bool) -> Vec<u8> {
         let header = match six[1] {
             true => etherparse::IpHeaders::Ipv6(

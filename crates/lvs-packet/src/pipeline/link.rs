@@ -93,7 +93,8 @@ impl Pipeline {
     }
 }
 
-/// Whether another host that claims this address is a conflict.
+/// Whether another host must not claim this address, because it belongs to this host, to the
+/// dataplane or to a service.
 fn is_ours<N: Net>(addr: IpAddr, net: &N) -> bool {
     net.is_own_vip(addr) || net.is_vip(addr) || net.is_local(addr)
 }
