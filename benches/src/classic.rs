@@ -31,9 +31,10 @@ pub(crate) const SESSIONS: [(&str, u16); 3] = [
 const RESERVED: RangeInclusive<u16> = 512..=1023;
 /// Source ports of a printing client (RFC 1179).
 const PRINTERS: RangeInclusive<u16> = 721..=731;
-/// Bytes of a block of the UDP file, and of what is printed.
+/// Length in bytes of a block of the UDP file, and of a print job.
 const BLOCK: usize = 1024;
-/// A lost SYN is repeated after a second, which is not a failure.
+/// Time limit of a connection. A lost SYN, which the client repeats after a second, is not a
+/// failure.
 const LIMIT: Duration = Duration::from_millis(2500);
 
 /// Serves all classic services.
@@ -252,7 +253,7 @@ impl Use {
     ///
     /// # Errors
     ///
-    /// None if a service does not work: that is counted.
+    /// If the results cannot be printed. A service that does not work is a part of the results.
     pub fn run(&self) -> Result<()> {
         let at = |port: u16| SocketAddr::new(IpAddr::V4(self.target), port);
         let mut all = vec![
@@ -369,7 +370,7 @@ fn run_command(to: SocketAddr) -> Result<()> {
     (&back).take(200).read_to_string(&mut errors)?;
     ensure!(
         output.strip_prefix('\0') == Some(errors.as_str()) && !errors.is_empty(),
-        "the two connections are not of one server: {output:?}, {errors:?}"
+        "the two connections belong to different servers: {output:?}, {errors:?}"
     );
     Ok(())
 }
@@ -406,7 +407,7 @@ fn session(address: Ipv4Addr, port: u16) -> Result<()> {
         stream.read_exact(&mut known).context("no answer")?;
         ensure!(
             known == [b'y'],
-            "another server, which does not have the session"
+            "the connection reached another server, which does not have the session"
         );
     }
     Ok(())
@@ -480,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn session_without_server_fails() {
+    fn classic_session_without_server_fails() {
         let wrong: Handler = |stream, peer, _| go_on(stream, peer, "two");
         let asked = |handler| {
             let mut stream = open(served(handler)).expect("connected");

@@ -146,7 +146,7 @@ fn take_uploads(mut stream: TcpStream) -> Result<()> {
 
 fn ping(target: SocketAddr, times: usize) -> Result<()> {
     const WARM_UP: usize = 100;
-    ensure!(times > 0, "no round trips, no percentiles");
+    ensure!(times > 0, "the number of round trips must be above 0");
     let mut stream = connect(target)?;
     let mut trips = Vec::with_capacity(times);
     let mut byte = [b'p'];

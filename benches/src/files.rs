@@ -51,7 +51,7 @@ pub struct Ask {
     /// Services from which the same files are requested at the same time
     #[arg(required = true)]
     targets: Vec<SocketAddr>,
-    /// Clients of each
+    /// Number of clients of each service
     #[arg(long, default_value_t = 4)]
     clients: u64,
     /// Bytes of the smallest file
@@ -72,7 +72,7 @@ pub struct Ask {
     /// Pause of a client after each request, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pause: u64,
-    /// Addresses that each request is sent from, at random; 0: that of the host
+    /// Number of source addresses, of which each request uses a random one; 0: the address of the host
     #[arg(long, default_value_t = 0)]
     sources: u8,
 }
@@ -241,7 +241,7 @@ impl Ask {
     pub fn run(&self) -> Result<()> {
         ensure!(
             0 < self.least && self.least <= self.most && self.for_ms > 0,
-            "the sizes or the time make no sense"
+            "invalid sizes or duration: use 0 < --least <= --most, and --for-ms above 0"
         );
         let results = runtime()?.block_on(self.ask())?;
         println!("{}", serde_json::to_string(&results)?);

@@ -100,6 +100,8 @@ impl Setup {
         }
     }
 
+    /// Adds the services and their servers.
+    ///
     /// # Panics
     /// If a service is refused: the benchmark would measure nothing.
     fn fill(&self, control: &mut Control) {

@@ -23,7 +23,7 @@ pub struct Spread {
     pub median: f64,
     /// The minimum.
     pub min: f64,
-    /// The greatest.
+    /// The maximum.
     pub max: f64,
     /// Number of rounds.
     pub rounds: Rounds,

@@ -80,7 +80,7 @@ impl Transfers {
     }
 }
 
-/// Connects to `target`; each read and write has five seconds.
+/// Connects to `target`, with a time limit of five seconds for each read and write.
 pub(super) fn connect(target: SocketAddr) -> Result<TcpStream> {
     let limit = Duration::from_secs(5);
     let stream = TcpStream::connect_timeout(&target, limit)?;

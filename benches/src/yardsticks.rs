@@ -26,7 +26,7 @@ pub struct Yardsticks {
 }
 
 impl Yardsticks {
-    /// Builds all of them in a directory of its own, which is removed with the value.
+    /// Builds the yardsticks in a temporary directory, which is removed with the value.
     ///
     /// # Errors
     ///

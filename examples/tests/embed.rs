@@ -28,7 +28,7 @@ fn server(name: &'static str) -> String {
 }
 
 #[test]
-fn relays_by_weight() {
+fn embed_relays_connections_by_weight() {
     let (a, b) = (server("a"), server("b"));
     let mut child = Command::new(env!("CARGO_BIN_EXE_embed"))
         .args(["127.0.0.1:0", "wrr", &a, &format!("{b}=3")])
@@ -59,7 +59,7 @@ fn relays_by_weight() {
 }
 
 #[test]
-fn bad_arguments_are_named() {
+fn embed_reports_invalid_arguments() {
     let run = |args: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_embed"))
             .args(args)

@@ -7,7 +7,7 @@ use anyhow::Result;
 use lvs_testbed::{Forward, Site, SiteOptions, Vip};
 
 #[test]
-fn balances_and_its_hook_drops() -> Result<()> {
+fn embedded_dataplane_balances_and_its_hook_drops_packets() -> Result<()> {
     let mut options = SiteOptions::new("embed", Forward::Nat);
     options.vip = Vip::Dataplane;
     options.servers = 2;

@@ -1,9 +1,9 @@
-//! The `schedulers` example, against picks that the kernel made.
+//! The `schedulers` example, compared with choices that were recorded from the kernel.
 
 use std::process::Command;
 
 #[test]
-fn shows_the_kernels_choices() {
+fn schedulers_example_shows_choices_of_kernel() {
     let output = Command::new(env!("CARGO_BIN_EXE_schedulers"))
         .output()
         .unwrap();
@@ -17,7 +17,8 @@ fn shows_the_kernels_choices() {
     assert_eq!(picks("rr"), "cbacbacbacba");
     assert_eq!(picks("wrr"), "cbaabacbaaba");
     assert_eq!(picks("none"), "------------");
-    // Each server accepts connections up to one above its weight; the others have no server.
+    // Each server accepts one connection more than its weight; the last three connections get no
+    // server.
     assert_eq!(picks("ovf"), "aaaabbbcc---");
     for name in [
         "lc", "wlc", "sed", "nq", "fo", "dh", "sh", "mh", "lblc", "lblcr", "twos", "ewma",

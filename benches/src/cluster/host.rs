@@ -22,7 +22,7 @@ const MOST_LINE: usize = 4096;
 const MOST_COMPLAINT: usize = 2048;
 /// Prefix of the lines that this program prints.
 const MARK: &str = "lvs-bench: ";
-/// Interval of the checks whether the waiting condition is true.
+/// Interval at which a waiting condition is checked.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The script on each host: it waits for the given time, by its own clock, and then runs httperf.
@@ -191,7 +191,7 @@ pub(super) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// A line of a host, or why there will be none.
+/// A line of a host, or the reason why no further line will arrive.
 type Line = Result<String>;
 
 /// A host that is ready.

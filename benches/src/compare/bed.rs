@@ -44,8 +44,9 @@ pub(crate) const SERVER6: &str = "fd00:72::11";
 /// Connection limit of this project's director: the connections of the largest case, plus those of
 /// other cases that use the same director.
 const CONNECTIONS: u32 = 10_100_000;
-/// Connection limit for TCP. It is lower because the memory for all connections is reserved at
-/// once. A flood has a limit of 1.2 times its number of connections.
+/// Connection limit of the kernel fast path for TCP. It is lower than [`CONNECTIONS`], because the
+/// memory for all connections is reserved at once. A flood has a limit of 1.2 times its number of
+/// connections.
 pub(crate) const FAST_PATH: u32 = 1_000_000;
 /// Arguments of `ipvsadm` so that no connection ends during the measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
@@ -259,7 +260,7 @@ impl Bed {
                 + &cable(e, BACK_MAC, director, s, SERVER_MAC, server)
         };
         run_with_input(Command::new("ip").args(["-batch", "-"]), &cables)
-            .context("cannot lay the cables")
+            .context("cannot create the veth pairs")
             .map(drop)
     }
 
@@ -582,7 +583,8 @@ impl Bed {
         self.endpoints.push(program);
     }
 
-    /// Direct routing and tunnels: the server's answers do not pass the director.
+    /// With direct routing and tunnels, adds a link on which the server sends replies to the client
+    /// past the director.
     fn answer_directly(&mut self, name: &str) -> Result<()> {
         if !self.answers_directly() {
             return Ok(());

@@ -158,7 +158,7 @@ impl Contender {
         self == Self::Testpmd
     }
 
-    /// The host forwards packets.
+    /// Whether the host itself forwards packets.
     pub(crate) fn forwards_by_host(self) -> bool {
         matches!(
             self,

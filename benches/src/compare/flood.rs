@@ -28,7 +28,7 @@ pub(super) struct Flood {
 /// loss.
 const OPENING: u32 = 150_000;
 const OPENING_ONE_CORE: u32 = 60_000;
-/// If connections cannot be opened at this rate, a lower rate does not help.
+/// Lowest rate, in packets a second, at which connections are opened: a lower rate does not help.
 const OPENING_LEAST: u32 = 10_000;
 /// Number of packets in the check. If some are lost, they are sent again at a lower rate.
 const CHECKED: u64 = 16_384;
@@ -89,7 +89,7 @@ impl Flood {
         bed::ready(host.spawn(yardsticks.path("gen"), &words)?).context("the generator")
     }
 
-    /// The host and address that its packets are for.
+    /// The host and the address that receive the flood's packets.
     fn sink(self, bed: &Bed) -> (&Host, &str) {
         let [c, _, _, s] = &bed.devices;
         if self.replies {

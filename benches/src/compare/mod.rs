@@ -309,7 +309,7 @@ mod tests {
 
     /// Checks the planned time, not the time of a run.
     #[test]
-    fn plan_takes_at_most_its_duration() {
+    fn compare_plan_takes_at_most_documented_time() {
         let seconds = |arguments: &[&str], (rounds, window)| {
             let groups = selected(arguments).expect("the arguments select rows");
             expected(&groups, rounds, Duration::from_millis(window))

@@ -1,4 +1,4 @@
-//! The compared third-party programs: the start and the core of each.
+//! Starts the compared third-party programs, each on its core.
 
 use std::fs;
 use std::path::Path;

@@ -142,7 +142,7 @@ impl<'a> Runner<'a> {
 
     fn interrupted(&self) -> Result<()> {
         if self.manner.stop.load(Ordering::Relaxed) {
-            bail!("interrupted; everything is taken down")
+            bail!("interrupted; all programs are stopped and all namespaces are removed")
         }
         Ok(())
     }
@@ -171,7 +171,7 @@ impl<'a> Runner<'a> {
         outcome.samples.push(measured);
     }
 
-    // --- standing ready --------------------------------------------------------------------------
+    // --- prepared resources ----------------------------------------------------------------------
 
     fn bed(&mut self, key: Key) -> Result<&mut Bed> {
         self.bed_for(key, bed::FAST_PATH)
@@ -286,7 +286,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    // --- measuring -------------------------------------------------------------------------------
+    // --- measurements ----------------------------------------------------------------------------
 
     fn measure(&mut self, work: Work) -> Result<Sample> {
         let (yardsticks, window) = (self.yardsticks, self.manner.window);

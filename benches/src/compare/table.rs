@@ -309,7 +309,7 @@ fn fast_path_cost() -> Group {
     let update = group.memory("update", Memory::MapUpdate);
     group.row(
         "fast-path-publish",
-        "publishing a connection, ns, against bpf_map_update_elem",
+        "offloading a connection, ns, against bpf_map_update_elem",
         &ours,
         update,
         AtMost(0.3),

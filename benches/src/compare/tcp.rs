@@ -24,7 +24,7 @@ pub(super) enum Tcp {
     Connections,
 }
 
-/// A download that is compared byte by byte.
+/// Length in bytes of the download that is compared byte by byte.
 const CHECKED: &str = "33554432";
 /// Round trips in one measurement; a round consists of several measurements.
 const TRIPS: &str = "1000";

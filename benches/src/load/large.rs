@@ -123,7 +123,7 @@ fn trips(target: SocketAddr) -> Result<()> {
         times.push(start.elapsed().as_micros());
     }
     times.sort_unstable();
-    ensure!(!times.is_empty(), "no round trip");
+    ensure!(!times.is_empty(), "no round trip was completed");
     println!(
         "{} {} {} {}",
         times.len(),

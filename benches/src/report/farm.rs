@@ -78,7 +78,7 @@ pub(super) struct Clients {
     pub(super) seconds: f64,
     /// Milliseconds after which a request has failed.
     pub(super) timeout: u32,
-    /// Addresses that requests are sent from; 0: the host's.
+    /// Number of source addresses of requests; 0: the address of the host.
     pub(super) sources: u8,
 }
 

@@ -41,7 +41,7 @@ impl Experiment for Haddad {
             &[
                 plot(
                     REQUESTS,
-                    "Requests over connections that stay",
+                    "Requests over persistent connections",
                     CLIENTS,
                     axis("requests", "1/s"),
                 ),
@@ -53,7 +53,7 @@ impl Experiment for Haddad {
                 ),
                 plot(
                     WAIT,
-                    "Mean wait for a reply over a connection that stays",
+                    "Mean wait for a reply over a persistent connection",
                     CLIENTS,
                     log_axis("wait", "µs"),
                 ),

@@ -326,7 +326,7 @@ fn axis(axis: &super::Axis) -> String {
     format!("{} ({})", axis.name, axis.unit)
 }
 
-/// `4096` is `4.1k`.
+/// Shortens a number: `4096` becomes `4.1k`.
 fn short(value: f64) -> String {
     if (0.0..1.0).contains(&value) {
         // Print no more digits than the value has.
@@ -470,7 +470,7 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
         .iter()
         .map(|one| format!("{}: {}", one.peer, one.why))
         .collect();
-    for (why, quick) in [("left out with --quick", true), ("not asked for", false)] {
+    for (why, quick) in [("left out with --quick", true), ("not requested", false)] {
         let is_named = |peer: &Peer| {
             missing.iter().any(|one| one.peer == peer.name)
                 || document.of(name, peer.name).next().is_some()

@@ -132,7 +132,7 @@ impl Experiment for Orourke {
                 plot("errors-1", "Errors, one server", OFFERED, ERROR_RATE),
                 plot(
                     SCALING,
-                    "Replies by the number of servers, at 1.3 times what they can do",
+                    "Replies by the number of servers, at 1.3 times their capacity",
                     axis("servers", "count"),
                     REPLY_RATE,
                 ),
@@ -346,7 +346,7 @@ fn bar(names: &[&str], name: &str) -> f64 {
     super::thesis::number(place.unwrap_or(0))
 }
 
-/// `12.3 (11.8-12.9)`
+/// Formats a median and its range as `12.3 (11.8-12.9)`.
 fn spread(of: &Spread) -> String {
     format!("{:.1} ({:.1}-{:.1})", of.median, of.min, of.max)
 }
@@ -449,7 +449,7 @@ impl Orourke {
         }
     }
 
-    /// Adds the number of servers that one core of the director can serve.
+    /// Adds a sentence with the number of servers that one core of the director can serve.
     fn say_cost(&self, document: &Document, sentences: &mut Vec<String>) {
         for peer in &NAMES {
             let Some(cost) = self.of(document, COST, peer, bar(&NAMES, peer)) else {

@@ -86,19 +86,19 @@ impl Experiment for Thesis {
             &[
                 plot(
                     "small-served",
-                    "Small files: what clients received",
+                    "Small files: throughput of clients",
                     COUNT,
                     SERVED,
                 ),
                 plot(
                     "mixed-served",
-                    "Mixed files: what clients received",
+                    "Mixed files: throughput of clients",
                     COUNT,
                     SERVED,
                 ),
                 plot(
                     "large-served",
-                    "Large files: what clients received",
+                    "Large files: throughput of clients",
                     COUNT,
                     SERVED,
                 ),
@@ -344,7 +344,7 @@ impl Thesis {
     }
 }
 
-/// `1.2 (1.1-1.3)`
+/// Formats a median and its range as `1.2 (1.1-1.3)`.
 pub(super) fn spread(of: &Spread) -> String {
     format!("{:.2} ({:.2}-{:.2})", of.median, of.min, of.max)
 }

@@ -80,7 +80,7 @@ impl Experiment for Unequal {
             &[
                 plot(
                     SERVED,
-                    "What clients received, of what the servers can send",
+                    "Throughput of clients, in percent of the capacity of the servers",
                     SCHEDULER,
                     axis("received", "% of capacity"),
                 ),

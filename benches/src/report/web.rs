@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use lvs_testbed::{Host, Proc};
 
-/// Bytes of the page, as O'Rourke and Keefe's had.
+/// Length of the page in bytes, as in O'Rourke and Keefe's measurements.
 const PAGE: usize = 628;
 
 /// Starts the web server of a host. With `capacity`, each of its addresses answers that number of

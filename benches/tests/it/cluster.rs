@@ -302,7 +302,7 @@ fn hosts_reached_by_ssh_send_requests() {
     let [host] = testbed.hosts(["machine"]).expect("a host");
     let directory = testbed.dir().to_owned();
     let at = |name: &str| directory.join(name).display().to_string();
-    // Where sshd keeps what is not privileged, on this host only.
+    // Create the directory that sshd needs for privilege separation, on this host only.
     host.sh("ip link set lo up\nmount -t tmpfs none /run\nmkdir -m 755 /run/sshd")
         .expect("prepared");
     for key in ["host", "client"] {

@@ -11,7 +11,7 @@ fn compare(arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn rows_are_listed() {
+fn compare_lists_rows() {
     let output = compare(&["--list"]).output().expect("compare starts");
     let list = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success());
@@ -31,7 +31,7 @@ fn rows_are_listed() {
 }
 
 #[test]
-fn unknown_row_is_refused() {
+fn compare_refuses_unknown_row() {
     let output = compare(&["no-such-row"]).output().expect("compare starts");
     let error = String::from_utf8(output.stderr).expect("text");
     assert!(!output.status.success());
@@ -39,13 +39,13 @@ fn unknown_row_is_refused() {
 }
 
 #[test]
-fn row_in_memory_is_measured() {
+fn compare_measures_row_in_memory() {
     measured(&["new-rr"]);
 }
 
 /// Needs the programs built next to the test; `make e2e` has them.
 #[test]
-fn floods_are_measured() {
+fn compare_measures_floods() {
     let report = measured(&["routing-1k", "tun-1k"]);
     let jobs = report["jobs"].as_array().expect("jobs");
     for job in jobs {

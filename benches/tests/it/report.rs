@@ -47,7 +47,7 @@ fn runs(directory: &Path) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn unknown_names_are_refused() {
+fn report_refuses_unknown_names() {
     let directory = tempfile::tempdir().expect("a directory");
     let output = report(directory.path(), &["no-such"]);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -132,7 +132,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
 /// Every plot of every experiment has axes with units, a legend and data.
 #[test]
 #[ignore = "needs httperf and wrk"]
-fn web_experiments_are_drawn() {
+fn report_draws_plots_of_all_web_experiments() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
     let experiments = ["orourke", "haddad", "--peers", "direct,routing", "--rounds"];

@@ -45,7 +45,7 @@ pub fn parse(frame: &[u8]) -> Option<Arp> {
     })
 }
 
-/// The answer to `request`: `mac` has the requested address.
+/// Makes the reply to `request`: `mac` has the requested address.
 pub fn reply(request: &Arp, mac: Mac) -> [u8; FRAME_LEN] {
     frame(
         request.sender_mac,
@@ -57,8 +57,8 @@ pub fn reply(request: &Arp, mac: Mac) -> [u8; FRAME_LEN] {
     )
 }
 
-/// The announcement to all hosts that `mac` has `addr` now: a request for itself, as Linux sends
-/// it.
+/// Makes the announcement to all hosts that `mac` now has `addr`: an ARP request for the sender's
+/// own address, as Linux sends it.
 pub fn gratuitous(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     frame(
         Mac::BROADCAST,
@@ -70,7 +70,8 @@ pub fn gratuitous(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     )
 }
 
-/// A probe for `addr` without a claim (RFC 5227 section 2.1.1): the owner answers.
+/// Makes a probe for `addr`, which does not claim the address (RFC 5227 section 2.1.1): a host that
+/// has `addr` answers.
 pub fn probe(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     let nobody = Ipv4Addr::UNSPECIFIED;
     frame(

@@ -3,8 +3,8 @@
 use lvs_core::reasons;
 
 reasons! {
-    /// The reason why the packet path dropped a frame. One of the reasons is the director's
-    /// decision, whose own reason `lvs_core` counts.
+    /// The reason why the packet path dropped a frame. For [`Self::Verdict`] and
+    /// [`Self::Rejected`], `lvs_core` also counts the reason of the director's decision.
     FrameDrop {
         /// The frame or packet is shorter than its headers specify.
         Truncated => "truncated",
@@ -27,11 +27,12 @@ reasons! {
         BadFragment => "bad_fragment",
         /// A first fragment of IPv6 that ends before the headers that the decision requires.
         TinyFragment => "tiny_fragment",
-        /// A fragment without free memory: too many datagrams wait for their other fragments.
+        /// There is no free memory for the fragment, because too many datagrams wait for missing
+        /// fragments.
         FragmentMemory => "fragment_memory",
         /// The director decided to drop the packet.
         Verdict => "verdict",
-        /// The director decided to answer with an ICMP unreachable error.
+        /// The director decided to answer with an ICMP unreachable error or a TCP reset.
         Rejected => "rejected",
         /// The TTL or hop limit of the packet reached zero at the director.
         TtlExceeded => "ttl_exceeded",
@@ -50,10 +51,10 @@ reasons! {
         RouteRefuses => "route_refuses",
         /// The route has no source address.
         NoSource => "no_source",
-        /// Too short to be translated.
+        /// The transport header is too short to be translated.
         ShortHeader => "untranslatable",
-        /// A SYN from an unknown client. SYNs took more than half of the time, and the share for
-        /// unknown clients was used up.
+        /// A SYN in a flood: SYNs needed more than half of the worker's time, and the share of this
+        /// kind of SYNs (known clients, repeated SYNs, others) was used up.
         SynFlood => "syn_flood",
         /// A combination of address families or a method that this version cannot send; with the
         /// backend tun, this includes direct routing, and connections of this host itself to
@@ -64,20 +65,21 @@ reasons! {
         /// A GSO super-packet whose segments are smaller or more numerous than those of any TCP
         /// implementation.
         TinySegments => "tiny_segments",
-        /// A priority tag (VLAN 0) inside another VLAN tag: no sender needs this.
+        /// A priority tag (VLAN 0) inside another priority tag: no sender needs this.
         NestedTags => "nested_tags",
         /// The buffer has no room before the packet for another header.
         NoRoom => "no_room",
         /// The source is an address that no other host can have (one of this host, a loopback,
         /// multicast or unspecified address), or the translation is to a loopback address.
         Martian => "martian",
-        /// The route to the packet's source does not use the interface on which the packet arrived
-        /// (`--reverse-path`).
+        /// The source fails the reverse-path check (`--reverse-path`): there is no route to it or,
+        /// if the check is strict, the route uses another interface than that on which the packet
+        /// arrived.
         ReversePath => "reverse_path",
         /// A reply to a through-VIP check that another host forwarded: the server's route to
         /// clients does not use this director.
         CheckPath => "check_path",
-        /// The packet belongs to another packet worker, whose inbox was full.
+        /// The packet belongs to another packet worker, whose queue was full.
         WorkerBusy => "worker_busy",
         /// An invalid IPv4 option; the sender receives an ICMP error (parameter problem).
         IpOptions => "ip_options",
@@ -89,7 +91,8 @@ reasons! {
         /// An echo request to an address that the dataplane owns, above the limit of answers a
         /// second (`--echo N`).
         EchoLimit => "echo_limit",
-        /// The packet would return immediately: the host routes this address to the dataplane.
+        /// The packet would return immediately, because the host routes this address to the
+        /// dataplane.
         Loop => "loop",
         /// There is no device to reinject the packet into the host.
         NoHostPort => "no_host_port",

@@ -7,8 +7,8 @@ use std::ops::{Deref, DerefMut, Range};
 
 pub use lvs_sys::{Arena, Lent};
 
-/// Bytes in front of a frame that is received here: enough for an outer IPv6, UDP and GUE header,
-/// or a VLAN tag.
+/// Number of bytes that are reserved before a received frame: enough for an outer IPv6, UDP and GUE
+/// header, or a VLAN tag.
 pub const HEADROOM: usize = 128;
 
 /// The longest frame: 64 KiB of IP and an Ethernet header with two VLAN tags.
@@ -51,7 +51,7 @@ pub struct Segments {
     pub kind: SegmentKind,
     /// Payload bytes of each segment but the last.
     pub size: u16,
-    /// Length of all headers, as the sender knew it; 0 is unknown.
+    /// Length of all headers according to the sender; 0 if unknown.
     pub header_len: u16,
     /// Whether only the first segment carries CWR (`VIRTIO_NET_HDR_GSO_ECN`).
     pub ecn: bool,
@@ -167,8 +167,8 @@ impl Frame {
         }
     }
 
-    /// The backend's slot in which the frame was received, if it still is there; [`Self::place`] is
-    /// the frame's position in the slot.
+    /// The slot of the backend's memory that contains the frame; `None` if the frame has its own
+    /// memory. [`Self::place`] is the frame's position in the slot.
     #[inline]
     pub const fn slot(&self) -> Option<&Lent> {
         match &self.buf {

@@ -1,5 +1,5 @@
-//! Packets that wait for the link-layer address of their next hop, or until their answers are
-//! hidden from the host.
+//! Packets that wait for the link-layer address of their next hop, or until the replies to them are
+//! intercepted.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -51,7 +51,7 @@ struct Queue {
     asked: Instant,
 }
 
-/// The waiting packets of one worker, in copies of their own size.
+/// The waiting packets of one worker. Each is a copy in a buffer of the packet's size.
 #[derive(Debug)]
 pub struct Held {
     queues: HashMap<Cause, Queue>,
@@ -66,7 +66,7 @@ pub struct Held {
     pub drops: ServerDrops,
 }
 
-/// Name of the reason why waiting packets are dropped.
+/// Name of the drop reason under which dropped waiting packets are counted.
 pub const NO_NEIGHBOUR: &str = "no_neighbour";
 
 /// Limits of the waiting packets.
@@ -102,8 +102,9 @@ impl Held {
         }
     }
 
-    /// Stores `frame` until the address is known; returns whether to request the address from the
-    /// kernel now. `server` is the server of its connection.
+    /// Stores `frame` until the link-layer address of `addr` is known; returns whether the caller
+    /// must request the address from the kernel now. `server` is the server of the packet's
+    /// connection.
     pub fn hold(
         &mut self,
         port: PortId,
@@ -115,8 +116,9 @@ impl Held {
         self.hold_for(Cause::Neighbour(port, addr), server, frame, now)
     }
 
-    /// Stores a packet of the host itself, translated and without link header, until the answers of
-    /// its connection are intercepted; returns whether to request that now.
+    /// Stores a packet of the host itself, translated and without link header, until the replies of
+    /// its connection are intercepted; returns whether the caller must request the interception
+    /// now.
     pub fn hold_local_client(
         &mut self,
         client: LocalClient,
@@ -127,7 +129,7 @@ impl Held {
         self.hold_for(Cause::LocalClient(client), server, frame, now)
     }
 
-    /// Counts a packet that was dropped.
+    /// Counts a dropped packet of a connection to `server`.
     pub fn lose(&mut self, server: Option<ServerId>) {
         self.dropped += 1;
         self.drops.count(server, NO_NEIGHBOUR);
@@ -142,8 +144,8 @@ impl Held {
     ) -> bool {
         if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
             // All queues share one limit: the new packet is dropped, and the packets in the queues
-            // are kept. The neighbour is requested nevertheless: otherwise no packet could ever
-            // reach it while other neighbours fill the queues.
+            // are kept. The neighbour's address is still requested: otherwise no packet could ever
+            // reach it while packets for other neighbours fill the queues.
             self.lose(server);
             return self.asks(cause, now);
         }
@@ -178,7 +180,8 @@ impl Held {
         ask
     }
 
-    /// Whether a request should be sent although no packet can wait for its result.
+    /// Whether the caller must request the address or the interception, although no packet can wait
+    /// for the result.
     fn asks(&mut self, cause: Cause, now: Instant) -> bool {
         let room = self.queues.len() < 2 * self.limits.total;
         match self.queues.entry(cause) {
@@ -204,7 +207,7 @@ impl Held {
         self.take_for(Cause::Neighbour(port, addr))
     }
 
-    /// Removes and returns the packets of local clients whose answers are intercepted now,
+    /// Removes and returns the packets of local clients whose replies are intercepted now,
     /// according to `is_intercepted`.
     pub fn take_local_clients(
         &mut self,
@@ -302,8 +305,8 @@ mod tests {
         for n in 0..4096 {
             assert!(held.hold(port, hop(n), None, frame(), now));
         }
-        // The queues are full: the packet is lost, but the neighbour is requested, at most once a
-        // second and only for a limited number of neighbours.
+        // The queues are full: the packet is dropped, but the neighbour's address is requested, at
+        // most once a second and only for a limited number of neighbours.
         assert!(held.hold(port, hop(9000), None, frame(), now));
         assert!(!held.hold(port, hop(9000), None, frame(), now));
         assert!(held.hold(port, hop(9000), None, frame(), now + ASK_AGAIN));

@@ -63,7 +63,7 @@ impl Limits {
 pub struct Bucket {
     /// Cost of one token in nanoseconds; 0 means no limit.
     cost: i64,
-    /// Maximum number of saved nanoseconds.
+    /// Maximum credit in nanoseconds.
     full: i64,
     /// The time, in nanoseconds, from which unused credit accumulates.
     since: AtomicI64,
@@ -83,7 +83,7 @@ impl Bucket {
         }
     }
 
-    /// Takes a token; false if there is none.
+    /// Uses a token; `false` if none is available.
     pub fn take(&self, now: Instant) -> bool {
         if self.cost == 0 {
             return true;
@@ -143,7 +143,7 @@ impl RateLimit {
         }
     }
 
-    /// Whether an error may go to `receiver` now.
+    /// Whether an error may be sent to `receiver` now. If so, its tokens are used.
     pub fn allow(&self, kind: ErrorKind, receiver: IpAddr, now: Instant) -> bool {
         // Path MTU discovery is never limited (`icmpv4_mask_allow`), and a limit of 0 means no
         // limit.
@@ -159,7 +159,8 @@ impl RateLimit {
         {
             return true;
         }
-        // Refused errors to one receiver do not reduce the limit of all (CVE-2024-47678).
+        // Errors that are refused for one receiver do not use tokens of the common limit
+        // (CVE-2024-47678).
         let allowed = self.all.has_some(now) && self.peer(receiver, now) && self.all.take(now);
         if !allowed {
             self.suppressed.fetch_add(1, Ordering::Relaxed);
@@ -167,7 +168,7 @@ impl RateLimit {
         allowed
     }
 
-    /// Errors that were not sent.
+    /// Number of errors that were not sent because of the limits.
     pub fn suppressed(&self) -> u64 {
         self.suppressed.load(Ordering::Relaxed)
     }

@@ -4,9 +4,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-/// Generates IP identifications for packets of the director, counted for each receiver, as a host
-/// does. Workers share the counters, so that two packets to one receiver do not get the same number
-/// within a short time.
+/// Generates IP identifications for packets of the director, as a host does: from 256 counters,
+/// which are selected by a hash of addresses and protocol. Workers share the counters, so that two
+/// packets to one receiver do not get the same number within a short time.
 #[derive(Debug)]
 pub struct IpIds {
     by_receiver: [AtomicU16; 256],
@@ -25,7 +25,7 @@ impl Default for IpIds {
 }
 
 impl IpIds {
-    /// The first of `count` identification numbers of IPv4; IPv6 has none.
+    /// Returns the first of `count` consecutive IPv4 identifications; 0 for IPv6, which has none.
     pub fn next(&self, src: IpAddr, dst: IpAddr, protocol: u8, count: usize) -> u16 {
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (src, dst) else {
             return 0;
@@ -37,8 +37,8 @@ impl IpIds {
         counter.fetch_add(count, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// A number for the fragments of an IPv6 datagram: unique within 2^32, and not predictable from
-    /// the one before (RFC 7739).
+    /// Returns an identification for the fragments of an IPv6 datagram. It repeats only after 2^32
+    /// datagrams, and cannot be predicted from the previous one (RFC 7739).
     pub fn next_fragments(&self) -> u32 {
         let before = self.fragments.fetch_add(1, Ordering::Relaxed);
         let mut id = before.wrapping_add(1);

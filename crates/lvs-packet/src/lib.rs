@@ -1,5 +1,11 @@
 //! The packet path: processes received frames, and returns the frames to send. It does no I/O and
 //! reads no clock.
+//!
+//! A program that embeds it creates a [`Pipeline`](pipeline::Pipeline), and calls
+//! [`Pipeline::process`](pipeline::Pipeline::process) with received frames. It provides the network
+//! by the trait [`Net`](net::Net) and the decisions by [`Decide`](pipeline::Decide), which
+//! [`lvs_core::Director`] implements. After each call, it applies the requests of the
+//! [`Output`](pipeline::Output) and sends the frames.
 #![forbid(unsafe_code)]
 
 pub mod arp;

@@ -19,7 +19,7 @@ const HOP_BY_HOP: u8 = 0;
 /// Hop-by-hop options with the router alert, so that routers and switches read the message (RFC
 /// 2711).
 const ROUTER_ALERT: [u8; 8] = [PROTOCOL, 0, 5, 2, 0, 0, 1, 0];
-/// The group in a message of version 1 and in a query of version 2, after a delay.
+/// Position of the group in messages of version 1 and in queries of version 2.
 const GROUP_FIELD: Field = icmp::HEADER_LEN..icmp::HEADER_LEN + 16;
 /// The number of records in a report of version 2.
 const RECORDS: Field = 6..8;
@@ -48,7 +48,7 @@ pub struct Query {
 }
 
 impl Query {
-    /// Returns the query without its deadline.
+    /// Returns the query without its response time, so that repeated queries are equal.
     #[must_use]
     pub const fn without_time(self) -> Self {
         Self {
@@ -105,7 +105,8 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
     })
 }
 
-/// The frames that report `change` of `groups`, to a querier of version 1 (`v1`) or to all routers.
+/// Makes the frames that report `change` of `groups`, for a querier of version 1 (`v1`) or of
+/// version 2.
 pub fn reports(
     mac: Mac,
     src: Ipv6Addr,
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_of_both_versions_are_read() {
+    fn mld_queries_of_both_versions_are_parsed() {
         for (len, v1) in [
             (V1_LEN, true),
             (QUERY_V2_LEN, false),
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_contain_groups_and_change() {
+    fn mld_reports_contain_groups_and_change() {
         let report_frame = report(MAC, SRC, &[GROUP; 100], MembershipChange::Joined);
         check(&report_frame);
         assert!(report_frame.len() <= ETHERNET_LEN + ipv6::MTU_MIN);

@@ -90,7 +90,8 @@ pub fn parse(frame: &[u8]) -> Option<Ndp> {
     })
 }
 
-/// The answer to `solicitation`: `mac` has the requested address. A probe is answered to all nodes.
+/// Makes the answer to `solicitation`: `mac` has the requested address. The answer to a probe is
+/// sent to all nodes.
 pub fn advertisement(solicitation: &Ndp, mac: Mac) -> [u8; FRAME_LEN] {
     const SOLICITED: u8 = 0x40;
     if solicitation.src.is_unspecified() {
@@ -110,7 +111,7 @@ pub fn unsolicited(mac: Mac, addr: Ipv6Addr) -> [u8; FRAME_LEN] {
     claim(group_mac(ALL_NODES), ALL_NODES, mac, addr, 0)
 }
 
-/// A probe for `addr` without a claim: the owner answers to all nodes.
+/// Makes a probe for `addr`, which does not claim the address: its owner answers to all nodes.
 pub fn probe(mac: Mac, addr: Ipv6Addr) -> [u8; FRAME_LEN - OPTION_LEN] {
     let group = solicited_node(addr);
     let mut out = [0; FRAME_LEN - OPTION_LEN];

@@ -35,7 +35,7 @@ impl PortId {
 pub struct PortInfo {
     /// The port's link-layer address.
     pub mac: Mac,
-    /// Length of the longest IP packet on this path.
+    /// Length in bytes of the longest IP packet that can be sent on the port.
     pub mtu: u32,
     /// Whether frames begin with an Ethernet header; otherwise they are plain IP packets.
     pub ethernet: bool,
@@ -53,7 +53,7 @@ pub struct NextHop {
     /// The neighbour that receives the packet: a gateway, or the destination itself if the route is
     /// on-link.
     pub addr: IpAddr,
-    /// The longest packet on that path.
+    /// Length in bytes of the longest packet that can be sent on this path.
     pub mtu: u32,
     /// The address that the host would use as source.
     pub source: Option<IpAddr>,
@@ -72,7 +72,7 @@ impl NextHop {
 pub struct Way {
     /// The outgoing port.
     pub port: PortId,
-    /// The longest packet.
+    /// Length in bytes of the longest packet.
     pub mtu: u32,
     /// The link-layer address of the neighbour.
     pub to: Mac,
@@ -107,7 +107,8 @@ pub struct About {
     pub way: Option<Way>,
 }
 
-/// The network for the packet path. Cheap look-ups, no I/O.
+/// The look-ups of the packet path in the network configuration. They are called for each packet,
+/// so that implementations must be cheap and must do no I/O.
 pub trait Net {
     /// Returns the port's properties; `None` if the port was removed.
     fn port(&self, port: PortId) -> Option<PortInfo>;
@@ -125,26 +126,27 @@ pub trait Net {
     /// owns do not.
     fn is_local(&self, addr: IpAddr) -> bool;
 
-    /// Whether a packet from another host cannot have this source, because it is the host's own
-    /// (`fib_validate_source`) or the dataplane's. Called for each packet.
+    /// Whether a packet from another host with the source `src` is forged, because the address
+    /// belongs to the host (`fib_validate_source`) or to the dataplane. Called for each packet.
     fn is_forged(&self, src: IpAddr) -> bool {
         self.is_local(src) || self.is_own_vip(src)
     }
 
-    /// Whether packets with a source VIP that the host has are dropped as forged, as the kernel
-    /// does: with the kernel, replies of direct routing do not pass through a director that is the
-    /// servers' gateway. The dataplane forwards such replies.
+    /// Whether packets from other hosts whose source is a VIP of the host are dropped as forged, as
+    /// the kernel does. A kernel director can therefore not be the gateway of servers with direct
+    /// routing. If this is false, the dataplane forwards their replies.
     fn forges_vips(&self) -> bool {
         false
     }
 
-    /// Whether it is the address of a virtual service, on the host or owned by the dataplane.
+    /// Whether `addr` is the address of a virtual service, on the host or owned by the dataplane.
     fn is_vip(&self, addr: IpAddr) -> bool;
 
     /// Whether the dataplane owns this VIP: it answers ARP and echo requests for it.
     fn is_own_vip(&self, addr: IpAddr) -> bool;
 
-    /// The next hop of `dst`, which is not local; `None` if it is unreachable.
+    /// Returns the next hop to `dst`, which is not an address of this host; `None` if there is no
+    /// route.
     fn route(&self, dst: IpAddr) -> Option<NextHop>;
 
     /// Returns the reason why there is no route to `dst`.
@@ -173,11 +175,11 @@ pub trait Net {
     }
 }
 
-/// Whether no other host can have sent a packet (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`:
-/// its destination is the address of a service. A real server that has the address itself may send
-/// from it through a director that is its gateway, unless [`Net::forges_vips`] is true. The kernel
-/// accepts an IPv6 packet from one of its own addresses. The director does not, because the answer
-/// would return to the host or to the dataplane, or loop.
+/// Whether no other host can have sent a packet from `src` to `dst` (`ip_route_input_slow`,
+/// `ip6_rcv_core`). `to_vip`: `dst` is the address of a service. A real server with the VIP may
+/// send from it through a director that is its gateway, unless [`Net::forges_vips`] is true. The
+/// kernel accepts an IPv6 packet from one of its own addresses. The director does not, because the
+/// answer would return to the host or to the dataplane, or loop.
 #[inline]
 pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
     let forged =

@@ -10,13 +10,14 @@ use lvs_sys::lock;
 /// Maximum number of stored servers.
 const SERVERS_MAX: usize = 256;
 
-/// Requests to all workers of a director that exceeded the MTU of the path to their server, by
-/// server and by the use of a tunnel.
+/// The servers whose path had a smaller MTU than requests to them, for all workers of a director:
+/// by the address of the server, and by whether a tunnel is used.
 #[derive(Debug, Default)]
 pub struct Oversize(Mutex<BTreeMap<(IpAddr, bool), TooBig>>);
 
 impl Oversize {
-    /// Records that a packet of `longest` bytes exceeded a path with room for `room`.
+    /// Records that a packet of `longest` bytes exceeded the path to `server`, which carries
+    /// packets of `room` bytes.
     pub fn note(&self, server: IpAddr, tunnel: bool, room: usize, longest: usize) {
         let mut noted = lock(&self.0);
         if noted.len() >= SERVERS_MAX && !noted.contains_key(&(server, tunnel)) {
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn longest_packet_is_recorded_and_entries_are_bounded() {
+    fn oversize_records_longest_packet_and_is_bounded() {
         let oversize = Oversize::default();
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
         oversize.note(server(1), true, 1480, 1500);

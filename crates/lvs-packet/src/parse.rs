@@ -12,7 +12,8 @@ use crate::drop::FrameDrop;
 use crate::wire::checksum::Sum;
 use crate::wire::{be16, icmp, ipv4, ipv6, sctp, tcp, udp};
 
-/// Bytes that a packet must have after its IP header before it can open a connection.
+/// Minimum number of bytes after the IP header, by protocol, of a packet that can open a
+/// connection.
 pub const HEADERS: [(Protocol, usize); 3] = [
     (Protocol::TCP, tcp::HEADER_LEN),
     (Protocol::UDP, udp::HEADER_LEN),
@@ -136,8 +137,8 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     })
 }
 
-/// Reads the IPv4 packet at the start of `bytes` if it is ordinary: no options, no fragment, a hop
-/// count above 1, and a whole header of UDP, or of a TCP segment that continues a connection. The
+/// Reads the IPv4 packet at the start of `bytes` if it is ordinary: no options, no fragment, a TTL
+/// above 1, and a complete header of UDP, or of a TCP segment that continues a connection. The
 /// result may still be a packet for the slow path.
 #[inline]
 pub fn plain(bytes: &[u8]) -> Option<Plain> {
@@ -261,8 +262,8 @@ impl Packet {
             }
     }
 
-    /// Returns this first fragment of IPv6, whose bytes are `ip`, as a complete packet, with the
-    /// header after all of its extension headers.
+    /// Returns this first fragment of IPv6, whose bytes are `ip`, as a complete packet: its
+    /// protocol and ports are those after all of its extension headers.
     #[must_use]
     pub fn alone(mut self, ip: &[u8]) -> Self {
         if let Some(bytes) = ip.get(..self.len)
@@ -359,7 +360,7 @@ impl Packet {
 }
 
 /// Parses the packet inside an ICMP error. Its fixed header must be complete, and it must not be a
-/// later fragment. If its options are truncated, it only has no ports.
+/// later fragment. If its options are truncated, the result has no ports.
 fn inner(bytes: &[u8], six: bool) -> Option<(Tuple, bool)> {
     if six {
         return inner6(bytes);

@@ -20,7 +20,8 @@ const TCP_MOST: usize = 65_535 / TCP_LEAST;
 /// becomes at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If a sender
 /// uses smaller ones, its TCP repeats the dropped segments one by one, and these are forwarded.
 const CUT_MOST: usize = 512;
-/// Maximum number of smaller segments: a few of them are harmless.
+/// Maximum number of segments of a TCP super-packet whose segments are smaller than [`TCP_LEAST`]:
+/// a few of them are harmless.
 const TINY_MOST: usize = 64;
 /// Maximum number of datagrams of a UDP super-packet (Linux's `UDP_MAX_SEGMENTS`).
 const UDP_MOST: usize = 128;
@@ -58,9 +59,9 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
     Ok(())
 }
 
-/// Whether the unfinished work of `frame` is possible: a checksum within the payload of the packet,
-/// a super-packet of the packet's own protocol or of TCP inside a tunnel over UDP. A guest on a
-/// virtual link can set any values.
+/// Checks that the checksum and the segmentation that `frame` requires are possible: a checksum
+/// within the payload of the packet, and a super-packet of the packet's own protocol or of TCP
+/// inside a tunnel over UDP. A guest on a virtual link can set any values.
 ///
 /// # Errors
 /// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].
@@ -88,8 +89,8 @@ struct Inside {
 }
 
 impl Inside {
-    /// Finds the inner headers of a super-packet of the given kind. Its partial checksum is that
-    /// of the packet inside, and the IP header ends where the transport header begins.
+    /// Finds the inner headers of a super-packet of the given kind. Its partial checksum belongs to
+    /// the packet inside, and the inner IP header ends where the inner transport header begins.
     fn find(frame: &Frame, packet: &Packet, kind: SegmentKind) -> Option<Self> {
         let (protocol, field) = match kind {
             SegmentKind::Tcp4 | SegmentKind::Tcp6 => (Protocol::TCP, tcp::field::CHECKSUM),
@@ -203,7 +204,7 @@ impl Cut {
         self.inside.is_none()
     }
 
-    /// Whether `frame` is a super-packet that no device can cut.
+    /// Whether `frame` is a super-packet that no device can segment.
     #[inline]
     pub fn is_for_software(frame: &Frame, packet: &Packet) -> bool {
         let cut = Self::new(frame, packet).ok().flatten();
@@ -457,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_segments_are_refused() {
+    fn super_packet_with_impossible_segments_is_refused() {
         let tiny = Err(FrameDrop::TinySegments);
         for (kind, size, options, len, expected) in [
             (SegmentKind::Tcp4, 1, 0, 60_000, tiny),
@@ -486,8 +487,8 @@ mod tests {
     /// Bytes from the outer UDP header to the inner IP header: UDP, VXLAN, Ethernet.
     const INNER: usize = 8 + 8 + 14;
 
-    /// A VXLAN packet with TCP or UDP inside, `six` selects IPv6 for the outer and for the inner
-    /// packet. `summed`: the tunnel has a checksum; `declared`: the inner IP header has a length.
+    /// A VXLAN packet with TCP or UDP inside. `six`: whether the outer and the inner packet are
+    /// IPv6. `summed`: the tunnel has a checksum. `declared`: the inner IP header has a length.
     fn tunnelled(data: &[u8], udp: bool, six: [bool; 2], summed: bool, declared: bool) -> Vec<u8> {
         let header = match six[1] {
             true => etherparse::IpHeaders::Ipv6(
@@ -504,7 +505,7 @@ mod tests {
                     time_to_live: 64,
                     source: [10, 8, 0, 1],
                     destination: [10, 8, 0, 2],
-                    // An option, so that the header does not have its usual length.
+                    // Options, so that the inner IP header is longer than 20 bytes.
                     options: [1, 1, 1, 0].into(),
                     ..Default::default()
                 },

@@ -159,8 +159,8 @@ impl Steering {
     ) -> usize {
         let (src, dst) = (packet.src, packet.dst);
         let ports = match packet.protocol {
-            // All fragments of a datagram arrive at the same worker, whichever it is; that worker
-            // hands the datagram over.
+            // All fragments of a datagram arrive at the same worker, which may be any worker; it
+            // passes the reassembled datagram to the owner.
             _ if packet.fragment.is_some() => None,
             Protocol::AH | Protocol::ESP => Some((ISAKMP, ISAKMP)),
             _ if packet.is_icmp() => {
@@ -181,7 +181,8 @@ impl Steering {
         if self.local.contains(&dst) && !(is_vip && intercept.is_to_service(&tuple)) {
             return worker_of(to, self.workers.get());
         }
-        // The destination may be a VIP of the host from which a client on this host has connected.
+        // The destination may be a VIP on this host, which a client on this host used as its own
+        // address.
         let answers = || {
             let clients = &intercept.local_clients;
             let client = LocalClient {
@@ -216,8 +217,8 @@ impl Steering {
         self.of_client(client.ip(), port)
     }
 
-    /// Data that the kernel needs to choose the same worker for most packets. `virt` are the
-    /// virtual addresses.
+    /// Returns the data with which the kernel chooses the same worker for most packets. `virt` are
+    /// the virtual addresses.
     pub fn plan(&self, virt: impl IntoIterator<Item = IpAddr>) -> Plan {
         let (mut four, mut six) = (Vec::new(), Vec::new());
         for addr in virt {
@@ -250,8 +251,9 @@ impl Steering {
         }
     }
 
-    /// Returns the prefixes of addresses in words, with as many words as the limit of different
-    /// prefixes permits.
+    /// Returns the greatest number of words by which the addresses have at most [`RANGES_MAX`]
+    /// different prefixes, and these prefixes, folded and sorted. If even prefixes of one word are
+    /// too many, the list is empty.
     fn prefixes(&self, addresses: &[IpAddr]) -> (usize, Vec<u32>) {
         for words in (1..=4).rev() {
             let folds = addresses.iter().map(|addr| self.keys.fold(*addr, words));
@@ -269,9 +271,9 @@ impl Steering {
 /// Kind of the addresses of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Virtual addresses, or a range that contains some.
+    /// Virtual addresses; the range may also contain addresses between them.
     Virtual,
-    /// The addresses represent clients.
+    /// Local addresses of full NAT, which represent clients.
     Local,
 }
 
@@ -335,8 +337,7 @@ fn ranges(virt: &[u32], local: &[u32], close: bool) -> Vec<Range> {
             .map(|two| two[1].first - two[0].last)
             .collect();
         gaps.sort_unstable_by(|a, b| b.cmp(a));
-        // The maximum number of ranges stays separate; ranges with gaps of the same size are
-        // joined.
+        // The largest gaps separate up to `RANGES_MAX` ranges; ranges with smaller gaps are joined.
         ranges = joined(gaps[RANGES_MAX - 1]);
     }
     ranges.truncate(RANGES_MAX);

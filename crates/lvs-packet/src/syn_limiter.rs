@@ -60,7 +60,7 @@ struct Purse {
 }
 
 impl Purse {
-    /// Maximum credit of a budget that has one in `part` parts of the time.
+    /// Maximum credit, in nanoseconds, of a budget that receives one in `part` parts of the time.
     const fn most(part: u32) -> i64 {
         SAVED / part as i64
     }
@@ -128,8 +128,9 @@ impl Kind {
         self.asking = 0;
     }
 
-    /// Decides on a SYN of `network`. The SYNs that remain after all quotas go to the first
-    /// senders, except the half that is reserved for networks below their quota.
+    /// Decides on a SYN of `network`. A network that has used up its quota may send one more SYN if
+    /// SYNs remain after all quotas. Half of the maximum credit is reserved for networks below
+    /// their quota.
     fn pass(&mut self, network: u16) -> bool {
         let taken = &mut self.taken[usize::from(network)];
         self.asking += u32::from(*taken == 0);
@@ -328,7 +329,7 @@ impl SynLimiter {
         }
     }
 
-    /// Records that a batch of `frames` frames has taken the time `took`, and that it is now `now`.
+    /// Records that a batch of `frames` frames took the time `took`; `now` is the present time.
     pub fn spent(&mut self, frames: usize, took: Duration, now: Instant) {
         let passed = now.saturating_since(self.earned);
         self.earned = now;
@@ -454,7 +455,7 @@ mod tests {
         }
         let passed = f64::from(flood.passed - already);
         let share = passed * COST.as_secs_f64() / flood.now.saturating_since(begun).as_secs_f64();
-        // At most a sixteenth, plus the SYNs that the filter takes for repetitions.
+        // At most a sixteenth, plus the SYNs that the filter mistakes for repeated ones.
         assert!((0.05..0.08).contains(&share), "{share}");
     }
 

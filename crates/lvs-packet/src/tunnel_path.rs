@@ -1,6 +1,6 @@
-//! ICMP errors of routers on the path to tunnelled servers (`ipvs`' handling of ICMP errors about
-//! its own tunnel packets): the path MTU is learned, and the client receives an error about the
-//! packet that it sent.
+//! ICMP errors of routers on the path to servers behind tunnels: the director learns the path MTU,
+//! and the client receives an error about the packet that it sent (as IPVS handles ICMP errors
+//! about its own tunnel packets).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ const GRE_CHECKSUM: u16 = 0x8000;
 /// Maximum number of servers whose path is stored.
 const SERVERS_MAX: usize = 4096;
 
-/// The encapsulation that a server receives.
+/// The encapsulation for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     Ipip,
@@ -123,7 +123,7 @@ fn millis(now: Instant) -> u64 {
 #[derive(Debug, Default)]
 pub struct TunnelPaths {
     paths: Mutex<HashMap<(IpAddr, Kind), Arc<Path>>>,
-    /// Number of learned MTUs.
+    /// Number of updates of path MTUs.
     lessons: AtomicU64,
 }
 
@@ -221,7 +221,8 @@ impl TunnelPaths {
         let too_long = (kind, code) == (3, 4);
         let (protocol, payload) = (outer[ipv4::field::PROTOCOL], &outer[header..]);
         if let Some(tunnel) = host_tunnel(protocol, payload).filter(|_| too_long) {
-            // The host learns the path MTU from an error about any inner packet.
+            // For these tunnels, the kernel's host learns the path MTU from an error about any
+            // inner packet.
             if let (Some(path), Some(route)) = (self.known((server, tunnel)), mtu(server)) {
                 self.learn(&path, reported(message), route, path.is_used(), now);
             }
@@ -263,10 +264,10 @@ impl TunnelPaths {
 
     /// Reads `message`, an ICMPv6 error with a correct checksum that is addressed to the director.
     /// A "packet too big" updates the path MTU of a server. The next packet that does not fit is
-    /// answered.
+    /// answered with an error.
     ///
-    /// Less than 1280 bytes is ignored (RFC 8201 section 4), and so is a path that leaves less than
-    /// 1280 bytes to the inner packet. So a router or a forged message cannot make a tunnel
+    /// An MTU below 1280 is ignored (RFC 8201 section 4), and so is an MTU that would leave less
+    /// than 1280 bytes to the inner packet. So a router or a forged message cannot make a tunnel
     /// unusable.
     pub fn too_big(&self, message: &[u8], mtu: impl FnOnce(IpAddr) -> Option<usize>, now: Instant) {
         const PACKET_TOO_BIG: u8 = 2;
@@ -351,7 +352,8 @@ fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
 mod tests {
     use super::*;
 
-    /// Beyond the limit the route's MTU applies, and learned MTUs of other servers stay.
+    /// The path MTUs of servers above the limit are not stored, and the route's MTU applies. The
+    /// learned MTUs of other servers remain.
     #[test]
     fn learned_path_mtus_are_bounded() {
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());

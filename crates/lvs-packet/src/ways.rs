@@ -23,7 +23,7 @@ pub struct Ways {
 /// The reason why the paths of a connection cannot be computed in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoWay {
-    /// Packets to the virtual address do not arrive here.
+    /// The virtual address belongs neither to this host nor to the dataplane.
     #[error("its virtual address belongs neither to this host nor to the dataplane")]
     Elsewhere,
     /// Client and server are of different families.

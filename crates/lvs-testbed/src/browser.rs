@@ -1,5 +1,4 @@
-//! A browser without a window, controlled over WebDriver like by an operator, for tests of the
-//! dashboard.
+//! A headless browser. Tests of the dashboard control it by WebDriver, as an operator would use it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +16,8 @@ const PORT: u16 = 9515;
 pub struct Browser {
     host: Host,
     session: String,
-    /// The file with the body of the present request: a script may be too long for an argument.
+    /// The file with the body of the present request to WebDriver: a script may be too long for an
+    /// argument.
     body: PathBuf,
     _driver: Proc,
 }
@@ -90,7 +90,8 @@ impl Browser {
         Ok(())
     }
 
-    /// Runs a piece of JavaScript, and returns its result, or that of the promise that it returns.
+    /// Runs a piece of JavaScript, and returns its result. If the result is a promise, returns the
+    /// value of the promise.
     ///
     /// # Errors
     /// The error of the browser.

@@ -54,7 +54,7 @@ pub fn main(options: &DemoOptions) -> Result<()> {
         match show(*method, options, &style) {
             Ok((site, verdict)) => {
                 verdicts.push((*method, Ok(verdict)));
-                // Unless the demo holds the hosts, it stops the process here, before the next one
+                // Without `--hold`, the demo stops the site's programs here, before the next site
                 // starts.
                 if options.hold {
                     sites.push(site);
@@ -86,7 +86,7 @@ pub fn main(options: &DemoOptions) -> Result<()> {
         "{failed} of {} forwarding methods did not work",
         verdicts.len()
     );
-    println!("\nEverything that was raised is gone again.");
+    println!("\nAll hosts and programs of the demo are removed.");
     Ok(())
 }
 
@@ -97,7 +97,7 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
             "client 192.0.2.100 ── 192.0.2.1 director 10.0.0.1 ── rs1..rs4 10.0.0.11-14",
         ),
         Forward::Dr => (
-            "Direct routing: the director changes the MAC address, servers answer by themselves",
+            "Direct routing: the director changes the MAC address, servers answer the client directly",
             "client 198.51.100.100 ── router ── LAN 192.0.2.0/24: director .1, rs1..rs4 .11-.14",
         ),
         Forward::Tun => (
@@ -199,7 +199,7 @@ fn hold(sites: &mut [Site], style: &Style) -> Result<()> {
     let lvsadm = programs::find("lvsadm")?;
     println!(
         "\n{}",
-        style.heading("Still running; to type in another terminal (as the same user)")
+        style.heading("Still running; commands for another terminal (as the same user)")
     );
     for site in sites.iter_mut() {
         let hosts = [
@@ -227,7 +227,7 @@ fn hold(sites: &mut [Site], style: &Style) -> Result<()> {
             println!("    {director} nft list ruleset");
         }
     }
-    print!("\nEnter or Ctrl-C ends it and clears everything up. ");
+    print!("\nPress Enter or Ctrl-C to stop all programs and remove all hosts. ");
     std::io::stdout().flush()?;
     std::io::stdin().read_line(&mut String::new())?;
     Ok(())

@@ -91,7 +91,7 @@ impl Programs {
         })
     }
 
-    /// Resets the programs for another director.
+    /// Resets the programs for use with another director.
     pub(crate) fn again(mut self) -> Self {
         self.kernel.forget();
         self.known = (0, 0);
@@ -100,14 +100,14 @@ impl Programs {
         self
     }
 
-    /// Returns the memory for the director's table. Slots are reused at once, so that this table is
-    /// as full as another director's.
+    /// Returns the memory for the director's table. Slots are reused at once, so that the table is
+    /// as full as that of a director without the programs.
     pub(crate) fn memory(&self) -> Memory {
         let memory = self.kernel.memory(0).expect("as long as the layout");
         memory.quarantined(std::time::Duration::ZERO)
     }
 
-    /// Records a change.
+    /// Invalidates all offloads, because services, servers or routes have changed.
     pub(crate) fn changed(&self) {
         self.kernel.changed();
     }

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listing_is_parsed() {
+    fn ipvsadm_listing_is_parsed() {
         let text = "IP Virtual Server version 1.2.1 (size=4096)\n\
                     Prot LocalAddress:Port Scheduler Flags\n\
                     \x20 -> RemoteAddress:Port           Forward Weight ActiveConn InActConn\n\

@@ -104,7 +104,7 @@ impl LoadOptions {
     }
 }
 
-/// The result.
+/// Results of a load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
     /// Requests that were answered completely with the correct bytes.
@@ -203,7 +203,7 @@ impl Host {
     }
 }
 
-/// Period of the counts of steady requests in milliseconds, unless the test sets another.
+/// Interval in milliseconds at which steady requests are counted, unless the test sets another.
 const PROGRESS_MS: u64 = 100;
 
 /// Time limit for a number of answers. On a busy machine, the test waits four times as long.
@@ -585,8 +585,8 @@ fn request(
     if options.keepalive {
         *connection = Some(stream);
     } else {
-        // The server closes first, as servers do; reading its FIN leaves the connection in an
-        // orderly way.
+        // The server closes first, as servers do; the client reads its FIN, so that the connection
+        // ends without a reset.
         let extra = stream.read(buffer).context("read the end")?;
         ensure!(extra == 0, "{extra} bytes after the end");
     }

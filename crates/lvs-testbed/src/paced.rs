@@ -95,7 +95,7 @@ struct Download {
     size: usize,
     sent: usize,
     begun: Instant,
-    /// Time of the last read of the download.
+    /// Time at which the socket last accepted bytes.
     took: Instant,
 }
 
@@ -133,7 +133,7 @@ fn asked(stream: TcpStream, name: &str, downloads: &Sender<Download>) -> Option<
     Some(())
 }
 
-/// Sends due bytes to all downloads, until no further download can start.
+/// Sends the due bytes to all downloads, in a loop without end.
 fn send(rate: u64, downloads: &Receiver<Download>) {
     let mut bytes = vec![0; LARGEST];
     content::fill(0, &mut bytes);
@@ -148,7 +148,7 @@ fn send(rate: u64, downloads: &Receiver<Download>) {
         turn = (turn + 1) % MOMENTS;
         moments[turn].retain_mut(|download| goes_on(download, rate, &bytes));
         next += step;
-        // A late stream catches up: the clock determines the number of due bytes.
+        // A delayed download catches up: the clock determines the number of due bytes.
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
 }

@@ -67,7 +67,7 @@ pub fn run(options: &PingOptions) -> Result<()> {
             {
                 continue;
             }
-            Err(error) => return Err(error).context("waiting for the answer"),
+            Err(error) => return Err(error).context("cannot receive the reply"),
         };
         // A raw socket of IPv4 gives the IP header as well.
         let header = match options.addr {
@@ -81,7 +81,7 @@ pub fn run(options: &PingOptions) -> Result<()> {
         {
             anyhow::ensure!(
                 answer[HEADER..] == message[HEADER..],
-                "the answer is garbled"
+                "the reply contains other bytes than the request"
             );
             println!("{} bytes from {}", answer.len(), options.addr);
             return Ok(());

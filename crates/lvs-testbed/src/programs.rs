@@ -36,7 +36,7 @@ pub fn find(name: &str) -> Result<PathBuf> {
             .components()
             .any(|part| part.as_os_str() == "release");
         bail!(
-            "the program {name} is not built beside {}; build it with: cargo build{} --workspace --bins (or point LVS_BIN_DIR to it)",
+            "the program {name} is not next to {}; build it with: cargo build{} --workspace --bins (or set LVS_BIN_DIR to its directory)",
             executable.display(),
             if release { " --release" } else { "" }
         );

@@ -271,7 +271,7 @@ pub fn tftp(host: &Host, single_port: bool) -> Result<Proc> {
     Ok(server)
 }
 
-/// Starts a sipp on UDP port 5060 of an address that answers calls, and notes every message in
+/// Starts a sipp on UDP port 5060 of an address, which answers calls and records every message in
 /// `NAME-sip` of the testbed.
 ///
 /// # Errors

@@ -20,8 +20,8 @@ pub struct WaitOptions {
     pub for_ms: u64,
 }
 
-/// The subcommand: opens connections, sends half a request over each, prints `waiting`, and for
-/// each that ends a line with the time (microseconds since 1970) and how: `reset`, `closed` or
+/// The subcommand: opens connections, sends half a request over each, and prints `waiting`. For
+/// each connection that ends, it prints the time (microseconds since 1970) and `reset`, `closed` or
 /// `late`.
 ///
 /// # Errors

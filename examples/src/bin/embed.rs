@@ -53,7 +53,7 @@ async fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Relays one connection. It counts on its server, as the scheduler sees it, until it ends.
+/// Relays one connection. The scheduler counts the connection for its server until it ends.
 async fn relay(mut client: TcpStream, peer: SocketAddr, pool: Arc<Mutex<Pool>>, now: Instant) {
     let Ok(virt) = client.local_addr() else {
         return;

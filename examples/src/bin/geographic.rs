@@ -21,7 +21,7 @@ use lvs_core::{
     Server, ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Verdict,
 };
 
-/// An address with the number of its leading bits that count.
+/// A prefix: an address, and the number of its leading bits that are compared.
 #[derive(Clone, Copy, Debug)]
 struct Prefix {
     addr: IpAddr,
@@ -29,7 +29,7 @@ struct Prefix {
 }
 
 impl Prefix {
-    /// `192.0.2.0/24`.
+    /// Parses a prefix such as `192.0.2.0/24`.
     fn parse(text: &str) -> Result<Self> {
         let (addr, len) = text
             .split_once('/')
@@ -63,19 +63,19 @@ impl Prefix {
     }
 }
 
-/// Which clients and servers are near each other.
+/// A region: the prefixes of its clients, and those of its servers.
 #[derive(Clone, Debug)]
 struct Region {
     clients: Vec<Prefix>,
     servers: Vec<Prefix>,
 }
 
-/// The least loaded available server of the client's region. If the region has none, or the region
-/// of the client is unknown, the least loaded server of all.
+/// Chooses the least loaded available server of the client's region. If the region has none, or the
+/// region of the client is unknown, it chooses the least loaded of all servers.
 #[derive(Clone, Debug)]
 struct Geographic {
     regions: Arc<[Region]>,
-    /// Chooses among those that are left.
+    /// Chooses among the servers of the region, or among all servers.
     least: WeightedLeastConnections,
 }
 
@@ -87,7 +87,7 @@ impl Geographic {
         }
     }
 
-    /// The region of the longest prefix that has `client`.
+    /// Returns the region with the longest prefix that contains `client`.
     fn region(&self, client: IpAddr) -> Option<&Region> {
         let longest = |region: &&Region| {
             let having = region.clients.iter().filter(|net| net.contains(client));
@@ -185,7 +185,7 @@ fn main() -> Result<()> {
     )
 }
 
-/// Opens a connection for each client and prints where it goes.
+/// Opens a connection for each client, and prints the chosen server.
 fn show(director: &mut Director, when: &str, clients: &[&str], port: u16) -> Result<()> {
     println!("{when}:");
     for client in clients {

@@ -1,4 +1,5 @@
-//! Each scheduler without packets: the servers of the next twelve connections of twelve clients.
+//! Prints the servers that each scheduler chooses for twelve connections of twelve clients. No
+//! packets are needed.
 //!
 //! ```text
 //! cargo run -p lvs-examples --bin schedulers
@@ -10,8 +11,8 @@ use lvs_core::{
 };
 
 fn main() -> Result<(), lvs_core::Error> {
-    // Weights 3, 2 and 1; the one added last comes first in the kernel's order, and so it does
-    // here.
+    // The servers have the weights 3, 2 and 1. As in the kernel, the server that was added last is
+    // the first in the list.
     let servers = [
         ("a", "10.0.0.1:80", 3),
         ("b", "10.0.0.2:80", 2),
@@ -27,7 +28,7 @@ fn main() -> Result<(), lvs_core::Error> {
             let addr = addr.parse().expect("an address and a port");
             pool.insert(addr, &ServerConfig::new(weight, Forwarding::Nat))?;
         }
-        // A connection counts on its server for as long as this list holds it.
+        // The scheduler counts a connection for its server as long as this list contains it.
         let mut open: Vec<OpenConnection> = Vec::new();
         let mut picks = String::new();
         for client in 1..=12 {

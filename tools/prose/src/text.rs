@@ -26,7 +26,7 @@ impl Text {
     }
 }
 
-/// Without emphasis and the targets of links; code in backticks becomes one word.
+/// Removes emphasis and the targets of links; code in backticks becomes one word.
 fn plain(words: &str) -> String {
     let mut plain = String::new();
     for (at, part) in words.split('`').enumerate() {
@@ -46,7 +46,8 @@ fn plain(words: &str) -> String {
         .join(" ")
 }
 
-/// A sentence ends at `.`, `?`, `!` or `:` before an upper-case letter, a quote or a parenthesis.
+/// Splits text into sentences, which end at `.`, `?`, `!` or `:` before an upper-case letter, a
+/// quote or a parenthesis.
 fn sentences(words: &str) -> Vec<String> {
     let mut sentences: Vec<String> = Vec::new();
     let mut current: Vec<&str> = Vec::new();
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_taken_of_test_functions_only() {
+    fn only_names_of_test_functions_are_extracted() {
         let source = "#[test]\nfn first() {}\nfn helper() {}\n#[tokio::test(start_paused = true)]\nasync fn second() {}";
         assert_eq!(test_names(source), ["first", "second"]);
     }

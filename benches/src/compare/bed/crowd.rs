@@ -1,4 +1,4 @@
-//! Many clients and servers, where a bed has one of each.
+//! Replaces the single client and the single server of a bed by many.
 //!
 //! ```text
 //! client-1 ─┐                                                ┌─ server-1
@@ -97,9 +97,10 @@ impl Bed {
         Ok(())
     }
 
-    /// The thread of the other end receives the packets of a veth device only if the device cannot
-    /// send segments: else the sender's thread receives them. The receiving threads have
-    /// precedence, as interrupts do: clients that poll without pause would delay them.
+    /// Lets the receiving threads receive the packets of the veth devices, instead of the threads
+    /// that send them: this requires that the sending devices do not send super-packets. The
+    /// receiving threads have precedence, as interrupts have, because clients that poll without
+    /// pause would delay them.
     fn receive_by_threads(&self) -> Result<()> {
         let [c, d, e, s] = &self.devices;
         let mut ends = vec![(&self.client, c), (&self.server, s)];
@@ -113,7 +114,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Whether the servers' answers do not pass the director.
+    /// Whether the servers send replies past the director.
     pub(super) fn answers_directly(&self) -> bool {
         self.who
             .method()
@@ -158,7 +159,7 @@ impl Bed {
             }
         }
         run_with_input(Command::new("ip").args(["-batch", "-"]), &cables)
-            .context("cannot lay the cables")
+            .context("cannot create the veth pairs")
             .map(drop)
     }
 
@@ -285,13 +286,13 @@ fn port(bridge: &str, device: &str, mac: &str) -> String {
     format!("ip link set {device} master {bridge}\nip link set {device} up\n") + &known(device, mac)
 }
 
-/// A static entry of a bridge for an address: a host that does not answer through the bridge is
-/// never learned.
+/// Adds a static entry for an address to a bridge, which never learns the address of a host that
+/// sends no replies through it.
 fn known(device: &str, mac: &str) -> String {
     format!("bridge fdb replace {mac} dev {device} master static\n")
 }
 
-/// Gives a thread, or all threads of a process (`-ap`), precedence over less urgent ones.
+/// Runs a thread (`-p`), or all threads of a process (`-ap`), with real-time scheduling.
 fn first(of: &str, pid: u32) -> Result<()> {
     let words = ["-f", of, "50", &pid.to_string()];
     run_with_input(Command::new("chrt").args(words), "").map(drop)

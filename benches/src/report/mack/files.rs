@@ -59,13 +59,13 @@ impl Experiment for Files {
                 plot(NEW, "Time of a file over a new connection", SIZE, TIME),
                 plot(
                     KEEP,
-                    "Time of a file over a connection that stays",
+                    "Time of a file over a persistent connection",
                     SIZE,
                     TIME,
                 ),
                 plot(
                     UP,
-                    "Time of an upload over a connection that stays",
+                    "Time of an upload over a persistent connection",
                     SIZE,
                     TIME,
                 ),
@@ -138,7 +138,7 @@ impl Experiment for Files {
         let mut sentences = Vec::new();
         for (plot, what) in [
             (NEW, "over a new connection"),
-            (KEEP, "over one that stays"),
+            (KEEP, "over a persistent connection"),
         ] {
             for series in document.series(self.name(), plot, &peers) {
                 let (Some((least, time)), Some((most, long))) =

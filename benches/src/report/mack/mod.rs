@@ -89,7 +89,7 @@ impl Experiment for Mack {
                 ),
                 plot(
                     ADDED,
-                    "What each adds to the time of a message of one byte, one way",
+                    "Time that each peer adds to a message of one byte, one way",
                     axis("peer", "name"),
                     axis("added time", "µs"),
                 ),

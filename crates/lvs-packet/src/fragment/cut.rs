@@ -80,9 +80,9 @@ impl<'a> Cutter<'a> {
         })
     }
 
-    /// Cuts the IPv6 packet `ip` into fragments of at most `mtu` bytes, all with `id`. `sizes` are
-    /// the sizes to keep of the part after the unfragmentable headers, if all of them fit.
-    /// Checksums must be finished.
+    /// Cuts the IPv6 packet `ip` into fragments of at most `mtu` bytes, all with the identification
+    /// `id`. `sizes` are the payload sizes to keep, if all of them fit; the payload begins after
+    /// the unfragmentable headers. Checksums must be finished.
     ///
     /// # Errors
     /// [`FrameDrop::MtuTooSmall`] if there is no room for payload after the headers.
@@ -133,7 +133,8 @@ fn split(ip: &[u8], headers: usize, room: usize) -> Result<(&[u8], &[u8]), Frame
     ip.split_at_checked(headers).ok_or(FrameDrop::MtuTooSmall)
 }
 
-/// Returns `sizes`, if fragments of these sizes can carry `len` bytes.
+/// Returns `sizes`, if fragments of these sizes fit into `room` bytes and together contain exactly
+/// `len` bytes.
 fn kept(sizes: Option<&[usize]>, len: usize, room: usize) -> Option<std::slice::Iter<'_, usize>> {
     let sizes = sizes?;
     let fit = sizes.iter().sum::<usize>() == len

@@ -18,7 +18,7 @@ pub struct History {
     pub longest: usize,
     /// Length of the headers that each fragment had; of IPv6, those before the fragment header.
     pub headers: usize,
-    /// The longest fragment must not be fragmented, so the reassembled packet must not be, either
+    /// The longest fragment has "don't fragment", so the reassembled packet has it as well
     /// (`IPSKB_FRAG_PMTU`). IPv4 only.
     pub df: bool,
     /// Protocol of the content according to the fragments; of IPv6, it may be an extension header.
@@ -26,9 +26,9 @@ pub struct History {
 }
 
 impl History {
-    /// The fragments after the first `len` bytes of the datagram were moved into one buffer,
-    /// because a change of the packet requires it (`skb_ensure_writable`): missing bytes of the
-    /// first fragment are taken from the next fragments.
+    /// Returns the fragmentation after the first `len` bytes of the datagram were made contiguous
+    /// in order to change them (`skb_ensure_writable`): bytes that are missing in the first
+    /// fragment were moved into it from the next fragments.
     pub fn with_first(&self, len: usize) -> Self {
         let mut history = self.clone();
         let Some((first, rest)) = history.sizes.split_first_mut() else {
@@ -45,9 +45,9 @@ impl History {
         history
     }
 
-    /// The sizes of the datagram's fragments after the first `headers` bytes of a packet to which
-    /// `added` bytes were prepended; for both IP versions. Empty if the first fragment did not
-    /// contain the complete headers.
+    /// Returns the payload sizes of the fragments for a packet that consists of `added` new bytes
+    /// and the datagram, and whose first `headers` bytes are the headers of each fragment. Empty if
+    /// the first fragment did not contain these headers completely.
     pub fn behind(&self, headers: usize, added: usize) -> Vec<usize> {
         let mut sizes = self.sizes.clone();
         if let Some(first) = sizes.first_mut() {
@@ -136,7 +136,7 @@ mod tests {
             let done = done.expect("complete");
             prop_assert_eq!(done.frame.bytes(), &ip[..]);
             prop_assert_eq!(r.memory(), 0);
-            // Fragmented again at the original boundaries.
+            // Fragment the datagram again at the original boundaries.
             let sizes = done.history.behind(ipv6::unfragmentable(&ip).0, 0);
             let again = Cutter::v6(done.frame.bytes(), mtu, Some(&sizes), 1).expect("fits");
             prop_assert_eq!(again.count(), n);
@@ -190,7 +190,7 @@ mod tests {
             prop_assert_eq!(done.frame.bytes(), &ip[..]);
             prop_assert_eq!(Some(done.history.longest), longest);
             prop_assert_eq!(r.memory(), 0);
-            // Fragmented again at the original boundaries.
+            // Fragment the datagram again at the original boundaries.
             let again = Cutter::v4(done.frame.bytes(), mtu, Some(&done.history.sizes), false).expect("fits");
             prop_assert_eq!(again.count(), n);
         }
@@ -219,8 +219,8 @@ mod tests {
         assert_eq!((r.waiting(), r.memory()), (0, 0));
     }
 
-    /// RFC 8200 section 4.5: nothing of a datagram with overlapping fragments is delivered,
-    /// whatever arrives later.
+    /// RFC 8200 section 4.5: a datagram with overlapping fragments is discarded, including the
+    /// fragments that arrive later.
     #[test]
     fn overlapping_ipv6_fragments_are_not_reassembled() {
         let mut ip = Vec::new();

@@ -171,9 +171,9 @@ impl Queue {
         }
     }
 
-    /// Returns the place of a fragment among the others. A repeated fragment is dropped alone; an
-    /// overlap drops the whole datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the
-    /// kernel applies to IPv4 as well).
+    /// Returns the position of a fragment in the list. If the fragment repeats an earlier one, only
+    /// the new fragment is discarded. If it overlaps another, the whole datagram is discarded
+    /// (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to IPv4 as well).
     fn place(&self, part: &Part<'_>) -> Result<usize, Misfit> {
         let reach = self.pieces.last().map_or(0, Piece::end);
         let contradicts = match self.end {
@@ -422,7 +422,7 @@ impl Reassembler {
         self.memory.load(Ordering::Relaxed)
     }
 
-    /// Discarded fragments: timed out, or contradictory.
+    /// Number of discarded fragments, which timed out or contradicted others.
     pub fn expired(&self) -> u64 {
         self.expired.load(Ordering::Relaxed)
     }

@@ -1,11 +1,10 @@
-//! The interception: packets that the host's own stack does not receive.
+//! The interception: packets that the dataplane receives instead of the host's network stack.
 //!
-//! A packet socket receives a *copy*: the host handles the original unless the shield drops it
-//! there. To leave a packet to the host, the pipeline must know whether the host has it.
-//! [`Intercept`] is the specification that both sides use: the shield's rules are built from it,
-//! and the pipeline checks by it whether a packet has to be reinjected. Without packet sockets,
-//! packets are steered into the dataplane by the same specification (`host/steering.rs` of the
-//! dataplane).
+//! A packet socket receives a *copy*: the host handles the original unless the shield drops it. The
+//! pipeline must therefore know whether the host also receives a packet that the dataplane passes
+//! on. [`Intercept`] is the specification for both: the shield's rules are built from it, and the
+//! pipeline uses it to decide whether a packet must be reinjected. Without packet sockets, packets
+//! are steered into the dataplane by the same specification (`host/steering.rs` of the dataplane).
 
 mod endpoints;
 
@@ -133,7 +132,8 @@ pub struct Intercept {
     pub services: Endpoints,
     /// Virtual addresses for which the dataplane answers: all packets to them are intercepted.
     pub own_vips: HashSet<IpAddr>,
-    /// Of these, the addresses without answers to ARP and NDP: routers have a route to them.
+    /// The addresses among them for which the dataplane does not answer ARP and NDP: routers have a
+    /// route to them.
     pub quiet_vips: HashSet<IpAddr>,
     /// Real servers whose replies the director translates: packets from these addresses and ports
     /// are intercepted, except those to the host itself. Their fragments are intercepted, too, and
@@ -152,13 +152,13 @@ pub struct Intercept {
     /// All transit ICMP is intercepted: an error about any packet may open a connection
     /// (`schedule_icmp`).
     pub every_icmp: bool,
-    /// The host has not received a copy of the packets: it routed them to the dataplane.
+    /// No packet has a copy at the host, because the host routed all of them to the dataplane.
     pub everything: bool,
 }
 
 impl Intercept {
-    /// The needs of the services and servers of `control`, without own addresses and local clients.
-    /// `before` is the previous interception.
+    /// The interception that the services and servers of `control` require, without own addresses
+    /// and local clients. `before` is the previous interception.
     pub fn of(control: &Control, before: &Self) -> Self {
         let mut spec = Self {
             every_icmp: control.sysctls().schedule_icmp,
@@ -170,8 +170,8 @@ impl Intercept {
         if control.backup().is_some() {
             spec.add_every_port();
         }
-        // Without services nothing is balanced, including old connections (the kernel removes its
-        // hooks).
+        // Without services no packet is balanced, not even of old connections (the kernel removes
+        // its hooks).
         let any = control.services().next().is_some();
         for (key, server) in control.endpoints().filter(|_| any) {
             spec.add_endpoint(key, server, control.ftp_ports(), before);
@@ -222,7 +222,7 @@ impl Intercept {
         }
     }
 
-    /// Intercepts the answers of a server that translates.
+    /// Intercepts the replies of a server to which the director translates packets (NAT, full NAT).
     pub fn add_server(&mut self, key: ServiceKey, server: SocketAddr, helped: &[u16]) {
         let endpoints = answers(key, server, helped);
         self.nat_servers.extend(endpoints.flat_map(with_followers));
@@ -242,10 +242,11 @@ impl Intercept {
         self.services.extend(any_port(key, helped).filter(|_| data));
     }
 
-    /// Intercepts the packets of rules for marks: their ports, and of a rule without ports every
-    /// port. Two kinds of rules also intercept every port: rules with more ports than fit, and, for
-    /// TCP, rules with a port of the FTP helper (`helped`), because the helper expects data
-    /// connections to any port. Packets to the other ports are reinjected.
+    /// Intercepts the packets of mark rules. A rule with ports intercepts these ports. A rule
+    /// without ports intercepts every port, and so does a rule that would exceed the limit of
+    /// `MARKED_MAX` endpoints. A TCP rule with a port of the FTP helper (`helped`) intercepts
+    /// every TCP port, because the helper expects data connections to any port. Packets to the
+    /// other ports are reinjected.
     pub fn add_marked<'a>(
         &mut self,
         rules: impl IntoIterator<Item = &'a MarkRule>,
@@ -328,8 +329,7 @@ impl Intercept {
         self.services.has_address(addr)
     }
 
-    /// Whether fragments of ICMP messages that pass through are intercepted, for the IP version of
-    /// `of`.
+    /// Whether fragments of forwarded ICMP messages are intercepted, for the IP version of `of`.
     pub fn takes_icmp_fragments(&self, of: IpAddr) -> bool {
         self.every_icmp || self.nat_servers.has_family(of)
     }
@@ -339,7 +339,8 @@ impl Intercept {
     }
 
     /// Whether `packet`, received on an interface, is intercepted. `inner` is the destination of
-    /// the packet inside an ICMP error, `to_host` whether it is addressed to the host itself.
+    /// the packet that an ICMP error quotes; `to_host` means that `packet` is addressed to the host
+    /// itself.
     pub fn covers(
         &self,
         packet: &Packet,

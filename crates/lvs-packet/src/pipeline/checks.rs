@@ -68,7 +68,7 @@ impl Pipeline {
     }
 
     /// Checks the IPv4 options of a packet that the host does not receive; returns the fate of the
-    /// packet if the options end it.
+    /// packet if its options are refused.
     pub(super) fn read_options<N: Net>(
         &mut self,
         frame: &Frame,
@@ -179,7 +179,7 @@ impl Pipeline {
     }
 }
 
-/// The address that this host has towards `addr`.
+/// Returns the source address of this host on the route to `addr`.
 fn near<N: Net>(addr: IpAddr, net: &N) -> Option<IpAddr> {
     net.route(addr)?.source
 }

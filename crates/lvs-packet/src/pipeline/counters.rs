@@ -102,7 +102,7 @@ counters! {
     handed_over: u64,
     /// Frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
     dropped: [u64; FrameDrop::ALL.len()],
-    /// Number of VLAN frames without a device here, among those passed to the host.
+    /// Number of frames with a VLAN tag, among those passed to the host.
     tagged: u64,
     /// ICMP errors that the dataplane has sent.
     icmp_sent: u64,

@@ -33,7 +33,8 @@ pub(super) struct Job<'a> {
     pub(super) from_host: bool,
     /// Whether the datagram is addressed to the host.
     pub(super) to_host: bool,
-    /// Destination of the packet inside, if it is an ICMP error to be related.
+    /// If the packet is an ICMP error that may belong to a connection: the destination of the
+    /// packet that it quotes.
     pub(super) inner: Option<(Protocol, SocketAddr)>,
     /// The interface on which the datagram arrived, if any.
     pub(super) arrival: Option<Arrival>,
@@ -41,12 +42,12 @@ pub(super) struct Job<'a> {
     pub(super) history: Option<&'a History>,
     /// Fields that a router must write, by its IPv4 options.
     pub(super) options: WantedOptions,
-    /// The next hop if the packet is forwarded unchanged, after the look-up.
+    /// The next hop for the packet if it is forwarded unchanged; `None` before the look-up.
     pub(super) hop: Option<NextHop>,
 }
 
 impl Job<'_> {
-    /// A job for a packet that is not part of a larger one, and was not fragmented.
+    /// A job for a complete packet that did not arrive in fragments.
     pub(super) fn new(packet: Packet, hook: Hook, from_host: bool, to_host: bool) -> Self {
         Self {
             packet,
@@ -62,8 +63,9 @@ impl Job<'_> {
     }
 }
 
-/// The sequence number of a segment that opens a TCP connection. A segment with SYN and without RST
-/// opens one, as in the kernel; with ACK it may also be the answer to a SYN, which opens none.
+/// Returns the sequence number of a segment that opens a TCP connection: one with SYN and without
+/// RST, as in the kernel. A SYN ACK that belongs to a connection is the answer to a SYN, and opens
+/// none.
 fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
     let Transport::Tcp(flags) = meta.transport else {
         return None;
@@ -226,7 +228,7 @@ impl Pipeline {
             self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
             return Some(Fate::Dropped(FrameDrop::TtlExceeded));
         }
-        // IPv4 fragments were checked one by one.
+        // The length of IPv4 fragments was checked for each fragment before reassembly.
         if !job.packet.df || (job.history.is_some() && !job.packet.is_ipv6()) {
             return None;
         }

@@ -13,9 +13,9 @@ use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 
 impl Pipeline {
     /// Drops the packets that waited for a neighbour that does not answer, and sends "host
-    /// unreachable" to their senders, about the packets that they sent. The host creates an error
-    /// about the outgoing packet, and the director translates it (`arp_error_report`,
-    /// `ndisc_error_report`, then IPVS in `LOCAL_OUT`).
+    /// unreachable" to the clients or servers that sent them. The host creates an error about the
+    /// outgoing packet, and the director translates it (`arp_error_report`, `ndisc_error_report`,
+    /// then IPVS in `LOCAL_OUT`).
     pub fn neighbour_failed<N: Net, D: Decide>(
         &mut self,
         port: PortId,
@@ -50,7 +50,7 @@ impl Pipeline {
         const KIND: ErrorKind = ErrorKind::HostUnreachable;
         let net = cx.env.net;
         let own = net.is_local(packet.src) || net.is_own_vip(packet.src);
-        // An error of the host about its own packet has the host as its receiver.
+        // If this host sent the packet, the source of the packet is also the source of the error.
         let src = if own {
             Some(packet.src)
         } else {

@@ -124,9 +124,10 @@ impl Pipeline {
         self.leave(frame, &job.packet, hop, pieces, cx)
     }
 
-    /// Fate of a packet that cannot be sent by a port without Ethernet, where the host routes sent
-    /// packets. A frame cannot have another link-layer destination than the route's, and the host
-    /// keeps the answer to a connection of its own, which would need a translation.
+    /// Returns the fate of a packet that cannot be sent on a port without Ethernet, where the host
+    /// routes the sent packets. Direct routing needs a link-layer destination that differs from the
+    /// route's. If the client is the host itself, the host would receive the server's reply
+    /// directly, without the translation that NAT needs.
     fn unroutable<N: Net>(
         &mut self,
         frame: &Frame,
@@ -149,7 +150,8 @@ impl Pipeline {
         }
     }
 
-    /// The real server is the director itself: no TTL, no MTU, no encapsulation.
+    /// Passes a request to a real server on the director itself, without a change of the TTL, a
+    /// check of the MTU, or encapsulation.
     fn forward_local<N: Net>(
         &mut self,
         frame: &mut Frame,

@@ -21,7 +21,7 @@ use crate::wire::{Mac, ip_src, ipv6, tcp, udp};
 enum Back {
     /// The TUN device.
     Device(PortId),
-    /// The interface of its arrival, and the owner's link-layer address.
+    /// The interface on which it arrived, with the link-layer address of that interface.
     Interface(Arrival, Mac),
 }
 
@@ -72,8 +72,8 @@ impl Pipeline {
         self.give_back_as_it_came(frame, job, cx)
     }
 
-    /// Packets that the host sends through the dataplane: only packets of a server on the host to
-    /// hosts other than clients of services are permitted.
+    /// Sends a packet that the host routed into the dataplane and that belongs to no connection.
+    /// Only packets of a real server on the host are permitted.
     fn host_sends<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         if !cx.env.intercept.is_of_local_node(&job.packet) {
             return Fate::Dropped(FrameDrop::HostStray);
@@ -89,9 +89,9 @@ impl Pipeline {
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }
 
-    /// Passes an intercepted packet to the host, which should have received it. If possible, the
-    /// packet is reinjected on the interface on which it arrived, so that it passes the host's
-    /// filters; otherwise it is sent through the TUN device.
+    /// Passes an intercepted packet to the host, for which it was intended. If possible, the packet
+    /// is reinjected on the interface on which it arrived, so that it passes the host's filters;
+    /// otherwise it is sent through the TUN device.
     pub(super) fn give_back_as_it_came<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -188,8 +188,8 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// Reinjects the fragments unchanged: the host reassembles or forwards them, as without the
-    /// dataplane.
+    /// Reinjects a datagram in the fragments in which it arrived: the host reassembles or forwards
+    /// them, as without the dataplane.
     fn give_back_fragments<N: Net>(
         &mut self,
         back: Back,
@@ -231,7 +231,7 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// The behaviour of the host's network stack, for an address that the dataplane owns.
+    /// Handles a packet to an address that the dataplane owns, as the host's network stack would.
     fn own_host<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         let packet = &job.packet;
         match packet.protocol {

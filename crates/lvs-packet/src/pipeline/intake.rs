@@ -19,8 +19,8 @@ use crate::wire::{
 };
 
 impl Pipeline {
-    /// Handles the link layer: ignores frames that are not for this host, and finds the start of
-    /// the IP packet.
+    /// Handles the link layer: leaves frames that are not for this host, and finds the start of the
+    /// IP packet.
     pub(super) fn intake<N: Net, D: Decide>(
         &mut self,
         port: PortId,
@@ -32,8 +32,8 @@ impl Pipeline {
         if !info.ethernet {
             let net = cx.env.net;
             let from_host = [net.host_port(), net.local_port()].contains(&Some(port));
-            // The host sends to groups on every device: router solicitations, listener reports,
-            // routing daemons.
+            // The host sends packets to multicast groups on every device: router solicitations,
+            // listener reports, routing daemons.
             let to_all = match ip_dst(frame.bytes()) {
                 IpAddr::V4(dst) => dst.is_multicast() || dst.is_broadcast(),
                 IpAddr::V6(dst) => dst.is_multicast(),
@@ -89,7 +89,7 @@ impl Pipeline {
             ETHERTYPE_IPV6 if Mac(dst).is_multicast() => self
                 .neighbour_discovery(port, info, frame, cx)
                 .unwrap_or(Fate::Left),
-            // Frames of other hosts and protocols that are not balanced: the host keeps its copy.
+            // Frames for other hosts, and protocols that are not balanced: the host keeps its copy.
             _ => Fate::Left,
         }
     }
@@ -197,7 +197,7 @@ impl Pipeline {
         {
             return fate;
         }
-        // A "fragment" that is the whole datagram may have a partial checksum (RFC 6946); no
+        // A single fragment that is the whole datagram (RFC 6946) may have a partial checksum; no
         // device finishes the checksum of a reassembled datagram.
         if let Err(reason) = segment::finish_checksum(frame) {
             return Fate::Dropped(reason);

@@ -18,7 +18,9 @@ pub(super) enum Pieces<'a> {
     /// The packet is one frame. If it does not fit and may be fragmented, it is cut into equal
     /// fragments.
     Whole,
-    /// Send in one frame, or cut evenly in spite of "don't fragment": a relayed ICMP error.
+    /// The packet is one frame. If it does not fit, it is cut into equal fragments in spite of
+    /// "don't fragment": the dataplane's own packets, relayed ICMP errors, and tunnel packets,
+    /// whose inner packet was checked before.
     Relayed,
     /// The packet arrived in fragments: it is cut into equal fragments, none longer than the
     /// longest that arrived. A tunnel packet around it is cut in the same way.
@@ -114,7 +116,8 @@ impl Pipeline {
         fate
     }
 
-    /// As [`Self::leave`], for a packet that is not a super-packet and has to be changed.
+    /// As [`Self::leave`], for a packet that is not a super-packet, and that must be fragmented or
+    /// whose checksum must be finished.
     fn leave_cut<N: Net>(
         &mut self,
         frame: &mut Frame,

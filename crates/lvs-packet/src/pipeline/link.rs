@@ -82,7 +82,7 @@ impl Pipeline {
 
     /// Sends a complete frame that the dataplane has made.
     fn answer<N: Net>(&mut self, port: PortId, answer: &[u8], cx: &mut Cx<'_, N>) -> Fate {
-        // Use another frame than the request's, because an answer may be longer.
+        // Do not use the request's frame, because the answer may be longer.
         let mut frame = cx.out.spare(answer.len());
         if !frame.extend(answer) {
             return Fate::Dropped(FrameDrop::NoRoom);
@@ -93,7 +93,8 @@ impl Pipeline {
     }
 }
 
-/// Whether another host with this address is a conflict.
+/// Whether another host must not claim this address, because it belongs to this host, to the
+/// dataplane or to a service.
 fn is_ours<N: Net>(addr: IpAddr, net: &N) -> bool {
     net.is_own_vip(addr) || net.is_vip(addr) || net.is_local(addr)
 }

@@ -76,8 +76,8 @@ pub trait Decide {
         0
     }
 
-    /// A hint for the table slots that the decision about a datagram between these addresses will
-    /// read; `None` if it is unknown or the prefetch has no benefit.
+    /// Returns a hint for the table slots that the decision about a datagram between these
+    /// addresses will read; `None` if no hint is available or the prefetch has no benefit.
     fn ahead(&self, _protocol: Protocol, _src: SocketAddrV4, _dst: SocketAddrV4) -> Option<Ahead> {
         None
     }
@@ -90,8 +90,8 @@ pub trait Decide {
         self.packet(meta, now)
     }
 
-    /// As [`packet_ahead`](Self::packet_ahead), for the userspace fast path: `None` means that no
-    /// state has changed, and that `packet_ahead` decides.
+    /// As [`packet_ahead`](Self::packet_ahead), for the userspace fast path. `None` means that no
+    /// state has changed, and that the caller must use `packet_ahead`.
     fn pass(&mut self, _packet: &Plain, _ahead: &Ahead, _now: Instant) -> Option<Passed> {
         None
     }
@@ -176,7 +176,8 @@ pub struct Pipeline {
     pub counters: Counters,
     /// Dropped packets of connections, for [`Control::count_drops`](lvs_core::Control::count_drops).
     pub drops: ServerDrops,
-    /// Packets that wait until a neighbour is resolved.
+    /// Packets that wait until a neighbour is resolved, or until the replies to them are
+    /// intercepted.
     pub held: Held,
     /// The limiter of new connections in a flood.
     pub syn_limiter: SynLimiter,
@@ -204,7 +205,7 @@ impl Pipeline {
         }
     }
 
-    /// The only packet path of a director.
+    /// The packet path of a director with one worker.
     pub fn alone(settings: Settings) -> Self {
         Self::new(Arc::new(Common::new(settings)))
     }
@@ -214,9 +215,9 @@ impl Pipeline {
         &self.common
     }
 
-    /// Processes a batch of frames that arrived on `port`. Afterwards, the caller applies the
-    /// requests in `out`, sends its frames and recycles it. Afterwards, `frames` has undefined
-    /// content and can receive again. A frame of a backend that was moved out is
+    /// Processes a batch of frames that arrived on `port`. Then the caller applies the requests in
+    /// `out`, sends its frames, and recycles it. The frames in `frames` have undefined content
+    /// after the call, and can receive again. A frame of a backend that was moved out is
     /// [vacant](Frame::vacant).
     pub fn process<N: Net, D: Decide>(
         &mut self,
@@ -234,9 +235,9 @@ impl Pipeline {
         }
     }
 
-    /// As [`process`](Self::process), but stops as soon as a portion can be sent, so that many
-    /// fragments or segments of one frame do not use memory at the same time. Returns the number of
-    /// processed frames: at least one, if there are any.
+    /// As [`process`](Self::process), but stops as soon as enough frames wait to be sent, so that
+    /// the fragments or segments of many frames do not use memory at the same time. Returns the
+    /// number of processed frames: at least one, if there are any.
     pub fn process_some<N: Net, D: Decide>(
         &mut self,
         port: PortId,
@@ -283,7 +284,7 @@ impl Pipeline {
             };
             self.counters.count(fate);
             if lent {
-                // Whatever the fate, the backend gets its slot back after the output is sent.
+                // With any fate, the backend gets its slot back after the output is sent.
                 drop(frame.take());
             } else if receives && frame.capacity() == 0 {
                 *frame = cx.out.receiver();
@@ -320,7 +321,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends waiting packets of clients on this host whose answers are intercepted now.
+    /// Sends the waiting packets of clients on this host whose replies are intercepted now.
     pub fn local_clients_intercepted<N: Net>(
         &mut self,
         env: &Env<'_, N>,

@@ -54,13 +54,13 @@ impl Whole {
 #[derive(Debug, Default)]
 pub struct Output {
     ports: Vec<Vec<Frame>>,
-    /// The frames, by the port on which they arrived.
+    /// Frames to reinject into the host, by the port on which they arrived.
     back: Vec<Vec<Frame>>,
     /// The caller applies them before it sends the frames.
     pub requests: Vec<Request>,
     /// Datagrams for other workers, and the ports of their arrival.
     pub elsewhere: Vec<(usize, PortId, Whole)>,
-    /// Empty frames that may receive.
+    /// Empty frames with room for any received packet.
     large: Vec<Frame>,
     /// Empty frames of [`SMALL`] bytes at least.
     small: Vec<Frame>,
@@ -88,7 +88,7 @@ impl Output {
             .map(|(port, frames)| (port, frames.as_mut_slice()))
     }
 
-    /// Ports with frames to reinject into the host there, and these frames.
+    /// The frames to reinject into the host, by the port on which they arrived.
     pub fn returned(&mut self) -> impl Iterator<Item = (PortId, &mut [Frame])> {
         (0..=u16::MAX)
             .map(PortId)
@@ -145,7 +145,7 @@ impl Output {
         }
     }
 
-    /// An empty frame that may receive.
+    /// Returns an empty frame with room for any received packet.
     #[inline]
     pub(super) fn receiver(&mut self) -> Frame {
         self.large.pop().unwrap_or_default()

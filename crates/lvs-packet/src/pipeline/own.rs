@@ -12,11 +12,11 @@ use crate::net::Net;
 use crate::parse::{self, Icmp, Packet};
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 
-/// The ICMP error that answered the current packet. It passes the director as well, as the host's
-/// own packets pass IPVS in `LOCAL_OUT`.
+/// The ICMP error that answered the current packet. The director decides on it as well, because the
+/// host's own packets pass IPVS in `LOCAL_OUT`.
 #[derive(Debug)]
 pub(super) enum OwnError {
-    /// The packet was sent, and contains an ICMP error that the director counts for its connection.
+    /// The error was sent. The director still counts it for the connection that it concerns.
     Sent(IcmpError),
     /// The error is addressed to a virtual address, because a reply of a server could not be
     /// forwarded. The director relays the error to that server.
@@ -70,7 +70,8 @@ impl Pipeline {
         }
         let to_vip = net.is_vip(packet.src) || net.is_own_vip(packet.src);
         let src = if to_vip {
-            // The host's error to one of its own addresses has that address as its source.
+            // An error that the host sends to one of its own addresses has that address as its
+            // source.
             packet.src
         } else if job.to_host || net.is_own_vip(packet.dst) {
             packet.dst
@@ -78,7 +79,7 @@ impl Pipeline {
             // A router's error has the address of its link towards the receiver as its source.
             match net.route(packet.src).and_then(|hop| hop.source) {
                 Some(addr) => addr,
-                // The host with a VIP that is only routed here has no better source than the
+                // If the VIP is only routed to this host, it has no better source than the
                 // requested address.
                 _ if job.hook != Hook::Transit => packet.dst,
                 _ => return,

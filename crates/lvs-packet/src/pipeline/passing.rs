@@ -42,7 +42,7 @@ impl Pipeline {
             return None;
         }
         packet.transit = !to.local && !virtual_dst;
-        // A packet in transit is either a reply, or not for the director.
+        // A packet in transit is either a reply, or does not concern the director.
         if packet.transit && !to.way.is_some_and(|way| takes(&way, frame, &packet, net)) {
             return None;
         }
@@ -86,8 +86,8 @@ impl Pipeline {
             l4 && nat::header(packet.protocol)
                 .is_some_and(|(_, field)| usize::from(partial.offset) == field)
         });
-        // Otherwise the partial checksum is that of an inner packet, as in VXLAN: the sum over the
-        // outer packet must cover its final value.
+        // Otherwise the partial checksum belongs to an inner packet, as in VXLAN: the checksum of
+        // the outer packet must cover its final value.
         if passed.method == Forwarding::Nat
             && !unfinished
             && let Err(reason) = finish_checksum(frame)
@@ -163,7 +163,8 @@ fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
     finishable.then_some(packet)
 }
 
-/// Whether a packet can be sent on this path unchanged.
+/// Whether a packet can be sent on this path without fragmentation and without finishing its
+/// checksum.
 #[inline]
 fn takes<N: Net>(way: &Way, frame: &Frame, packet: &Plain, net: &N) -> bool {
     packet.len <= way.mtu

@@ -100,9 +100,10 @@ impl Pipeline {
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }
 
-    /// Whether the server sent this reply of NAT to another router, which forwarded it here: the
-    /// frame of a server in a network of this host has the MAC of another host, and the packet has
-    /// a TTL with which no sender starts. The MAC alone proves nothing: bonds use several.
+    /// Whether the server sent this reply of NAT to another router, which forwarded it here. This
+    /// is the case if the server is in a network of this host, the frame has the MAC of another
+    /// host, and the packet has a TTL with which no sender starts. The MAC alone proves nothing:
+    /// bonds use several.
     fn is_forwarded_by_another<N: Net>(
         &self,
         job: &Job<'_>,
@@ -175,7 +176,7 @@ impl Job<'_> {
         let mut job = *self;
         if edit.replacement.is_some() {
             job.packet.len = frame.len();
-            // The edited packet is no longer the one that arrived in fragments.
+            // The edited packet is not the packet that arrived in fragments.
             job.history = None;
         }
         job

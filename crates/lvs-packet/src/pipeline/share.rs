@@ -68,9 +68,9 @@ impl Pipeline {
         (home != share.number).then_some(home)
     }
 
-    /// Counts packets that were passed to other workers: `frames` is the number of frames that no
-    /// other counter includes; `lost` is the number of packets of all kinds that were dropped
-    /// because the queue was full.
+    /// Counts packets that were passed to other workers. `frames` is the number of received frames
+    /// among them, which are not counted yet; `lost` is the number of frames and datagrams that
+    /// were dropped because a queue was full.
     pub const fn count_handed_over(&mut self, frames: usize, lost: usize) {
         let (frames, lost) = (frames as u64, lost as u64);
         self.counters.received += frames;

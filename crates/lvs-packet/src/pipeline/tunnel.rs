@@ -129,8 +129,8 @@ impl Pipeline {
         fate
     }
 
-    /// Encapsulates a packet and sends it. The inner packet has already determined whether it may
-    /// be fragmented.
+    /// Encapsulates a packet and sends it. The caller has already checked whether the inner packet
+    /// fits the tunnel or may be fragmented.
     fn tunnelled<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -150,8 +150,9 @@ impl Pipeline {
         }
     }
 
-    /// Sends a client an error according to `message`, an ICMP error about the tunnel packet that
-    /// carried its request, if the request belonged to a connection.
+    /// Handles `message`, an ICMP error about a tunnel packet of the director. If the packet inside
+    /// was a request of a connection, its client receives an error about the request. An ICMPv6
+    /// error (`six`) only updates the path MTU.
     pub(super) fn tunnel_complaint<N: Net, D: Decide>(
         &mut self,
         message: &[u8],

@@ -62,8 +62,8 @@ pub fn translate(
         return Err(FrameDrop::Unsupported);
     }
     if !unfinished && !Cut::is_for_software(frame, packet) {
-        // The partial checksum is that of an inner packet, as in VXLAN: a sum over the outer packet
-        // must cover its final value. Segments of a super-packet get their checksums during
+        // The partial checksum belongs to an inner packet, as in VXLAN: the checksum of the outer
+        // packet must cover its final value. Segments of a super-packet get their checksums during
         // segmentation.
         segment::finish_checksum(frame)?;
     }
@@ -220,8 +220,8 @@ pub fn translate_icmp(
             if header < ipv4::HEADER_LEN || inner.len() < header {
                 return Err(FrameDrop::ShortHeader);
             }
-            // The message has one of the two ends as its source or destination; the inner packet
-            // had the opposite direction.
+            // One of the two ends is the source or destination of the message; the inner packet had
+            // the opposite direction.
             let other = match outer {
                 End::Source => ipv4::field::DESTINATION,
                 End::Destination => ipv4::field::SOURCE,
@@ -467,7 +467,7 @@ mod tests {
             translate(&mut frame, &packet, end, SocketAddr::new(to, port)).expect("long enough");
             segment::finish_checksum(&mut frame).expect("in bounds");
             check(frame.bytes());
-            // For any new source: a group is not read again.
+            // Read the fields directly, because the parser refuses a multicast source.
             let bytes = frame.bytes();
             let ports = (be16(bytes, l4), be16(bytes, l4 + 2));
             if source {

@@ -136,7 +136,7 @@ impl Template {
         self.v6
     }
 
-    /// Whether the outer header forbids fragmentation if the inner one does.
+    /// Whether the outer header has "don't fragment" if the inner header has it.
     pub const fn keeps_df(&self) -> bool {
         self.df
     }
@@ -156,10 +156,11 @@ pub fn overhead(tunnel: Tunnel, server: IpAddr) -> usize {
         }
 }
 
-/// The longest packet that fits into a tunnel, if the route has the MTU `route` and the path the
-/// learned MTU `learned`; `None` if a link of the outer version must carry longer packets.
+/// Returns the length of the longest packet that fits into a tunnel, if the route to `server` has
+/// the MTU `route` and the learned path MTU is `learned`. `None` if the tunnel would leave less
+/// than the minimum MTU of the outer IP version (68 bytes for IPv4, 1280 for IPv6).
 ///
-/// A router cannot make a tunnel unusable: a lower learned MTU is ignored.
+/// A learned MTU that would leave less is ignored, so that a router cannot make a tunnel unusable.
 pub fn inner_mtu(tunnel: Tunnel, server: IpAddr, route: usize, learned: usize) -> Option<usize> {
     let least = if server.is_ipv6() { ipv6::MTU_MIN } else { 68 };
     let overhead = overhead(tunnel, server);

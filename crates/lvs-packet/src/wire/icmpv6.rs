@@ -21,7 +21,8 @@ fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
         ErrorKind::NetUnreachable => (1, 0, [0; 4]),
         // ICMPv6 has no "host unreachable": use "address unreachable".
         ErrorKind::HostUnreachable => (1, 3, [0; 4]),
-        // "Unrecognized next header", with its offset.
+        // ICMPv6 reports this as "unrecognized next header", with the offset of the byte that names
+        // it.
         ErrorKind::ProtocolUnreachable => {
             let at = ipv6::unknown_at(offending);
             (4, 1, u32::try_from(at).unwrap_or(0).to_be_bytes())

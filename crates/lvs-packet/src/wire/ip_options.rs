@@ -134,8 +134,8 @@ pub fn read(ip: &[u8], own: impl Fn(Ipv4Addr) -> bool) -> Result<WantedOptions, 
     Ok(wanted)
 }
 
-/// The position of the first invalid byte of a CIPSO option (FIPS 188), if there is one: its tags
-/// must fill the option (`cipso_v4_validate`).
+/// Returns the position of the first invalid byte of a CIPSO option (FIPS 188), if there is one:
+/// its tags must fill the option (`cipso_v4_validate`).
 fn security_label(option: &[u8]) -> Option<usize> {
     const HEADER_LEN: usize = 6;
     if option.len() < HEADER_LEN + 2 {
@@ -184,7 +184,7 @@ impl WantedOptions {
                 put32(ip, address, stamp.to_bits());
             }
             put32(ip, at, time);
-            // A time stamp with an address, recorded or prespecified, takes 8 bytes.
+            // A time stamp entry with an address (recorded or prespecified) has 8 bytes.
             let pointer = ip
                 .get(option + 2)
                 .map_or(0, |&pointer| usize::from(pointer));
@@ -222,8 +222,8 @@ mod tests {
         ip[20..20 + options.len()].to_vec()
     }
 
-    /// Recorded from the kernel, requests and answers of a service by NAT with each of these
-    /// options.
+    /// The expected values are recorded from the kernel: requests and replies of a NAT service with
+    /// each of these options.
     #[test]
     fn ip_options_are_filled_in_like_a_router() {
         for (before, after) in [
@@ -288,7 +288,8 @@ mod tests {
 
     #[test]
     fn ip_options_parser_stays_within_any_bytes() {
-        // Every option of every length and pointer, also where the header ends early.
+        // Try every option with every length and pointer, including headers that end within the
+        // option.
         for kind in [7, 68, 131, 148, 30] {
             for len in 0..=44 {
                 for pointer in 0..=44 {

@@ -248,7 +248,7 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     let mut named_at = field::NEXT_HEADER;
     let mut at = HEADER_LEN;
     while let (Some(&next), Some(&len)) = (ip.get(named_at), ip.get(at + 1)) {
-        // Hop-by-hop options are the first extension header, or absent.
+        // Hop-by-hop options can only be the first extension header.
         if !matches!(next, ROUTING | DESTINATION)
             && (next, named_at) != (HOP_BY_HOP, field::NEXT_HEADER)
         {
@@ -287,7 +287,8 @@ pub fn unfragmentable(ip: &[u8]) -> (usize, usize) {
         match ip.get(named_at) {
             Some(&HOP_BY_HOP) => {}
             Some(&ROUTING) => routed = true,
-            // Options for the final destination only are preceded by a routing header.
+            // Destination options after a routing header are for the final destination only, and do
+            // not belong to the unfragmentable part.
             Some(&DESTINATION) if !routed => {}
             _ => break,
         }
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn extension_headers_are_parsed_to_the_end() {
+    fn ipv6_extension_headers_are_parsed_to_the_end() {
         let mut chain = vec![DESTINATION, 0, 1, 4, 0, 0, 0, 0];
         chain.extend([FRAGMENT, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         chain.extend([6, 0, 0, 1, 0, 0, 0, 9]);
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn first_fragment_has_all_headers() {
+    fn ipv6_first_fragment_needs_complete_upper_header() {
         let options = [6, 0, 1, 4, 0, 0, 0, 0];
         for (protocol, front, least) in [
             (6, &[][..], 20),
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_extension_headers_are_refused() {
+    fn endless_ipv6_extension_headers_are_refused() {
         let chain = [DESTINATION, 0, 1, 4, 0, 0, 0, 0].repeat(200);
         assert_eq!(walk(&header(DESTINATION, &chain)), None);
     }

@@ -67,7 +67,7 @@ pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
         header.ack = true;
         header.acknowledgment_number = be32(tcp, field::SEQUENCE).wrapping_add(len);
     }
-    // The packet's DSCP, without its ECN.
+    // Copy the packet's DSCP without its ECN.
     let class = if is_ipv6(packet) {
         ipv6::traffic_class(packet)
     } else {

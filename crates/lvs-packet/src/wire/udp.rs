@@ -47,7 +47,7 @@ mod tests {
     use etherparse::PacketBuilder;
 
     #[test]
-    fn datagram_ends_at_its_length() {
+    fn udp_datagram_ends_at_its_length_field() {
         let (mut four, mut six) = (Vec::new(), Vec::new());
         PacketBuilder::ipv4([1; 4], [2; 4], 64)
             .udp(1, 2)

@@ -24,9 +24,10 @@ fn fragments_of_both_directions_share_4_mib() {
     assert_eq!(MEMORY_MAX, 4 << 20);
 }
 
-/// The kernel's host refuses such a reply before the hook of IPVS, so the reply is not counted.
+/// The kernel refuses a reply that is longer than the MTU before the hook of IPVS, and so does not
+/// count it.
 #[test]
-fn too_long_reply_is_refused_before_it_counts() {
+fn too_long_reply_is_refused_and_not_counted() {
     let (vip, server): (SocketAddr, SocketAddr) = (
         "198.51.100.1:80".parse().unwrap(),
         "10.1.0.11:80".parse().unwrap(),
@@ -174,7 +175,7 @@ fn udp(src: (&str, u16), dst: (&str, u16), payload: &[u8]) -> Vec<u8> {
     let mut ip = Vec::new();
     let packet = header(src.0, dst.0).udp(src.1, dst.1);
     packet.write(&mut ip, payload).unwrap();
-    // Fragments are allowed.
+    // The packet may be fragmented.
     allow_fragments(&mut ip, true);
     ip
 }
@@ -247,7 +248,7 @@ fn short_icmp_packet_in_transit_is_passed_to_host() {
         }
     }
     assert_eq!(lab.pipeline.counters.left, 16);
-    // Where all ICMP is intercepted, it is dropped as by the kernel.
+    // If all ICMP is intercepted, the dataplane drops the message, as the kernel does.
     lab.intercept.every_icmp = true;
     let mut short = unreachable(OTHER, CLIENT, &[]);
     short.truncate(27);
@@ -256,8 +257,8 @@ fn short_icmp_packet_in_transit_is_passed_to_host() {
     assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::IcmpShort), 1);
 }
 
-/// The kernel's IPVS drops them at every address of the host if there is any service. The dataplane
-/// drops them at addresses with services.
+/// The kernel's IPVS drops packets with a truncated transport header at every address of the host,
+/// if there is any service. The dataplane drops them only at addresses with services.
 #[test]
 fn short_packet_to_address_without_service_is_passed_to_host() {
     const HOST6: &str = "fd00:50::2";
@@ -271,13 +272,13 @@ fn short_packet_to_address_without_service_is_passed_to_host() {
     ] {
         let src = if dst == VIP { CLIENT } else { CLIENT6 };
         let mut segment = Vec::new();
-        // The services are of UDP.
+        // The services are UDP services, so that the packet belongs to none of them.
         let packet = header(src, dst).tcp(4000, port, 1, 500).syn();
         packet.write(&mut segment, b"").unwrap();
         segment.truncate(segment.len() - 1);
         repair(&mut segment);
         if dst != VIP {
-            // The host would answer an IPsec header with an error: unknown protocol.
+            // Add AH: without interception, the host would answer with "unknown protocol".
             extend(&mut segment, 51, &[&[4][..], &[0; 22]].concat());
         }
         assert!(lab.request(&segment, Offload::default()).is_empty());
@@ -293,7 +294,7 @@ fn icmp_error_quoting_filled_in_options_is_translated() {
     let request = udp((CLIENT, 4000), (VIP, 53), b"question");
     let forwarded = only(lab.request(&request, Offload::default()), SERVERS);
     let mut error = unreachable(SERVER, CLIENT, forwarded.bytes());
-    // Record route, with room for one address.
+    // The option "record route", with room for one address.
     error.splice(20..20, [7, 7, 4, 0, 0, 0, 0, 0]);
     error[0] = 0x47;
     repair(&mut error);
@@ -301,12 +302,13 @@ fn icmp_error_quoting_filled_in_options_is_translated() {
     let bytes = sent.bytes();
     assert_eq!(IpAddr::from(ipv4::src(bytes)), addr(VIP));
     assert_eq!(bytes[20..23], [7, 7, 8], "filled in");
-    // The packet inside is the client's again.
+    // The packet inside again has the addresses of the client's packet.
     assert_eq!(IpAddr::from(ipv4::dst(&bytes[36..])), addr(VIP));
 }
 
-/// The kernel's host obeys the first two bits of an option unknown to it before IPVS receives the
-/// packet (RFC 8200 section 4.2). Here the servers do that.
+/// The kernel handles an unknown option by the first two bits of its type before IPVS receives the
+/// packet (RFC 8200 section 4.2). The dataplane forwards the packet, and the server handles the
+/// option.
 #[test]
 fn packet_with_unknown_hop_by_hop_options_is_forwarded_to_server() {
     for option in [0x1e, 0x5e, 0x9e, 0xde] {
@@ -325,7 +327,7 @@ fn packet_with_unknown_hop_by_hop_options_is_forwarded_to_server() {
 fn fragment_in_fragment_is_dropped() {
     let mut lab = nat();
     let mut request = udp((CLIENT6, 4000), (VIP6, 53), b"question");
-    // The whole datagram in a fragment, and that in another one.
+    // Put the whole datagram into a fragment, and this fragment into another one.
     extend(&mut request, 44, &[0, 0, 0, 0, 0, 0, 1]);
     extend(&mut request, 44, &[0, 0, 0, 0, 0, 0, 2]);
     assert!(lab.request(&request, Offload::default()).is_empty());
@@ -348,8 +350,8 @@ fn packet_with_truncated_headers_to_vip_is_dropped() {
     assert_eq!(counters.dropped_for(FrameDrop::IpHeaderLength), 1);
 }
 
-/// Without NAT the dataplane intercepts none of these errors, and does not reassemble fragments
-/// only to count them.
+/// Without NAT, the dataplane does not intercept ICMP errors in fragments, and does not reassemble
+/// fragments only to count them.
 #[test]
 fn untranslated_fragmented_icmp_errors_are_not_counted() {
     let direct = ServerConfig::new(1, Forwarding::Route);
@@ -369,7 +371,7 @@ fn untranslated_fragmented_icmp_errors_are_not_counted() {
         assert!(lab.answer(&fragment, Offload::default()).is_empty());
     }
     assert_eq!((lab.pipeline.counters.left, counted(&lab)), (2, 0));
-    // Whole, it is counted as the kernel does.
+    // The same error in one packet is counted, as by the kernel.
     let _ = only(lab.answer(&error, Offload::default()), CLIENTS);
     assert_eq!((lab.pipeline.counters.left, counted(&lab)), (2, 1));
 }
@@ -394,7 +396,6 @@ fn path_mtu_of_host_does_not_limit_replies() {
     assert_eq!(sent.bytes().len(), 1028);
 }
 
-/// The UDP port of a GUE tunnel.
 const GUE: u16 = 6080;
 
 /// Returns the ICMP error of a router on the way to the server about a packet that carries `inner`
@@ -452,7 +453,7 @@ fn path_mtu_of_unused_path_is_not_learned() {
         let mut lab = udp_services(&by_tunnel(tunnel), ServiceFlags::default());
         assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
         let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
-        // From here on as in the kernel: the client receives the error, and the next packet is too
+        // The rest is as in the kernel: the client receives the error, and the next packet is too
         // long.
         let reported = only(complaint(&mut lab, tunnel, &long(53)), CLIENTS);
         assert_eq!(reported.bytes()[20..22], [3, 4]);
@@ -461,10 +462,10 @@ fn path_mtu_of_unused_path_is_not_learned() {
     }
 }
 
-/// With IP in IP, the kernel learns a path MTU from errors about packets of its connections.
-/// One-packet services, and clients whose connections have ended, have no connection. The dataplane
-/// compares the path, because the error may arrive at another worker than the connection's. With
-/// GRE and GUE the kernel does so, too.
+/// The kernel learns a path MTU only from errors about packets of existing connections if the
+/// tunnel is IP in IP, and from any error with GRE and GUE. One-packet services, and clients whose
+/// connections have ended, have no connection. The dataplane compares the path instead, because the
+/// error may arrive at another worker than the connection's.
 #[test]
 fn path_mtu_is_learned_without_connection() {
     let tunnel = Tunnel::Ipip;
@@ -472,7 +473,7 @@ fn path_mtu_is_learned_without_connection() {
     let mut lab = udp_services(&by_tunnel(tunnel), one_packet);
     let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
     assert!(lab.connections().is_empty());
-    // There is no receiver for an error.
+    // There is no connection, so no client receives the error.
     assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
     let reported = only(lab.request(&long(53), Offload::default()), CLIENTS);
     assert_eq!(reported.bytes()[20..22], [3, 4]);
@@ -485,8 +486,8 @@ fn reported(lab: &mut DirectorLab, port: u16) -> u16 {
     u16::from_be_bytes([reported.bytes()[26], reported.bytes()[27]])
 }
 
-/// The kernel's first error still has the MTU of the route, for each server of each service
-/// separately. The dataplane sends such an error once for a path, and uses the learned MTU for the
+/// The kernel's first error reports the MTU of the route, separately for each server of each
+/// service. The dataplane sends such an error once for a path, and reports the learned MTU to the
 /// clients of all services.
 #[test]
 fn first_icmp_error_reports_mtu_of_route_once_for_all_services() {
@@ -510,6 +511,6 @@ fn first_icmp_error_reports_mtu_of_route_once_for_all_services() {
     assert_eq!(reported(&mut lab, 54), 1480);
     let _ = only(lab.request(&long(53), Offload::default()), CLIENTS);
     assert_eq!(reported(&mut lab, 53), 1180);
-    // The kernel: 1480, until a packet of this service has met it.
+    // The kernel would report 1480 until a packet of this service has used the learned MTU.
     assert_eq!(reported(&mut lab, 54), 1180);
 }

@@ -266,14 +266,14 @@ impl Bench {
 const METHODS: [Forwarding; 3] = [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel];
 
 #[test]
-fn resets_have_expected_numbers_at_both_ends() {
+fn resets_have_expected_sequence_numbers_at_both_ends() {
     for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
         let mut bench = Bench::new(method, six, OnServerDown::Reset);
         bench.establish();
         let frames = bench.take_down();
         let seen: Vec<Seen> = frames.iter().map(|frame| bench.read(frame)).collect();
         let nat = method == Forwarding::Nat;
-        // Behind NAT the director has seen what the client has not acknowledged yet.
+        // Behind NAT, the director has forwarded 50 bytes that the client has not acknowledged yet.
         let of_server = if nat { 5351 } else { 5301 };
         let expected = [
             Seen {
@@ -352,7 +352,7 @@ fn challenge_acknowledgement_is_answered_with_correct_reset() {
             assert_eq!((seen.from, seen.to), (bench.client, bench.server));
             assert_eq!((seen.port, seen.seq), (SERVERS, 1300));
         }
-        // The client's answer to a server that has not received the reset yet arrives there.
+        // The client's answer reaches a server that has not received the reset yet.
         let frames = bench.send(bench.by_client("R", 1302, 0));
         let seen = bench.read(&frames[0]);
         assert_eq!((seen.port, seen.seq), (SERVERS, 1302));

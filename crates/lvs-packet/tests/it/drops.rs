@@ -42,7 +42,7 @@ fn undeliverable_packets_of_connection_count_for_their_service() {
     lab.net.routes.clear();
     lab.request(&request, Offload::default());
     assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::NoRoute), 1);
-    // A packet of no connection.
+    // A packet that belongs to no connection.
     lab.request(&packet([10, 9, 9, 9], 0), Offload::default());
     let control = &mut lab.director.control;
     for drops in [&mut lab.pipeline.drops, &mut lab.pipeline.held.drops] {

@@ -219,7 +219,7 @@ fn queued_frame_keeps_its_ring_slot_until_sent() {
         &mut out,
     );
     assert!(ring.arena.lend(0).is_none());
-    // The sender may pass the slot to the kernel unchanged.
+    // The backend can pass the slot to the kernel without a copy.
     let frame = out.frames(SERVERS).first().expect("a frame was sent");
     let slot = frame.slot().expect("the frame is in its original slot");
     assert!(slot.is_of(&ring.arena));

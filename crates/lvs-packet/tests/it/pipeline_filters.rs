@@ -109,7 +109,8 @@ fn fragments_to_host_are_reinjected_unchanged() {
         for limit in limits {
             let frames = pieces(&datagram(client, vip, 3000), limit);
             assert!(frames.len() > 2);
-            // With a way back, and through the device where there is none.
+            // The packets are reinjected on the interface of their arrival if it permits that,
+            // otherwise through the TUN device.
             for gives_back in [true, false] {
                 let mut lab = dns();
                 lab.net.port_mut(CLIENTS).gives_back = gives_back;
@@ -152,8 +153,8 @@ fn nested_priority_tags_are_dropped() {
 }
 
 #[test]
-fn reverse_path_setting_requires_route_back() {
-    // From the network of the servers, from one that is unreachable, and from where it belongs.
+fn reverse_path_check_requires_route_to_source() {
+    // Sources in the servers' network, without a route, and in the clients' network.
     let sources = [
         ("10.1.0.9:4000", "[fd00:1::9]:4000"),
         ("240.1.2.3:4000", "[fdff::1]:4000"),
@@ -179,14 +180,14 @@ fn reverse_path_setting_requires_route_back() {
         let missing = taken.iter().filter(|taken| !**taken).count() as u64 * 2;
         let counters = &lab.pipeline.counters;
         assert_eq!(counters.dropped_for(FrameDrop::ReversePath), missing);
-        // Answers of servers are no requests.
+        // The check applies to requests, not to replies of servers.
         let ip = datagram("10.1.0.11:53", CLIENT, 10);
         assert_eq!(lab.send(SERVERS, &ethernet(SV_MAC, &ip)).len(), 1);
     }
 }
 
-/// Each row: the sender of the frame, whether a router has forwarded the reply, whether the server
-/// has its own first TTL.
+/// Each row: the sender of the frame, whether a router forwarded the reply (its TTL is lower),
+/// whether the reply belongs to a health check, and whether it is dropped.
 #[test]
 fn reply_to_health_check_is_dropped_if_another_router_forwarded_it() {
     let server: IpAddr = "10.1.0.11".parse().expect("an address");
@@ -197,12 +198,12 @@ fn reply_to_health_check_is_dropped_if_another_router_forwarded_it() {
     };
     for (sender, routed, probe, dropped) in [
         (own, false, true, false),
-        // A bond sends from several addresses.
+        // The server has a bond, which sends with several link-layer addresses.
         (GW_MAC, false, true, false),
-        // A tunnel on the server's own path to its interface.
+        // The server has an own hop, such as a tunnel, which lowers the TTL.
         (own, true, true, false),
         (GW_MAC, true, true, true),
-        // A client's connection.
+        // The reply belongs to a client's connection, not to a health check.
         (GW_MAC, true, false, false),
     ] {
         let mut lab = dns();

@@ -63,8 +63,8 @@ fn ethernet(ip: &[u8]) -> Vec<u8> {
     [&CL_MAC.0[..], &GW_MAC.0, &kind, ip].concat()
 }
 
-/// Packets to an echo service, from the service, or from the director, whose answers would return
-/// to the director.
+/// Packets to an echo service whose source is the service itself or the director, so that the
+/// answers would return to the director.
 #[test]
 fn packets_from_own_addresses_are_dropped() {
     for own in [false, true] {
@@ -99,7 +99,7 @@ fn ipv6_packet_with_source_of_director_is_dropped() {
     let mut packets: Vec<Vec<u8>> = [Protocol::UDP, Protocol::TCP]
         .iter()
         .flat_map(|&protocol| {
-            // To a service, and to a port without one.
+            // Packets to a service, and to a port without a service.
             [7, 9999].map(|port| {
                 packet(
                     SocketAddr::new(own.into(), 7),
@@ -116,7 +116,7 @@ fn ipv6_packet_with_source_of_director_is_dropped() {
         .write(&mut echo_request, b"again")
         .expect("writing to a vector succeeds");
     packets.push(echo_request);
-    // The first fragment of a datagram: its header in front of the UDP header.
+    // A first fragment: insert the fragment header before the UDP header.
     let mut fragment = packets[0].clone();
     let len = u16::try_from(fragment.len() - 40 + 8).expect("short");
     fragment[4..6].copy_from_slice(&len.to_be_bytes());
@@ -149,7 +149,7 @@ fn flood_drops_only_syns_above_their_share() {
     let from = |n: u16| SocketAddr::from(([198, 18, 0, 7], n));
     let syn = |n: u16, to: &str| ethernet(&packet(from(n), addr(to), Protocol::TCP, &[]));
     assert_eq!(lab.send(CLIENTS, &syn(1, VIP)).len(), 1);
-    // It has taken all of the time.
+    // Report that the SYN used all of the processor time.
     let second = std::time::Duration::from_secs(1);
     lab.pipeline.syn_limiter.spent(1, second, lab.now);
     assert!(lab.pipeline.syn_limiter.sorts());
@@ -160,7 +160,7 @@ fn flood_drops_only_syns_above_their_share() {
     }
     let dropped = lab.pipeline.counters.dropped_for(FrameDrop::SynFlood);
     assert_eq!((passed, dropped), (1, 997), "one batch uses up the credit");
-    // A datagram, and a SYN to a port that is the host's.
+    // A datagram of a service passes, and a SYN to a port of the host is passed to the host.
     let datagram = packet(from(7), addr(VIP), Protocol::UDP, b"hello");
     assert_eq!(lab.send(CLIENTS, &ethernet(&datagram)).len(), 1);
     let left = lab.pipeline.counters.left;
@@ -214,8 +214,8 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     (1..=datagrams).map(datagram).collect()
 }
 
-/// The reassembler accepts 15 such datagrams; their packets are never all in memory at the same
-/// time, and not in frames of 64 KiB.
+/// The reassembler accepts 15 datagrams of 1,024 tiny fragments. Their packets are never all in
+/// memory at the same time, and not in frames of 64 KiB.
 #[test]
 fn tiny_fragments_are_sent_in_portions_without_large_buffers() {
     for method in [Forwarding::Nat, Forwarding::Route] {

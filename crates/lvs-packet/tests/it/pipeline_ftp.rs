@@ -268,7 +268,7 @@ impl Talk {
 const CARDS: [Card; 3] = [Card::Finished, Card::Unfinished, Card::Aggregate];
 
 #[test]
-fn passive_and_extended_passive_replies_are_rewritten() {
+fn ftp_passive_replies_are_rewritten() {
     for card in CARDS {
         let mut talk = Talk::four(card);
         talk.client_says(PSH | ACK, b"PASV\r\n");
@@ -284,7 +284,7 @@ fn passive_and_extended_passive_replies_are_rewritten() {
             talk.data(),
             ["192.0.2.7:0 10.0.0.80:40001 10.1.0.11:40001 LISTEN"]
         );
-        // Longer and shorter, one after the other.
+        // The rewritten replies are longer and shorter than the server's.
         for (server_reply, client_reply) in [
             ("(1,1,1,1,1,1)", "(10,0,0,80,1,1)"),
             ("(010,001,000,011,007,208)", "(10,0,0,80,7,208)"),
@@ -308,7 +308,7 @@ fn passive_and_extended_passive_replies_are_rewritten() {
             talk.data()
                 .contains(&"192.0.2.7:0 10.0.0.80:40002 10.1.0.12:40002 LISTEN".into())
         );
-        // An announcement without a request stays as it is.
+        // A reply without a preceding command is not rewritten.
         let stray = talk.server_says(PSH | ACK, b"227 (10,1,0,11,156,65)\r\n");
         assert_eq!(stray, "227 (10,1,0,11,156,65)\r\n");
 
@@ -328,8 +328,8 @@ fn passive_and_extended_passive_replies_are_rewritten() {
     }
 }
 
-/// The kernel forwards a repeated reply unchanged: with the server's address, and longer or shorter
-/// than the following sequence numbers require.
+/// The kernel forwards a repeated reply unchanged: it contains the server's address, and its length
+/// does not match the shifted sequence numbers.
 #[test]
 fn repeated_ftp_reply_is_rewritten_again() {
     for card in CARDS {
@@ -339,7 +339,8 @@ fn repeated_ftp_reply_is_rewritten_again() {
         let before = talk.answer(PSH | ACK, b"");
         let mut lost = talk.answer(PSH | ACK, reply);
         talk.server_says(PSH | ACK, reply);
-        // The same again; together with what came after it; together with what came before.
+        // The server repeats the reply alone, then together with the following line, and then
+        // together with the preceding line.
         let later = b"226 Later.\r\n";
         lost.payload = reply.to_vec();
         let reported = b"227 Entering Passive Mode (10,0,0,80,156,65).\r\n";
@@ -357,7 +358,7 @@ fn repeated_ftp_reply_is_rewritten_again() {
         let got = talk.send_answer(&lost).expect("the answer is forwarded");
         assert_eq!(got.payload, [&earlier[..], reported].concat());
         assert_eq!(got.sequence, lost.sequence);
-        // One connection is expected, and the stream goes on where it was.
+        // Only one data connection is expected, and the sequence numbers of the stream continue.
         assert_eq!(talk.data().len(), 1);
         talk.client_says(ACK, b"");
         talk.server_says(PSH | ACK, b"150 Here it comes.\r\n");
@@ -367,7 +368,7 @@ fn repeated_ftp_reply_is_rewritten_again() {
 /// The kernel sends a neighbour request for a foreign address on the real server's link, although
 /// no host there uses it.
 #[test]
-fn data_connection_to_other_address_is_routed_by_host() {
+fn ftp_data_connection_to_unknown_address_is_routed_by_host() {
     let mut talk = Talk::four(Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(PSH | ACK, b"227 (203,0,113,5,156,65)\r\n");
@@ -383,7 +384,7 @@ fn data_connection_to_other_address_is_routed_by_host() {
         .syn()
         .write(&mut syn, b"")
         .expect("writing to a vector succeeds");
-    // The table's route to it leads through the clients' gateway.
+    // The route to this address leads through the clients' gateway.
     let sent = only(talk.lab.request(&syn, Offload::default()), CLIENTS);
     assert_eq!(ip_dst(sent.bytes()), elsewhere);
 }
@@ -400,7 +401,7 @@ fn selective_acknowledgements_are_translated() {
     assert_eq!(grown, 2);
     let expects = talk.client_expects;
     let mut request = talk.request(ACK, b"");
-    // A block at an odd place, too.
+    // One case has the selective acknowledgement at an odd offset.
     for options in [
         vec![
             TcpOptionElement::Noop,
@@ -433,7 +434,7 @@ fn selective_acknowledgements_are_translated() {
 }
 
 #[test]
-fn active_data_connections_have_the_virtual_address() {
+fn ftp_active_data_connections_have_virtual_address() {
     for (command, addrs) in [
         (&b"PORT 192,0,2,7,156,66\r\n"[..], [CLIENT, VIP, SERVER]),
         (b"EPRT |1|192.0.2.7|40002|\r\n", [CLIENT, VIP, SERVER]),
@@ -477,7 +478,7 @@ fn damaged_and_impossible_segments_are_dropped() {
             talk.lab.answer(&ip, Offload::default())
         };
         assert!(sent.is_empty());
-        // A device has verified it: then it is not looked at.
+        // If a device has verified the checksum, the pipeline does not check it.
         let verified = Offload {
             verified: true,
             ..Offload::default()
@@ -495,7 +496,7 @@ fn damaged_and_impossible_segments_are_dropped() {
     assert!(talk.send_request(&request).is_none());
     request.flags |= RST;
     assert!(talk.send_request(&request).is_some());
-    // Nor does anything come before the server has answered.
+    // A segment of the client is also dropped before the server has answered the SYN.
     let first = Segment {
         src: "192.0.2.7:40009".parse().expect("an address"),
         acknowledgement: 0,
@@ -559,7 +560,8 @@ proptest! {
             let (ip, offload) = segment.emit(talk.card);
             let sent = if client { talk.lab.request(&ip, offload) } else { talk.lab.answer(&ip, offload) };
             for (port, frame) in sent {
-                // A reset may have ended the connection: then the host has its own packet back.
+                // A reset may have ended the connection; the following packet is then reinjected
+                // into the host.
                 if port != crate::lab::HOST {
                     Segment::read(frame);
                 }

@@ -213,8 +213,8 @@ fn full_nat_translates_requests_and_replies_of_both_families_and_protocols() {
                 assert_right(frame.bytes(), udp);
                 assert!(frame.bytes().ends_with(b"answer"));
 
-                // From elsewhere, or to another port, it is not a reply, and is left to the host or
-                // answered by the dataplane.
+                // A packet from another port of the server is not a reply: it is passed to the
+                // host, or answered by the dataplane if the local address is its own.
                 let stray = packet(udp, addr(SERVER[six], 9), local, "ack", b"x");
                 let sent = bed.send(SERVERS, &stray, Offload::default());
                 assert!(sent.iter().all(|(to, _)| *to == SERVERS), "{sent:?}");
@@ -275,7 +275,7 @@ fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
                 other => panic!("{other:?}"),
             }
         };
-        // The server has nothing on that port.
+        // The server reports that the port is closed.
         let complaint = error(
             addr(SERVER[six], 0),
             SocketAddr::new(local.ip(), 0),
@@ -294,7 +294,7 @@ fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
             "the client's own packet"
         );
 
-        // The client has closed its port.
+        // The client reports that it has closed its port.
         let reply = packet(true, server, local, "", b"answer");
         let (_, answered) = bed.through(SERVERS, &reply, Offload::default());
         let complaint = error(client, vip, answered.bytes());

@@ -22,7 +22,7 @@ fn hop(method: Forwarding) -> Lab {
         tunnel: Tunnel::Ipip,
     }]);
     lab.own_vips();
-    // The host routes what is sent: no port has Ethernet.
+    // The host routes all sent packets: no port has Ethernet.
     lab.net
         .ports
         .iter_mut()
@@ -93,7 +93,7 @@ fn direct_routing_packet_through_tun_device_is_dropped() {
     whole(&lab);
 }
 
-/// The server's answer would reach the host, which has no such connection.
+/// With NAT, the server's reply would reach the host directly, which has no such connection.
 #[test]
 fn client_on_host_with_nat_receives_icmp_error() {
     let mut lab = hop(Forwarding::Nat);
@@ -110,16 +110,16 @@ fn client_on_host_with_nat_receives_icmp_error() {
 }
 
 #[test]
-fn foreign_packets_are_reinjected_unchanged() {
+fn packets_without_service_are_reinjected_unchanged() {
     let mut lab = hop(Forwarding::Nat);
     lab.decide.verdict = Some(Verdict::Accept(AcceptReason::NoService));
     let packet = tcp((SERVER, 8080), (CLIENT, 999));
     assert_eq!(lab.send(SERVERS, &packet), [(HOST, packet.clone())]);
-    // Nothing listens at the address, which the host does not have.
+    // The VIP has no service on port 81, and the host does not have the VIP: the dataplane answers.
     let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 81)));
     let headers = PacketHeaders::from_ip_slice(&sent[0].1).expect("a packet");
     assert!(matches!(headers.transport, Some(TransportHeader::Tcp(tcp)) if tcp.rst));
-    // An unreadable packet is counted, and not left to the host.
+    // A packet with an invalid header is counted as dropped, and not passed to the host.
     let mut short = packet;
     short[0] = 0x44;
     assert!(lab.send(SERVERS, &short).is_empty());

@@ -133,13 +133,14 @@ fn ip_options_are_filled_in_like_the_kernel() {
         assert_eq!(ip[20..31], [7, 11, 8, 10, 0, 0, 80, 0, 0, 0, 0]);
         let ip = segment((CLIENT, 4000), (VIP, 80), &stamps, true);
         let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
-        // Ten seconds and a millisecond after midnight.
+        // The time stamp is ten seconds and a millisecond after midnight.
         assert_eq!(
             sent[0].1[34..46],
             [68, 12, 13, 1, 10, 0, 0, 80, 0, 0, 0x27, 0x11]
         );
     }
-    // Answers record the address that they leave from, and stamp that on the servers' side.
+    // In replies, the recorded route gets the address of the outgoing interface, and the time stamp
+    // gets the address of the interface on the servers' side.
     let mut lab = web(Forwarding::Nat);
     let ip = segment((SERVER, 8080), (CLIENT, 4000), &route, false);
     let sent = lab.send(SERVERS, &ethernet(SERVERS, &ip));
@@ -151,7 +152,7 @@ fn ip_options_are_filled_in_like_the_kernel() {
 }
 
 #[test]
-fn invalid_options_are_answered_and_source_routes_are_dropped() {
+fn invalid_ip_options_are_answered_and_source_routes_are_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = segment((CLIENT, 4000), (VIP, 80), &[7, 7, 3, 0, 0, 0, 0], true);
     let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
@@ -168,7 +169,7 @@ fn invalid_options_are_answered_and_source_routes_are_dropped() {
         lab.decide.seen, 0,
         "the director did not receive the packets"
     );
-    // Packets to other ports are the host's.
+    // Packets to ports without a service are passed to the host.
     let ip = segment((CLIENT, 4000), (VIP, 81), &[131, 7, 4, 10, 1, 0, 11], true);
     assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
     assert_eq!(lab.pipeline.counters.left, 1);
@@ -202,8 +203,8 @@ fn packets_from_impossible_sources_are_dropped() {
         );
     }
     assert_eq!(lab.decide.seen, 0);
-    // A server that has the VIP itself may use the director as its gateway; what is of no
-    // connection is the host's.
+    // A server that has the VIP itself may use the director as its gateway; its packet belongs to
+    // no connection and is reinjected.
     let ip = segment((VIP, 80), (CLIENT, 4000), &[], false);
     let sent = lab.send(SERVERS, &ethernet(SERVERS, &ip));
     assert_eq!((sent.len(), sent[0].0), (1, HOST));
@@ -240,8 +241,8 @@ fn unreachable_server_is_reported_to_client() {
         assert_eq!(sent.len(), 1, "{method:?}");
         let (src, dst, kind, code, quoted) = error(&sent[0].1);
         assert_eq!((src, dst, kind, code), (from.into(), CLIENT.into(), 3, 1));
-        // The error quotes the client's packet, with the TTL of one hop less; the inner checksum is
-        // not compared.
+        // The error quotes the client's packet with a TTL that is lower by one; the inner checksum
+        // is not compared.
         let mut expected = ip.clone();
         ipv4::decrement_ttl(&mut expected);
         assert_eq!(quoted[..36], expected[..36], "{method:?}");
@@ -344,7 +345,8 @@ fn asked(frame: &[u8], l4: usize) -> u16 {
 #[test]
 fn segment_size_is_lowered_to_path_mtu() {
     let virt6: Ipv6Addr = "fd00::80".parse().expect("an address");
-    // By NAT and direct routing the narrower side decides; a tunnel takes 20 bytes, over IPv6 40.
+    // With NAT and direct routing, the smaller MTU of both sides decides; a tunnel needs 20 bytes
+    // for IPv4, and 40 for IPv6.
     for (clamp, method, four, six) in [
         (None, Forwarding::Nat, 8960, 8940),
         (Some(ClampMss::Auto), Forwarding::Nat, 1460, 1440),
@@ -377,7 +379,7 @@ fn segment_size_is_lowered_to_path_mtu() {
             "{clamp:?} {method:?}"
         );
     }
-    // The server's answers, too.
+    // The segment size in the server's SYN ACK is lowered as well.
     let mut lab = web(Forwarding::Nat);
     lab.pipeline = Pipeline::alone(Settings {
         clamp_mss: Some(ClampMss::Auto),
@@ -403,7 +405,7 @@ fn vlan_frames_are_passed_to_host() {
     }
     assert_eq!(lab.pipeline.counters.tagged, 4);
     assert_eq!((lab.pipeline.counters.left, lab.decide.seen), (4, 0));
-    // A tag for the priority only is none.
+    // A priority tag does not make the frame a VLAN frame.
     assert_eq!(lab.send(CLIENTS, &tagged(&[0x81, 0, 0xe0, 0])).len(), 1);
     assert_eq!(lab.send(CLIENTS, &plain).len(), 1);
 }
@@ -413,7 +415,7 @@ fn first_fragment_without_headers_is_dropped() {
     let mut lab = web(Forwarding::Nat);
     let virt: Ipv6Addr = "fd00::80".parse().expect("an address");
     let whole = segment6((CLIENT6, 4000), (virt, 80));
-    // Sixteen bytes of TCP: the flags are in the next one.
+    // The fragment has only 16 bytes of the TCP header, which has at least 20.
     let mut tiny = whole[..56].to_vec();
     tiny.splice(40..40, [6, 0, 0, 1, 0, 0, 0, 9]);
     tiny[6] = ipv6::FRAGMENT;
@@ -426,7 +428,7 @@ fn first_fragment_without_headers_is_dropped() {
 
 #[test]
 fn repeated_syn_confirms_neighbour() {
-    // The lab's connections are never new.
+    // The lab's verdict is never for a new connection, so that the SYN counts as repeated.
     let mut lab = web(Forwarding::Nat);
     for _ in 0..3 {
         let ip = segment((CLIENT, 4000), (VIP, 80), &[], true);

@@ -133,10 +133,10 @@ fn own_addresses_answer_neighbour_solicitations() {
         );
         assert_eq!((got[0].0, &got[0].1[..6]), (CLIENTS, &GW_MAC.0[..]));
     }
-    // A host that probes for the address receives an answer, and so do all others.
+    // The answer to a probe is sent to all nodes.
     let got = lab.send(CLIENTS, &ndp::probe(GW_MAC, VIP));
     assert_eq!(got[0].1[..6], [0x33, 0x33, 0, 0, 0, 1]);
-    // Another host has it.
+    // Another host announces the VIP.
     lab.send(CLIENTS, &ndp::unsolicited(GW_MAC, VIP));
     let conflict = Request::AddressConflict {
         port: CLIENTS,
@@ -173,7 +173,7 @@ fn own_address_answers_like_a_host() {
         [4, 1, ip[42], ip[43], 0, 0, 0, 6],
         "next header"
     );
-    // A long echo comes in fragments and leaves in some.
+    // A long echo request arrives in fragments, and the reply is sent in fragments.
     let long = echo(4000);
     let cutter = Cutter::v6(&long, 1500, None, 9).expect("the datagram can be fragmented");
     let pieces: Vec<_> = cutter
@@ -246,7 +246,7 @@ fn too_long_packet_causes_icmp_error_and_learned_mtu_applies() {
         }
     };
     assert_eq!(stated(&mut lab), None, "1448 and 40 bytes fit");
-    // A router on the way to the server takes less.
+    // A router on the path to the server reports a smaller MTU.
     let got = lab.send(CLIENTS, &from_client(&big));
     let mut complaint = Frame::new();
     let router: Ipv6Addr = "fd00:1::99".parse().expect("an address");
@@ -337,7 +337,7 @@ fn overlapping_fragments_are_dropped() {
     let (pieces, others) = (cut(1500), cut(1400));
     assert!(lab.send(CLIENTS, &pieces[0]).is_empty());
     assert!(lab.send(CLIENTS, &others[1]).is_empty());
-    // The datagram is gone: its other pieces do not complete it.
+    // The datagram was discarded: its other fragments do not complete it.
     assert!(lab.send(CLIENTS, &pieces[1]).is_empty());
     assert!(lab.send(CLIENTS, &pieces[2]).is_empty());
     assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::BadFragment), 1);

@@ -53,7 +53,7 @@ fn sctp_checksum(sctp: &[u8]) -> [u8; 4] {
 
 #[test]
 fn crc32c_oracle_equals_published_values() {
-    // RFC 3720 appendix B.4 and the usual check value.
+    // The examples of RFC 3720 appendix B.4, and the usual check value.
     assert_eq!(
         crc32c([0u8; 32].into_iter()).to_le_bytes(),
         [0xaa, 0x36, 0x91, 0x8a]
@@ -141,7 +141,7 @@ type Word = (bool, &'static [(u8, u16)], &'static str);
 const LIFE: &[Word] = &[
     (true, &[(INIT, 16)], "INIT1"),
     (false, &[(INIT_ACK, 240)], "C-SENT"),
-    // Bundles: a cookie with data behind it, an acknowledgement with data.
+    // Bundles: a cookie followed by data, and an acknowledgement with data.
     (true, &[(COOKIE_ECHO, 220), (DATA, 101)], "C-REPLIED"),
     (
         false,
@@ -184,7 +184,7 @@ fn sctp_association_is_translated_through_nat() {
         "[fd00::80]:36412",
         "[fd00:1::11]:36413",
     );
-    // The port stays, and with it the checksum, which does not cover addresses.
+    // The port is unchanged, and so is the checksum, which does not cover addresses.
     nat_life(CLIENT, VIP, "10.1.0.11:36412");
 }
 
@@ -193,7 +193,7 @@ fn sctp_association_is_aborted() {
     let mut lab = lab(Protocol::SCTP, VIP, SERVER, Forwarding::Nat, Tunnel::Ipip);
     let init = sctp(CLIENT, VIP, &[(INIT, 16)]);
     let stray = sctp(CLIENT, VIP, &[(ABORT, 0)]);
-    // Not of an association: the host's.
+    // The ABORT belongs to no association, and is reinjected into the host.
     let given = lab.request(&stray, Offload::default());
     assert_eq!(only(given, crate::lab::HOST).bytes(), stray);
     only(lab.request(&init, Offload::default()), SERVERS);
@@ -201,10 +201,10 @@ fn sctp_association_is_aborted() {
     let sent = lab.answer(&abort, Offload::default());
     is_sctp(only(sent, CLIENTS).bytes(), VIP, CLIENT);
     assert_eq!(lab.states(), ["REJECTED"]);
-    // A new one with the same addresses and ports.
+    // A new association with the same addresses and ports.
     only(lab.request(&init, Offload::default()), SERVERS);
     assert_eq!(lab.states(), ["INIT"]);
-    // The client breaks off behind a cookie.
+    // The client aborts the association in a bundle, after a cookie.
     let bundle = sctp(CLIENT, VIP, &[(COOKIE_ECHO, 9), (ABORT, 0)]);
     is_sctp(
         only(lab.request(&bundle, Offload::default()), SERVERS).bytes(),
@@ -234,7 +234,7 @@ fn sctp_packets_are_forwarded_by_direct_routing_and_tunnels() {
         port: 6080,
         checksum: TunnelChecksum::None,
     };
-    // Bytes in front of the client's packet, and its protocol in the outer header.
+    // Method, tunnel, and number of bytes before the client's packet.
     let ways = [
         (Forwarding::Route, Tunnel::Ipip, 0),
         (Forwarding::Tunnel, Tunnel::Ipip, 20),
@@ -248,7 +248,7 @@ fn sctp_packets_are_forwarded_by_direct_routing_and_tunnels() {
         (Forwarding::Tunnel, gue, 32),
     ];
     for (method, tunnel, outer) in ways {
-        // The service's port is the server's.
+        // Without translation, service and server have the same port.
         let mut lab = lab(Protocol::SCTP, VIP, "10.1.0.11:36412", method, tunnel);
         let requests = LIFE.iter().filter(|(request, ..)| *request);
         for (_, chunks, _) in requests {
@@ -257,7 +257,7 @@ fn sctp_packets_are_forwarded_by_direct_routing_and_tunnels() {
             let sent = only(lab.request(&packet, Offload::default()), SERVERS);
             let inner = &sent.bytes()[outer..];
             is_sctp(inner, CLIENT, VIP);
-            // Nothing but TTL and header checksum has changed.
+            // Only the TTL and the header checksum have changed.
             let (mut expected, mut found) = (packet.clone(), inner.to_vec());
             assert_eq!((expected[8], found[8]), (64, 63));
             for packet in [&mut expected, &mut found] {
@@ -269,7 +269,7 @@ fn sctp_packets_are_forwarded_by_direct_routing_and_tunnels() {
                 assert_eq!(ip_dst(sent.bytes()).to_string(), "10.1.0.11");
             }
         }
-        // Nothing is heard of the server.
+        // No packet of the server was sent to the director.
         assert_eq!(lab.states(), ["CLOSED"], "{method:?} {tunnel:?}");
     }
 }
@@ -308,7 +308,8 @@ fn ipsec_packets_use_the_server_of_isakmp() {
             Tunnel::Ipip,
         );
         for protocol in [50, 51] {
-            // Before the exchange of keys it is the host's, which has not had it.
+            // Before the ISAKMP exchange, the packet belongs to no connection, and is reinjected
+            // into the host, which has not received it.
             let packet = ipsec(ISAKMP_CLIENT, ISAKMP_VIP, protocol);
             assert!(lab.covers(&packet));
             let given = lab.request(&packet, Offload::default());
@@ -334,7 +335,7 @@ fn ipsec_packets_use_the_server_of_isakmp() {
                 "the header's checksum"
             );
 
-            // The answer, as it comes through the director.
+            // The server's reply through the director.
             let from = if method == Forwarding::Nat {
                 ISAKMP_SERVER
             } else {
@@ -346,7 +347,7 @@ fn ipsec_packets_use_the_server_of_isakmp() {
             assert_eq!(ip_src(sent.bytes()).to_string(), "10.0.0.80");
             assert_eq!(sent.bytes()[20..], answer[20..]);
         }
-        // Another host has exchanged no keys.
+        // A host that exchanged no keys has no connection.
         let other = ipsec("192.0.2.8:0", ISAKMP_VIP, 50);
         let given = lab.request(&other, Offload::default());
         assert_eq!(only(given, crate::lab::HOST).bytes(), other);

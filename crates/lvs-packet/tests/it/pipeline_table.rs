@@ -103,7 +103,7 @@ struct Case {
 const MADE: &[usize] = &[18, 19, 24, 25];
 
 #[test]
-fn packets_are_handled_like_the_kernel() {
+fn recorded_frames_are_handled_as_by_kernel() {
     use Forwarding::{Nat, Route, Tunnel};
     use Protocol as P;
     let nat_udp = service(Nat, P::UDP, "10.0.49.237:53", "10.1.0.67:5353");
@@ -274,7 +274,8 @@ fn own_vip_answers_like_a_host() {
         }
         assert_eq!((port, bytes, got.len()), (CLIENTS, want, 0), "{name}");
     }
-    // A reset is not answered, an unserved UDP port is refused, other protocols too.
+    // A reset is not answered; a datagram to a port without a service is answered with "port
+    // unreachable".
     let mut rst = tcp((CLIENT, 4000), (Ipv4Addr::new(10, 0, 49, 237), 9), b"");
     rst[33] = 0x04;
     assert!(lab.send(CLIENTS, &from_client(&rst)).is_empty());
@@ -290,7 +291,7 @@ fn own_vip_answers_like_a_host() {
 }
 
 #[test]
-fn other_packets_are_passed_to_host_or_reinjected() {
+fn packets_without_connection_are_passed_to_host_or_reinjected() {
     let stray = from_client(&tcp((CLIENT, 4000), (VIP, 80), b""));
     let other = from_client(&tcp((CLIENT, 4000), (VIP, 22), b""));
     let direct = ethernet(
@@ -305,20 +306,20 @@ fn other_packets_are_passed_to_host_or_reinjected() {
     );
     let mut lab = web(Forwarding::Nat);
     lab.decide.verdict = Some(Verdict::Accept(AcceptReason::NoConnection));
-    // Intercepted: back through the host's TUN device, without the link header.
+    // Intercepted packets are reinjected through the TUN device, without the link header.
     assert_eq!(lab.send(CLIENTS, &stray), [(HOST, stray[14..].to_vec())]);
     assert_eq!(lab.send(SERVERS, &direct), [(HOST, direct[14..].to_vec())]);
-    // Not intercepted: the host has them.
+    // The host already has the packets that are not intercepted.
     assert!(lab.send(CLIENTS, &other).is_empty());
     assert!(lab.send(SERVERS, &download).is_empty());
     assert_eq!(
         (lab.pipeline.counters.given_back, lab.pipeline.counters.left),
         (2, 2)
     );
-    // Nor does a reply that is not translated leave twice.
+    // The host also forwards a reply that is not translated.
     lab.decide.verdict = Some(reply(None));
     assert!(lab.send(SERVERS, &download).is_empty());
-    // Not for us at the link layer.
+    // A frame to another link-layer address is not for the director.
     lab.decide.verdict = None;
     let mut foreign = stray.clone();
     foreign[5] ^= 1;
@@ -331,7 +332,7 @@ fn client_on_director_waits_for_interception() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let local = (crate::lab::CL_ADDR, 40_000);
-    // It waits until the host does not see the answer.
+    // The packet waits until the host does not receive the reply.
     assert!(lab.send(HOST, &tcp(local, (VIP, 80), b"hello")).is_empty());
     let client = LocalClient {
         protocol: Protocol::TCP,
@@ -351,7 +352,7 @@ fn client_on_director_waits_for_interception() {
     lab.send(HOST, &tcp(local, (VIP, 80), b"again"));
     assert!(lab.requests.is_empty());
     assert_answer_returns(&mut lab, local, HOST);
-    // The host's own noise goes nowhere.
+    // A packet of the host to another host that was routed into the dataplane is dropped.
     assert!(lab.send(HOST, &tcp(local, (CLIENT, 80), b"")).is_empty());
     assert_eq!(dropped(&lab, FrameDrop::HostStray), 1);
 }
@@ -385,7 +386,7 @@ fn with_local_port(method: Forwarding) -> Lab {
 }
 
 #[test]
-fn answer_to_client_on_host_address_returns_through_its_port() {
+fn reply_to_client_on_host_uses_local_port() {
     let mut lab = with_local_port(Forwarding::Nat);
     let local = (VIP, 40_000);
     lab.send(LOCAL, &tcp(local, (VIP, 80), b"hello"));
@@ -405,8 +406,8 @@ fn answer_to_client_on_host_address_returns_through_its_port() {
 }
 
 #[test]
-fn packet_of_the_host_to_itself_returns_to_the_host_unchanged() {
-    // Without a service, and to a server on the host without translation.
+fn packet_of_host_to_itself_is_returned_unchanged() {
+    // The packet belongs to no service, or is for a server on the host without translation.
     for verdict in [
         Verdict::Accept(AcceptReason::NoService),
         Verdict::Forward(Forward {
@@ -422,7 +423,7 @@ fn packet_of_the_host_to_itself_returns_to_the_host_unchanged() {
 }
 
 #[test]
-fn packet_to_server_on_the_host_returns_with_the_clients_address() {
+fn request_of_host_to_server_on_host_keeps_client_address() {
     let mut lab = with_local_port(Forwarding::Nat);
     lab.net.local.insert(SERVER.into());
     let got = lab.send(LOCAL, &tcp((VIP, 40_000), (VIP, 80), b"hello"));
@@ -434,7 +435,7 @@ fn packet_to_server_on_the_host_returns_with_the_clients_address() {
         (packet.src, packet.dst, packet.ports),
         (VIP.into(), SERVER.into(), Some((40_000, 8080)))
     );
-    // Its answer takes the same path.
+    // The reply uses the same port.
     let got = lab.send(LOCAL, &tcp((SERVER, 8080), (VIP, 40_000), b"there"));
     let [(LOCAL, bytes)] = &got[..] else {
         panic!("{got:?}")
@@ -443,9 +444,11 @@ fn packet_to_server_on_the_host_returns_with_the_clients_address() {
     assert_eq!((packet.src, packet.ports), (VIP.into(), Some((80, 40_000))));
 }
 
-/// The host drops such packets, except from the port of its own packets.
+/// The host drops a packet from another host with a source address of the host, unless it arrives
+/// on the port for the host's own packets. The dataplane must therefore not send such a packet on
+/// that port.
 #[test]
-fn packet_of_another_host_with_a_host_address_never_takes_the_local_port() {
+fn spoofed_packet_with_host_address_never_uses_local_port() {
     let mut lab = with_local_port(Forwarding::Nat);
     lab.intercept.everything = true;
     for from in [VIP, crate::lab::CL_ADDR, crate::lab::SV_ADDR] {
@@ -465,7 +468,7 @@ fn packet_of_another_host_with_a_host_address_never_takes_the_local_port() {
 }
 
 #[test]
-fn refusal_of_a_client_on_the_host_arrives_through_its_port() {
+fn icmp_error_to_client_on_host_uses_local_port() {
     let mut lab = with_local_port(Forwarding::Nat);
     lab.decide.services.iter_mut().for_each(|s| s.server = None);
     let got = lab.send(LOCAL, &tcp((VIP, 40_000), (VIP, 80), b"hello"));
@@ -558,7 +561,8 @@ fn super_packets_are_forwarded_whole_and_segmented_for_tunnels() {
             .all(|(_, f)| transport_right(&f.bytes()[14..]) && f.offload == Offload::default())
     );
 
-    // 1480 bytes and an outer header do not fit, and DF is set: the client has to send less.
+    // Segments of 1480 bytes with an outer header exceed the MTU, and have "don't fragment": the
+    // client receives an error.
     let mut lab = web(Forwarding::Tunnel);
     lab.net.port_mut(SERVERS).mtu = 1490;
     let got = lab.send_offloaded(CLIENTS, &from_client(&ip), offload);
@@ -609,7 +613,8 @@ fn icmp_error_about_tunnel_packet_reaches_client() {
         ));
         ethernet(SV_MAC, server_mac(router), frame.bytes())
     };
-    // First in terms of the route that was in use, and of what was learned once that is in use.
+    // The first error reports the MTU of the route, which the sent packet used. After a packet has
+    // used the learned MTU, errors report the learned MTU.
     let got = lab.send(SERVERS, &complaint(1300));
     assert_eq!(got.len(), 1);
     let reported = &got[0].1[14..];
@@ -623,12 +628,12 @@ fn icmp_error_about_tunnel_packet_reaches_client() {
     assert_eq!((got[0].0, be16(&got[0].1, 40)), (CLIENTS, 1280));
     let got = lab.send(SERVERS, &complaint(1300));
     assert_eq!(be16(&got[0].1, 40), 1280);
-    // No service uses a tunnel to that server.
+    // This director has sent no packet through a tunnel to the server.
     let mut other = web(Forwarding::Tunnel);
     assert!(other.send(SERVERS, &complaint(1300)).is_empty());
 }
 
-/// The kernel refuses such a reply of any length with "fragmentation needed", because its
+/// The kernel answers such a reply of any length with "fragmentation needed", because its
 /// reassembly at FORWARD does not record that the sender had fragmented it.
 #[test]
 fn reply_in_fragments_with_dont_fragment_passes() {
@@ -675,7 +680,7 @@ fn fragmented_packet_is_forwarded_in_fragments() {
         (c.received, c.reassembled, c.fragments, c.sent),
         (5, 1, 5, 1)
     );
-    // Fragments for others are the host's.
+    // Fragments that do not concern a service are passed to the host.
     let mut other = udp((CLIENT, 1), (Ipv4Addr::new(10, 1, 7, 7), 9), b"12345678");
     put16(&mut other, 6, ipv4::MF);
     ipv4::finish_header(&mut other);
@@ -684,7 +689,7 @@ fn fragmented_packet_is_forwarded_in_fragments() {
 }
 
 #[test]
-fn unknown_neighbour_is_requested() {
+fn address_of_unknown_neighbour_is_requested() {
     let mut lab = web(Forwarding::Nat);
     lab.net.all_neighbours = None;
     let request = from_client(&tcp((CLIENT, 4000), (VIP, 80), b"x"));
@@ -703,7 +708,7 @@ fn unknown_neighbour_is_requested() {
         (lab.pipeline.counters.held, lab.pipeline.counters.released),
         (3, 3)
     );
-    // No host answers.
+    // If no host answers, the waiting packet is dropped.
     lab.send(CLIENTS, &request);
     lab.pipeline.expire(lab.now + Duration::from_secs(4));
     assert_eq!((lab.pipeline.held.len(), lab.pipeline.held.dropped), (0, 1));
@@ -726,7 +731,7 @@ fn arp_requests_for_own_addresses_are_answered() {
         (answer.request, answer.sender, answer.sender_mac),
         (false, VIP, CL_MAC)
     );
-    // Another host has it.
+    // Another host announces the VIP.
     lab.send(CLIENTS, &lvs_packet::arp::gratuitous(GW_MAC, VIP));
     assert_eq!(
         lab.requests,
@@ -736,7 +741,7 @@ fn arp_requests_for_own_addresses_are_answered() {
             mac: GW_MAC
         }]
     );
-    // Another host has an address of this host.
+    // Another host announces an address of this host.
     let own = Ipv4Addr::new(192, 0, 2, 77);
     lab.net.local.insert(own.into());
     lab.requests.clear();

@@ -166,7 +166,7 @@ fn reported(frame: &[u8]) -> Option<u16> {
 fn path_mtu_learned_by_one_worker_applies_to_all() {
     let mut site = Site::new(Forwarding::Tunnel, Settings::UNLIMITED);
     let request = udp(CLIENT, 64, 1300);
-    // Both have sent to the server, so both know the way that it had.
+    // Both workers have sent to the server, and so have stored a reference to its path.
     for worker in [0, 1] {
         let sent = site.send(worker, CLIENTS, &request);
         assert_eq!((sent.len(), sent[0].0), (1, SERVERS));
@@ -188,7 +188,7 @@ fn path_mtu_learned_by_one_worker_applies_to_all() {
         assert_eq!(sent.len(), 1, "worker {worker}");
         assert_eq!(reported(&sent[0].1), Some(1280), "worker {worker}");
     }
-    // A packet that did not fit is recorded once, for the director.
+    // The packets that did not fit are recorded in one entry for the director.
     let noted = site.common.oversize.all();
     assert_eq!((noted.len(), noted[0].packets), (1, 2));
 }
@@ -201,10 +201,10 @@ fn icmp_errors_of_workers_share_one_limit() {
         let sent = site.send(n % 2, CLIENTS, &udp(client, 1, 10));
         sent.iter().filter(|(_, frame)| frame[34] == 11).count()
     };
-    // A burst of six to one receiver.
+    // One receiver gets a burst of six errors.
     let to_one: usize = (0..40).map(|n| answered(&mut site, CLIENT, n)).sum();
     assert_eq!(to_one, 6);
-    // Fifty to all.
+    // All receivers together get fifty.
     let to_all: usize = (0..200)
         .map(|n| {
             answered(

@@ -101,7 +101,7 @@ impl Bed {
         let mut site = Site::new(options)?;
         let [attacker] = site.testbed.hosts(["attacker"])?;
         site.testbed.plug(lan, &attacker, "eth0")?;
-        // The attacker is the route to its sources, which do not exist, and drops packets to them.
+        // The director routes packets for the spoofed sources to the attacker, which drops them.
         attacker.sh(
             "ip link set eth0 up\nip addr add 192.0.2.200/24 dev eth0\nip addr add fd00:192::200/64 dev eth0 nodad",
         )?;

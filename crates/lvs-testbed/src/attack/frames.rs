@@ -1,4 +1,5 @@
-//! Frames of attacks: built by another crate, then changed in place, each with its checksums.
+//! Frames of attacks, built with `etherparse` and with correct checksums; some are then turned into
+//! super-packets.
 
 use std::net::{IpAddr, SocketAddr};
 

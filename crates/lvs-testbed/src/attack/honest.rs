@@ -57,7 +57,7 @@ pub struct Honest {
     pub p99_ms: f64,
     /// The longest time without a served request, in milliseconds.
     pub silence_ms: f64,
-    /// Number of answers, among all of these, that contained a wrong byte.
+    /// Number of answers and downloads that contained a wrong byte.
     pub wrong: u64,
     /// The first error.
     pub error: Option<String>,
@@ -74,7 +74,7 @@ impl Honest {
         100.0 * self.served as f64 / (self.served + self.failed).max(1) as f64
     }
 
-    /// Runs it on a client host.
+    /// Runs the honest client on a client host.
     ///
     /// # Errors
     ///

@@ -46,9 +46,9 @@ struct Attack {
     /// Frames a second, by default.
     rate: u64,
     means: Means,
-    /// The promised bound.
+    /// The documented bound on the effect of the attack.
     bound: &'static str,
-    /// The drop reasons of such packets; at least one of their counters must increase.
+    /// The drop reasons of the attack's packets; at least one of their counters must increase.
     counted: &'static [&'static str],
     /// Maximum memory of the dataplane above its idle memory, in megabytes.
     memory_mb: u64,
@@ -117,7 +117,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "fragments-host",
-        summary: "the same to a port of the virtual address that is the host's",
+        summary: "the same to a port of the virtual address without a service",
         site: (Forward::Nat, Vip::Host),
         dataplane: &[],
         rate: 150_000,
@@ -199,7 +199,7 @@ const ATTACKS: &[Attack] = &[
         dataplane: &[],
         rate: 2000,
         means: Means::Frames(floods::Packets::errors),
-        bound: "other hosts get theirs",
+        bound: "other hosts receive their ICMP errors",
         counted: &["own_address", "icmp_limited"],
         memory_mb: 128,
     },
@@ -272,7 +272,7 @@ pub struct AttackOptions {
 pub struct Outcome {
     /// Name of the attack.
     pub name: &'static str,
-    /// The promised bound.
+    /// The documented bound on the effect of the attack.
     pub bound: &'static str,
     /// Honest clients without an attack.
     pub before: Honest,

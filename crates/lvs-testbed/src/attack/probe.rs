@@ -59,7 +59,7 @@ pub struct Delays {
 }
 
 impl Delays {
-    /// Measures on a client host.
+    /// Runs the probe on a client host.
     ///
     /// # Errors
     ///

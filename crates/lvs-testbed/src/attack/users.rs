@@ -13,8 +13,8 @@ use serde::de::IgnoredAny;
 use crate::programs;
 use crate::site::Site;
 
-/// Number of users that list in a loop, and number of sockets on each of which an unfinished
-/// request of 1 MiB of brackets waits.
+/// Number of users that list services in a loop, and number of sockets on which an unfinished
+/// request (1 MiB of brackets) waits.
 const LISTERS: u32 = 16;
 const HOLDERS: u32 = 32;
 

@@ -239,7 +239,8 @@ impl Lab {
         })
     }
 
-    /// Executes the scenario; returns the times until the router followed, in milliseconds.
+    /// Executes the scenario; returns the times in milliseconds until the router used the expected
+    /// directors.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
@@ -480,7 +481,7 @@ impl Lab {
         let vip = self.vip();
         let mut found = None;
         let monitor = self.monitor.as_ref().context("it runs")?;
-        wait_until("the router to follow", LIMIT, || {
+        wait_until("the router to use no route to the director", LIMIT, || {
             let log = monitor.log();
             let lines = log.lines().filter(|line| line.contains(&vip));
             let mut later = lines.filter_map(|line| Some((stamp(line)?, line)));
@@ -672,7 +673,7 @@ fn uses(route: &str, number: usize) -> bool {
     !route.contains("Deleted") && via.iter().any(|via| route.contains(via))
 }
 
-/// Microseconds since midnight, as `ip -ts` has them.
+/// Microseconds since midnight, as `ip -ts` prints them.
 fn time_of_day() -> Result<u64> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     Ok(u64::try_from(now.as_micros())? % 86_400_000_000)

@@ -98,7 +98,7 @@ impl ClusterOptions {
             "nat" => Forward::Nat,
             "dr" => Forward::Dr,
             "tun" if self.ipv6 => {
-                bail!("the servers take no tunnels from IPv6 here: leave --ipv6 out")
+                bail!("the servers of this laboratory accept no tunnels over IPv6: omit --ipv6")
             }
             "tun" => Forward::Tun,
             other => bail!("{other:?} is none of nat, dr, tun"),
@@ -196,7 +196,7 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
             println!("  {name:<14} {about}");
         }
         println!(
-            "\nthree directors behind a router that shares packets out to them (ECMP), with BIRD (dr, tun); a name that both\n\
+            "\nthree directors behind a router that distributes packets among them (ECMP), with BIRD (dr, tun); a name that both\n\
              have is this one with --forward dr and tun:"
         );
         for (name, _, about) in many::Scenario::ALL {
@@ -367,7 +367,7 @@ fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeM
     lost
 }
 
-/// The process of the dataplane that a director's `lvsd` has.
+/// Returns the process id of the dataplane that a director's `lvsd` has started.
 fn dataplane_of(director: &Host) -> Result<Pid> {
     let reported = director.run(programs::find("lvsd")?, &["status", "--json"])?;
     let reported: Value = serde_json::from_str(&reported)?;
@@ -377,7 +377,7 @@ fn dataplane_of(director: &Host) -> Result<Pid> {
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 
-/// Waits until directors are in step with all their peers.
+/// Waits until directors are in step with all of their peers.
 fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     let in_step = |director: &Host| {
         let reported = site.lvsadm_on(director, "--json sync").ok()?;
@@ -456,8 +456,8 @@ fn end_etcd_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet etcd").map(drop)
 }
 
-/// Starts a member of etcd next to the first server; its configuration names the last server.
-/// Returns its address.
+/// Starts etcd on the host of the first server, and writes the last server of the site into it.
+/// Returns the process, and the URL of etcd.
 fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     let host = &site.servers[0];
     let url = format!("http://{}:2379", site.real_address(0));
@@ -498,5 +498,9 @@ fn wait_etcd(directors: &[&Host], connected: bool, servers: usize) -> Result<()>
         (has == servers).then_some(known)
     };
     let all = || directors.iter().all(|d| is_connected(d) == Some(connected));
-    wait_until("etcd to be known, or lost", LIMIT, all)
+    wait_until(
+        "the directors to report etcd as connected or as lost",
+        LIMIT,
+        all,
+    )
 }

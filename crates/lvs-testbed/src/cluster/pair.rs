@@ -397,7 +397,7 @@ impl Lab {
             return Ok(());
         }
         let done = |status: Value| status["vrrp"]["track"] == value;
-        wait_until("the track file to follow", LIMIT, || {
+        wait_until("the track file to change", LIMIT, || {
             self.status(index).is_some_and(done)
         })
         .with_context(|| self.logs())

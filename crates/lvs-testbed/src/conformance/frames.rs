@@ -7,7 +7,7 @@ use lvs_core::Protocol;
 use lvs_packet::wire::checksum::{self, Sum};
 use lvs_packet::wire::{Mac, be16, ipv6, put16};
 
-/// Hop count of every packet that this host sends.
+/// TTL or hop limit of every packet that these functions create.
 const TTL: u8 = 64;
 
 pub(super) fn ethernet(dst: Mac, src: Mac, packet: &[u8]) -> Vec<u8> {

@@ -54,7 +54,7 @@ fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
     let message = ip.get(packet.l4..packet.len)?;
     let (head, quoted) = message.split_at_checked(8)?;
     let too_long = packet.protocol == Protocol::ICMP && head[..2] == [3, 4];
-    // The host believes an error only if it quotes 8 bytes of the transport protocol.
+    // The host accepts an error only if it quotes 8 bytes of the transport protocol.
     (too_long && quoted.len() >= ipv4::HEADER_LEN + 8)
         .then(|| (ipv4::dst(quoted), usize::from(be16(head, 6)).max(LEAST)))
 }

@@ -157,7 +157,7 @@ fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
     }
     if traced {
         let mut plain = Log::new(Through::Userspace, traced);
-        // Such a case would have been skipped earlier.
+        // The first replay has already returned an unsupported case as skipped.
         let _ = replay_all(case, &mut plain);
         compare_traces(&plain.seen.lock(), &mut log);
     }

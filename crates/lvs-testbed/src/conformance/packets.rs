@@ -1,5 +1,5 @@
-//! Replay of frames (schema E): the frames that follow a frame, and the counters after it (schema
-//! F).
+//! Replay of cases with frames (schema E): compares the frames that the director sends after each
+//! received frame, and the counters (schema F).
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -89,7 +89,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     Ok(())
 }
 
-/// A frame that the kernel sent, and which of its bytes vary.
+/// A frame that the kernel sent, with the fields that vary between recordings.
 struct Expected<'a> {
     device: &'a str,
     frame: Vec<u8>,
@@ -210,7 +210,7 @@ fn differences(
     found
 }
 
-/// Checks the rule for a field that varies.
+/// Checks that a varying field has a possible value.
 fn check_masked(
     field: &str,
     expected: &Expected<'_>,
@@ -275,7 +275,7 @@ fn check_masked(
     }
 }
 
-/// Counters or rates of the recordings, which have names of their own.
+/// Reads counters or rates, which have other names in the recordings than here.
 fn counts(value: &Value, key: &str) -> anyhow::Result<Counts> {
     let fields = value.get(key).with_context(|| format!("no {key:?}"))?;
     let field = |name: &str, rate: &str| {

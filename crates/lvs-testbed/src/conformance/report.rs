@@ -58,7 +58,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// The log of a case that uses this path, `traced` if it is to be compared.
+    /// The log of a case on this path; `traced` if a trace is required for a comparison.
     pub(super) fn new(through: Through, traced: bool) -> Self {
         let log = Self {
             through,
@@ -68,7 +68,7 @@ impl Log {
         log
     }
 
-    /// The step that is replayed now.
+    /// Sets the step that is replayed now.
     pub(super) fn at(&mut self, number: usize, note: Option<&str>) {
         self.step = match note {
             Some(note) => format!("{number} ({note})"),

@@ -22,7 +22,7 @@ struct Replay<'a> {
     virt: SocketAddr,
     protocol: Protocol,
     client: SocketAddr,
-    /// The server of the connection, or of the last connection.
+    /// The server of the present or of the last connection.
     server: SocketAddr,
     case: &'a Value,
 }
@@ -159,7 +159,9 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Reads the destination of a packet, its apparent source, or the answer to it.
+    /// Describes the last sent frame. For a forwarded request: that it was sent to a server. For a
+    /// forwarded reply: that it was sent to a client, and its source address. Otherwise the name of
+    /// the director's own answer.
     fn read(
         &self,
         sent: &[Emitted],

@@ -102,12 +102,13 @@ struct Replay<'a> {
     proto: Option<&'a str>,
     unrecorded: HashSet<&'a str>,
     random: bool,
-    /// Sums of counts must equal those of the recording although servers are chosen at random.
+    /// Whether the sums of counts must equal those of the recording although servers are chosen at
+    /// random.
     sums: bool,
-    /// Servers have thresholds.
+    /// Whether servers have thresholds.
     limited: bool,
-    /// Connections of removed servers end at the next tick, and the listing in the recording may be
-    /// from before that tick.
+    /// Whether connections of removed servers end at the next tick (`expire_nodest_conn`). The
+    /// listing in the recording may be from before that tick.
     nodest: bool,
 }
 

@@ -21,8 +21,8 @@ fd00:0:77::1 www6.example.test
 fd00:1::77:1 rs6.example.test
 ";
 
-/// Services' addresses. No three of them are far from each other, because the order of ipvsadm is
-/// not transitive for such addresses.
+/// Addresses of services. They are so close to each other that the order in which ipvsadm sorts
+/// them is transitive; it is not for any three addresses.
 const VIRTUAL: [&str; 22] = [
     "10.0.0.1:80",
     "10.0.0.1:443",

@@ -72,7 +72,9 @@ fn run(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Output>
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("running {program}: is it installed where the kernel is?"))?;
+        .with_context(|| {
+            format!("cannot run {program}: install it on the machine with the kernel")
+        })?;
     let mut stdin = child.stdin.take().context("no input")?;
     stdin.write_all(input.as_bytes())?;
     drop(stdin);
@@ -95,7 +97,7 @@ fn set(name: &str, value: &str) -> anyhow::Result<bool> {
     match fs::write(format!("/proc/sys/net/{name}"), value) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error).with_context(|| format!("setting {name} to {value}")),
+        Err(error) => Err(error).with_context(|| format!("cannot set {name} to {value}")),
     }
 }
 
@@ -110,7 +112,7 @@ pub(super) fn set_ipvs(name: &str, value: &str) -> anyhow::Result<()> {
 
 /// The links of the test bed, in a network namespace of their own.
 pub(super) fn links(mtu: [i64; 2]) -> anyhow::Result<[TunDevice; 2]> {
-    unshare_network().context("making a network namespace: this takes root")?;
+    unshare_network().context("cannot create a network namespace: run this as root")?;
     for (name, value) in SETTINGS {
         set(name, value)?;
     }
@@ -119,7 +121,8 @@ pub(super) fn links(mtu: [i64; 2]) -> anyhow::Result<[TunDevice; 2]> {
             tap: true,
             ..TunOptions::default()
         };
-        TunDevice::create(name, options).with_context(|| format!("making the TAP device {name}"))
+        TunDevice::create(name, options)
+            .with_context(|| format!("cannot create the TAP device {name}"))
     };
     let taps = [tap("cl")?, tap("sv")?];
     let mut script = vec!["link set lo up".to_owned()];

@@ -126,7 +126,7 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
             .output()
-            .context("starting the kernel")?;
+            .context("cannot start the kernel")?;
         let text = String::from_utf8_lossy(&output.stdout);
         let mut seen = 0;
         for line in text.lines() {

@@ -20,7 +20,7 @@ struct Method {
     forward: &'static str,
     tunnel: Option<&'static str>,
     checksum: Option<&'static str>,
-    /// The servers are of the other version of IP.
+    /// Whether the servers have the other IP version than the clients.
     mixed: bool,
 }
 

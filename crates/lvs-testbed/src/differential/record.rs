@@ -55,7 +55,7 @@ fn run(case: &Value) -> anyhow::Result<Run> {
     Ok(Run { out, end })
 }
 
-/// Ports that tunnels go to.
+/// UDP ports to which the servers' tunnels send.
 fn tunnel_ports(config: &Value) -> Vec<u16> {
     let services = config.items("services").iter();
     let servers = services.flat_map(|service| service.items("destinations"));
@@ -180,7 +180,8 @@ pub(super) enum Recorded {
     Deviation(String),
 }
 
-/// Whether the host itself has sent the frame, with IPv4 options: this test bed does not echo them.
+/// Whether the frame is an answer of the host itself that has IPv4 options: this test bed does not
+/// echo the options of a packet.
 fn echoes_options(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     ip.len() >= ipv4::HEADER_LEN && (0x46..0x50).contains(&ip[0]) && ip[8] == 64

@@ -65,7 +65,7 @@ pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .context("running ipvsadm: is it installed where the kernel is?")?;
+            .context("cannot run ipvsadm: install it on the machine with the kernel")?;
         let mut input = child.stdin.take().context("no input")?;
         // The program may ignore its input, which fits into a pipe.
         let _ = input.write_all(step.maybe_text("stdin").unwrap_or_default().as_bytes());

@@ -100,8 +100,8 @@ fn operation(entropy: &mut Entropy<'_>) -> Op {
     }
 }
 
-/// Parses and applies a peer's message. Whatever the message contains, each connection is owned by
-/// exactly one of the two directors, and digests contain no removed connections.
+/// Parses and applies a peer's message. For any content, each connection is owned by exactly one of
+/// the two directors, and digests contain no removed connections.
 pub fn peer_decode(bytes: &[u8]) {
     const PEER: usize = 7;
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));

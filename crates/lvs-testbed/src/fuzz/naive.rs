@@ -496,15 +496,16 @@ pub enum Op {
     FromClient(u8, u8),
     /// A segment of a server to a client, with these flags.
     FromServer(u8, u8, u8),
-    /// A server is added: weight, upper and lower threshold, NAT or direct routing.
+    /// Adds a server: its number, weight, upper and lower threshold; NAT if true, otherwise direct
+    /// routing.
     Add(u8, i32, u32, u32, bool),
-    /// Set a server's weight and thresholds.
+    /// Sets a server's weight and thresholds.
     Edit(u8, i32, u32, u32),
-    /// The service is removed.
+    /// Deletes the server with this number.
     Delete(u8),
     /// Advances the clock by this number of seconds.
     Wait(u64),
-    /// A sysctl is set.
+    /// Sets a sysctl.
     Sysctl(&'static str, i32),
 }
 

@@ -41,9 +41,9 @@ static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLoc
 /// The lowest first byte that selects the conversion of other programs' files.
 const CONVERSION: u8 = 250;
 
-/// The first byte selects the kind of the rest: rules in the form of `ipvsadm-save`, rules for
-/// marks, a configuration of `lvsd`, lines on the control socket, or a file of another program to
-/// convert. None of it may panic, and the dataplane must answer afterwards.
+/// Passes the bytes to one parser, which the first byte selects: rules in the form of
+/// `ipvsadm-save`, mark rules, a configuration of `lvsd`, lines on the control socket, or a file of
+/// another program to convert. No parser may panic, and the dataplane must answer afterwards.
 pub fn rules(bytes: &[u8]) {
     let (&kind, text) = bytes.split_first().unwrap_or((&0, &[]));
     if kind >= CONVERSION {
@@ -126,7 +126,8 @@ fn configuration(text: &str) {
     }
 }
 
-/// The conversion of another program's file is TOML, with as many services as `lvsd` can read.
+/// Checks that the conversion of another program's file is TOML, with as many services as `lvsd`
+/// can read.
 fn conversion(kind: u8, text: &str) {
     let kind = match kind % 3 {
         0 => SourceFormat::Keepalived,

@@ -50,7 +50,7 @@ fn options(entropy: &mut Entropy<'_>) -> Options {
 pub struct Summary {
     /// Counters of the frames' fates.
     pub counters: Counters,
-    /// Number of sent packets whose transport checksum was verified.
+    /// Number of sent packets with a correct transport checksum.
     pub right: u64,
     /// Number of packets that arrived with a correct checksum.
     pub came_right: u64,
@@ -133,8 +133,9 @@ fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
 struct Came {
     protocol: Option<u8>,
     health: Health,
-    /// The packet quotes another one whose header may be wrong in the answer: it is an ICMP error
-    /// about such an IPv4 packet, or about a tunnel packet, whose content is forwarded unchanged.
+    /// The packet is an ICMP error about an IPv4 packet with a wrong header, or about a tunnel
+    /// packet, whose content is forwarded unchanged. The packet that the forwarded error quotes may
+    /// therefore have a wrong header.
     about_wrong: bool,
     /// The packet, if it is a first fragment of IPv6 that ends before its transport header: these
     /// bytes are not reassembled, and are sent unchanged or not at all.
@@ -142,7 +143,7 @@ struct Came {
 }
 
 impl Came {
-    /// Whether a packet equals the tiny fragment that arrived, except for its hop count.
+    /// Whether a packet equals the tiny fragment that arrived, except for its hop limit.
     fn is_tiny(&self, ip: &[u8]) -> bool {
         const HOPS: usize = 7;
         let but_hops = |ip: &[u8]| Some((ip.get(..HOPS)?.to_vec(), ip.get(HOPS + 1..)?.to_vec()));
@@ -152,8 +153,8 @@ impl Came {
     }
 }
 
-/// A first fragment of IPv6 without the whole header of its protocol, or with extension headers
-/// that continue after it.
+/// Returns the packet if it is a first fragment of IPv6 without the complete header of its
+/// protocol, or if further extension headers follow its fragment header.
 fn tiny(ip: &[u8], parts: &Parts) -> Option<Vec<u8>> {
     let ip = ip.get(..parts.len)?;
     if parts.src.is_ipv4() || !parts.fragment {
@@ -876,7 +877,7 @@ fn quotes_tunnel(ip: &[u8], parts: &Parts) -> bool {
     matches!(ip.get(parts.l4 + 8 + 9), Some(4 | 17 | 41 | 47))
 }
 
-/// Whether a sent packet is as correct as the received packet.
+/// Checks that a sent packet is as correct as the received packet.
 fn keeps(came: &Came, parts: &Parts, health: Health, ip: &[u8]) -> Result<(), String> {
     let made_here = came.protocol != Some(parts.protocol);
     let kept = match came.health {

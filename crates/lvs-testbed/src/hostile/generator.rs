@@ -303,7 +303,8 @@ impl<'a> Generator<'a> {
         self.datagram(offer.protocol, server, client)
     }
 
-    /// A packet from a service to a client that only the director itself sends.
+    /// Creates a packet with a service as its source and a client as its destination: only the
+    /// director itself sends such packets.
     fn own_answer(&mut self) -> Vec<u8> {
         let (client, offer, vip) = (self.client(), self.offer(), self.vip());
         self.datagram(offer.protocol, SocketAddr::new(vip, offer.port), client)
@@ -324,7 +325,7 @@ impl<'a> Generator<'a> {
         packet::ip(client, vip, protocol, packet::TTL, &self.entropy.bytes(len))
     }
 
-    /// SIP, more or less.
+    /// Creates a SIP request; one in four consists of random parts.
     fn sip(&mut self) -> Vec<u8> {
         const PARTS: [&[u8]; 14] = [
             b"INVITE sip:x SIP/2.0",
@@ -528,7 +529,7 @@ impl<'a> Generator<'a> {
         (self.side(), packet)
     }
 
-    /// Tunnels in tunnels in tunnels.
+    /// Creates a packet inside several tunnels.
     fn nested(&mut self) -> (Side, Vec<u8>) {
         let mut ip = self.request();
         for _ in 0..=self.entropy.below(5) {
@@ -553,7 +554,7 @@ impl<'a> Generator<'a> {
         (self.side(), ip)
     }
 
-    /// Options, or extension headers, some of them nonsense.
+    /// Adds IPv4 options or IPv6 extension headers, some of them invalid.
     fn embellish(&mut self, ip: &mut Vec<u8>) {
         if ip[0] >> 4 == 4 {
             const OPTIONS: [&[u8]; 6] = [
@@ -931,7 +932,7 @@ impl<'a> Generator<'a> {
         self.raw(&packet::ethernet(mac, PEER, 0x86dd, &ip))
     }
 
-    /// Damages a part outside of IP, or nothing.
+    /// Damages or truncates a frame that is not IP, or leaves it unchanged.
     fn spoil(&mut self, bytes: &mut Vec<u8>) {
         match self.entropy.below(4) {
             0 => self.flip(bytes),

@@ -27,7 +27,7 @@ pub use twins::{twins, two_ways};
 
 pub use crate::kernel_path::Forwarded;
 
-/// Number of frames after which the test replaces the director by one with other settings.
+/// Number of frames after which the test replaces the director with one that has other settings.
 const WATCH: u64 = 5000;
 
 /// Sends at least `frames` frames from the seed `seed` through the packet path in memory, with one
@@ -50,7 +50,7 @@ pub fn storm(method: &Method, seed: u64, frames: u64) -> Summary {
     summary
 }
 
-/// As [`storm`], with the choices that are in `bytes`: the method, the settings, and what happens.
+/// As [`storm`], but `bytes` determine the method, the settings, and all steps.
 ///
 /// # Panics
 /// As [`storm`].

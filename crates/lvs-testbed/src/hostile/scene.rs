@@ -224,7 +224,7 @@ impl Scene {
         }
     }
 
-    /// The address `last` on the servers' link.
+    /// Whether an address is on the servers' link.
     pub fn is_behind(addr: IpAddr) -> bool {
         match addr {
             IpAddr::V4(addr) => matches!(addr.octets(), [10, 1, ..]),

@@ -278,7 +278,8 @@ impl Testbed {
             Some(base) => enter(base, Some(base), "ip"),
             None => Command::new("ip"),
         };
-        run_with_input(ip.args(["-batch", "-"]), &cables).context("cannot lay the cables")?;
+        run_with_input(ip.args(["-batch", "-"]), &cables)
+            .context("cannot create the veth pairs")?;
         if let Some(switch) = &self.switch
             && !bridges.is_empty()
         {
@@ -338,8 +339,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Lets the switch track and query the listeners of groups of IPv6 on a LAN, as switches do:
-    /// frames for a group go to its listeners only.
+    /// Enables multicast snooping for IPv6 on a LAN: the switch queries for listeners, and sends
+    /// frames for a group only to them.
     ///
     /// # Errors
     ///

@@ -154,7 +154,7 @@ pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bo
     while !condition() {
         ensure!(
             Instant::now() < deadline,
-            "waited {limit:?} in vain for {what}"
+            "timed out after {limit:?} waiting for {what}"
         );
         std::thread::sleep((began.elapsed() / 16).clamp(SHORTEST_POLL, LONGEST_POLL));
     }

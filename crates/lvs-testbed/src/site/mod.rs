@@ -68,7 +68,7 @@ impl Forward {
         }
     }
 
-    /// Servers have the VIP themselves.
+    /// Whether servers have the VIP themselves.
     fn shares_vip(self) -> bool {
         matches!(self, Self::Dr | Self::Tun)
     }

@@ -186,7 +186,10 @@ fn run(
         }
         Some(_) => Outcome::Failed,
         None => {
-            text.push_str(&format!("\nstill running after {:?}: ended", limits.each));
+            text.push_str(&format!(
+                "\nthe test did not end within {:?}, and was killed",
+                limits.each
+            ));
             Outcome::Failed
         }
     };

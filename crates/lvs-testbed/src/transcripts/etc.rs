@@ -82,7 +82,7 @@ pub(crate) fn replace(dir: &Path, hosts: &str, unknown: &[String]) -> anyhow::Re
         fs::write(etc.join(name), text)?;
         open_to_all(&etc.join(name), 0o644)?;
     }
-    // The dynamic linker's files, where programs need them to find their libraries.
+    // Copy the files of the dynamic linker, which programs may need to find their libraries.
     for name in ["ld.so.cache", "ld.so.conf"] {
         if Path::new("/etc").join(name).exists() {
             fs::copy(Path::new("/etc").join(name), etc.join(name))?;

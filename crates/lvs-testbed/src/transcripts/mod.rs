@@ -224,12 +224,15 @@ fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .context("starting the player")?,
+            .context("cannot start the player")?,
     );
     let mut output = BufReader::new(player.0.stdout.take().context("no output")?);
     let mut line = String::new();
     output.read_line(&mut line)?;
-    ensure!(line == play::READY, "the player found no namespace");
+    ensure!(
+        line == play::READY,
+        "the player could not create its namespaces"
+    );
     map_users(player.0.id())?;
     let mut input = player.0.stdin.take().context("no input")?;
     serde_json::to_writer(&mut input, session)?;
@@ -241,7 +244,7 @@ fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport
     if !status.success() {
         bail!("the player has failed: {status}");
     }
-    serde_json::from_str(&text).context("reading the player's report")
+    serde_json::from_str(&text).context("cannot read the player's report")
 }
 
 /// Maps the users of the process's new user namespace: root can map all of them, other users only

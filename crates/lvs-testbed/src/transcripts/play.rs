@@ -32,13 +32,13 @@ pub(super) const READY: &str = "ready\n";
 /// If no namespaces can be created.
 pub fn main() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
-        .context("making namespaces: are user namespaces forbidden here?")?;
+        .context("cannot create namespaces: run this as root, or permit user namespaces")?;
     print!("{READY}");
     std::io::stdout().flush()?;
     // The end of the input also means that the users are mapped.
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text)?;
-    let session: Session = serde_json::from_str(&text).context("reading the session")?;
+    let session: Session = serde_json::from_str(&text).context("cannot read the session")?;
     let report = play(&session).unwrap_or_else(|error| TranscriptReport::broken(&session, &error));
     println!("{}", serde_json::to_string(&report)?);
     Ok(())
@@ -114,7 +114,7 @@ impl Stage {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| match uid {
-            Some(uid) => format!("running {argv0} as user {uid}: this takes root"),
+            Some(uid) => format!("cannot run {argv0} as user {uid}: run this as root"),
             None => format!("running {argv0}"),
         })?;
         let mut input = child.stdin.take().context("no input")?;

@@ -1,5 +1,5 @@
-//! After an event at an interface, neighbours learn the link-layer address of own addresses again.
-//! They send nothing in the meantime, so that only an announcement corrects their tables.
+//! After an event at an interface, neighbours receive the link-layer address of own addresses
+//! again. They send no packets during the test, so that only an announcement corrects their tables.
 
 use crate::common;
 
@@ -21,7 +21,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Gives the neighbour a wrong link-layer address for this host's address.
+    /// Sets a wrong link-layer address for this host's address in the neighbour's table.
     fn mislead(&self) -> Result<()> {
         let address = self.address;
         self.neighbour

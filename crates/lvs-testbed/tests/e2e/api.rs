@@ -154,7 +154,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         .sh(&format!("promtool check metrics <{} 2>&1", file.display()))?;
     ensure!(lint.trim().is_empty(), "{lint}");
 
-    // Once everything is quiet, node_exporter's values of the files equal those of lvsd.
+    // After all traffic has ended, node_exporter's values of the files equal those of lvsd.
     let proc = dir.join("proc");
     wait_until(
         "lvsd and the written files to have the same counters",
@@ -170,7 +170,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
                 })
         },
     )?;
-    // The other entries are those of the kernel's /proc, as ipvsadm shows them.
+    // All other entries of the directory are those of the kernel's /proc.
     let read = |name: &str| fs::read_to_string(proc.join(name)).with_context(|| name.to_owned());
     let lines = |text: String| text.lines().count();
     // A connection that was reset is removed from the table earlier than the others.
@@ -595,7 +595,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     browser.click("#unlock button")?;
     browser.wait_for("#rights", "Changes are allowed", long)?;
 
-    // A drain by keyboard does what `lvsadm drain` does.
+    // A drain by keyboard has the same effect as `lvsadm drain`.
     let server = format!("{}:80", site.real_address(1));
     let button = format!("{services} button[aria-label='Drain {server} of web']");
     wait_until(
@@ -694,7 +694,8 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
     let long = Duration::from_secs(20);
     let mut broken: Vec<String> = Vec::new();
     let mut check = |services: usize, state: &str| -> Result<()> {
-        // Many services take the rules a long time, and have the colours of few.
+        // With many services, axe-core needs long; the colours are the same as with few services,
+        // so two of the four screens are enough.
         let screens = [(1280, false), (320, true), (1280, true), (320, false)];
         let number = if services > 6 { 2 } else { screens.len() };
         for (width, dark) in screens.into_iter().take(number) {

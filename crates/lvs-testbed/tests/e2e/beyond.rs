@@ -22,7 +22,7 @@ fn ids(site: &Site, from: &Host, times: usize) -> Result<Vec<String>> {
 /// Every server connects to its own service, and receives answers of each server, including itself.
 /// The servers share one network, with or without the director.
 #[test]
-fn servers_are_clients_of_their_own_service() -> Result<()> {
+fn hairpin_servers_reach_their_own_service() -> Result<()> {
     for (forward, topology, arguments) in [
         (
             Forward::Nat,
@@ -102,7 +102,7 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
             load.requests = 40;
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
             common::upload(&site)?;
-            // They are counted like packets that pass the kernel's FORWARD hook.
+            // The replies are counted like packets that pass the kernel's FORWARD hook.
             common::wait_for_counters(&site, "answers to be counted", |rows| {
                 Ok(rows[0].number(2)? > 100)
             })?;

@@ -145,8 +145,8 @@ fn dataplane_missing_listen_address_is_used_when_added() -> Result<()> {
     Ok(())
 }
 
-/// `lvsd` starts the dataplane with the interfaces of the file, and starts its synchronisation
-/// daemon in time.
+/// `lvsd` starts the dataplane with the configured interfaces, and starts the synchronisation
+/// daemon when its interface is created.
 #[test]
 fn lvsd_missing_interfaces_are_used_when_created() -> Result<()> {
     let site = site("bootlvsd")?;

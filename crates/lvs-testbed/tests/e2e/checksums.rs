@@ -81,7 +81,7 @@ fn random(entropy: &mut Entropy<'_>, six: bool) -> Vec<u8> {
     ip
 }
 
-/// Fields other than addresses and ports must remain unchanged.
+/// Checks that a packet has a valid IP header and a correct transport checksum.
 fn right(ip: &[u8]) -> (Parts, Health) {
     let parts = oracle::parts(ip).unwrap_or_else(|| panic!("a wrong header: {ip:02x?}"));
     assert_eq!(parts.len, ip.len());

@@ -165,7 +165,7 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     )?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     dnsmasq.kill();
-    // The next daemon uses it, too.
+    // A new daemon also uses the last usable answer.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site)?;

@@ -221,7 +221,7 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
 }
 
 #[test]
-fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
+fn doctor_reports_foreign_owner_of_vip() -> Result<()> {
     let mut options = SiteOptions::new("doctarp", Forward::Dr);
     options.servers = 1;
     options.vip = Vip::Dataplane;
@@ -242,7 +242,7 @@ fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
 }
 
 #[test]
-fn doctor_foreign_owner_of_director_address_is_a_finding() -> Result<()> {
+fn doctor_reports_foreign_owner_of_director_address() -> Result<()> {
     let site = site("doctown", Forward::Nat)?;
     let director = site.director.sh("cat /sys/class/net/eth1/address")?;
     let server = &site.servers[0];
@@ -267,7 +267,7 @@ fn doctor_foreign_owner_of_director_address_is_a_finding() -> Result<()> {
 }
 
 #[test]
-fn doctor_refused_connections_name_their_service() -> Result<()> {
+fn doctor_names_service_of_refused_connections() -> Result<()> {
     let site = site("doctref", Forward::Nat)?;
     site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
     let connect = format!("curl -s -m 1 http://{}:81/ || true", site.vip);
@@ -291,7 +291,7 @@ fn doctor_refused_connections_name_their_service() -> Result<()> {
 
 /// Packets of a connection are dropped after it was opened: the server has no route any more.
 #[test]
-fn doctor_dropped_packets_of_connection_name_their_service() -> Result<()> {
+fn doctor_names_service_of_dropped_packets() -> Result<()> {
     let site = site("doctdrop", Forward::Nat)?;
     site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
     site.lvsadm(&format!("-a -t {}:81 -r 203.0.113.99:80 -m", site.vip))?;
@@ -318,7 +318,7 @@ fn doctor_dropped_packets_of_connection_name_their_service() -> Result<()> {
 }
 
 #[test]
-fn doctor_vip_without_owner_is_a_finding() -> Result<()> {
+fn doctor_reports_vip_without_owner() -> Result<()> {
     let site = site("doctvip", Forward::Nat)?;
     site.lvsadm("-A -t 203.0.113.77:80 -s rr")?;
     let output = fix(&site, "this host does not answer ARP for 203.0.113.77")?;

@@ -58,7 +58,8 @@ fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     Ok(squatter)
 }
 
-/// A shell that runs its remaining words with a separate standard error.
+/// Returns the arguments before the command line of a program: a shell that runs `script`, with the
+/// command line as its parameters.
 fn stderr_to(script: &str) -> [String; 4] {
     ["sh", "-c", script, "sh"].map(str::to_owned)
 }

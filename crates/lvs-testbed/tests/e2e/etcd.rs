@@ -1,4 +1,4 @@
-//! Services and servers in etcd, by real members of it.
+//! Services and servers in etcd, with real etcd members.
 
 use std::fs;
 use std::time::Duration;
@@ -267,7 +267,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     wait_status(&site, "the report of the loss", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
-    // The next daemon uses the same servers.
+    // A new daemon uses the same servers.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site, &site.director, "d1")?;

@@ -1,6 +1,6 @@
 //! Repeats a published evaluation of LVS as printed: `ipvsadm` by its usual name and path, 2 to 8
-//! private servers behind a masquerading director, clients that run `wget` in a loop, and listings
-//! that are appended to files in the meantime.
+//! private servers behind a masquerading director, and clients that run `wget` in a loop. During
+//! the downloads, listings are appended to files.
 
 use crate::common;
 

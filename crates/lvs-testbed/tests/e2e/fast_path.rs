@@ -38,8 +38,8 @@ pub(super) fn require_permission() -> Result<()> {
     Ok(())
 }
 
-/// Creates a site whose dataplane uses the kernel fast path; `None` if the kernel does not permit
-/// it.
+/// Creates a site whose dataplane uses the kernel fast path. Ends the calling test as not run if
+/// the kernel does not permit that.
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     site_by(&ON, label, forward, servers)
 }
@@ -117,8 +117,8 @@ method!(
     Tun
 );
 
-/// Packets and bytes that a server's host has counted: requests to port 80 of the address, replies
-/// from there.
+/// Packets and bytes that a server's host has counted: requests to port 80 of the address, and
+/// replies from that port.
 fn counted(server: &Host) -> Result<[u64; 4]> {
     let listing = server.sh("nft -j list table inet seen")?;
     let listing: serde_json::Value = serde_json::from_str(&listing)?;
@@ -535,7 +535,10 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
         dataplane.wait(Duration::from_secs(10))?;
         let url = format!("http://{}/s/1", site.vip);
         let answer = site.client.run("curl", &["-sS", "-m", "1", &url]);
-        ensure!(answer.is_err(), "nobody forwards: {answer:?}");
+        ensure!(
+            answer.is_err(),
+            "an answer arrived although no dataplane runs: {answer:?}"
+        );
         site.start_dataplane(&ON)?;
         ensure!(
             shares(&site)? == (0, 0),
@@ -646,7 +649,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     println!("{}", output.context("the log says so")?);
     // The services exist, the counters continue, and new connections are opened.
     let counts = || stats(&site).is_ok_and(|after| after > before);
-    wait_until("counters to go on", common::SOON, counts)?;
+    wait_until("the counters to continue", common::SOON, counts)?;
     let url = format!("http://{}/much", site.vip);
     site.client
         .run("curl", &["-sS", "-f", "-m", "120", "-o", "/dev/null", &url])?;

@@ -9,8 +9,8 @@ use nix::sys::signal::Signal;
 use super::common;
 use super::fast_path::{require_permission, shares};
 
-/// Parts of the output of tc: the dataplane's filter, with a queueing discipline that the dataplane
-/// has created; and with an existing one.
+/// Parts of the output of [`shown`] if the dataplane has created the queueing discipline, and if
+/// another program had created it before.
 const OWN: &str = "lvs_ingress+clsact";
 const SHARED: &str = "lvs_ingress direct-action";
 

@@ -86,8 +86,8 @@ fn firewall(site: &Site, rule: &str) -> Result<()> {
     Ok(())
 }
 
-/// The host's rules match packets that the dataplane reinjects as if they were unchanged: fragments
-/// large and small, and whole datagrams, on a port of a VIP of the host.
+/// The host's rules match reinjected packets as they match packets that the dataplane has not
+/// received: large and small fragments, and whole datagrams, to a port of a VIP of the host.
 #[test]
 fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
     let mut site = site("fragments")?;
@@ -197,10 +197,11 @@ fn received(site: &Site) -> Result<u64> {
     workers[0]["packets"].as_u64().context("packets")
 }
 
-/// An operator removes the program that reinjects frames: no frame leaves with a wrong sender, and
-/// the dataplane soon reinjects frames by another path.
+/// An operator removes the program that reinjects frames. No frame leaves the director with the
+/// client's address as its source, and the dataplane soon reinjects frames through its device
+/// instead.
 #[test]
-fn removed_reinjection_leaks_no_packet() -> Result<()> {
+fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
     let mut site = site("detached")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;

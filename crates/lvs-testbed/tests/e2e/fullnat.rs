@@ -74,8 +74,8 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     common::wait_for_host_state(&site, &before)
 }
 
-/// Only the dataplane has the local address and the VIP, for IPv4 and IPv6. Then other addresses
-/// replace them during traffic.
+/// Only the dataplane has the local address and the VIP, for IPv4 and IPv6. Later, other local
+/// addresses replace the first ones during traffic.
 #[test]
 fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     let mut options = options("fullnat-own");

@@ -187,7 +187,7 @@ fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// With a kill and without.
+/// Measures downloads with a killed dataplane and without, and prints the longest pause of each.
 fn compared(label: &str, how: (Forward, By)) -> Result<()> {
     const MANY: u64 = 500;
     let quiet = downloads(&format!("{label}q"), how, MANY, End::None)?;

@@ -546,7 +546,7 @@ impl Bed {
         all
     }
 
-    /// Withdraws all other rights.
+    /// Revokes all rights but these.
     fn permit_only(&self, rights: &[&(&str, Right)]) -> Result<()> {
         for path in RULES {
             let of_role = rights.iter().filter(|(role, _)| *role == path);
@@ -875,7 +875,7 @@ impl Endpoint {
         Ok(pod)
     }
 
-    /// Waits until its last connection has ended.
+    /// Waits until the last connection of the pod has ended.
     fn end(&self, bed: &Bed) -> Result<()> {
         let server = format!("{}:80", self.address);
         bed.wait("the last connection of a pod to close", |bed| {

@@ -188,7 +188,7 @@ fn local_client_that_the_host_masquerades_is_answered() -> Result<()> {
     Ok(())
 }
 
-/// Only the ports of services are the dataplane's, and only while it runs.
+/// The dataplane receives only packets to ports of services, and only while it runs.
 #[test]
 fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
     let mut site = new_site("lc-ports")?;
@@ -209,12 +209,13 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
             is_refused(&site, site.service(81))?,
             "the host has no port 81"
         );
-        // A service that is removed gives its port back.
+        // After a service is removed, the host receives the packets for its port.
         site.lvsadm(&format!("-D -t {}", site.service(80)))?;
         is_answered_by(&site, "director")?;
         site.add_service_weighted("-t", 80, "rr", &[1])?;
         is_answered_by(&site, "rs1")?;
-        // So does an address that the host loses; when it is back, so is the service.
+        // If the VIP moves to another interface of the host, the service still receives its
+        // packets; so it does after the VIP returns.
         let device = site.director.sh("ip -o link show lvs-local0")?;
         ensure!(device.contains("UP"), "{device}");
         site.director
@@ -241,7 +242,7 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
 
 /// A listener on the director receives nothing from a host that claims the director's addresses.
 #[test]
-fn packets_from_outside_with_a_host_address_stay_refused() -> Result<()> {
+fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
     let mut site = new_site("lc-forged")?;
     let _servers = [echo(&site.servers[0])?, echo(&site.servers[1])?];
     site.start_dataplane(&[])?;
@@ -274,7 +275,7 @@ fn packets_from_outside_with_a_host_address_stay_refused() -> Result<()> {
     for host in [&site.client, &site.servers[0]] {
         for from in [&*vip, "192.0.2.1", "10.0.0.1"] {
             for to in [&*vip, "192.0.2.1"] {
-                // From the service's port, as its answers are, and from another port.
+                // Packets from the service's port, as replies are, and from another port.
                 for port in [ECHO, 4000] {
                     forge(host, from, port, to, 7000)?;
                     forge(host, from, port, to, ECHO)?;
@@ -332,7 +333,8 @@ impl Client {
 
 #[test]
 fn connection_of_local_client_survives_warm_restart() -> Result<()> {
-    // With the fast path, also if the client sends something meanwhile.
+    // With the fast path, the connection also survives if the client sends a request while no
+    // dataplane runs.
     for (words, sends) in [
         (&["--fast-path", "on"][..], true),
         (&["--fast-path", "off", "--warm-restart", "on"][..], false),
@@ -348,7 +350,7 @@ fn connection_of_local_client_survives_warm_restart() -> Result<()> {
             let mut dataplane = site.dataplane.take().context("it runs")?;
             dataplane.signal(Signal::SIGKILL)?;
             dataplane.wait(common::SOON)?;
-            // A new connection is the host's.
+            // The host itself answers a new connection.
             is_answered_by(&site, "director")?;
             if sends {
                 client.ask()?;

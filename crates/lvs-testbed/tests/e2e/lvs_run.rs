@@ -180,7 +180,7 @@ fn moby_ipvs_passes_its_own_tests() -> Result<()> {
         ensure!(names.contains(&expected), "{names:?}");
     }
     for name in names {
-        // They leave services behind.
+        // The tests leave services behind.
         site.lvsadm("-C")?;
         let run = format!("{launcher} -- {program} -test.v -test.run '^{name}$' 2>&1 || true");
         let printed = site.director.sh(&run)?;
@@ -369,7 +369,7 @@ fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
 /// If lvsd and keepalived changed the same services, each would revert the changes of the other
 /// without end.
 #[test]
-fn change_is_refused_while_lvsd_manages_the_services() -> Result<()> {
+fn ipvsadm_change_is_refused_while_lvsd_manages_services() -> Result<()> {
     let site = site("lvsrunlock")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let file = site.testbed.dir().join("lvsd.toml");

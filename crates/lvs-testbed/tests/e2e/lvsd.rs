@@ -147,7 +147,7 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
     report.all_ok(report.ok)?;
     ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
 
-    // lvsd was told to leave the dataplane running, and the dataplane continues to forward.
+    // lvsd stops without its dataplane, which continues to forward.
     let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     Ok(())
@@ -285,7 +285,7 @@ fn dataplane_pid(site: &Site) -> Result<String> {
 
 /// Downloads continue while lvsd is replaced, as in an upgrade; no state remains at the end.
 #[test]
-fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
+fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() -> Result<()> {
     let site = site("restarts")?;
     let before = common::host_state(&site)?;
     configure(&site, 3)?;
@@ -382,7 +382,7 @@ fn replacing_reload_loses_no_request() -> Result<()> {
 #[ignore = "long"]
 fn unread_output_does_not_block_lvsd() -> Result<()> {
     let site = site("unread")?;
-    // lvsd warns of these times before anything else.
+    // With these times, lvsd logs a warning before any other line.
     let path = configure(&site, 3)?.display().to_string();
     let fifo = site.testbed.dir().join("log").display().to_string();
     let stuffed = format!(

@@ -244,7 +244,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         .take()
         .into_iter()
         .for_each(|mut dataplane| dataplane.kill());
-    wait_until("the routes to go", common::SOON, || {
+    wait_until("the routes to be removed", common::SOON, || {
         site.director
             .sh("ip route; ip -6 route")
             .is_ok_and(|routes| !routes.contains("lvs-host0"))

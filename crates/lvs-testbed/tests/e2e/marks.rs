@@ -111,7 +111,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     ends_with(&site, 80, "0")?;
     site.lvsadm(&format!("mark add --source {client} --drop"))?;
     assert_ne!(fetched(&site, 80)?, "0", "the request is served");
-    wait_until("the host to be reached", SOON, || {
+    wait_until("the packet to reach the host", SOON, || {
         reaches_the_host().unwrap_or(false)
     })?;
     wait_until("the rule's count", SOON, || {

@@ -14,7 +14,8 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, servers, wait_until, waiters};
 use nix::sys::signal::Signal;
 
-/// Time limit for any operation on a busy machine. The kernel's silence lasts a quarter of an hour.
+/// Time limit for any operation on a busy machine. Without a reset, the kernel of a client would
+/// wait for a quarter of an hour.
 const SOON: Duration = Duration::from_secs(20);
 
 /// A daemon with a dataplane that it has started.
@@ -22,7 +23,7 @@ struct Daemon<'a> {
     site: &'a Site,
     virt: SocketAddr,
     protocol: &'a str,
-    /// Lines of the service.
+    /// Configuration lines of the service.
     settings: &'a str,
     fast_path: &'a str,
     program: Option<Proc>,

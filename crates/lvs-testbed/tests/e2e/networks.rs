@@ -93,7 +93,7 @@ impl<'a> Download<'a> {
     }
 }
 
-/// New connections work again.
+/// Waits until new connections work again.
 fn new_connections(site: &Site, what: &str) -> Result<()> {
     let mut load = site.load();
     load.requests = 20;
@@ -353,7 +353,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     site.client.load(&load)?.all_ok(20)?;
     // The dataplane leaves the groups.
     site.lvsadm("-C")?;
-    wait_until("the switch to have forgotten", PATIENCE, || {
+    wait_until("the switch to forget the group", PATIENCE, || {
         site.testbed
             .groups()
             .is_ok_and(|groups| !groups.contains(group))
@@ -371,7 +371,7 @@ struct TrunkSite {
     testbed: Testbed,
 }
 
-/// Adds an interface for a VLAN of `eth0`, as the kernel's 802.1Q makes it.
+/// Adds an interface of the kernel for a VLAN of `eth0`.
 fn add_vlan(host: &Host, vlan: u16, addresses: &[&str]) -> Result<()> {
     host.sh(&format!(
         "ip link add link eth0 name eth0.{vlan} type vlan id {vlan}; ip link set eth0.{vlan} up"

@@ -13,11 +13,11 @@ use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_un
 use serde_json::Value;
 
 const KEY: &str = "0123456789abcdef0123456789abcdef";
-/// The two directors.
+/// Addresses of the two directors.
 const ONE: &str = "192.0.2.1";
 const TWO: &str = "192.0.2.2";
 
-/// The successor of a killed dataplane starts empty.
+/// Options with which the successor of a killed dataplane starts without state.
 const ALONE: [&str; 2] = ["--fast-path", "off"];
 
 /// A site of two directors, without dataplanes.
@@ -68,7 +68,7 @@ fn state(site: &Site, director: &Host) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| text.clone())
 }
 
-/// A number of the only peer's.
+/// The value `name` of the only peer.
 fn of_peer(site: &Site, director: &Host, name: &str) -> Option<u64> {
     let state = state(site, director).ok()?;
     state["peers"][0][name].as_u64()

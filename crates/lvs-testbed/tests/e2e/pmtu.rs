@@ -92,8 +92,9 @@ fn both_ways(site: &Site, virt: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Tests these narrow hops with services of these kinds: whether the client and the server use
-/// IPv6, and the forwarding method.
+/// Transfers files through each of these narrow hops, with services of these kinds. A kind is:
+/// whether the client uses IPv6, whether the server uses IPv6, and the options of the forwarding
+/// method.
 fn every_hop(site: &mut Site, hops: &[Narrow], kinds: &[(bool, bool, &str)]) -> Result<()> {
     for &which in hops {
         for &(six, server6, options) in kinds {

@@ -44,7 +44,7 @@ fn call(site: &Site, label: &str, options: &str) -> Result<()> {
         .map(drop)
 }
 
-/// The calls of which each server has received messages.
+/// The calls of each server, according to the messages that it received.
 fn calls(site: &Site) -> Result<Vec<BTreeSet<String>>> {
     (1..=site.servers.len())
         .map(|number| {

@@ -11,8 +11,9 @@ use lvs_testbed::netns::run_with_input;
 use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, wait_until};
 use lvs_testbed::{programs, servers::NginxOptions};
 
-/// A site with a dataplane on each of two directors, the first with daemons of these arguments, the
-/// second with daemons of its own.
+/// Creates a site with a dataplane on each of two directors, without synchronisation daemons; nginx
+/// sends at most `rate` bytes a second for each response. Returns the site and the second
+/// dataplane.
 fn directors(forward: Forward, rate: u64) -> Result<(Site, Proc)> {
     let mut options = SiteOptions::new("sync", forward);
     options.standby = true;
@@ -488,7 +489,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
 }
 
 #[test]
-fn sync_messages_of_own_users_are_ignored() -> Result<()> {
+fn sync_messages_of_local_users_are_ignored() -> Result<()> {
     let mut options = SiteOptions::new("ownuser", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;

@@ -23,7 +23,7 @@ const BYTES: u64 = 400_000;
 const RATE: u64 = 20_000;
 const LONG: Duration = Duration::from_secs(15);
 
-/// The kernel as a director, at two devices of a host's.
+/// The kernel as a director, attached to two devices of a host.
 struct Kernel {
     dir: PathBuf,
     asked: usize,
@@ -167,7 +167,7 @@ fn downloads_continue_from_kernel_to_dataplane_and_back() -> Result<()> {
             kernel.established()? == DOWNLOADS,
             "the kernel has the connections"
         );
-        // The kernel director stops sending immediately.
+        // The first director fails: its kernel stops sending at once.
         site.fail_over()?;
         drop(kernel);
 

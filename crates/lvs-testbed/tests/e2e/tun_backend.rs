@@ -113,7 +113,8 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     let report = common::ok(site.client.load(&load)?, 94)?;
     let expected = [("director", 47), ("rs1", 47)].map(|(name, n)| (name.to_owned(), n));
     ensure!(report.servers == expected.into(), "{:?}", report.servers);
-    // Its own clients still get their answers, which pass the dataplane, too.
+    // Clients that connect to the director's web server directly also receive its replies, which
+    // pass the dataplane as well.
     let direct = LoadOptions {
         target: ([192, 0, 2, 1], 8080).into(),
         requests: 20,
@@ -530,8 +531,8 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     Ok(())
 }
 
-/// The daemon checks its file against the backend, starts the dataplane, checks servers past it,
-/// and owns the address.
+/// `lvsd` checks its file against the capabilities of the backend, starts the dataplane, checks the
+/// servers directly, and lets the dataplane own the address.
 #[test]
 fn tun_backend_works_under_lvsd() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Dataplane)?;

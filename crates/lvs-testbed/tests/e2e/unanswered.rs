@@ -49,14 +49,14 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
 }
 
 #[test]
-fn server_without_vip_on_lo_is_a_finding() -> Result<()> {
+fn doctor_reports_server_without_vip_on_lo() -> Result<()> {
     let faults = ["ip addr del VIP/32 dev lo", "ip addr add VIP/32 dev lo"];
     found_and_healed(Forward::Dr, faults, "realserver-setup")
 }
 
 #[test]
 #[ignore = "long"]
-fn server_with_another_gateway_is_a_finding() -> Result<()> {
+fn doctor_reports_server_with_another_gateway() -> Result<()> {
     let faults = [
         "ip route change default via 10.0.0.99",
         "ip route change default via 10.0.0.1",

@@ -166,7 +166,11 @@ fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Res
         };
         for &port in hosts {
             let is_hosts = || status(port).is_ok_and(|status| status == REFUSED);
-            wait_until(&format!("port {port} to be the host's"), SOON, is_hosts)?;
+            wait_until(
+                &format!("the host to answer on port {port}"),
+                SOON,
+                is_hosts,
+            )?;
         }
         let program = programs::find("lvs-dataplane")?;
         site.director

@@ -12,7 +12,7 @@ use lvs_testbed::listing::connections;
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, servers, wait_until};
 use serde_json::Value;
 
-/// Workers that handle all packets themselves.
+/// Four workers without the kernel fast path, so that the workers handle all packets.
 const WORKERS: [&str; 4] = ["--workers", "4", "--fast-path", "off"];
 
 fn site(options: SiteOptions) -> Result<Site> {

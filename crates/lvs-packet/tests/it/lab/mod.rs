@@ -195,7 +195,7 @@ impl Decide for OneServer {
             if Some(inner.dst) == service.server && service.method == Forwarding::Nat {
                 return reply(Some(service.virt));
             }
-            // The director's own error about a request that it has not translated.
+            // An error that the director itself made about a request that it had not translated.
             if inner.dst == service.virt
                 && service.method != Forwarding::Nat
                 && error.hook == Hook::Output

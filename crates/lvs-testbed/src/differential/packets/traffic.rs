@@ -233,7 +233,7 @@ impl Traffic {
         ("answer", self.segment(source, dst, false))
     }
 
-    // --- what errors are about -------------------------------------------------------------------
+    // --- packets that errors quote -------------------------------------------------------------
 
     /// The first bytes of a packet from `src` to `dst`, as quoted by a router.
     fn quoted(&mut self, src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
@@ -422,7 +422,7 @@ impl Traffic {
         self.segment(source, client, false)
     }
 
-    // --- complaints about tunnels ----------------------------------------------------------------
+    // --- errors about tunnel packets -----------------------------------------------------------
 
     /// Creates an ICMP error of a router about a tunnel packet, and a request after it.
     fn complaint(&mut self) -> Vec<Value> {
