@@ -25,11 +25,11 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
             "# the first that fits decides\n\
              --destination {vip} --protocol tcp --ports 82 --host\n\
              --destination {vip} --protocol tcp --ports 83 --drop\n\
+             -A -f 7 -s rr\n\
              --destination {vip} --protocol tcp --ports 80-84 --mark 7\n"
         ),
     )?;
-    site.start_dataplane(&["--marks", &rules.display().to_string()])?;
-    site.lvsadm("-A -f 7 -s rr")?;
+    site.start_dataplane(&["--rules", &rules.display().to_string()])?;
     for index in 0..2 {
         site.lvsadm(&format!("-a -f 7 -r {}:80 -m", site.real_address(index)))?;
     }
