@@ -100,6 +100,16 @@ impl Proc {
         self.wait(STOP_LIMIT)
     }
 
+    /// As [`stop`](Self::stop); the program must report success.
+    ///
+    /// # Errors
+    /// As `stop`, and if the exit status is not 0.
+    pub fn stop_ok(&mut self, signal: Signal) -> Result<()> {
+        let status = self.stop(signal)?;
+        ensure!(status.success(), "{status}: {}", self.log());
+        Ok(())
+    }
+
     /// Kills the program, like `kill -9`.
     pub fn kill(&mut self) {
         let _ = killpg(self.nix_pid(), Signal::SIGKILL);

@@ -21,8 +21,7 @@ const TOKEN: &str = "test-token-0123456789";
 const HOSTILE: &str = "<img src=x onerror=window.hacked=1>\\\"'{{7*7}}</script>&amp;";
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 3;
+    let mut options = SiteOptions::with_servers(label, Forward::Nat, 3);
     Site::new(options)
 }
 
@@ -362,8 +361,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         &["check".into(), "rules".into(), rules, queries],
     )?;
 
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -498,8 +496,7 @@ fn api_agrees_with_commands() -> Result<()> {
     wait_until("the old port to be closed", common::SOON, || {
         get(&site, 9560, "v1/health").is_err()
     })?;
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -551,8 +548,7 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
         let written = fs::read_to_string(file("ip_vs_conn"));
         listed > 10 && written.is_ok_and(|text| text.lines().count() == 1 + listed)
     })?;
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -669,8 +665,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     site.programs
         .push(nginx(&site.servers[2], &NginxOptions::default())?);
     browser.wait_for("#verdict", "All is well", long)?;
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     browser.wait_for("#verdict", "does not answer", long)?;
     if browser.text("#broken")?.contains("undefined") {
         bail!("{}", browser.text("body")?);
@@ -750,8 +745,7 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
         browser.screen(1280, 900, false)?;
         browser.click("#ask-cancel")?;
     }
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     browser.wait_for("#verdict", "does not answer", long)?;
     check(500, "a director that does not answer")?;
     ensure!(broken.is_empty(), "{}", broken.join("\n"));

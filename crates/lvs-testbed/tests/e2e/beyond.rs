@@ -53,8 +53,7 @@ fn servers_are_clients_of_their_own_service() -> Result<()> {
             );
         }
         // With NAT, clients from other networks keep their own addresses.
-        let mut load = site.load();
-        load.requests = 40;
+        let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
         let seen = site
             .client
@@ -98,8 +97,7 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
             options.ip_forward = ip_forward;
             let site = common::site(options)?;
             site.add_service(80, "rr")?;
-            let mut load = site.load();
-            load.requests = 40;
+            let load = site.load_of(40);
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
             common::upload(&site)?;
             // They are counted like packets that pass the kernel's FORWARD hook.
@@ -116,13 +114,11 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
 #[test]
 fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun, Forward::FullNat] {
-        let mut options = SiteOptions::new("routed-vip", forward);
-        options.servers = 2;
+        let mut options = SiteOptions::with_servers("routed-vip", forward, 2);
         options.vip = Vip::Routed;
         let site = common::site(options)?;
         site.add_service(80, "rr")?;
-        let mut load = site.load();
-        load.requests = 40;
+        let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
         let addresses = site.director.sh("ip -o addr")?;
         ensure!(!addresses.contains(&site.vip.to_string()), "{addresses}");
@@ -135,8 +131,7 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
 #[test]
 fn services_with_many_ports_forward_each_port() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {
-        let mut options = SiteOptions::new("ports", forward);
-        options.servers = 2;
+        let mut options = SiteOptions::with_servers("ports", forward, 2);
         options.nginx.ports = vec![80, 8000, 8042, 8099];
         let mut site = Site::new(options)?;
         site.start_dataplane(&[])?;
@@ -239,9 +234,11 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
 /// local addresses.
 #[test]
 fn full_nat_is_configured_from_a_file() -> Result<()> {
-    let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers(
+        "fullnat-file",
+        Forward::FullNat,
+        2,
+    ))?;
     let file = site.director.dir().join("fullnat.toml");
     let text = |local: &str| {
         format!(
@@ -273,8 +270,7 @@ fn full_nat_is_configured_from_a_file() -> Result<()> {
             seen().is_ok_and(|seen| seen.trim() == local)
         })
         .with_context(|| daemon.log())?;
-        let mut load = site.load();
-        load.requests = 40;
+        let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
     }
     let listing = site.lvsadm("local")?;

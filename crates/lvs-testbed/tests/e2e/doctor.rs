@@ -45,9 +45,7 @@ fn fix(site: &Site, what: &str) -> Result<String> {
 }
 
 fn site(label: &str, forward: Forward) -> Result<Site> {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 2;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers(label, forward, 2))?;
     site.add_service(80, "rr")?;
     Ok(site)
 }
@@ -222,8 +220,7 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
 
 #[test]
 fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
-    let mut options = SiteOptions::new("doctarp", Forward::Dr);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("doctarp", Forward::Dr, 1);
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
     let router = site

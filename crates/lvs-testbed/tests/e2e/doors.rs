@@ -24,8 +24,7 @@ const NOBODY: [&str; 6] = [
 const BARE_ROOT: [&str; 4] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"];
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers(label, Forward::Nat, 2);
     Site::new(options)
 }
 
@@ -64,8 +63,7 @@ fn stderr_to(script: &str) -> [String; 4] {
 }
 
 fn requests(site: &Site, count: u64) -> Result<()> {
-    let mut load = site.load();
-    load.requests = count;
+    let load = site.load_of(count);
     common::ok(site.client.load(&load)?, count).map(drop)
 }
 
@@ -94,8 +92,7 @@ fn log_without_reader_delays_no_packet() -> Result<()> {
                 .sh("ip rule add to 198.51.100.1 table 77; ip rule del to 198.51.100.1 table 77; ip addr add 198.51.100.9/32 dev lo; ip addr del 198.51.100.9/32 dev lo")?;
             requests(&site, 40)?;
         }
-        let report = steady.finish()?;
-        report.all_ok(report.ok)?;
+        steady.finish_ok()?;
         let dataplane = site.dataplane.as_mut().context("started above")?;
         ensure!(dataplane.is_running(), "it has stopped");
         ensure!(dataplane.stop(Signal::SIGTERM)?.success());
@@ -188,7 +185,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
             "{}",
             second.log()
         );
-        ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+        lvsd.stop_ok(Signal::SIGINT)?;
         for squatter in &mut squatters {
             squatter.kill();
         }
@@ -271,8 +268,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     // A hung dataplane does not outlive the daemon either.
     let third = dataplane(&lvsd)?;
     site.director.sh(&format!("kill -STOP {third}"))?;
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     let is_gone = || {
         let all = site.director.sh("ps -eo pid");
         all.is_ok_and(|all| all.split_whitespace().all(|pid| pid != third.to_string()))
@@ -376,8 +372,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     requests(&site, 200)?;
     // Users with write access still receive answers.
     site.lvsadm("-L -n --stats -t 198.51.100.1:80")?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     let taken = resident(dataplane)?.saturating_sub(before);
     println!("{taken} MiB more at the most; {report:?}");
     ensure!(taken <= 64, "{taken} MiB");

@@ -12,16 +12,14 @@ use nix::sys::signal::Signal;
 #[test]
 fn stopped_dataplane_restores_host() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane] {
-        let mut options = SiteOptions::new("ends", Forward::Nat);
-        options.servers = 2;
+        let mut options = SiteOptions::with_servers("ends", Forward::Nat, 2);
         options.vip = vip;
         let mut site = lvs_testbed::Site::new(options)?;
         let before = common::host_state(&site)?;
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
             site.start_dataplane(&[])?;
             site.add_service(80, "rr")?;
-            let mut load = site.load();
-            load.requests = 20;
+            let load = site.load_of(20);
             common::ok(site.client.load(&load)?, 20)?;
             ensure!(
                 common::host_state(&site)? != before,
@@ -65,9 +63,7 @@ ask() while <STDIN>;
 
 #[test]
 fn killed_dataplane_restarts_cleanly() -> Result<()> {
-    let mut options = SiteOptions::new("again", Forward::Nat);
-    options.servers = 2;
-    let mut site = common::site(options)?;
+    let mut site = common::site(SiteOptions::with_servers("again", Forward::Nat, 2))?;
     site.add_service(80, "rr")?;
     let rules = site.testbed.dir().join("rules");
     fs::write(&rules, site.lvsadm("-S -n")?)?;
@@ -86,8 +82,7 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     site.start_dataplane(&["--rules", &path, "--fast-path", "off"])?;
 
     // New connections work at once.
-    let mut load = site.load();
-    load.requests = 94;
+    let load = site.load_of(94);
     common::ok(site.client.load(&load)?, 94)?;
     // The dataplane does not know the old connection. As after a reboot of an IPVS director, the
     // host resets it, and the client connects again.
@@ -97,12 +92,9 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
 
 #[test]
 fn interface_removed_and_created_again_is_used() -> Result<()> {
-    let mut options = SiteOptions::new("away", Forward::Nat);
-    options.servers = 2;
-    let mut site = common::site(options)?;
+    let mut site = common::site(SiteOptions::with_servers("away", Forward::Nat, 2))?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 20;
+    let mut load = site.load_of(20);
     common::ok(site.client.load(&load)?, 20)?;
     load.timeout_ms = 5000;
 
@@ -148,9 +140,7 @@ fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Res
 
 #[test]
 fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
-    let mut options = SiteOptions::new("refused", Forward::Nat);
-    options.servers = 1;
-    let mut site = common::site(options)?;
+    let mut site = common::site(SiteOptions::with_servers("refused", Forward::Nat, 1))?;
 
     let text = refused(&site, &[], &["--interface", "eth0"])?;
     ensure!(
@@ -158,8 +148,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
         "a second instance: {text}"
     );
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 20;
+    let load = site.load_of(20);
     common::ok(site.client.load(&load)?, 20)?;
     site.dataplane = None;
 
@@ -206,9 +195,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
 
 #[test]
 fn invalid_rules_change_nothing() -> Result<()> {
-    let mut options = SiteOptions::new("rules", Forward::Nat);
-    options.servers = 1;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers("rules", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     let before = site.lvsadm("-S -n")?;
     let (service, server) = (site.service(80), site.real_address(0));
@@ -237,12 +224,9 @@ fn invalid_rules_change_nothing() -> Result<()> {
 /// traffic.
 #[test]
 fn invalid_frames_are_dropped() -> Result<()> {
-    let mut options = SiteOptions::new("frames", Forward::Nat);
-    options.servers = 1;
-    let mut site = common::site(options)?;
+    let mut site = common::site(SiteOptions::with_servers("frames", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 0;
+    let load = site.load_of(0);
     let steady = site.client.steady_load(&load)?;
     // The client has then resolved the link-layer address.
     steady.wait_for_more(1)?;
@@ -279,8 +263,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
     );
     let sent: u64 = site.client.sh(&script)?.trim().parse()?;
     ensure!(sent > 1000, "{sent} frames sent");
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
     let dataplane = site.dataplane.as_mut().context("started above")?;
     ensure!(
         dataplane.is_running() && !dataplane.log().contains("panicked"),
@@ -293,8 +276,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
 /// Another host announces a virtual address: the director that owns it announces it again.
 #[test]
 fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
-    let mut options = SiteOptions::new("claim", Forward::Dr);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers("claim", Forward::Dr, 2);
     options.vip = Vip::Dataplane;
     let mut site = lvs_testbed::Site::new(options)?;
     let router = site
@@ -303,8 +285,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
         .context("the one-arm site has a router")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 10;
+    let load = site.load_of(10);
     common::ok(site.client.load(&load)?, 10)?;
     let ours = site.director.sh("cat /sys/class/net/eth0/address")?;
     let (ours, theirs) = (ours.trim(), "02:00:00:00:77:09");
@@ -352,8 +333,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
 /// address.
 #[test]
 fn vip_of_another_host_is_reported() -> Result<()> {
-    let mut options = SiteOptions::new("conflict", Forward::Dr);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("conflict", Forward::Dr, 1);
     options.vip = Vip::Dataplane;
     let mut site = lvs_testbed::Site::new(options)?;
     let router = site

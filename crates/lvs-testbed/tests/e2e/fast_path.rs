@@ -47,9 +47,7 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
 /// As [`site`], with these options of the dataplane.
 fn site_by(words: &[&str], label: &str, forward: Forward, servers: usize) -> Result<Site> {
     require_permission()?;
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = servers;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers(label, forward, servers))?;
     site.start_dataplane(words)?;
     Ok(site)
 }
@@ -530,9 +528,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
         site.add_service(80, "rr")?;
         common::bulk(&site)?;
         ensure!(shares(&site)?.0 > 100, "packets in the kernel");
-        let mut dataplane = site.dataplane.take().context("it runs")?;
-        dataplane.signal(signal)?;
-        dataplane.wait(Duration::from_secs(10))?;
+        site.stop_dataplane(signal)?;
         let url = format!("http://{}/s/1", site.vip);
         let answer = site.client.run("curl", &["-sS", "-m", "1", &url]);
         ensure!(answer.is_err(), "nobody forwards: {answer:?}");
@@ -625,9 +621,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
         servers.map(|row| Ok(row.number(1)? as f64)).sum()
     };
     let before = stats(&site)?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.stop_dataplane(Signal::SIGKILL)?;
     std::thread::sleep(Duration::from_secs(5));
     ensure!(downloads.is_running(), "{}", downloads.log());
     site.start_dataplane(words)?;
@@ -651,9 +645,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     site.client
         .run("curl", &["-sS", "-f", "-m", "120", "-o", "/dev/null", &url])?;
     // An orderly stop removes everything.
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(Signal::SIGTERM)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.stop_dataplane(Signal::SIGTERM)?;
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
@@ -706,9 +698,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
     let refused = site.director.sh(&second)?;
     ensure!(refused.contains("another dataplane"), "{refused}");
     for cleanup in [true, false] {
-        let mut dataplane = site.dataplane.take().context("it runs")?;
-        dataplane.signal(Signal::SIGKILL)?;
-        dataplane.wait(Duration::from_secs(10))?;
+        site.stop_dataplane(Signal::SIGKILL)?;
         let links = site.director.sh("ls /sys/fs/bpf/lvs/*")?;
         ensure!(links.contains("link-"), "{links}");
         if cleanup {
@@ -749,9 +739,7 @@ fn successor_starts_daemons_when_interface_is_created() -> Result<()> {
                 .is_ok()
         },
     )?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.stop_dataplane(Signal::SIGKILL)?;
     director.sh("ip link del d1")?;
     site.start_dataplane(&ON)?;
     let daemons = site.lvsadm("-L --daemon")?;

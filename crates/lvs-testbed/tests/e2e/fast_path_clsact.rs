@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use lvs_testbed::{Forward, Host, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 
@@ -16,9 +16,7 @@ const SHARED: &str = "lvs_ingress direct-action";
 
 fn site(label: &str, servers: usize) -> Result<Site> {
     require_permission()?;
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = servers;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers(label, Forward::Nat, servers))?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
     Ok(site)
@@ -46,9 +44,7 @@ fn filters(host: &Host) -> Result<usize> {
 }
 
 fn end(site: &mut Site, signal: Signal) -> Result<()> {
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(signal)?;
-    dataplane.wait(Duration::from_secs(10)).map(drop)
+    site.stop_dataplane(signal)
 }
 
 /// Starts a download, and waits until it is offloaded.

@@ -5,7 +5,7 @@ use crate::common;
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, Topology, programs, wait_until};
 
 /// A site for a director with XDP at its interfaces.
@@ -17,8 +17,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 
 fn site_as_it_is(label: &str, forward: Forward, offloads: bool) -> Result<Site> {
     super::fast_path::require_permission()?;
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 4;
+    let mut options = SiteOptions::with_servers(label, forward, 4);
     if forward == Forward::FullNat {
         options.topology = Topology::TwoArm;
     }
@@ -86,9 +85,7 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
         "the program belongs to the dataplane: {doctor}"
     );
     common::iperf_and_dns(&site)?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(nix::sys::signal::Signal::SIGTERM)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.stop_dataplane(nix::sys::signal::Signal::SIGTERM)?;
     wait_until("no program to remain attached", common::SOON, || {
         programs_of(&site).is_ok_and(|left| left.is_empty())
     })
@@ -176,17 +173,13 @@ fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;
     start(&mut site)?;
     let download = download(&site)?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.stop_dataplane(nix::sys::signal::Signal::SIGKILL)?;
     std::thread::sleep(Duration::from_secs(1));
     start(&mut site)?;
     let (before, _) = shares(&site)?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
     wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.stop_dataplane(nix::sys::signal::Signal::SIGKILL)?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
     wait_until("the XDP programs to be detached", common::SOON, gone)?;

@@ -18,8 +18,7 @@ const SOON: Duration = Duration::from_secs(20);
 const IN_TIME: Duration = Duration::from_millis(500);
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers(label, Forward::Nat, 1);
     common::site(options)
 }
 
@@ -553,8 +552,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
 /// With the TUN backend, the host's firewall receives all packets, at FORWARD.
 #[test]
 fn tun_backend_traffic_passes_the_hosts_firewall() -> Result<()> {
-    let mut options = SiteOptions::new("tunfw", Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("tunfw", Forward::Nat, 1);
     options.vip = lvs_testbed::Vip::Dataplane;
     options.ip_forward = true;
     let mut site = Site::new(options)?;

@@ -225,8 +225,7 @@ fn sum(site: &Site, file: &std::path::Path) -> Result<String> {
 }
 
 fn options(label: &str, forward: Forward) -> SiteOptions {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers(label, forward, 2);
     options
 }
 

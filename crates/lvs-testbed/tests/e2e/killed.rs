@@ -80,8 +80,7 @@ fn downloads(
     if by == By::Kernel {
         super::fast_path::require_permission()?;
     }
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers(label, forward, 2);
     options.paced = Some(RATE);
     // The director is measured: clients and servers use another processor.
     let real_time = number > FEW;
@@ -171,9 +170,7 @@ fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
 
 /// Kills the dataplane, and replaces it by another one after a pause.
 fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.stop_dataplane(Signal::SIGKILL)?;
     thread::sleep(DEAD);
     let started = Instant::now();
     start(site, by, directory)?;
@@ -237,8 +234,7 @@ fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
 #[test]
 #[ignore = "long"]
 fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
-    let mut options = SiteOptions::new("holdo", Forward::Nat);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers("holdo", Forward::Nat, 2);
     options.paced = Some(RATE);
     let mut site = Site::new(options)?;
     start(&mut site, By::StateKeeper, None)?;
@@ -259,9 +255,7 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
         &["--workers", "2", "--max-connections", "5000"],
         &[],
     ] {
-        let mut dataplane = site.dataplane.take().context("it runs")?;
-        dataplane.signal(Signal::SIGKILL)?;
-        dataplane.wait(Duration::from_secs(10))?;
+        site.stop_dataplane(Signal::SIGKILL)?;
         site.start_dataplane(&[&["--warm-restart", "on"], words].concat())?;
         common::says(&site, &format!("connections={number}"))
             .with_context(|| format!("{words:?}"))?;
@@ -288,11 +282,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let program = program.display().to_string();
     let refused = director.sh(&format!("{program} --warm-restart on 2>&1 || true"))?;
     ensure!(refused.contains("another dataplane"), "{refused}");
-    let kill = |site: &mut Site, signal| -> Result<()> {
-        let mut dataplane = site.dataplane.take().context("it runs")?;
-        dataplane.signal(signal)?;
-        dataplane.wait(Duration::from_secs(10)).map(drop)
-    };
+    let kill = |site: &mut Site, signal| -> Result<()> { site.stop_dataplane(signal) };
     kill(&mut site, Signal::SIGKILL)?;
     ensure!(keepers()?.trim() == "1", "{}", keepers()?);
     // The host does not receive packets that no dataplane handles.

@@ -16,9 +16,7 @@ const NAMES: [&str; 3] = ["ipvsadm", "ipvsadm-save", "ipvsadm-restore"];
 
 /// Three servers, of which the last one is the fallback.
 fn site(label: &str, forward: Forward) -> Result<Site> {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 3;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers(label, forward, 3))?;
     site.serve("alive", 100)?;
     site.start_dataplane(&[])?;
     site.director.install(&programs::find("lvsadm")?, &NAMES)?;

@@ -16,8 +16,7 @@ const ECHO: u16 = 5000;
 /// A NAT director with the VIP on its host, whose kernel permits BPF programs.
 fn new_site(label: &str) -> Result<Site> {
     super::fast_path::require_permission()?;
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers(label, Forward::Nat, 2);
     Site::new(options)
 }
 
@@ -317,9 +316,7 @@ fn connection_of_local_client_survives_warm_restart() -> Result<()> {
         client.ask()?;
         client.has_answers(1)?;
         for count in 2..4 {
-            let mut dataplane = site.dataplane.take().context("it runs")?;
-            dataplane.signal(Signal::SIGKILL)?;
-            dataplane.wait(common::SOON)?;
+            site.stop_dataplane(Signal::SIGKILL)?;
             // A new connection is the host's.
             is_answered_by(&site, "director")?;
             if sends {
@@ -352,8 +349,7 @@ fn local_client_reaches_local_server() -> Result<()> {
         (Vip::Dataplane, "10.0.0.1:8080", "-m"),
     ] {
         super::fast_path::require_permission()?;
-        let mut options = SiteOptions::new("lc-node", Forward::Nat);
-        options.servers = 1;
+        let mut options = SiteOptions::with_servers("lc-node", Forward::Nat, 1);
         options.vip = vip;
         let site = common::site(options)?;
         let port = server.rsplit(':').next().context("a port")?.parse()?;

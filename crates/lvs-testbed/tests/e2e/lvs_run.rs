@@ -13,9 +13,7 @@ use nix::sys::signal::Signal;
 
 /// Three servers, of which keepalived uses the last one as sorry server.
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 3;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers(label, Forward::Nat, 3))?;
     site.serve("alive", 100)?;
     site.start_dataplane(&[])?;
     Ok(site)

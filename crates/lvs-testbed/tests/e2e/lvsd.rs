@@ -59,8 +59,7 @@ fn wait_usable(site: &Site, servers: usize, lvsd: &Proc) -> Result<()> {
 }
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 3;
+    let mut options = SiteOptions::with_servers(label, Forward::Nat, 3);
     Site::new(options)
 }
 
@@ -98,8 +97,7 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     })?;
     ensure!(lvsd.is_running() && usable(&site) == 3, "{}", lvsd.log());
     configure(&site, 3)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
 
     // A failed server gets no more connections; after it is back, it gets connections again.
     site.programs.remove(0).kill();
@@ -111,8 +109,7 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
         .push(nginx(&site.servers[0], &NginxOptions::default())?);
     wait_usable(&site, 3, &lvsd)?;
 
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     common::wait_for_host_state(&site, &before)
 }
 
@@ -143,13 +140,11 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
         .with_context(|| lvsd.log())?;
     }
     steady.wait_for_more(1000)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
 
     // lvsd was told to leave the dataplane running, and the dataplane continues to forward.
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -174,8 +169,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     })
     .with_context(|| lvsd.log())?;
 
-    let status = lvsd.stop(Signal::SIGTERM)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGTERM)?;
     let mut load = site.load();
     load.sizes = vec![1000];
     load.requests = 30;
@@ -209,9 +203,7 @@ const TUNNELS: [[(&str, &str); 2]; 4] = [
 /// open.
 #[test]
 fn tunnels_are_edited_in_place() -> Result<()> {
-    let mut options = SiteOptions::new("lvsd-tun", Forward::Tun);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("lvsd-tun", Forward::Tun, 2))?;
     let path = site.testbed.dir().join("lvsd.toml");
     let write = |tunnels: &[(&str, &str); 2]| -> Result<()> {
         let mut text = format!(
@@ -243,8 +235,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
     open.keepalive = true;
     open.pause_ms = 5;
     let steady = site.client.steady_load(&open)?;
-    let mut load = site.load();
-    load.requests = 40;
+    let load = site.load_of(40);
     for tunnels in &TUNNELS {
         write(tunnels)?;
         lvsd.signal(Signal::SIGHUP)?;
@@ -261,8 +252,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
             .with_context(|| format!("{tunnels:?}\n{}", listed()))?;
         ensure!(report.servers.len() == 2, "{tunnels:?}: {report:?}");
     }
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
 
     // An lvsd that starts again finds nothing to change.
     lvsd.signal(Signal::SIGKILL)?;
@@ -272,8 +262,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
         lvsd.log().contains("ready:")
     })?;
     ensure!(!lvsd.log().contains("changed server"), "{}", lvsd.log());
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -307,8 +296,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
         })
         .with_context(|| lvsd.log())?;
     }
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
     ensure!(dataplane_pid(&site)? == dataplane, "another dataplane");
 
     let path = site.testbed.dir().join("lvsd.toml").display().to_string();
@@ -369,10 +357,9 @@ fn replacing_reload_loses_no_request() -> Result<()> {
     .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
     // More than the number of requests in progress at the old server.
     steady.wait_for_more(1 + site.load().concurrency)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.servers.len() == 2, "{report:?}");
-    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -425,8 +412,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
             })?;
         }
         steady.wait_for_more(500)?;
-        let report = steady.finish()?;
-        report.all_ok(report.ok)?;
+        let report = steady.finish_ok()?;
         ensure!(report.ok > 500, "{report:?}");
         ensure!(lvsd.is_running(), "lvsd has exited");
         ensure!(lvsd.stop(Signal::SIGINT)?.success());
@@ -447,7 +433,7 @@ fn probes_leave_no_time_wait() -> Result<()> {
         let left = host.sh("ss -Htan state time-wait")?;
         ensure!(left.is_empty(), "{left}");
     }
-    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -534,7 +520,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     ensure!(output.contains("status 3"), "{output}");
     fs::write(&path, &text)?;
 
-    ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
+    daemon.stop_ok(Signal::SIGTERM)?;
     daemon = start(&site, &["--state", &state])?;
     wait_until(
         "lvsd status to report 2 usable servers",
@@ -568,9 +554,8 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     })?;
     site.lvsadm(&format!("undrain all {host}"))?;
     wait_usable(&site, 3, &daemon)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
-    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    steady.finish_ok()?;
+    daemon.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -640,8 +625,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         "nft 'table ip f { chain i { type filter hook input priority 0; ip saddr 10.0.0.1 reject; }; }'",
     )?;
     sorry_serves(&site)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(!report.servers.contains_key("rs3"), "{report:?}");
     site.servers[0].sh("nft delete table ip f")?;
     quorum(&site)?;
@@ -656,7 +640,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
             fs::read_to_string(&output).is_ok_and(|events| events.contains(&word))
         })?;
     }
-    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    daemon.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -675,8 +659,7 @@ fn is_answered_for(site: &Site) -> bool {
 /// over again. If the service ends with lvsd, lvsd releases it.
 #[test]
 fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
-    let mut options = SiteOptions::new("giveup", Forward::Nat);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers("giveup", Forward::Nat, 2);
     options.vip = lvs_testbed::Vip::Dataplane;
     let mut site = Site::new(options)?;
     let path = configure(&site, 2)?;
@@ -727,14 +710,13 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
             known.is_ok_and(|known| known.contains("lladdr"))
         },
     )?;
-    let mut load = site.load();
-    load.requests = 20;
+    let mut load = site.load_of(20);
     load.sizes = vec![1000];
     common::ok(site.client.load(&load)?, 20)?;
 
     // With `remove_on_exit`, the registration ends with lvsd, and the dataplane continues.
     let dataplane = dataplane_pid(&site)?;
-    ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
+    daemon.stop_ok(Signal::SIGTERM)?;
     answered(&site, false).with_context(|| daemon.log())?;
     ensure!(
         rows(&site.lvsadm("-L -n")?)
@@ -745,7 +727,7 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut again = start(&site, &["--state", &state])?;
     wait_usable(&site, 2, &again)?;
     becomes(&site, true)?;
-    ensure!(again.stop(Signal::SIGINT)?.success(), "{}", again.log());
+    again.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -821,7 +803,7 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
         .iter()
         .filter(|row| row.number(1).is_ok_and(|weight| weight == 3));
     ensure!(heavy.count() == 1);
-    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    daemon.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -874,8 +856,7 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
     let output = lvsd(&site, "reload --force")?;
     ensure!(output.contains("reloaded"), "{output}\n{}", daemon.log());
     steady.wait_for_more(1000)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 1000, "{report:?}");
     let rules = |site: &Site| -> Result<Vec<String>> {
         let mut rules: Vec<String> = site.lvsadm("-S -n")?.lines().map(str::to_owned).collect();
@@ -883,7 +864,7 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
         Ok(rules)
     };
     let after = rules(&site)?;
-    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    daemon.stop_ok(Signal::SIGINT)?;
     let mut cold = start(
         &site,
         &["--state", &site.testbed.dir().display().to_string()],
@@ -894,6 +875,6 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
         || rules(&site).is_ok_and(|now| now == after),
     )
     .with_context(|| format!("{after:#?}\n{:#?}", rules(&site)))?;
-    ensure!(cold.stop(Signal::SIGINT)?.success(), "{}", cold.log());
+    cold.stop_ok(Signal::SIGINT)?;
     Ok(())
 }

@@ -14,9 +14,7 @@ const SOON: Duration = Duration::from_secs(20);
 
 #[test]
 fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
-    let mut options = SiteOptions::new("marks", Forward::Nat);
-    options.servers = 2;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers("marks", Forward::Nat, 2))?;
     let rules = site.director.dir().join("marks");
     let vip = site.vip;
     fs::write(
@@ -93,9 +91,7 @@ fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
 /// the host's own ports.
 #[test]
 fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
-    let mut options = SiteOptions::new("source", Forward::Nat);
-    options.servers = 1;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers("source", Forward::Nat, 1))?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     site.add_service(443, "rr")?;

@@ -17,6 +17,9 @@ use nix::sys::signal::Signal;
 /// Time limit for any operation on a busy machine. The kernel's silence lasts a quarter of an hour.
 const SOON: Duration = Duration::from_secs(20);
 
+/// Settings of a service that resets the connections of a server that is removed.
+const RESET: &str = "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"";
+
 /// A daemon with a dataplane that it has started.
 struct Daemon<'a> {
     site: &'a Site,
@@ -28,7 +31,19 @@ struct Daemon<'a> {
     program: Option<Proc>,
 }
 
-impl Daemon<'_> {
+impl<'a> Daemon<'a> {
+    /// For the TCP service on port 80, with the lines `settings`.
+    fn new(site: &'a Site, settings: &'a str) -> Self {
+        Self {
+            site,
+            virt: site.service(80),
+            protocol: "tcp",
+            settings,
+            fast_path: "auto",
+            program: None,
+        }
+    }
+
     fn configure(&self, servers: &[usize]) -> Result<PathBuf> {
         let site = self.site;
         let interfaces = match site.options.forward {
@@ -131,9 +146,7 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
 
 /// Removes one of two servers from the file while connections of all kinds to both are open.
 fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
-    let mut options = SiteOptions::new("down", forward);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("down", forward, 2))?;
     site.serve("large", 16 << 20)?;
     let virt = if six {
         SocketAddr::from((site.vip6, 80))
@@ -141,12 +154,8 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         site.service(80)
     };
     let mut daemon = Daemon {
-        site: &site,
         virt,
-        protocol: "tcp",
-        settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
-        fast_path: "auto",
-        program: None,
+        ..Daemon::new(&site, RESET)
     };
     daemon.start(&[0, 1])?;
     let mut clients = Vec::new();
@@ -217,17 +226,11 @@ fn server_taken_out_resets_both_ends_tunnel() -> Result<()> {
 fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out() -> Result<()> {
     fast_path::require_permission()?;
     for forward in [Forward::Nat, Forward::Dr] {
-        let mut options = SiteOptions::new("asked", forward);
-        options.servers = 2;
-        let site = Site::new(options)?;
+        let site = Site::new(SiteOptions::with_servers("asked", forward, 2))?;
         let virt = site.service(80);
         let mut daemon = Daemon {
-            site: &site,
-            virt,
-            protocol: "tcp",
-            settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
             fast_path: "on",
-            program: None,
+            ..Daemon::new(&site, RESET)
         };
         daemon.start(&[0, 1])?;
         let falls_silent = site.testbed.dir().join("silent");
@@ -260,19 +263,13 @@ fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out()
 
 #[test]
 fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
-    let mut options = SiteOptions::new("died", Forward::Nat);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("died", Forward::Nat, 2))?;
     let virt = site.service(80);
-    let mut daemon = Daemon {
-        site: &site,
-        virt,
-        protocol: "tcp",
-        settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
+    let mut daemon = Daemon::new(
+        &site,
+        "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
                    check = { type = \"tcp\", interval = \"300ms\", timeout = \"5s\", fall = 2 }",
-        fast_path: "auto",
-        program: None,
-    };
+    );
     daemon.start(&[0, 1])?;
     let mut clients = Vec::new();
     for _ in 0..4 {
@@ -309,19 +306,13 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
 #[test]
 fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     const CLIENTS: usize = 200;
-    let mut options = SiteOptions::new("silent", Forward::Nat);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("silent", Forward::Nat, 2))?;
     let virt = site.service(80);
-    let mut daemon = Daemon {
-        site: &site,
-        virt,
-        protocol: "tcp",
-        settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
+    let mut daemon = Daemon::new(
+        &site,
+        "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
                    check = { type = \"tcp\", interval = \"1s\", timeout = \"5s\", fall = 2 }",
-        fast_path: "auto",
-        program: None,
-    };
+    );
     daemon.start(&[0, 1])?;
     let words = [
         "wait",
@@ -383,20 +374,18 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
 
 #[test]
 fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
-    let mut options = SiteOptions::new("moved", Forward::Nat);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("moved", Forward::Nat, 2))?;
     let _names = [
         servers::dnsmasq(&site.servers[0])?,
         servers::dnsmasq(&site.servers[1])?,
     ];
     let mut daemon = Daemon {
-        site: &site,
         virt: site.service(53),
         protocol: "udp",
-        settings: "on_server_down = \"reschedule\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
-        fast_path: "auto",
-        program: None,
+        ..Daemon::new(
+            &site,
+            "on_server_down = \"reschedule\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
+        )
     };
     daemon.start(&[0, 1])?;
     // All requests use one client port, and so one connection.
@@ -420,17 +409,8 @@ fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
 
 #[test]
 fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
-    let mut options = SiteOptions::new("slow", Forward::Nat);
-    options.servers = 2;
-    let site = Site::new(options)?;
-    let mut daemon = Daemon {
-        site: &site,
-        virt: site.service(80),
-        protocol: "tcp",
-        settings: "slow_start = \"1h\"",
-        fast_path: "auto",
-        program: None,
-    };
+    let site = Site::new(SiteOptions::with_servers("slow", Forward::Nat, 2))?;
+    let mut daemon = Daemon::new(&site, "slow_start = \"1h\"");
     daemon.start(&[0])?;
     let listed = || site.lvsadm("--json -L -n");
     ensure!(listed()?.contains("\"slow_start\":3600"), "{}", listed()?);
@@ -463,9 +443,7 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
 
 #[test]
 fn modern_profile_sets_timeouts() -> Result<()> {
-    let mut options = SiteOptions::new("modern", Forward::Nat);
-    options.servers = 1;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers("modern", Forward::Nat, 1))?;
     site.start_dataplane(&["--profile", "modern"])?;
     let timeouts = site.lvsadm("-L --timeout")?;
     ensure!(

@@ -14,8 +14,7 @@ use serde_json::Value;
 const SOON: Duration = Duration::from_secs(20);
 
 fn options(label: &str) -> SiteOptions {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers(label, Forward::Nat, 2);
     options
 }
 
@@ -82,8 +81,7 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
             .is_ok_and(|text| text.contains("\"weight\":0"))
     })?;
     ensure!(drain.is_running(), "{}", drain.log());
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
     let status = drain.wait(SOON)?;
     ensure!(
         status.success() && drain.log().contains("drained and deleted"),
@@ -308,8 +306,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     screen.send("q")?;
     screen.wait(SOON)?;
     let shown = screen.log();
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
     ensure!(shown.contains("\x1b[1mTCP"), "{shown:?}");
     ensure!(
         shown.trim_end().ends_with("\x1b[?25h\x1b[?1049l"),

@@ -74,8 +74,7 @@ impl Director {
         if features.path != Path::Off {
             fast_path::require_permission()?;
         }
-        let mut options = SiteOptions::new(label, features.forward);
-        options.servers = 2;
+        let mut options = SiteOptions::with_servers(label, features.forward, 2);
         options.paced = Some(RATE);
         options.standby = features.peers;
         options.offloads = features.path != Path::Xdp;

@@ -24,8 +24,7 @@ fn start(site: &mut Site) -> Result<()> {
 
 /// A site whose director forwards packets, without its dataplane.
 fn prepared(label: &str, forward: Forward, servers: usize, vip: Vip) -> Result<Site> {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = servers;
+    let mut options = SiteOptions::with_servers(label, forward, servers);
     options.vip = vip;
     options.ip_forward = true;
     let site = Site::new(options)?;
@@ -88,8 +87,7 @@ fn tun_backend_follows_added_and_removed_servers() -> Result<()> {
 fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     let site = site("hop-fullnat", Forward::FullNat, 2)?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 94;
+    let load = site.load_of(94);
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
     common::spread(&common::ok(site.director.load(&load)?, 94)?, &[47, 47])?;
     common::bulk(&site)?;
@@ -108,8 +106,7 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     let _own = nginx(&site.director, &common::on_port(8080))?;
     site.add_service(80, "rr")?;
     site.lvsadm(&format!("-a -t {} -r 10.0.0.1:8080 -m", site.service(80)))?;
-    let mut load = site.load();
-    load.requests = 94;
+    let load = site.load_of(94);
     let report = common::ok(site.client.load(&load)?, 94)?;
     let expected = [("director", 47), ("rs1", 47)].map(|(name, n)| (name.to_owned(), n));
     ensure!(report.servers == expected.into(), "{:?}", report.servers);
@@ -129,8 +126,7 @@ fn tun_backend_serves_routed_address() -> Result<()> {
     let mut site = prepared("hop-routed", Forward::Tun, 2, Vip::Routed)?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 94;
+    let load = site.load_of(94);
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
     ensure!(
         !steered(&site)?.contains("proxy"),
@@ -191,8 +187,7 @@ fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
 fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<()> {
     for forward in [Forward::Nat, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280)] {
-            let mut options = SiteOptions::new("hop-links", forward);
-            options.servers = 2;
+            let mut options = SiteOptions::with_servers("hop-links", forward, 2);
             options.vip = Vip::Dataplane;
             options.ip_forward = true;
             options.offloads = offloads;
@@ -200,8 +195,7 @@ fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<(
             let mut site = Site::new(options)?;
             start(&mut site)?;
             site.add_service(80, "rr")?;
-            let mut load = site.load();
-            load.requests = 94;
+            let load = site.load_of(94);
             common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
             common::upload(&site)?;
         }
@@ -268,8 +262,7 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     let mut site = prepared("hop-ends", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;
     let load = |site: &Site| {
-        let mut load = site.load();
-        load.requests = 20;
+        let load = site.load_of(20);
         common::ok(site.client.load(&load)?, 20)
     };
     start(&mut site)?;
@@ -329,8 +322,7 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     site.add_service(80, "rr")?;
     load(&site)?;
     let mut dataplane = site.dataplane.take().context("started above")?;
-    let status = dataplane.stop(Signal::SIGTERM)?;
-    ensure!(status.success(), "{status}: {}", dataplane.log());
+    dataplane.stop_ok(Signal::SIGTERM)?;
     common::wait_for_host_state(&site, &before)?;
     is_not(&site)
 }
@@ -341,8 +333,7 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
 fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     let site = site("hop-flap", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 10;
+    let mut load = site.load_of(10);
     common::ok(site.client.load(&load)?, 10)?;
     load.timeout_ms = 5000;
     // The order of the kernel's list of proxied neighbours changes after an entry has been removed
@@ -440,8 +431,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     })?;
 
     steady.wait_for_more(100)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
     Ok(())
 }
@@ -478,8 +468,7 @@ fn tun_backend_lowers_ttl_by_one() -> Result<()> {
             .iter()
             .all(|listener| listener.log().contains("ready"))
     })?;
-    let mut load = site.load();
-    load.requests = 1;
+    let load = site.load_of(1);
     common::ok(site.client.load(&load)?, 1)?;
     for listener in &mut listeners {
         listener.wait(common::SOON)?;
@@ -498,16 +487,14 @@ fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
         log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
     })?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 10;
+    let load = site.load_of(10);
     common::ok(site.client.load(&load)?, 10)?;
     Ok(())
 }
 
 #[test]
 fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
-    let mut options = SiteOptions::new("hop-deaf", Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("hop-deaf", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
     let before = common::host_state(&site)?;
@@ -569,7 +556,6 @@ fn tun_backend_works_under_lvsd() -> Result<()> {
             .is_ok_and(|report| report.failed == 0 && report.servers.len() == 2)
     })
     .with_context(|| daemon.log())?;
-    let status = daemon.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", daemon.log());
+    daemon.stop_ok(Signal::SIGINT)?;
     common::wait_for_host_state(&site, &before)
 }

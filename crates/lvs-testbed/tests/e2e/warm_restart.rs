@@ -92,8 +92,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
         }
         site.lvsadm_restore(&rules)?;
         site.add_service(80, "rr")?;
-        let mut load = site.load();
-        load.requests = 2;
+        let mut load = site.load_of(2);
         load.concurrency = 2;
         load.sizes = vec![60_000 * 60];
         load.timeout_ms = 60_000;

@@ -229,8 +229,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     site.add_service(80, "rr")?;
     let total = requests_of_listings();
     let share = total / 4;
-    let mut load = site.load();
-    load.requests = total;
+    let load = site.load_of(total);
     let before = resets(site)?;
     let report = site.client.load(&load)?;
     report.all_ok(total)?;
@@ -499,8 +498,7 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
             .any(|row| row.words[1..3] == ["0", "1"]),
         "weight 0, 1 active: {listing}"
     );
-    let report = under_way.finish()?;
-    report.all_ok(report.ok)?;
+    let report = under_way.finish_ok()?;
     ensure!(report.servers.len() == 3 && report.ok > 3, "{report:?}");
 
     // A deleted server is neither listed nor chosen. After it is added again, the table counts its
