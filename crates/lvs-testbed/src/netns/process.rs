@@ -171,6 +171,15 @@ pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bo
     Ok(())
 }
 
+/// As [`wait_until`], with the limit of most tests.
+///
+/// # Errors
+///
+/// As [`wait_until`].
+pub fn soon(what: &str, condition: impl FnMut() -> bool) -> Result<()> {
+    wait_until(what, Duration::from_secs(20), condition)
+}
+
 /// Runs a command with the given input until it exits; returns its standard output.
 ///
 /// # Errors

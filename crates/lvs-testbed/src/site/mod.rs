@@ -622,7 +622,7 @@ ip addr add fd00:10::1/64 dev eth1 nodad
     /// # Errors
     ///
     /// When no dataplane runs, or it does not end within the time limit.
-    pub fn stop_dataplane(&mut self, signal: Signal) -> Result<()> {
+    pub fn end_dataplane(&mut self, signal: Signal) -> Result<()> {
         let mut dataplane = self.dataplane.take().context("a dataplane runs")?;
         dataplane.stop(signal).map(drop)
     }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::browser::Browser;
 use lvs_testbed::listing::{connections, rows};
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, open_metrics, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, open_metrics, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -64,7 +64,7 @@ fn start(site: &Site) -> Result<Proc> {
     fs::create_dir_all(&state)?;
     let words = ["--config".into(), config, "--state".into(), state];
     let lvsd = site.director.spawn(programs::find("lvsd")?, &words)?;
-    let ready = wait_until("all servers to be up", Duration::from_secs(20), || {
+    let ready = soon("all servers to be up", || {
         let listing = site.lvsadm("-L -n").unwrap_or_default();
         rows(&listing).iter().filter(|row| row.is_server()).count() == 5
             && json(site, "v1/overview").is_ok_and(|o| o["usable"] == 5)
@@ -114,14 +114,10 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     let url = "http://127.0.0.1:9560/metrics";
     let mut page = String::new();
     let words = ["-sSf", "-m", "20", "-H", accept, url];
-    wait_until(
-        "lvsd to be connected to the dataplane",
-        Duration::from_secs(20),
-        || {
-            page = site.director.run("curl", &words).unwrap_or_default();
-            page.contains("lvs_dataplane_up 1")
-        },
-    )?;
+    soon("lvsd to be connected to the dataplane", || {
+        page = site.director.run("curl", &words).unwrap_or_default();
+        page.contains("lvs_dataplane_up 1")
+    })?;
     let samples = open_metrics::read(&page).with_context(|| page.clone())?;
     for series in [
         "lvs_drops_total{reason=\"short_header\"}",
@@ -155,9 +151,8 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
 
     // Once everything is quiet, node_exporter's values of the files equal those of lvsd.
     let proc = dir.join("proc");
-    wait_until(
+    soon(
         "lvsd and the written files to have the same counters",
-        Duration::from_secs(20),
         || {
             let text = get(&site, 9560, "metrics").unwrap_or_default();
             text.contains("lvs_connections_total 60\n")
@@ -173,9 +168,8 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     let read = |name: &str| fs::read_to_string(proc.join(name)).with_context(|| name.to_owned());
     let lines = |text: String| text.lines().count();
     // A connection that was reset is removed from the table earlier than the others.
-    wait_until(
+    soon(
         "the written lists to have as many connections as lvsadm lists",
-        Duration::from_secs(20),
         || {
             let listed = site.lvsadm("-L -n -c").unwrap_or_default();
             let listed = connections(&listed).unwrap_or_default().len();
@@ -196,16 +190,12 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         )
     })?;
     ensure!(read("net/ip_vs_app")? == "prot port    usecnt name\n");
-    wait_until(
-        "the counters of the worker",
-        Duration::from_secs(20),
-        || {
-            read("net/ip_vs_stats_percpu").is_ok_and(|parts| {
-                let worker = parts.lines().nth(2);
-                worker.is_some_and(|l| l.starts_with("  0       3C "))
-            })
-        },
-    )?;
+    soon("the counters of the worker", || {
+        read("net/ip_vs_stats_percpu").is_ok_and(|parts| {
+            let worker = parts.lines().nth(2);
+            worker.is_some_and(|l| l.starts_with("  0       3C "))
+        })
+    })?;
     ensure!(read("sys/net/ipv4/vs/sync_threshold")? == "3\t50\n");
     site.lvsadm("sysctl drop_entry=1")?;
     wait_until(
@@ -244,7 +234,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         ),
     ];
     let mut seen = (BTreeMap::new(), BTreeMap::new());
-    wait_until("both listings to be equal", Duration::from_secs(20), || {
+    soon("both listings to be equal", || {
         let of = |port| {
             let text = get(&site, port, "metrics").unwrap_or_default();
             series(&text).unwrap_or_default()
@@ -313,14 +303,9 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     );
     load(&site, 30)?;
     let mut lvsd = start(&site)?;
-    wait_until(
-        "the connections of the meantime",
-        Duration::from_secs(20),
-        || {
-            get(&site, 9560, "metrics")
-                .is_ok_and(|text| text.contains("lvs_connections_total 90\n"))
-        },
-    )?;
+    soon("the connections of the meantime", || {
+        get(&site, 9560, "metrics").is_ok_and(|text| text.contains("lvs_connections_total 90\n"))
+    })?;
     let after = series(&get(&site, 9560, "metrics")?)?;
     for (name, value) in &before {
         let counter = name.split('{').next().unwrap_or_default();
@@ -341,11 +326,9 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
             ensure!(now >= value, "{name}: {value}, then {now}");
         }
     }
-    wait_until(
-        "Prometheus to find no counter reset",
-        Duration::from_secs(20),
-        || ask(connections).is_ok_and(|n| (n - 90.0).abs() < 0.5),
-    )?;
+    soon("Prometheus to find no counter reset", || {
+        ask(connections).is_ok_and(|n| (n - 90.0).abs() < 0.5)
+    })?;
     for name in ["service_packets", "server_bytes", "drops"] {
         let resets = ask(&format!("sum(resets(lvs_{name}_total[5m]))"))?;
         ensure!(resets < 0.5, "lvs_{name}_total went back");
@@ -412,21 +395,17 @@ fn api_agrees_with_commands() -> Result<()> {
     };
     let config = path.display().to_string();
     let mut both = (Value::Null, Value::Null);
-    wait_until(
-        "both directors to have the same values",
-        common::SOON,
-        || {
-            let cli = site
-                .director
-                .run(&program, &["--config", &config, "status", "--json"]);
-            let cli = cli.map(|text| serde_json::from_str(&text).unwrap_or_default());
-            both = (
-                calm(cli.unwrap_or_default()),
-                calm(json(&site, "v1/status").unwrap_or_default()),
-            );
-            both.0 == both.1 && both.0["services"][0]["name"] == "web"
-        },
-    )
+    soon("both directors to have the same values", || {
+        let cli = site
+            .director
+            .run(&program, &["--config", &config, "status", "--json"]);
+        let cli = cli.map(|text| serde_json::from_str(&text).unwrap_or_default());
+        both = (
+            calm(cli.unwrap_or_default()),
+            calm(json(&site, "v1/status").unwrap_or_default()),
+        );
+        both.0 == both.1 && both.0["services"][0]["name"] == "web"
+    })
     .with_context(|| format!("{both:#?}"))?;
 
     // Changes need no token over the Unix socket, but need one over TCP.
@@ -490,10 +469,10 @@ fn api_agrees_with_commands() -> Result<()> {
         .replace("listen = \"127.0.0.1:9560\"", "listen = \"127.0.0.1:9561\"");
     fs::write(&path, text)?;
     lvsd.signal(Signal::SIGHUP)?;
-    wait_until("the API to answer on the new port", common::SOON, || {
+    soon("the API to answer on the new port", || {
         get(&site, 9561, "v1/health").is_ok()
     })?;
-    wait_until("the old port to be closed", common::SOON, || {
+    soon("the old port to be closed", || {
         get(&site, 9560, "v1/health").is_err()
     })?;
     lvsd.stop_ok(Signal::SIGINT)?;

@@ -5,7 +5,7 @@ use crate::common;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{
-    Forward, Host, LoadOptions, Site, SiteOptions, Topology, Vip, programs, servers, wait_until,
+    Forward, Host, LoadOptions, Site, SiteOptions, Topology, Vip, programs, servers, soon,
 };
 use nix::sys::signal::Signal;
 
@@ -167,14 +167,10 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
         )?;
         let listed =
             |site: &Site, text: &str| site.lvsadm("-S -n").is_ok_and(|rules| rules.contains(text));
-        wait_until(
-            "the dataplane to have lvsd's services",
-            common::SOON,
-            || {
-                site.lvsadm("-S -n")
-                    .is_ok_and(|rules| rules.matches("-a ").count() == 5)
-            },
-        )
+        soon("the dataplane to have lvsd's services", || {
+            site.lvsadm("-S -n")
+                .is_ok_and(|rules| rules.matches("-a ").count() == 5)
+        })
         .with_context(|| daemon.log())?;
 
         for (port, expected) in [
@@ -216,10 +212,8 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
         site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
         std::fs::write(&file, [service("80"), real(&[0])].concat())?;
         daemon.signal(Signal::SIGHUP)?;
-        wait_until("lvsd to apply the changed file", common::SOON, || {
-            !listed(&site, "-f ")
-        })
-        .with_context(|| daemon.log())?;
+        soon("lvsd to apply the changed file", || !listed(&site, "-f "))
+            .with_context(|| daemon.log())?;
         let marks = site.lvsadm("mark list")?;
         ensure!(
             marks.lines().count() == 1 && marks.contains("--mark 7"),
@@ -266,10 +260,8 @@ fn full_nat_is_configured_from_a_file() -> Result<()> {
             site.client
                 .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))
         };
-        wait_until(local, common::SOON, || {
-            seen().is_ok_and(|seen| seen.trim() == local)
-        })
-        .with_context(|| daemon.log())?;
+        soon(local, || seen().is_ok_and(|seen| seen.trim() == local))
+            .with_context(|| daemon.log())?;
         let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
     }

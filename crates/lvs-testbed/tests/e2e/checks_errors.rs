@@ -6,7 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_until};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 /// One program that serves HTTP, SMTP, the agent check and DNS (or UDP), for IPv4 and IPv6.
@@ -303,18 +303,14 @@ fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
     for status in ["503 Busy", "500 Broken"] {
         let _server = serve(status)?;
         wait(&checked, &status[..3])?;
-        wait_until(
-            "lvsd to log the failed check",
-            Duration::from_secs(20),
-            || {
-                let log = checked.lvsd.log();
-                log.lines().any(|line| {
-                    line.contains("WARN")
-                        && line.contains("service=http4")
-                        && line.contains(&status[..3])
-                })
-            },
-        )
+        soon("lvsd to log the failed check", || {
+            let log = checked.lvsd.log();
+            log.lines().any(|line| {
+                line.contains("WARN")
+                    && line.contains("service=http4")
+                    && line.contains(&status[..3])
+            })
+        })
         .with_context(|| checked.lvsd.log())?;
     }
     wait(&checked, "refused")?;

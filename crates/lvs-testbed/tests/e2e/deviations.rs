@@ -4,7 +4,7 @@
 use crate::common;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Site, SiteOptions, wait_until};
+use lvs_testbed::{Forward, Site, SiteOptions, soon};
 
 /// Packets of the director to its own addresses stay on the loopback interface unless a BPF program
 /// redirects them.
@@ -40,11 +40,7 @@ fn policy_rules_are_ignored_with_one_warning() -> Result<()> {
     )?;
     let dataplane = site.dataplane.as_ref().context("the program was started")?;
     let logged = || dataplane.log().matches("policy rules").count();
-    wait_until(
-        "the dataplane to log the policy rules",
-        common::SOON,
-        || logged() > 0,
-    )?;
+    soon("the dataplane to log the policy rules", || logged() > 0)?;
     let load = site.load_of(4);
     common::ok(site.client.load(&load)?, 4).context("the table main decides")?;
     ensure!(logged() == 1, "{}", dataplane.log());

@@ -8,7 +8,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 /// An unused user id and group id.
@@ -50,7 +50,7 @@ fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     let mut words = launcher.to_vec();
     words.extend([&*program, "dataplane", name]);
     let squatter = site.director.spawn(words[0], &words[1..])?;
-    wait_until("the socket name to be in use", common::SOON, || {
+    soon("the socket name to be in use", || {
         squatter.log().contains("ready at")
     })
     .with_context(|| squatter.log())?;
@@ -169,10 +169,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
             programs::find("lvsd")?,
             &["--config", &config.display().to_string()],
         )?;
-        wait_until("lvsd to be ready", Duration::from_secs(20), || {
-            lvsd.log().contains("ready:")
-        })
-        .with_context(|| lvsd.log())?;
+        soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
         requests(&site, 20)?;
         // The second dataplane's error message names the first one.
         let mut second = site.director.spawn(
@@ -244,7 +241,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
         )
         .with_context(|| lvsd.log())
     };
-    wait_until("lvsd to log that it is ready", common::SOON, || {
+    soon("lvsd to log that it is ready", || {
         lvsd.log().contains("ready:")
     })
     .with_context(|| lvsd.log())?;
@@ -252,9 +249,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     let first = dataplane(&lvsd)?;
     site.director.sh(&format!("kill -STOP {first}"))?;
     replaced(&lvsd, first)?;
-    wait_until("requests to be answered", common::SOON, || {
-        requests(&site, 20).is_ok()
-    })?;
+    soon("requests to be answered", || requests(&site, 20).is_ok())?;
 
     // The daemon has crashed: the next daemon detects that lvsd started the dataplane, and also
     // ends it.
@@ -263,7 +258,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     site.director.sh(&format!("kill -STOP {second}"))?;
     let mut lvsd = start()?;
     replaced(&lvsd, second)?;
-    wait_until("traffic", common::SOON, || requests(&site, 20).is_ok())?;
+    soon("traffic", || requests(&site, 20).is_ok())?;
 
     // A hung dataplane does not outlive the daemon either.
     let third = dataplane(&lvsd)?;
@@ -273,7 +268,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
         let all = site.director.sh("ps -eo pid");
         all.is_ok_and(|all| all.split_whitespace().all(|pid| pid != third.to_string()))
     };
-    wait_until("the third dataplane to end", common::SOON, is_gone).with_context(|| lvsd.log())
+    soon("the third dataplane to end", is_gone).with_context(|| lvsd.log())
 }
 
 /// An unprivileged client that sends the most expensive requests to parse, and repeatedly requests
@@ -362,7 +357,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     let steady = site.client.steady_load(&load)?;
     // Users of both kinds that may receive answers have received some.
     for kind in 0..2 {
-        wait_until("an answer to a hostile user", common::SOON, || {
+        soon("an answer to a hostile user", || {
             let mut alike = users.iter().skip(kind).step_by(3);
             alike.any(|user| user.log().contains("answered"))
         })?;

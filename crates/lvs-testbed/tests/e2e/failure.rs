@@ -6,7 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Proc, SiteOptions, Vip, programs, wait_until};
+use lvs_testbed::{Forward, Proc, SiteOptions, Vip, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -73,8 +73,7 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     let vip = site.vip.to_string();
     let mut old = site.client.spawn("perl", &["-e", ASKED, &vip])?;
     let says = |old: &Proc, lines: &str| {
-        wait_until(&format!("{lines:?}"), common::SOON, || old.log() == lines)
-            .with_context(|| old.log())
+        soon(&format!("{lines:?}"), || old.log() == lines).with_context(|| old.log())
     };
     says(&old, "answered\n")?;
     site.dataplane.as_mut().context("started above")?.kill();
@@ -184,7 +183,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
                 &socket,
             ],
         )?;
-        wait_until("lvsadm to be answered", common::SOON, || {
+        soon("lvsadm to be answered", || {
             site.lvsadm(&format!("--socket {socket} -L -n")).is_ok()
         })
         .with_context(|| dataplane.log())?;
@@ -301,7 +300,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
     // The program listens when it reports an event.
     let something = "ip neigh replace 192.0.2.250 lladdr 02:00:00:00:77:08 dev eth1; \
                      ip neigh del 192.0.2.250 dev eth1";
-    wait_until("the monitor to listen", common::SOON, || {
+    soon("the monitor to listen", || {
         router.sh(something).is_ok() && !monitor.log().is_empty()
     })?;
     let other = &site.servers[1];
@@ -310,17 +309,13 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
         "ip addr del {0}/32 dev lo; ip addr add {0}/32 dev eth0; ip link set eth0 address {theirs}",
         site.vip
     ))?;
-    let output = wait_until(
-        "the router to receive both announcements",
-        common::SOON,
-        || {
-            let log = monitor.log();
-            let vip = format!("{} ", site.vip);
-            let mut lines = log.lines().filter(|line| line.starts_with(&vip));
-            // The lines are in order; the director's line is the last.
-            lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
-        },
-    );
+    let output = soon("the router to receive both announcements", || {
+        let log = monitor.log();
+        let vip = format!("{} ", site.vip);
+        let mut lines = log.lines().filter(|line| line.starts_with(&vip));
+        // The lines are in order; the director's line is the last.
+        lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
+    });
     output.with_context(|| monitor.log())?;
     ensure!(
         known(ours),
@@ -350,7 +345,7 @@ fn vip_of_another_host_is_reported() -> Result<()> {
     let mac = mac.trim();
     let dataplane = site.dataplane.as_ref().context("started above")?;
     let output = || format!("{answer:?} {}", dataplane.log());
-    wait_until(&format!("the dataplane to log {mac}"), common::SOON, || {
+    soon(&format!("the dataplane to log {mac}"), || {
         output().contains(mac)
     })
     .with_context(output)

@@ -12,7 +12,7 @@ const FAST_PATH: &str = "established connections are forwarded by the kernel fas
 const BY_ITSELF: &str = "the dataplane itself forwards all packets";
 
 fn kill(site: &mut Site) -> Result<()> {
-    site.stop_dataplane(Signal::SIGKILL)
+    site.end_dataplane(Signal::SIGKILL)
 }
 
 /// Starts a dataplane with the options `words`, independent of the environment.

@@ -102,7 +102,7 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     open.concurrency = 4;
     open.pause_ms = 5;
     let steady = site.client.steady_load(&open)?;
-    lvs_testbed::wait_until("each server to have two connections", common::SOON, || {
+    lvs_testbed::soon("each server to have two connections", || {
         site.lvsadm("-L -n").is_ok_and(|text| {
             let of_four = |row: &Row| row.is_server() && row.number(2).is_ok_and(|n| n == 2);
             rows(&text).iter().filter(|row| of_four(row)).count() == 2

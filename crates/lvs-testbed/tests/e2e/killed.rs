@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::paced::SLICE;
-use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, wait_until};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, soon};
 use nix::sys::signal::Signal;
 
 /// Bytes a second for each download.
@@ -114,7 +114,7 @@ fn downloads(
         };
         all || running.is_finished()
     };
-    wait_until("all downloads to run", Duration::from_secs(20), all)?;
+    soon("all downloads to run", all)?;
     let opening = begun.elapsed();
     match end {
         End::None => {}
@@ -170,7 +170,7 @@ fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
 
 /// Kills the dataplane, and replaces it by another one after a pause.
 fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
-    site.stop_dataplane(Signal::SIGKILL)?;
+    site.end_dataplane(Signal::SIGKILL)?;
     thread::sleep(DEAD);
     let started = Instant::now();
     start(site, by, directory)?;
@@ -248,14 +248,14 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
     let client = site.client.clone();
     let running = thread::spawn(move || client.load(&load));
     let all = || established(&site).is_ok_and(|connections| connections == number);
-    wait_until("all downloads", Duration::from_secs(20), all)?;
+    soon("all downloads", all)?;
     for words in [
         &["--max-connections", "5000"][..],
         &["--workers", "3"],
         &["--workers", "2", "--max-connections", "5000"],
         &[],
     ] {
-        site.stop_dataplane(Signal::SIGKILL)?;
+        site.end_dataplane(Signal::SIGKILL)?;
         site.start_dataplane(&[&["--warm-restart", "on"], words].concat())?;
         common::says(&site, &format!("connections={number}"))
             .with_context(|| format!("{words:?}"))?;
@@ -282,7 +282,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let program = program.display().to_string();
     let refused = director.sh(&format!("{program} --warm-restart on 2>&1 || true"))?;
     ensure!(refused.contains("another dataplane"), "{refused}");
-    let kill = |site: &mut Site, signal| -> Result<()> { site.stop_dataplane(signal) };
+    let kill = |site: &mut Site, signal| -> Result<()> { site.end_dataplane(signal) };
     kill(&mut site, Signal::SIGKILL)?;
     ensure!(keepers()?.trim() == "1", "{}", keepers()?);
     // The host does not receive packets that no dataplane handles.
@@ -294,23 +294,19 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     kill(&mut site, Signal::SIGKILL)?;
     let output = director.sh(&format!("{program} --cleanup"))?;
     ensure!(output.starts_with("removed the connections"), "{output}");
-    wait_until("the state keeper to end", common::SOON, gone)?;
+    soon("the state keeper to end", gone)?;
     start(&mut site, by, None)?;
     ensure!(
         !site.lvsadm("-L -n")?.contains(":80"),
         "the successor starts without state"
     );
     kill(&mut site, Signal::SIGTERM)?;
-    wait_until("its end", common::SOON, gone)?;
-    wait_until(
-        "the dataplane's nf_tables rules to be removed",
-        common::SOON,
-        || {
-            director
-                .sh("nft list tables")
-                .is_ok_and(|rules| !rules.contains("lvs-"))
-        },
-    )
+    soon("its end", gone)?;
+    soon("the dataplane's nf_tables rules to be removed", || {
+        director
+            .sh("nft list tables")
+            .is_ok_and(|rules| !rules.contains("lvs-"))
+    })
 }
 
 const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t", Forward::Tun)];

@@ -4,12 +4,11 @@
 //! On the director, `/sbin/ipvsadm` is `lvsadm`; the programs are not configured for it.
 
 use std::fs;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 
 const NAMES: [&str; 3] = ["ipvsadm", "ipvsadm-save", "ipvsadm-restore"];
@@ -78,10 +77,7 @@ fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result
         .map(|&(server, weight)| (format!("{}:80", site.real_address(server)), weight))
         .collect();
     wanted.sort();
-    wait_until(&format!("{wanted:?}"), Duration::from_secs(20), || {
-        listed(site) == wanted
-    })
-    .with_context(|| {
+    soon(&format!("{wanted:?}"), || listed(site) == wanted).with_context(|| {
         let log = fs::read_to_string(site.testbed.dir().join("ldirectord.log"));
         format!("listed: {:?}\n{}\n{log:?}", listed(site), program.log())
     })
@@ -125,15 +121,11 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
     ensure!(answering(&site)? == ["rs1", "rs2"]);
 
     let status = program.stop(Signal::SIGTERM)?;
-    wait_until(
-        "the services of the program to be removed",
-        Duration::from_secs(20),
-        || {
-            site.director
-                .sh("/sbin/ipvsadm -Ln")
-                .is_ok_and(|text| rows(&text).is_empty())
-        },
-    )
+    soon("the services of the program to be removed", || {
+        site.director
+            .sh("/sbin/ipvsadm -Ln")
+            .is_ok_and(|text| rows(&text).is_empty())
+    })
     .with_context(|| format!("{status}: {}", program.log()))
 }
 

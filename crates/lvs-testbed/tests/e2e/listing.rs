@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::connections;
-use lvs_testbed::{Forward, SiteOptions, wait_until};
+use lvs_testbed::{Forward, SiteOptions, soon};
 use serde_json::Value;
 
 /// Number of connections: more than ten pieces of the table.
@@ -32,7 +32,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
         ))
     };
     // The client repeats a lost packet; a duplicate opens no further connection.
-    wait_until("the director to list all connections", common::SOON, || {
+    soon("the director to list all connections", || {
         let sent = send().is_ok();
         let listed = site.lvsadm("-L -n -c").unwrap_or_default();
         sent && listed

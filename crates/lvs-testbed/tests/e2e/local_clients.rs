@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::servers::nginx;
-use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, Vip, content, wait_until};
+use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, Vip, content, soon};
 use nix::sys::signal::Signal;
 
 /// The port of the UDP servers.
@@ -60,7 +60,7 @@ fn is_refused(site: &Site, at: SocketAddr) -> Result<bool> {
 /// Waits until a request of the director to port 80 of the VIP is answered by this host.
 fn is_answered_by(site: &Site, name: &str) -> Result<()> {
     let mut answer = String::new();
-    wait_until(&format!("an answer of {name}"), common::SOON, || {
+    soon(&format!("an answer of {name}"), || {
         answer = get(site, site.service(80), "id").unwrap_or_else(|error| format!("{error:#}"));
         answer == name
     })
@@ -227,7 +227,7 @@ fn packets_from_outside_with_a_host_address_stay_refused() -> Result<()> {
             print inet_ntoa($addr), " $data\n";
         }"#;
     let listener = site.director.spawn("perl", &["-e", listen])?;
-    wait_until("the director to listen", common::SOON, || {
+    soon("the director to listen", || {
         listener.log().contains("ready")
     })?;
     let forge = |host: &Host, from: &str, port: u16, to: &str, at: u16| {
@@ -256,7 +256,7 @@ fn packets_from_outside_with_a_host_address_stay_refused() -> Result<()> {
     forge(&site.client, &client, 4000, &vip, 7000)?;
     forge(&site.client, &client, ECHO, &vip, 7000)?;
     let honest = format!("{client} forged\n");
-    wait_until("two packets of the client's own", common::SOON, || {
+    soon("two packets of the client's own", || {
         listener.log().matches(&honest).count() == 2
     })?;
     let log = listener.log().replace("ready\n", "").replace(&honest, "");
@@ -294,7 +294,7 @@ impl Client {
 
     /// Waits until this number of requests is answered.
     fn has_answers(&self, count: usize) -> Result<()> {
-        wait_until("an answer", common::SOON, || {
+        soon("an answer", || {
             self.0.log().matches("answered").count() == count
         })
         .with_context(|| self.0.log())
@@ -316,7 +316,7 @@ fn connection_of_local_client_survives_warm_restart() -> Result<()> {
         client.ask()?;
         client.has_answers(1)?;
         for count in 2..4 {
-            site.stop_dataplane(Signal::SIGKILL)?;
+            site.end_dataplane(Signal::SIGKILL)?;
             // A new connection is the host's.
             is_answered_by(&site, "director")?;
             if sends {

@@ -4,7 +4,7 @@ use crate::common;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, LoadOptions, Proc, Site, SiteOptions, Vip, wait_until};
+use lvs_testbed::{Forward, LoadOptions, Proc, Site, SiteOptions, Vip, soon};
 
 fn web_server(site: &Site, port: u16) -> Result<Proc> {
     let options = NginxOptions {
@@ -27,7 +27,7 @@ fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<(
 /// Waits until a policy rule with these words exists, or with `present` false until none does.
 fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
     let rules = || site.director.sh("ip rule; ip -6 rule");
-    wait_until(&format!("{words}: {present}"), common::SOON, || {
+    soon(&format!("{words}: {present}"), || {
         rules().is_ok_and(|rules| rules.contains(words) == present)
     })
     .with_context(|| format!("{:?}", rules()))

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 /// Three servers, of which keepalived uses the last one as sorry server.
@@ -133,14 +133,10 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
     wait_listed(&site, &program, &[(2, 1)])?;
 
     let status = program.stop(Signal::SIGTERM)?;
-    wait_until(
-        "the services of the program to be removed",
-        Duration::from_secs(20),
-        || {
-            site.lvsadm("-L -n")
-                .is_ok_and(|text| rows(&text).is_empty())
-        },
-    )
+    soon("the services of the program to be removed", || {
+        site.lvsadm("-L -n")
+            .is_ok_and(|text| rows(&text).is_empty())
+    })
     .with_context(|| format!("{status}: {}", program.log()))
 }
 
@@ -210,7 +206,7 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     // A program that may not have such high descriptors uses the old interface.
     // The counts of connections change when the dataplane handles the last packets of the clients.
     let mut both = (String::new(), String::new());
-    wait_until("the listings to be equal", Duration::from_secs(20), || {
+    soon("the listings to be equal", || {
         let few = run("sh -c 'ulimit -n 512; ipvsadm -Ln'");
         let ours = site.lvsadm("-L -n");
         both = (few.unwrap_or_default(), ours.unwrap_or_default());
@@ -251,11 +247,9 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 
     ensure!(answering(&site)? == ["rs1", "rs2", "rs3"]);
-    wait_until(
-        "ipvsadm to list a connection",
-        Duration::from_secs(20),
-        || run("ipvsadm -Lnc").is_ok_and(|text| text.contains(&site.vip.to_string())),
-    )
+    soon("ipvsadm to list a connection", || {
+        run("ipvsadm -Lnc").is_ok_and(|text| text.contains(&site.vip.to_string()))
+    })
     .with_context(|| run("ipvsadm -Lnc 2>&1").unwrap_or_default())?;
     let services = run(&format!("{nobody} cat /proc/net/ip_vs"))?;
     ensure!(services.lines().count() == 3 + 1 + 3, "{services}");
@@ -356,14 +350,10 @@ fn change_is_refused_while_lvsd_manages_the_services() -> Result<()> {
     fs::create_dir_all(&state)?;
     let words = ["--config", &file, "--state", &state];
     let program = site.director.spawn(&lvsd, &words)?;
-    wait_until(
-        "the dataplane to have lvsd's service",
-        Duration::from_secs(20),
-        || {
-            site.lvsadm("-L -n")
-                .is_ok_and(|text| rows(&text).len() == 2)
-        },
-    )
+    soon("the dataplane to have lvsd's service", || {
+        site.lvsadm("-L -n")
+            .is_ok_and(|text| rows(&text).len() == 2)
+    })
     .with_context(|| program.log())?;
     let listed = site.director.sh(&format!("{launcher} -- ipvsadm -Ln"))?;
     ensure!(rows(&listed).len() == 2, "{listed}");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 /// Writes a file with the first servers of the site.
@@ -50,9 +50,8 @@ fn usable(site: &Site) -> usize {
 }
 
 fn wait_usable(site: &Site, servers: usize, lvsd: &Proc) -> Result<()> {
-    wait_until(
+    soon(
         &format!("the director to have {servers} usable servers"),
-        common::SOON,
         || usable(site) == servers,
     )
     .with_context(|| format!("{:?}\nlvsd printed:\n{}", site.lvsadm("-L -n"), lvsd.log()))
@@ -92,7 +91,7 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     // A file with an error changes nothing and does not end the daemon.
     fs::write(&path, "[[service]]\nnane = \"web\"\n")?;
     lvsd.signal(Signal::SIGHUP)?;
-    wait_until("lvsd to log the error in the file", common::SOON, || {
+    soon("lvsd to log the error in the file", || {
         lvsd.log().contains("nane")
     })?;
     ensure!(lvsd.is_running() && usable(&site) == 3, "{}", lvsd.log());
@@ -134,10 +133,7 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
             "the dataplane keeps running without lvsd"
         );
         lvsd = start(&site, &[])?;
-        wait_until("lvsd to be ready", common::SOON, || {
-            lvsd.log().contains("ready:")
-        })
-        .with_context(|| lvsd.log())?;
+        soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
     }
     steady.wait_for_more(1000)?;
     let report = steady.finish_ok()?;
@@ -160,7 +156,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
         .director
         .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
     site.director.sh(&format!("kill -9 {dataplane}"))?;
-    wait_until("lvsd to start a new dataplane", common::SOON, || {
+    soon("lvsd to start a new dataplane", || {
         let now = site
             .director
             .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")
@@ -240,7 +236,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
         write(tunnels)?;
         lvsd.signal(Signal::SIGHUP)?;
         let listed = || site.lvsadm("-L -n --tun-info").unwrap_or_default();
-        wait_until("lvsadm to list the tunnels", common::SOON, || {
+        soon("lvsadm to list the tunnels", || {
             let listing = listed();
             let all = listing.split_whitespace();
             tunnels
@@ -258,9 +254,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(common::SOON)?;
     let mut lvsd = start(&site, &[])?;
-    wait_until("the new lvsd to answer", common::SOON, || {
-        lvsd.log().contains("ready:")
-    })?;
+    soon("the new lvsd to answer", || lvsd.log().contains("ready:"))?;
     ensure!(!lvsd.log().contains("changed server"), "{}", lvsd.log());
     lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
@@ -291,10 +285,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
         ensure!(status.success(), "round {round}: {status}: {}", lvsd.log());
         ensure!(usable(&site) == 3, "round {round}");
         lvsd = start(&site, &[])?;
-        wait_until("lvsd to be ready", common::SOON, || {
-            lvsd.log().contains("ready:")
-        })
-        .with_context(|| lvsd.log())?;
+        soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
     }
     steady.finish_ok()?;
     ensure!(dataplane_pid(&site)? == dataplane, "another dataplane");
@@ -345,15 +336,11 @@ fn replacing_reload_loses_no_request() -> Result<()> {
         "the old server was removed before the new one served"
     );
     site.servers[1].sh("nft delete table inet slow")?;
-    wait_until(
-        "only the new server to be listed",
-        Duration::from_secs(20),
-        || {
-            let listing = site.lvsadm("-L -n").unwrap_or_default();
-            listing.contains(&site.real_address(1).to_string())
-                && !listing.contains(&site.real_address(0).to_string())
-        },
-    )
+    soon("only the new server to be listed", || {
+        let listing = site.lvsadm("-L -n").unwrap_or_default();
+        listing.contains(&site.real_address(1).to_string())
+            && !listing.contains(&site.real_address(0).to_string())
+    })
     .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
     // More than the number of requests in progress at the old server.
     steady.wait_for_more(1 + site.load().concurrency)?;
@@ -407,9 +394,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
             let words = ["-c", script, "sh", &lvsadm, "-L", "-n", "--nonsense"];
             // lvsadm fails. Without a terminal, only its exit code shows this.
             ensure!(site.director.run("sh", &words).is_err());
-            wait_until("the file to be loaded", common::SOON, || {
-                usable(&site) == servers
-            })?;
+            soon("the file to be loaded", || usable(&site) == servers)?;
         }
         steady.wait_for_more(500)?;
         let report = steady.finish_ok()?;
@@ -467,11 +452,9 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
             ensure!(files()?.contains(".lvsd.toml"), "{}", files()?);
         }
         self::lvsd(&site, "stop --all")?;
-        wait_until(
-            "the files of the namespace to be removed",
-            common::SOON,
-            || files().is_ok_and(|left| left.trim().is_empty()),
-        )
+        soon("the files of the namespace to be removed", || {
+            files().is_ok_and(|left| left.trim().is_empty())
+        })
         .with_context(|| format!("{ends_before}: {:?}", files()))?;
         lvsd.wait(common::SOON)?;
     }
@@ -503,12 +486,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
         let output = output();
         parts.iter().all(|part| output.contains(part))
     };
-    wait_until(
-        "the status to contain the missing interface",
-        common::SOON,
-        is_shown,
-    )
-    .with_context(output)?;
+    soon("the status to contain the missing interface", is_shown).with_context(output)?;
 
     let text = fs::read_to_string(&path)?;
     fs::write(&path, format!("{text}weight = 2\n"))?;
@@ -522,11 +500,9 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
 
     daemon.stop_ok(Signal::SIGTERM)?;
     daemon = start(&site, &["--state", &state])?;
-    wait_until(
-        "lvsd status to report 2 usable servers",
-        common::SOON,
-        || lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable")),
-    )?;
+    soon("lvsd status to report 2 usable servers", || {
+        lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable"))
+    })?;
     wait_usable(&site, 2, &daemon)?;
     // A user without write access cannot end it.
     let denied = site
@@ -596,7 +572,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     let report = common::ok(site.client.load(&load)?, 20)?;
     ensure!(!report.servers.contains_key("rs3"), "{report:?}");
     let sorry_serves = |site: &Site| {
-        wait_until("lvsd to use the sorry server", common::SOON, || {
+        soon("lvsd to use the sorry server", || {
             lvsd(site, "status")
                 .is_ok_and(|output| output.contains("BELOW ITS QUORUM; the sorry server"))
         })?;
@@ -606,7 +582,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         anyhow::Ok(())
     };
     let quorum = |site: &Site| {
-        wait_until("the service to reach its quorum", common::SOON, || {
+        soon("the service to reach its quorum", || {
             lvsd(site, "status").is_ok_and(|output| {
                 output.contains("2 of 2 servers usable") && !output.contains("BELOW")
             })
@@ -636,7 +612,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     quorum(&site)?;
     for event in ["quorum_lost", "sorry_on", "server_down", "quorum_gained"] {
         let word = format!("\"event\":\"{event}\"");
-        wait_until(event, common::SOON, || {
+        soon(event, || {
             fs::read_to_string(&output).is_ok_and(|events| events.contains(&word))
         })?;
     }
@@ -681,13 +657,13 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
         Ok(vips.iter().any(|vip| vip == &site.vip.to_string()))
     };
     let becomes = |site: &Site, wanted: bool| {
-        wait_until(&format!("owned: {wanted}"), common::SOON, || {
+        soon(&format!("owned: {wanted}"), || {
             owned(site).is_ok_and(|owned| owned == wanted)
         })
     };
     becomes(&site, true)?;
     let answered = |site: &Site, wanted: bool| {
-        wait_until(&format!("answered for: {wanted}"), common::SOON, || {
+        soon(&format!("answered for: {wanted}"), || {
             is_answered_for(site) == wanted
         })
     };
@@ -702,14 +678,10 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     site.programs
         .push(nginx(&site.servers[0], &NginxOptions::default())?);
     becomes(&site, true)?;
-    wait_until(
-        "the client to learn the VIP's link-layer address",
-        common::SOON,
-        || {
-            let known = site.client.sh(&format!("ip neigh show {}", site.vip));
-            known.is_ok_and(|known| known.contains("lladdr"))
-        },
-    )?;
+    soon("the client to learn the VIP's link-layer address", || {
+        let known = site.client.sh(&format!("ip neigh show {}", site.vip));
+        known.is_ok_and(|known| known.contains("lladdr"))
+    })?;
     let mut load = site.load_of(20);
     load.sizes = vec![1000];
     common::ok(site.client.load(&load)?, 20)?;
@@ -869,11 +841,9 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
         &site,
         &["--state", &site.testbed.dir().display().to_string()],
     )?;
-    wait_until(
-        "the state equals that of a cold start",
-        common::SOON,
-        || rules(&site).is_ok_and(|now| now == after),
-    )
+    soon("the state equals that of a cold start", || {
+        rules(&site).is_ok_and(|now| now == after)
+    })
     .with_context(|| format!("{after:#?}\n{:#?}", rules(&site)))?;
     cold.stop_ok(Signal::SIGINT)?;
     Ok(())

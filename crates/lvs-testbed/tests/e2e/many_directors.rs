@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use lvs_testbed::cluster::ClusterOptions;
 use lvs_testbed::cluster::many::{Scenario, play, play_in_turn};
-use lvs_testbed::{Forward, Site, SiteOptions, Vip, wait_until};
+use lvs_testbed::{Forward, Site, SiteOptions, Vip, soon};
 
 use crate::common;
 
@@ -141,11 +141,9 @@ fn site(label: &str) -> Result<Site> {
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let words = ["--interface", "eth0", "--socket", SOCKET];
     site.dataplane = Some(site.director.spawn(program, &words)?);
-    wait_until(
-        "the dataplane to answer on its control socket",
-        common::SOON,
-        || site.lvsadm(&format!("--socket {SOCKET} -L -n")).is_ok(),
-    )?;
+    soon("the dataplane to answer on its control socket", || {
+        site.lvsadm(&format!("--socket {SOCKET} -L -n")).is_ok()
+    })?;
     for words in [
         "-A -t 203.0.113.10:80 -s mh".to_owned(),
         format!("-a -t 203.0.113.10:80 -r {}:80 -g", site.real_address(0)),
@@ -215,25 +213,21 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     announce(&site, &both("announced"), 600)?;
     std::thread::sleep(Duration::from_millis(1200));
     site.director.sh(&format!("ip route del {VIP}/32"))?;
-    wait_until("the route to be announced again", common::SOON, || {
+    soon("the route to be announced again", || {
         has_route(&site, "203.0.113.10 proto 77")
     })?;
     // lvsd no longer renews the announcements.
     announce(&site, &both("announced"), 13)?;
-    wait_until(
-        "the routers to prefer other directors",
-        Duration::from_secs(20),
-        || has_route(&site, "203.0.113.10 proto 78"),
-    )?;
+    soon("the routers to prefer other directors", || {
+        has_route(&site, "203.0.113.10 proto 78")
+    })?;
     let output = site.lvsadm(&format!("--socket {SOCKET} sync"))?;
     ensure!(
         output.contains("routers prefer other directors"),
         "{output}"
     );
     ensure!(output.contains("does lvsd run?"), "{output}");
-    wait_until("the maintenance to end", Duration::from_secs(20), || {
-        !has_route(&site, "proto 7")
-    })?;
+    soon("the maintenance to end", || !has_route(&site, "proto 7"))?;
     announce(&site, &both("announced"), 600)?;
     ensure!(
         has_route(&site, "203.0.113.10 proto 77"),
@@ -244,7 +238,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         .take()
         .into_iter()
         .for_each(|mut dataplane| dataplane.kill());
-    wait_until("the routes to go", common::SOON, || {
+    soon("the routes to go", || {
         site.director
             .sh("ip route; ip -6 route")
             .is_ok_and(|routes| !routes.contains("lvs-host0"))

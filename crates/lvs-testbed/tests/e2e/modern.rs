@@ -11,11 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
-use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, servers, wait_until, waiters};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, servers, soon, waiters};
 use nix::sys::signal::Signal;
-
-/// Time limit for any operation on a busy machine. The kernel's silence lasts a quarter of an hour.
-const SOON: Duration = Duration::from_secs(20);
 
 /// Settings of a service that resets the connections of a server that is removed.
 const RESET: &str = "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"";
@@ -94,11 +91,9 @@ impl<'a> Daemon<'a> {
     fn has(&self, servers: usize) -> Result<()> {
         let listed = || self.site.lvsadm("-L -n").unwrap_or_default();
         let count = || rows(&listed()).iter().filter(|row| row.is_server()).count();
-        wait_until(
-            &format!("the service to have {servers} servers"),
-            SOON,
-            || count() == servers,
-        )
+        soon(&format!("the service to have {servers} servers"), || {
+            count() == servers
+        })
         .with_context(|| self.running().map(Proc::log).unwrap_or_default())
     }
 }
@@ -111,7 +106,7 @@ fn idle(client: &Host, virt: SocketAddr) -> Result<Proc> {
         virt.port()
     );
     let client = client.spawn("bash", &["-c", &script])?;
-    wait_until("the client to have a connection", SOON, || {
+    soon("the client to have a connection", || {
         client.log().contains("waiting")
     })?;
     Ok(client)
@@ -166,7 +161,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         clients.push(download(&site.client, virt)?);
     }
     for server in &site.servers {
-        wait_until("the server to have three connections", SOON, || {
+        soon("the server to have three connections", || {
             established(server) == 3
         })?;
     }
@@ -174,7 +169,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     // The director resets both ends: the server, which still runs, and its three clients. A slow
     // download first reads the buffered bytes.
     let (idle, slow) = clients.split_at_mut(4);
-    let output = wait_until("the idle clients to be reset", SOON, || {
+    let output = soon("the idle clients to be reset", || {
         let ended = idle
             .iter_mut()
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
@@ -196,7 +191,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     );
     ensure!(established(&site.servers[0]) == 3);
     // lvsd logs the resets after the dataplane has sent them; both ends may receive them earlier.
-    wait_until("the log to contain the message", SOON, || {
+    soon("the log to contain the message", || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
         lvsd.contains("6 TCP resets sent")
     })
@@ -242,18 +237,18 @@ fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out()
             falls_silent.display(),
         );
         let mut client = site.client.spawn("bash", &["-c", &script])?;
-        wait_until("the kernel to forward", SOON, || {
+        soon("the kernel to forward", || {
             fast_path::shares(&site).is_ok_and(|now| now.0 > 50)
         })
         .with_context(|| client.log())?;
         fs::write(&falls_silent, "")?;
-        wait_until("the client to be silent", SOON, || {
+        soon("the client to be silent", || {
             client.log().contains("waiting")
         })?;
         let used = usize::from(established(&site.servers[1]) == 1);
         let server = &site.servers[used];
         daemon.reload(&[1 - used])?;
-        wait_until("the resets", SOON, || {
+        soon("the resets", || {
             has_ended_by_reset(&mut client) && established(server) == 0
         })
         .with_context(|| format!("{forward:?}: {} {}", client.log(), established(server)))?;
@@ -278,14 +273,14 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     // The server is disconnected suddenly, and cannot close its connections.
     site.servers[1].sh("ip link set eth0 down")?;
     daemon.has(1)?;
-    let output = wait_until("the resets", SOON, || {
+    let output = soon("the resets", || {
         let ended = clients
             .iter_mut()
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
         ended.count() == 2
     });
     output.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
-    wait_until("the log to contain the message", SOON, || {
+    soon("the log to contain the message", || {
         let answer = daemon.running().map(Proc::log).unwrap_or_default();
         answer.contains("it is removed, and its connections are reset")
     })
@@ -321,9 +316,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     ]
     .map(str::to_owned);
     let clients = site.client.spawn(programs::own()?, &words)?;
-    wait_until("all clients to wait", SOON, || {
-        clients.log().contains("waiting")
-    })?;
+    soon("all clients to wait", || clients.log().contains("waiting"))?;
     let mut events = site.director.spawn(
         programs::find("lvsd")?,
         &[
@@ -334,7 +327,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
         ],
     )?;
     // The stream is open when it reports an event: an unchanged file was loaded.
-    wait_until("the event stream to report a loaded file", SOON, || {
+    soon("the event stream to report a loaded file", || {
         let loads = || daemon.running()?.signal(Signal::SIGHUP);
         let asked = loads().is_ok();
         std::thread::sleep(Duration::from_millis(100));
@@ -348,13 +341,13 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
         let reset = log.lines().filter_map(|line| line.strip_suffix(" reset"));
         reset.filter_map(|us| us.parse().ok()).collect()
     };
-    wait_until("the resets", SOON, || ends().len() >= CLIENTS / 2)
+    soon("the resets", || ends().len() >= CLIENTS / 2)
         .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
     let mut ends = ends();
     ensure!(ends.len() == CLIENTS / 2, "{}", ends.len());
     ends.sort_unstable();
     let down = || events.log().contains("server_down");
-    wait_until("the event server_down to arrive", SOON, down).with_context(|| events.log())?;
+    soon("the event server_down to arrive", down).with_context(|| events.log())?;
     let output = events.log();
     let down = output.lines().find(|line| line.contains("server_down"));
     let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
@@ -402,7 +395,7 @@ fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
     }
     let gone = usize::from(first.contains("rs2"));
     daemon.reload(&[1 - gone])?;
-    wait_until("the other server to answer", SOON, || {
+    soon("the other server to answer", || {
         ask().is_ok_and(|other| other.contains("rs") && other != first)
     })
 }
@@ -419,7 +412,7 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     ensure!(!listed()?.contains("\"slow_start\":10"), "{}", listed()?);
     // When the setting is added, existing servers count as established.
     let is_set = |present: bool| {
-        wait_until(&format!("the setting: {present}"), SOON, || {
+        soon(&format!("the setting: {present}"), || {
             listed().is_ok_and(|text| text.contains("\"slow_start\":3600") == present)
         })
         .with_context(|| format!("{:?}", listed()))

@@ -109,7 +109,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
         server = site.real_address(0)
     );
     site.director.sh(&script)?;
-    lvs_testbed::wait_until("the echo reply to arrive", Duration::from_secs(20), || {
+    lvs_testbed::soon("the echo reply to arrive", || {
         site.client
             .counter("Icmp", "InEchoReps")
             .is_ok_and(|now| now == before + 1)

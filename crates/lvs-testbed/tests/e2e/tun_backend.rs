@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::servers::{iperf3, nginx};
-use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, programs, wait_until};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, programs, soon};
 use nix::sys::signal::Signal;
 
 /// Removes all privileges from a program but CAP_NET_ADMIN, so that packet sockets are not
@@ -267,10 +267,8 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     };
     start(&mut site)?;
     let is_steered = |site: &Site, how: &str, right: &dyn Fn(&str) -> bool| {
-        wait_until(how, common::SOON, || {
-            steered(site).is_ok_and(|now| right(&now))
-        })
-        .with_context(|| format!("{:?}", steered(site)))
+        soon(how, || steered(site).is_ok_and(|now| right(&now)))
+            .with_context(|| format!("{:?}", steered(site)))
     };
     let is_not = |site: &Site| is_steered(site, "nothing steered", &str::is_empty);
     is_not(&site)?;
@@ -345,18 +343,16 @@ fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     };
     let all = sorted()?;
     let everything = || {
-        wait_until(
-            "the host to have the same rules and routes again",
-            common::SOON,
-            || sorted().is_ok_and(|now| now == all),
-        )
+        soon("the host to have the same rules and routes again", || {
+            sorted().is_ok_and(|now| now == all)
+        })
         .with_context(|| format!("{all:#?}\n{:#?}", sorted()))
     };
     site.director
         .sh("ip link set eth0 down; sleep 0.3; ip link set eth0 up")?;
     site.client.sh("ip neigh flush dev eth0")?;
     let traffic = || {
-        wait_until("traffic to flow again", common::SOON, || {
+        soon("traffic to flow again", || {
             site.client
                 .load(&load)
                 .is_ok_and(|report| report.failed == 0)
@@ -422,7 +418,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     };
     // If the server refuses the connection before the client waits for it, the error is not
     // available.
-    wait_until("a request to fail with the reason", common::SOON, || {
+    soon("a request to fail with the reason", || {
         let report = site.director.load(&own);
         report.is_ok_and(|report| {
             let mut errors = report.errors.iter();
@@ -463,7 +459,7 @@ fn tun_backend_lowers_ttl_by_one() -> Result<()> {
         site.servers[0].spawn("sh", &["-c", &at_server])?,
         site.client.spawn("sh", &["-c", &at_client])?,
     ];
-    wait_until("all listeners to be ready", common::SOON, || {
+    soon("all listeners to be ready", || {
         listeners
             .iter()
             .all(|listener| listener.log().contains("ready"))
@@ -482,7 +478,7 @@ fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
     let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Dataplane)?;
     site.start_dataplane_by(&NET_ADMIN_ONLY, &[])?;
     let dataplane = site.dataplane.as_ref().context("started above")?;
-    wait_until("the log to contain the message", common::SOON, || {
+    soon("the log to contain the message", || {
         let log = dataplane.log();
         log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
     })?;
@@ -550,7 +546,7 @@ fn tun_backend_works_under_lvsd() -> Result<()> {
         requests: 20,
         ..site.load()
     };
-    wait_until("requests to succeed", common::SOON, || {
+    soon("requests to succeed", || {
         site.client
             .load(&load)
             .is_ok_and(|report| report.failed == 0 && report.servers.len() == 2)

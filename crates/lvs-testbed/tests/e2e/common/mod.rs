@@ -27,10 +27,8 @@ pub(crate) const READY: &str = "ready at";
 /// the log, so the dataplane may answer a request before its line is written.
 pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     let dataplane = site.dataplane.as_ref().context("it runs")?;
-    lvs_testbed::wait_until(&format!("{what:?}"), SOON, || {
-        dataplane.log().contains(what)
-    })
-    .with_context(|| dataplane.log())?;
+    lvs_testbed::soon(&format!("{what:?}"), || dataplane.log().contains(what))
+        .with_context(|| dataplane.log())?;
     Ok(dataplane.log())
 }
 
@@ -42,7 +40,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// objects only after their process has exited.
 pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
     let now = || host_state(site).unwrap_or_default();
-    lvs_testbed::wait_until("the host to be as before", SOON, || now() == before)
+    lvs_testbed::soon("the host to be as before", || now() == before)
         .with_context(|| format!("before:\n{before}\nnow:\n{}", now()))
 }
 
@@ -54,7 +52,7 @@ pub(crate) fn wait_for_counters(
     is_right: impl Fn(&[Row]) -> Result<bool>,
 ) -> Result<()> {
     let mut listing = String::new();
-    lvs_testbed::wait_until(what, SOON, || {
+    lvs_testbed::soon(what, || {
         listing = site
             .lvsadm("-L -n --stats --exact")
             .unwrap_or_else(|error| format!("{error:#}"));
@@ -148,7 +146,7 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     // Waits for packets in transit, and for the dataplane's usual update period.
     wait_for_snapshot();
     let is_whole = |one: &Value| one["stats"]["shown"] == one["stats"]["live"];
-    lvs_testbed::wait_until("the snapshot to count all packets", SOON, || {
+    lvs_testbed::soon("the snapshot to count all packets", || {
         let listing = site.lvsadm("--json -L -n").unwrap_or_default();
         let services: Vec<Value> = serde_json::from_str(&listing).unwrap_or_default();
         let servers = |one: &Value| one["servers"].as_array().cloned().unwrap_or_default();
@@ -376,7 +374,7 @@ pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
         if options.contains("-n ") { "" } else { "-t 1" },
     );
     let mut report = Value::Null;
-    lvs_testbed::wait_until("iperf3's server to be idle", SOON, || {
+    lvs_testbed::soon("iperf3's server to be idle", || {
         let printed = site.client.sh(&command).unwrap_or_default();
         report = serde_json::from_str(&printed).unwrap_or_default();
         let busy = report["error"]
@@ -480,7 +478,7 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     open.concurrency = 3;
     open.pause_ms = 5;
     let under_way = site.client.steady_load(&open)?;
-    lvs_testbed::wait_until("the director to list three open connections", SOON, || {
+    lvs_testbed::soon("the director to list three open connections", || {
         site.lvsadm("-L -n").is_ok_and(|text| {
             rows(&text)
                 .iter()
