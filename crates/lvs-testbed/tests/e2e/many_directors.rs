@@ -133,6 +133,16 @@ fn has_route(site: &Site, words: &str) -> bool {
     routes(site).is_ok_and(|routes| routes.contains(words))
 }
 
+fn routed(site: &Site, words: &str) -> Result<()> {
+    ensure!(has_route(site, words), "no {words}: {}", routes(site)?);
+    Ok(())
+}
+
+fn not_routed(site: &Site, words: &str) -> Result<()> {
+    ensure!(!has_route(site, words), "{words}: {}", routes(site)?);
+    Ok(())
+}
+
 fn site(label: &str) -> Result<Site> {
     let mut options = SiteOptions::new(label, Forward::Dr);
     options.vip = Vip::Routed;
@@ -163,16 +173,8 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         )
     };
     announce(&site, &both("announced"), 600)?;
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 77"),
-        "{}",
-        routes(&site)?
-    );
-    ensure!(
-        has_route(&site, "fd00:203::10 proto 77"),
-        "{}",
-        routes(&site)?
-    );
+    routed(&site, "203.0.113.10 proto 77")?;
+    routed(&site, "fd00:203::10 proto 77")?;
     // The address is on no interface, but the director still answers, even echo requests.
     let load = site.load();
     let load = lvs_testbed::LoadOptions {
@@ -187,26 +189,14 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     ));
     ensure!(asked.is_err(), "the dataplane answers ARP: {asked:?}");
     announce(&site, &both("leaving"), 600)?;
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 78"),
-        "{}",
-        routes(&site)?
-    );
-    ensure!(
-        has_route(&site, "fd00:203::10 proto 78"),
-        "{}",
-        routes(&site)?
-    );
+    routed(&site, "203.0.113.10 proto 78")?;
+    routed(&site, "fd00:203::10 proto 78")?;
     // A later announcement keeps settings that it does not contain.
     announce(&site, &format!(r#"{{"address":"{VIP}"}}"#), 600)?;
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 78"),
-        "{}",
-        routes(&site)?
-    );
-    ensure!(!has_route(&site, "fd00:203::10"), "{}", routes(&site)?);
+    routed(&site, "203.0.113.10 proto 78")?;
+    not_routed(&site, "fd00:203::10")?;
     announce(&site, &both("withdrawn"), 600)?;
-    ensure!(!has_route(&site, "proto 7"), "{}", routes(&site)?);
+    not_routed(&site, "proto 7")?;
     // The director serves packets that still arrive.
     common::ok(site.client.load(&load)?, 20)?;
     // Another program deletes the route.
@@ -229,11 +219,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     ensure!(output.contains("does lvsd run?"), "{output}");
     soon("the maintenance to end", || !has_route(&site, "proto 7"))?;
     announce(&site, &both("announced"), 600)?;
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 77"),
-        "{}",
-        routes(&site)?
-    );
+    routed(&site, "203.0.113.10 proto 77")?;
     site.dataplane
         .take()
         .into_iter()
@@ -260,21 +246,13 @@ fn invalid_address_lists_are_refused() -> Result<()> {
         let answer = announce(&site, bad, 600)?;
         ensure!(answer.contains("\"error\""), "{bad}: {answer}");
     }
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 77"),
-        "{}",
-        routes(&site)?
-    );
+    routed(&site, "203.0.113.10 proto 77")?;
     // The host already has such a route of its own.
     site.director.sh("ip route add blackhole 198.18.0.1/32")?;
     let other = r#"{"address":"198.18.0.1","standing":"announced"}"#;
     let answer = announce(&site, &format!("{one},{other}"), 600)?;
     ensure!(answer.contains("the host already has one"), "{answer}");
     ensure!(answer.contains("withdrawn"), "{answer}");
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 77"),
-        "{}",
-        routes(&site)?
-    );
+    routed(&site, "203.0.113.10 proto 77")?;
     Ok(())
 }

@@ -62,6 +62,44 @@ pub(crate) fn wait_for_counters(
     .with_context(|| listing.clone())
 }
 
+/// The servers that answer, over some connections.
+pub(crate) fn answering(site: &Site) -> Result<Vec<String>> {
+    let text = site.client.sh(&format!(
+        "for i in 1 2 3 4 5 6; do curl -sS --max-time 60 http://{}/id; done",
+        site.vip
+    ))?;
+    let mut names: Vec<String> = text.lines().map(str::to_owned).collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// Waits until a listing has servers with these weights, by their number.
+pub(crate) fn wait_listed(
+    site: &Site,
+    listing: impl Fn() -> Result<String>,
+    expected: &[(usize, u64)],
+) -> Result<()> {
+    let address = |server| format!("{}:80", site.real_address(server));
+    let wanted = expected
+        .iter()
+        .map(|&(server, weight)| (address(server), weight));
+    let mut wanted: Vec<(String, u64)> = wanted.collect();
+    wanted.sort();
+    let listed = || -> Vec<(String, u64)> {
+        let mut servers: Vec<_> = rows(&listing().unwrap_or_default())
+            .iter()
+            .filter(|row| row.is_server())
+            .filter_map(|row| Some((row.address.clone(), row.number(1).ok()?)))
+            .collect();
+        servers.sort();
+        servers
+    };
+    let what = format!("{wanted:?}");
+    lvs_testbed::wait_until(&what, Duration::from_secs(30), || listed() == wanted)
+        .with_context(|| format!("listed: {:?}", listed()))
+}
+
 /// Maximum number of measurements until a result is good. On a busy machine, a dataplane that waits
 /// for a processor loses packets; a dataplane with a fault loses them in each measurement.
 const MEASUREMENTS: usize = 8;
