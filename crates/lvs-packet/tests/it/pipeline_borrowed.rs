@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::lab::{CLIENTS, GW_MAC, Lab, SERVERS, Service, from_client};
 use etherparse::PacketBuilder;
-use lvs_core::tunnel::Tunnel;
 use lvs_core::{Forwarding, Protocol};
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::{

@@ -6,7 +6,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::lab::{CL_ADDR, CL_ADDR6, CLIENTS, Lab, Service, addr, from_client, header, udp};
 use etherparse::PacketBuilder;
-use lvs_core::tunnel::Tunnel;
 use lvs_core::{Forwarding, Protocol};
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::{Cutter, MEMORY_MAX};

@@ -11,7 +11,6 @@ use crate::lab::{
     from_client,
 };
 use etherparse::{Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};
-use lvs_core::tunnel::Tunnel;
 use lvs_core::{Forwarding, Instant, Protocol};
 use lvs_packet::common::Common;
 use lvs_packet::drop::FrameDrop;
