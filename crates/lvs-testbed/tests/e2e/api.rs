@@ -21,8 +21,7 @@ const TOKEN: &str = "test-token-0123456789";
 const HOSTILE: &str = "<img src=x onerror=window.hacked=1>\\\"'{{7*7}}</script>&amp;";
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::with_servers(label, Forward::Nat, 3);
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 3))
 }
 
 /// Writes a file for lvsd with the site's servers, a hostile name, and all settings of the API.

@@ -11,8 +11,7 @@ use nix::sys::signal::Signal;
 use crate::common::usable;
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::with_servers(label, Forward::Nat, 4);
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 4))
 }
 
 fn start(site: &Site) -> Result<Proc> {

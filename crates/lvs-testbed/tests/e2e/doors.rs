@@ -24,8 +24,7 @@ const NOBODY: [&str; 6] = [
 const BARE_ROOT: [&str; 4] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"];
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::with_servers(label, Forward::Nat, 2);
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 2))
 }
 
 /// Runs `lvsadm` through the launcher program; returns its output, or its error.

@@ -13,8 +13,7 @@ use crate::common::usable;
 const PATIENCE: Duration = Duration::from_secs(40);
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::with_servers(label, Forward::Nat, 4);
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 4))
 }
 
 fn path(site: &Site, name: &str) -> String {

@@ -16,8 +16,7 @@ const PORT: u16 = 9999;
 const IN_TIME: Duration = Duration::from_millis(500);
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::with_servers(label, Forward::Nat, 1);
-    common::site(options)
+    common::site(SiteOptions::with_servers(label, Forward::Nat, 1))
 }
 
 /// Datagrams that the host's UDP stack has received, of either family.

@@ -10,8 +10,7 @@ use lvs_testbed::listing::{Row, rows};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Topology, Vip, programs};
 
 fn options(label: &str) -> SiteOptions {
-    let mut options = SiteOptions::with_servers(label, Forward::FullNat, 2);
-    options
+    SiteOptions::with_servers(label, Forward::FullNat, 2)
 }
 
 /// The client's address at the servers.

@@ -16,8 +16,7 @@ const ECHO: u16 = 5000;
 /// A NAT director with the VIP on its host, whose kernel permits BPF programs.
 fn new_site(label: &str) -> Result<Site> {
     super::fast_path::require_permission()?;
-    let mut options = SiteOptions::with_servers(label, Forward::Nat, 2);
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 2))
 }
 
 /// Both addresses of the service.

@@ -58,8 +58,7 @@ fn wait_usable(site: &Site, servers: usize, lvsd: &Proc) -> Result<()> {
 }
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::with_servers(label, Forward::Nat, 3);
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 3))
 }
 
 #[test]

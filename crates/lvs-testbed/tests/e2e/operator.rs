@@ -14,8 +14,7 @@ use serde_json::Value;
 const SOON: Duration = Duration::from_secs(20);
 
 fn options(label: &str) -> SiteOptions {
-    let mut options = SiteOptions::with_servers(label, Forward::Nat, 2);
-    options
+    SiteOptions::with_servers(label, Forward::Nat, 2)
 }
 
 #[test]
