@@ -5,8 +5,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::lab::{
-    CL_MAC, CLIENTS, GW_ADDR6, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, ethernet, from_client,
-    tcp, udp,
+    CL_MAC, CLIENTS, GW_ADDR6, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, tcp, udp,
 };
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use lvs_core::tunnel::{Tunnel, TunnelChecksum};
@@ -43,6 +42,15 @@ fn web_to(method: Forwarding, tunnel: Tunnel, server: IpAddr) -> Lab {
 
 fn web(method: Forwarding) -> Lab {
     web_to(method, Tunnel::Ipip, SERVER.into())
+}
+
+/// A frame of this protocol, even if the packet has another version.
+fn ethernet(dst: Mac, src: Mac, ip: &[u8]) -> Vec<u8> {
+    [&dst.0[..], &src.0, &[0x86, 0xdd], ip].concat()
+}
+
+fn from_client(ip: &[u8]) -> Vec<u8> {
+    ethernet(CL_MAC, GW_MAC, ip)
 }
 
 fn echo(size: usize) -> Vec<u8> {

@@ -6,8 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::lab::{
-    CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, ethernet, from_client, hex,
-    reply, server_mac, tcp, udp,
+    CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, hex, reply, server_mac, tcp, udp,
 };
 use lvs_core::tunnel::Tunnel;
 use lvs_core::{AcceptReason, Forward, Forwarding, Protocol, Verdict};
@@ -19,7 +18,7 @@ use lvs_packet::net::PortId;
 use lvs_packet::parse;
 use lvs_packet::pipeline::{Env, Output, Request};
 use lvs_packet::wire::checksum::Sum;
-use lvs_packet::wire::{be16, ipv4, put16};
+use lvs_packet::wire::{Mac, be16, ipv4, put16};
 use proptest::prelude::*;
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
@@ -31,6 +30,15 @@ fn web(method: Forwarding) -> Lab {
         Service::new(method, Protocol::TCP, "10.0.0.80:80", "10.1.0.11:8080"),
         Service::new(method, Protocol::UDP, "10.0.0.80:53", "10.1.0.11:5353"),
     ])
+}
+
+/// A frame of this protocol, even if the packet has another version.
+fn ethernet(dst: Mac, src: Mac, ip: &[u8]) -> Vec<u8> {
+    [&dst.0[..], &src.0, &[8, 0], ip].concat()
+}
+
+fn from_client(ip: &[u8]) -> Vec<u8> {
+    ethernet(CL_MAC, GW_MAC, ip)
 }
 
 /// A request of no connection that goes to this server.
