@@ -17,7 +17,7 @@ use lvs_api::directors;
 use lvs_api::{Address, Client, sweep};
 use lvs_core::api::Confinement;
 use lvs_core::mark::parse_rules;
-use lvs_dataplane::dataplane::{self, Config, Dataplane, PeersConfig};
+use lvs_dataplane::dataplane::{self, Backend, Config, Dataplane, PeersConfig, UseKernel};
 use lvs_dataplane::fast_path::FastPath as KernelFastPath;
 use lvs_dataplane::warm_restart::{self, StateKeeper};
 use lvs_packet::icmp_limit::Limits;
@@ -39,7 +39,7 @@ use tracing_subscriber::EnvFilter;
 /// Forwards the connections of virtual services to real servers by NAT, full NAT, direct routing or
 /// tunnelling. `lvsadm` and `lvsd` configure it through its control socket, which answers as soon
 /// as the dataplane is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
-/// level (info by default). SIGTERM, SIGINT and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1,
+/// level (info by default), and LVS_LOG_FORMAT=json makes each line a JSON object. SIGTERM, SIGINT and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1,
 /// SIGUSR2 and SIGALRM are ignored, so that it continues when its terminal is closed.
 #[derive(Debug, Parser)]
 #[command(version)]
@@ -58,6 +58,8 @@ struct Args {
     restart: Restart,
     #[command(flatten)]
     access: Access,
+    #[command(flatten)]
+    _former: Former,
 }
 
 #[derive(Debug, clap::Args)]
@@ -149,7 +151,7 @@ struct KernelPath {
     /// interfaces that read the dataplane's connection table (Linux 6.1, root). Default: auto, and
     /// `lvsadm doctor` reports nothing if it is not possible.
     #[arg(long, value_enum)]
-    fast_path: Option<FastPath>,
+    fast_path: Option<UseKernel>,
 
     /// Interface on which the kernel fast path runs before the kernel allocates a socket buffer
     /// (XDP), for floods; can be repeated. Its driver must have native XDP, and no frames with VLAN
@@ -165,15 +167,12 @@ struct KernelPath {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Services at the start")]
 struct Services {
-    /// Services and servers to start with, in the format of `ipvsadm-save -n`.
+    /// Services and servers to start with, in the format of `ipvsadm-save -n`; and rules that set
+    /// firewall marks, one per line: `--destination 192.0.2.10 --protocol tcp --ports 80,443 --mark
+    /// 1`; also --source, --interface, and --drop or --host instead of --mark. The first matching
+    /// rule decides.
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-
-    /// Rules that set firewall marks, one per line: `--destination 192.0.2.10 --protocol tcp
-    /// --ports 80,443 --mark 1`; also --source, --interface, and --drop or --host instead of
-    /// --mark. The first matching rule decides.
-    #[arg(long, value_name = "FILE")]
-    marks: Option<PathBuf>,
 
     /// Set an IPVS sysctl, named as in the kernel; can be repeated.
     #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
@@ -250,21 +249,16 @@ struct Access {
     /// kernel supports them).
     #[arg(long, value_enum, default_value_t = Confine::Auto)]
     confine: Confine,
-
-    /// Format of the log: text, or json with an object in each line.
-    #[arg(long, value_name = "FORMAT", env = log::Format::VARIABLE, default_value_t)]
-    log_format: log::Format,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Backend {
-    /// Packet sockets, or a TUN device if packet sockets are not permitted
-    Auto,
-    /// Packet sockets
-    #[value(name = "af_packet")]
-    AfPacket,
-    /// A TUN device that the host routes packets through; no direct routing
-    Tun,
+/// Options of earlier versions. The errors name the present spelling.
+#[derive(Debug, clap::Args)]
+struct Former {
+    #[arg(long, hide = true, value_parser = |_: &str| Err::<String, _>("write the rules for marks into the file of --rules"))]
+    marks: Option<String>,
+
+    #[arg(long, hide = true, value_parser = |_: &str| Err::<String, _>("set the environment variable LVS_LOG_FORMAT to text or json"))]
+    log_format: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -272,17 +266,6 @@ enum WarmRestart {
     /// No
     Off,
     /// If the kernel permits it; otherwise the log reports the reason
-    Auto,
-    /// Yes, or do not start
-    On,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum FastPath {
-    /// No
-    Off,
-    /// If the kernel permits it and a quarter of the free memory is enough; otherwise the log
-    /// reports the reason
     Auto,
     /// Yes, or do not start
     On,
@@ -360,6 +343,14 @@ impl FromStr for Helper {
     }
 }
 
+/// Whether a line of the file of rules sets a mark; otherwise it is a command of ipvsadm.
+fn is_mark_rule(line: &str) -> bool {
+    let word = line.split_whitespace().next().unwrap_or_default();
+    let name = word.strip_prefix("--").unwrap_or_default();
+    let addresses = ["interface", "source", "destination", "protocol", "ports"];
+    addresses.contains(&name) || ["mark", "drop", "host"].contains(&name)
+}
+
 fn name_and_value(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
@@ -399,6 +390,13 @@ fn main() -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         };
     }
+    let format = match log::Format::from_env() {
+        Ok(format) => format,
+        Err(error) => {
+            log::say(Level::ERROR, format_args!("lvs-dataplane: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
     if let (Err(error), false) = (await_predecessor(&address(&args)), args.restart.cleanup) {
         log::say(Level::ERROR, format_args!("lvs-dataplane: {error}"));
         return ExitCode::FAILURE;
@@ -418,10 +416,9 @@ fn main() -> ExitCode {
     // Both programs write to the same standard error.
     let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
     // Without a log, the dataplane still forwards packets.
-    let _log =
-        log::start(filter, mark, args.access.log_format, "lvs-dataplane").inspect_err(|error| {
-            log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
-        });
+    let _log = log::start(filter, mark, format, "lvs-dataplane").inspect_err(|error| {
+        log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
+    });
     if let (false, false) = (confinement.not_by.is_empty(), args.restart.cleanup) {
         warn!("the dataplane is {confinement}");
     }
@@ -465,7 +462,7 @@ fn confine(args: &Args) -> Confinement {
     if args.restart.cleanup || matches!(args.access.confine, Confine::Off) {
         return Confinement::default();
     }
-    if !matches!(args.kernel_path.fast_path, Some(FastPath::Off)) {
+    if !matches!(args.kernel_path.fast_path, Some(UseKernel::Off)) {
         // The sandboxed process may not mount file systems. The first use of the file system
         // reports a failure.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
@@ -561,35 +558,27 @@ fn config(args: Args) -> anyhow::Result<Config> {
     if let Workers::Auto = args.links.workers {
         info!("--workers auto: {workers}");
     }
-    let rules = match &args.services.rules {
-        Some(path) => {
-            let name = path.display().to_string();
-            let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-            Some((text, name))
-        }
-        None => None,
-    };
-    let marks = match &args.services.marks {
-        Some(path) => {
-            let name = path.display();
-            let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-            parse_rules(&text)
-                .map_err(|(line, error)| anyhow::anyhow!("{name}, line {line}: {error}"))?
-        }
-        None => Vec::new(),
-    };
+    let (mut rules, mut marks) = (None, Vec::new());
+    if let Some(path) = &args.services.rules {
+        let name = path.display().to_string();
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+        // An empty line in place of each line of the other kind keeps the numbers of the lines.
+        let only = |of_marks| -> String {
+            let lines = text
+                .lines()
+                .map(|line| match is_mark_rule(line) == of_marks {
+                    true => line,
+                    false => "",
+                });
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        marks = parse_rules(&only(true))
+            .map_err(|(line, error)| anyhow::anyhow!("{name}, line {line}: {error}"))?;
+        rules = Some((only(false), name));
+    }
     Ok(Config {
-        backend: match args.links.backend {
-            Backend::Auto => dataplane::Backend::Auto,
-            Backend::Tun => dataplane::Backend::Tun,
-            Backend::AfPacket => dataplane::Backend::AfPacket,
-        },
-        fast_path: match args.kernel_path.fast_path {
-            Some(FastPath::Off) => dataplane::UseKernel::Off,
-            None => dataplane::UseKernel::Try,
-            Some(FastPath::Auto) => dataplane::UseKernel::Auto,
-            Some(FastPath::On) => dataplane::UseKernel::On,
-        },
+        backend: args.links.backend,
+        fast_path: args.kernel_path.fast_path.unwrap_or(UseKernel::Try),
         xdp: args.kernel_path.xdp,
         fast_path_after: Some(args.kernel_path.fast_path_after),
         workers: Some(workers),

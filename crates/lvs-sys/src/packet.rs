@@ -291,16 +291,7 @@ impl PacketSocket {
     }
 
     fn bind_for(&self, ifindex: u32, protocol: u16) -> io::Result<()> {
-        let address = libc::sockaddr_ll {
-            sll_family: u16::try_from(libc::AF_PACKET).expect("AF_PACKET is 17"),
-            sll_protocol: protocol.to_be(),
-            sll_ifindex: i32::try_from(ifindex)
-                .map_err(|_| io::Error::from(io::ErrorKind::NotFound))?,
-            sll_hatype: 0,
-            sll_pkttype: 0,
-            sll_halen: 0,
-            sll_addr: [0; 8],
-        };
+        let address = link_address(ifindex, protocol)?;
         // SAFETY: pointer and length describe `address`, which the kernel only reads.
         check(unsafe {
             libc::bind(
@@ -318,16 +309,7 @@ impl PacketSocket {
     /// # Errors
     /// If the interface does not exist or is down, or its queue is full.
     pub fn send_to(&self, ifindex: u32, frame: &[u8]) -> io::Result<()> {
-        let address = libc::sockaddr_ll {
-            sll_family: u16::try_from(libc::AF_PACKET).expect("AF_PACKET is 17"),
-            sll_protocol: 0,
-            sll_ifindex: i32::try_from(ifindex)
-                .map_err(|_| io::Error::from(io::ErrorKind::NotFound))?,
-            sll_hatype: 0,
-            sll_pkttype: 0,
-            sll_halen: 0,
-            sll_addr: [0; 8],
-        };
+        let address = link_address(ifindex, 0)?;
         // SAFETY: two pointers with their lengths, to the frame and to `address`, which the kernel
         // only reads.
         check_len(unsafe {
@@ -611,4 +593,18 @@ impl fmt::Debug for MessageBatch {
             .field("len", &self.messages.len())
             .finish_non_exhaustive()
     }
+}
+
+/// The address of an interface for packet sockets.
+fn link_address(ifindex: u32, protocol: u16) -> io::Result<libc::sockaddr_ll> {
+    let ifindex = i32::try_from(ifindex).map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
+    Ok(libc::sockaddr_ll {
+        sll_family: u16::try_from(libc::AF_PACKET).expect("AF_PACKET is 17"),
+        sll_protocol: protocol.to_be(),
+        sll_ifindex: ifindex,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    })
 }

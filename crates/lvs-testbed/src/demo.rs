@@ -133,8 +133,7 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
         )?;
     }
 
-    let mut load = site.load();
-    load.requests = options.requests;
+    let load = site.load_of(options.requests);
     print!(
         "\n  client$ {} requests of 1 byte to 10 MiB to {service}, each byte checked: ",
         options.requests

@@ -47,5 +47,5 @@ pub mod waiters;
 pub mod without_tcx;
 
 pub use load::{LoadOptions, LoadReport};
-pub use netns::{Host, Link, Mode, Proc, Testbed, wait_until};
+pub use netns::{Host, Link, Mode, Proc, Testbed, soon, wait_until};
 pub use site::{Forward, Site, SiteOptions, Topology, Vip};

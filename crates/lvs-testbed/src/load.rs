@@ -252,6 +252,17 @@ impl SteadyLoad {
         serde_json::from_str(printed.lines().last().unwrap_or_default())
             .with_context(|| format!("not a report: {printed}"))
     }
+
+    /// As [`finish`](Self::finish); all requests must have been answered correctly.
+    ///
+    /// # Errors
+    ///
+    /// When the client program or a request failed.
+    pub fn finish_ok(self) -> Result<LoadReport> {
+        let report = self.finish()?;
+        report.all_ok(report.ok)?;
+        Ok(report)
+    }
 }
 
 /// The subcommand: runs the requests and prints the report as one line of JSON.

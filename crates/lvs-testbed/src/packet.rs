@@ -287,6 +287,22 @@ pub fn ethernet_ip(dst: [u8; 6], src: [u8; 6], packet: &[u8]) -> Vec<u8> {
     ethernet(dst, src, if six { 0x86dd } else { 0x0800 }, packet)
 }
 
+/// Reads a link-layer address.
+///
+/// # Errors
+/// The text is something else.
+pub fn mac(text: &str) -> Result<[u8; 6], String> {
+    let bytes = text
+        .trim()
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16))
+        .collect::<Result<Vec<u8>, _>>();
+    bytes
+        .ok()
+        .and_then(|bytes| bytes.try_into().ok())
+        .ok_or_else(|| format!("{text} is not a link-layer address"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

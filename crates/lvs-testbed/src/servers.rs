@@ -114,14 +114,10 @@ http {{
     let file = dir.join(format!("{name}-nginx.conf"));
     fs::write(&file, configuration)?;
     let path = |path: &std::path::Path| path.display().to_string();
-    let mut server = host.spawn(
-        "nginx",
-        &["-e", "stderr", "-p", &path(&home), "-c", &path(&file)],
-    )?;
-    for port in &options.ports {
-        listening(host, &mut server, "tcp", *port)?;
-    }
-    Ok(server)
+    let words = ["-e", "stderr", "-p", &path(&home), "-c", &path(&file)];
+    let server = host.spawn("nginx", &words)?;
+    let mut ports = options.ports.iter();
+    ports.try_fold(server, |server, &port| listening(host, server, "tcp", port))
 }
 
 /// Starts a [web server that sends evenly](crate::paced) on port 80, with `rate` bytes per
@@ -137,9 +133,8 @@ pub fn paced(host: &Host, rate: u64, real_time: bool) -> Result<Proc> {
         port: 80,
     };
     let (program, arguments) = crate::programs::own_with(options.arguments(), real_time)?;
-    let mut server = host.spawn(program, &arguments)?;
-    listening(host, &mut server, "tcp", options.port)?;
-    Ok(server)
+    let server = host.spawn(program, &arguments)?;
+    listening(host, server, "tcp", options.port)
 }
 
 /// Starts an iperf3 server on port 5201 of one address. Behind direct routing or a tunnel that has
@@ -150,12 +145,11 @@ pub fn paced(host: &Host, rate: u64, real_time: bool) -> Result<Proc> {
 /// When it is missing or does not listen.
 pub fn iperf3(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     let address = address.to_string();
-    let mut server = host.spawn(
+    let server = host.spawn(
         "iperf3",
         &["--server", "--port", "5201", "--bind", &address],
     )?;
-    listening(host, &mut server, "tcp", 5201)?;
-    Ok(server)
+    listening(host, server, "tcp", 5201)
 }
 
 /// Starts a dnsmasq on port 53 with a text record `id.test`, the host's name, and the address
@@ -165,7 +159,7 @@ pub fn iperf3(host: &Host, address: Ipv4Addr) -> Result<Proc> {
 ///
 /// When it is missing or does not listen.
 pub fn dnsmasq(host: &Host) -> Result<Proc> {
-    let mut server = host.spawn(
+    let server = host.spawn(
         "dnsmasq",
         &[
             // The server stays in the foreground, and keeps its user: a user namespace has no other
@@ -180,8 +174,7 @@ pub fn dnsmasq(host: &Host) -> Result<Proc> {
             "--address=/www.test/192.0.2.80",
         ],
     )?;
-    listening(host, &mut server, "udp", 53)?;
-    Ok(server)
+    listening(host, server, "udp", 53)
 }
 
 /// Starts a vsftpd on port 21 of every address of the host, IPv4 and IPv6, for anonymous users. It
@@ -240,9 +233,8 @@ pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
     }
     let file = host.dir().join(format!("{}-vsftpd.conf", host.name()));
     fs::write(&file, text)?;
-    let mut server = host.spawn("vsftpd", &[&file])?;
-    listening(host, &mut server, "tcp", 21)?;
-    Ok(server)
+    let server = host.spawn("vsftpd", &[&file])?;
+    listening(host, server, "tcp", 21)
 }
 
 /// Starts a dnsmasq that serves the directory `www` of the testbed by TFTP, every transfer from
@@ -266,9 +258,8 @@ pub fn tftp(host: &Host, single_port: bool) -> Result<Proc> {
     if single_port {
         arguments.push("--tftp-single-port");
     }
-    let mut server = host.spawn("dnsmasq", &arguments)?;
-    listening(host, &mut server, "udp", 69)?;
-    Ok(server)
+    let server = host.spawn("dnsmasq", &arguments)?;
+    listening(host, server, "udp", 69)
 }
 
 /// Starts a sipp on UDP port 5060 of an address, which answers calls and records every message in
@@ -287,13 +278,12 @@ pub fn sipp(host: &Host, address: Ipv4Addr) -> Result<Proc> {
         .args(["-trace_msg", "-message_overwrite", "true"])
         .arg("-message_file")
         .arg(messages);
-    let mut server = host.spawn_command("sipp", command)?;
-    listening(host, &mut server, "udp", 5060)?;
-    Ok(server)
+    let server = host.spawn_command("sipp", command)?;
+    listening(host, server, "udp", 5060)
 }
 
 /// Waits until a server listens on its port, or ends.
-fn listening(host: &Host, server: &mut Proc, protocol: &str, port: u16) -> Result<()> {
+fn listening(host: &Host, mut server: Proc, protocol: &str, port: u16) -> Result<Proc> {
     let mut ended = false;
     let what = format!("{protocol} port {port} on host {}", host.name());
     wait_until(&what, Duration::from_secs(10), || {
@@ -307,5 +297,5 @@ fn listening(host: &Host, server: &mut Proc, protocol: &str, port: u16) -> Resul
         host.name(),
         server.log()
     );
-    Ok(())
+    Ok(server)
 }

@@ -195,13 +195,7 @@ mod tests {
 
     /// Memory that still exists after the table in it was dropped.
     fn memory(layout: Layout) -> impl Fn() -> Memory {
-        let sizes = [
-            layout.narrow_words(),
-            layout.narrow_buckets as usize,
-            layout.wide_words(),
-            layout.wide_buckets as usize,
-            layout.overflow_words(),
-        ];
+        let sizes = layout.region_words();
         let words: [&'static [AtomicU64]; 5] =
             sizes.map(|size| &*Box::leak(bytemuck::zeroed_slice_box(size)));
         move || Memory::new(layout, words.map(Region::borrowed)).unwrap()

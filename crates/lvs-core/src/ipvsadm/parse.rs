@@ -485,38 +485,44 @@ impl<'a> Line<'a> {
     }
 
     fn check_matrix(&self) -> Result<(), Refusal> {
-        let command = self.command.name();
+        let of = (self.command.name(), "command");
+        self.chosen(&Flag::ALL, |flag| self.command.rule(flag), of)?;
+        Ok(())
+    }
+
+    /// Checks flags against the rules of a command or a tunnel type (`of`, with its `kind`). Returns the flag that
+    /// was chosen of those that exclude each other.
+    fn chosen(
+        &self,
+        flags: &[Flag],
+        rule: impl Fn(Flag) -> Rule,
+        (of, kind): (&str, &str),
+    ) -> Result<Option<Flag>, Refusal> {
         let mut chosen: Option<Flag> = None;
-        for flag in Flag::ALL {
-            let rule = self.command.rule(flag);
-            if !self.flags.has(flag) {
-                if rule == Rule::Needed {
+        for &flag in flags {
+            let name = flag.name();
+            match (rule(flag), self.flags.has(flag), chosen) {
+                (Rule::Needed, false, _) => {
                     return Err(fail(&format!(
-                        "You need to supply the '{}' option for the '{command}' command",
-                        flag.name()
+                        "You need to supply the '{name}' option for the '{of}' {kind}"
                     )));
                 }
-                continue;
-            }
-            match (rule, chosen) {
-                (Rule::Illegal, _) => {
+                (Rule::Illegal, true, _) => {
                     return Err(fail(&format!(
-                        "Illegal '{}' option with the '{command}' command",
-                        flag.name()
+                        "Illegal '{name}' option with the '{of}' {kind}"
                     )));
                 }
-                (Rule::OneOf, Some(earlier)) => {
+                (Rule::OneOf, true, Some(earlier)) => {
                     return Err(fail(&format!(
-                        "The option '{}' conflicts with the '{}' option in the '{command}' command",
-                        flag.name(),
+                        "The option '{name}' conflicts with the '{}' option in the '{of}' {kind}",
                         earlier.name()
                     )));
                 }
-                (Rule::OneOf, None) => chosen = Some(flag),
+                (Rule::OneOf, true, None) => chosen = Some(flag),
                 _ => {}
             }
         }
-        Ok(())
+        Ok(chosen)
     }
 
     fn service_id(&self) -> ServiceId {
@@ -603,37 +609,8 @@ impl<'a> Line<'a> {
         {
             return Err(fail("Tunnel options conflict with forward method"));
         }
-        let kind = self.tunnel.name;
-        let mut chosen: Option<Flag> = None;
-        for &flag in &TUNNEL[1..] {
-            let rule = tunnel_rule(self.tunnel, flag);
-            if !self.flags.has(flag) {
-                if rule == Rule::Needed {
-                    return Err(fail(&format!(
-                        "You need to supply the '{}' option for the '{kind}' tunnel type",
-                        flag.name()
-                    )));
-                }
-                continue;
-            }
-            match (rule, chosen) {
-                (Rule::Illegal, _) => {
-                    return Err(fail(&format!(
-                        "Illegal '{}' option with the '{kind}' tunnel type",
-                        flag.name()
-                    )));
-                }
-                (Rule::OneOf, Some(earlier)) => {
-                    return Err(fail(&format!(
-                        "The option '{}' conflicts with the '{}' option in the '{kind}' tunnel type",
-                        flag.name(),
-                        earlier.name()
-                    )));
-                }
-                (Rule::OneOf, None) => chosen = Some(flag),
-                _ => {}
-            }
-        }
+        let rule = |flag| tunnel_rule(self.tunnel, flag);
+        let chosen = self.chosen(&TUNNEL[1..], rule, (self.tunnel.name, "tunnel type"))?;
         let checksum = chosen.and_then(checksum_of).unwrap_or_default();
         Ok((self.tunnel.tunnel)(self.tunnel_port, checksum))
     }

@@ -13,7 +13,7 @@ use lvs_core::{
     ServiceFlags, ServiceKey, TcpFlags, Transport, Verdict,
 };
 
-use crate::common::{CLIENT, VIP, addr, packet, server, tcp};
+use crate::common::{CLIENT, VIP, addr, director, packet, server, tcp};
 
 const SYN: u8 = TcpFlags::SYN;
 const ACK: u8 = TcpFlags::ACK;
@@ -41,17 +41,11 @@ const fn down(on_server_down: OnServerDown) -> Extras {
     }
 }
 
-fn director(key: ServiceKey, config: ServiceConfig, method: Forwarding, servers: u8) -> Director {
-    let mut director = Director::new(Options {
-        max_connections: 1 << 17,
-        ..Options::default()
-    });
-    director.advance(Instant::ZERO);
-    director.control.add_service(key, config, None).unwrap();
-    for n in 1..=servers {
-        add(&mut director, key, n, 1, method, Instant::ZERO).unwrap();
-    }
-    director
+/// A director that resets the connections of a server that goes down, after a second.
+fn resetting(method: Forwarding, servers: u8) -> (Director, Instant) {
+    let config = service("rr", down(OnServerDown::Reset));
+    let director = director(ServiceKey::tcp(addr(VIP)), config, method, servers);
+    (director, Instant::from_secs(1))
 }
 
 fn add(
@@ -148,10 +142,7 @@ fn drain(director: &mut Director, now: Instant) -> Vec<Reset> {
 #[test]
 fn server_down_resets_both_ends_with_expected_numbers() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
-        let key = ServiceKey::tcp(addr(VIP));
-        let config = service("rr", down(OnServerDown::Reset));
-        let mut director = director(key, config, method, 1);
-        let now = Instant::from_secs(1);
+        let (mut director, now) = resetting(method, 1);
         establish(&mut director, addr(CLIENT), method == Forwarding::Nat, now);
         assert_eq!(only(&director, now).state, "ESTABLISHED");
         remove(&mut director, 1, now);
@@ -179,10 +170,7 @@ fn server_down_resets_both_ends_with_expected_numbers() {
 #[test]
 fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
-        let key = ServiceKey::tcp(addr(VIP));
-        let config = service("rr", down(OnServerDown::Reset));
-        let mut director = director(key, config, method, 1);
-        let now = Instant::from_secs(1);
+        let (mut director, now) = resetting(method, 1);
         let (client, vip) = (addr(CLIENT), addr(VIP));
         establish(&mut director, client, method == Forwarding::Nat, now);
         let decision = send(&mut director, &tcp(client, vip, ACK), (1101, 745, 0), now);
@@ -221,10 +209,7 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
 
 #[test]
 fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() {
-    let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Route, 1);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Route, 1);
     let (client, vip) = (addr(CLIENT), addr(VIP));
     establish(&mut director, client, false, now);
     let ack = tcp(client, vip, ACK);
@@ -244,10 +229,7 @@ fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() 
 
 #[test]
 fn retransmission_does_not_move_tracked_numbers_back() {
-    let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Nat, 1);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Nat, 1);
     let (client, vip) = (addr(CLIENT), addr(VIP));
     establish(&mut director, client, true, now);
     let _ = send(&mut director, &tcp(client, vip, ACK), (1001, 1, 100), now);
@@ -258,10 +240,7 @@ fn retransmission_does_not_move_tracked_numbers_back() {
 
 #[test]
 fn server_down_refuses_waiting_client() {
-    let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Nat, 1);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Nat, 1);
     let _ = send(
         &mut director,
         &tcp(addr(CLIENT), addr(VIP), SYN),
@@ -277,10 +256,7 @@ fn server_down_refuses_waiting_client() {
 
 #[test]
 fn late_packet_of_reset_connection_is_answered_with_reset() {
-    let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Nat, 2);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Nat, 2);
     let (client, vip) = (addr(CLIENT), addr(VIP));
     establish(&mut director, client, true, now);
     let before = only(&director, now).server;
@@ -330,10 +306,7 @@ fn connection_without_tracked_numbers_is_reset_at_its_next_packet() {
 
 #[test]
 fn connection_of_down_server_ends_at_its_next_packet() {
-    let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Nat, 1);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
     let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
@@ -343,10 +316,7 @@ fn connection_of_down_server_ends_at_its_next_packet() {
 
 #[test]
 fn resets_are_sent_in_bounded_portions() {
-    let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Route, 2);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Route, 2);
     for port in 1..=20_000 {
         let client = SocketAddr::from(([192, 0, 2, 1], port));
         if port != 20 {
@@ -383,9 +353,7 @@ fn resets_are_sent_in_bounded_portions() {
 #[test]
 fn connection_of_removed_server_is_reset_even_after_server_returns() {
     let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Nat, 1);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
     let _ = drain(&mut director, now);
@@ -397,9 +365,7 @@ fn connection_of_removed_server_is_reset_even_after_server_returns() {
 #[test]
 fn weight_0_drains_without_resets() {
     let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Nat, 1);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     let quiesced = ServerConfig::new(0, Forwarding::Nat);
     director
@@ -481,10 +447,7 @@ fn reset_and_drop_policies_apply_to_tcp_without_known_numbers() {
 
 #[test]
 fn server_down_setting_precedes_expire_nodest_conn() {
-    let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Nat, 1);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Nat, 1);
     director
         .control
         .set_sysctl("expire_nodest_conn", "1")
@@ -497,9 +460,7 @@ fn server_down_setting_precedes_expire_nodest_conn() {
 #[test]
 fn deleted_service_closes_connections_like_down_servers() {
     let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Nat, 1);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     director.control.delete_service(&key, now).unwrap();
     director.advance(now);
@@ -553,10 +514,7 @@ fn dropped_packet_of_connection_counts_for_its_service() {
 
 #[test]
 fn explain_reports_outcome_of_connection_to_down_server() {
-    let key = ServiceKey::tcp(addr(VIP));
-    let config = service("rr", down(OnServerDown::Reset));
-    let mut director = director(key, config, Forwarding::Nat, 1);
-    let now = Instant::from_secs(1);
+    let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
     let tuple = tcp(addr(CLIENT), addr(VIP), ACK).tuple;

@@ -2,7 +2,10 @@
 
 use std::net::SocketAddr;
 
-use lvs_core::{Hook, PacketMeta, Protocol, TcpFlags, Transport, Tuple};
+use lvs_core::{
+    Director, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
+    ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple,
+};
 
 pub(crate) const VIP: &str = "198.51.100.1:80";
 pub(crate) const CLIENT: &str = "192.0.2.7:40000";
@@ -13,6 +16,30 @@ pub(crate) fn addr(text: &str) -> SocketAddr {
 
 pub(crate) fn server(n: u8) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, n], 80))
+}
+
+/// Creates a director with one service and servers 10.0.0.1, 10.0.0.2, ... with the port of the
+/// service.
+pub(crate) fn director(
+    key: ServiceKey,
+    config: ServiceConfig,
+    method: Forwarding,
+    servers: u8,
+) -> Director {
+    let mut director = Director::new(Options {
+        max_connections: 1 << 17,
+        ..Options::default()
+    });
+    director.advance(Instant::ZERO);
+    director.control.add_service(key, config, None).unwrap();
+    for n in 1..=servers {
+        let server = SocketAddr::from(([10, 0, 0, n], key.port()));
+        director
+            .control
+            .add_server(&key, server, &ServerConfig::new(1, method), Instant::ZERO)
+            .unwrap();
+    }
+    director
 }
 
 /// A packet of 40 bytes: to the [`VIP`], or in transit.

@@ -10,7 +10,7 @@ use lvs_core::{
     ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
 };
 
-use crate::common::{CLIENT, VIP, addr};
+use crate::common::{CLIENT, VIP, addr, director};
 
 fn meta<'a>(
     protocol: Protocol,
@@ -40,25 +40,6 @@ fn udp<'a>(src: &str, dst: &str, payload: &'a [u8]) -> PacketMeta<'a> {
         Hook::Local,
         Transport::Udp(payload),
     )
-}
-
-/// Creates a director with one service and servers 10.0.0.1, 10.0.0.2, ... with the port of the
-/// service.
-fn director(key: ServiceKey, config: ServiceConfig, method: Forwarding, servers: u8) -> Director {
-    let mut director = Director::new(Options {
-        max_connections: 1 << 17,
-        ..Options::default()
-    });
-    director.advance(Instant::ZERO);
-    director.control.add_service(key, config, None).unwrap();
-    for n in 1..=servers {
-        let server = SocketAddr::from(([10, 0, 0, n], key.port()));
-        director
-            .control
-            .add_server(&key, server, &ServerConfig::new(1, method), Instant::ZERO)
-            .unwrap();
-    }
-    director
 }
 
 fn rr() -> ServiceConfig {

@@ -121,18 +121,18 @@ impl Config {
 }
 
 /// Whether a dataplane uses the kernel fast path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum UseKernel {
-    /// The kernel fast path is not used.
+    /// No
     #[default]
     Off,
-    /// The kernel fast path is used if it is available; otherwise the log states the reason, and
-    /// `lvsadm doctor` reports nothing.
+    /// As `Auto`, but `lvsadm doctor` reports nothing if the kernel fast path is not available.
+    #[value(skip)]
     Try,
-    /// The kernel fast path is used if it is available; otherwise the log has the reason, and
-    /// `lvsadm doctor` has the fix.
+    /// If the kernel permits it and a quarter of the free memory is enough; otherwise the log
+    /// reports the reason
     Auto,
-    /// The dataplane does not start without the kernel fast path.
+    /// Yes, or do not start
     On,
 }
 

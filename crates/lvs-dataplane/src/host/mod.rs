@@ -33,14 +33,15 @@ use crate::netlink::NetlinkError;
 use lvs_packet::net::PortId;
 
 /// The interface through which packets are received and sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Backend {
-    /// By packet sockets, or through a TUN device if packet sockets are not permitted.
+    /// Packet sockets, or a TUN device if packet sockets are not permitted
     #[default]
     Auto,
-    /// Packets arrive on packet sockets.
+    /// Packet sockets
+    #[value(name = "af_packet")]
     AfPacket,
-    /// Through a TUN device to which the host routes the packets.
+    /// A TUN device that the host routes packets through; no direct routing
     Tun,
 }
 

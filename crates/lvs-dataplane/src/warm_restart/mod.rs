@@ -71,13 +71,7 @@ mod head {
 /// aligned to a page, and its length in words.
 fn parts(layout: &Layout, tables: usize) -> (Vec<(u64, usize)>, u64) {
     const PAGE: u64 = 4096;
-    let table = [
-        layout.narrow_words(),
-        layout.narrow_buckets as usize,
-        layout.wide_words(),
-        layout.wide_buckets as usize,
-        layout.overflow_words(),
-    ];
+    let table = layout.region_words();
     let first = [head::WORDS, RECORDS * KEPT_WORDS, text_words(TEXT)];
     let mut at = 0;
     let all = first.into_iter().chain([table; WORKERS_MAX].concat());

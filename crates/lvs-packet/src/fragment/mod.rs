@@ -101,6 +101,22 @@ mod tests {
         )
     }
 
+    /// The datagram of all pieces, which arrive in another order. Nothing remains.
+    fn reassembled(pieces: &mut [Frame], seed: u64) -> Assembled {
+        let n = pieces.len();
+        for i in 0..n {
+            pieces.swap(i, (seed.rotate_left(i as u32 % 64) % n as u64) as usize);
+        }
+        let r = Reassembler::default();
+        let mut done = None;
+        for (i, piece) in pieces.iter().enumerate() {
+            done = push(&r, piece, Instant::ZERO).expect("no contradiction");
+            assert_eq!(done.is_some(), i + 1 == n);
+        }
+        assert_eq!(r.memory(), 0);
+        done.expect("complete")
+    }
+
     proptest! {
         #[test]
         fn ipv6_fragmentation_round_trips(len in 1300usize..9000, mtu in 100usize..1280, options: bool, atomic: bool, seed: u64) {
@@ -123,19 +139,8 @@ mod tests {
                 prop_assert!(etherparse::SlicedPacket::from_ip(p.bytes()).is_ok());
             }
             let n = pieces.len();
-            for i in 0..n {
-                pieces.swap(i, (seed.rotate_left(i as u32 % 64) % n as u64) as usize);
-            }
-            let r = Reassembler::default();
-            let mut done = None;
-            for (i, piece) in pieces.iter().enumerate() {
-                let got = push(&r, piece, Instant::ZERO).expect("no contradiction");
-                prop_assert_eq!(got.is_some(), i + 1 == n);
-                done = got;
-            }
-            let done = done.expect("complete");
+            let done = reassembled(&mut pieces, seed);
             prop_assert_eq!(done.frame.bytes(), &ip[..]);
-            prop_assert_eq!(r.memory(), 0);
             // Fragment the datagram again at the original boundaries.
             let sizes = done.history.behind(ipv6::unfragmentable(&ip).0, 0);
             let again = Cutter::v6(done.frame.bytes(), mtu, Some(&sizes), 1).expect("fits");
@@ -176,20 +181,9 @@ mod tests {
             }
             let longest = pieces.iter().map(Frame::len).max();
             let n = pieces.len();
-            for i in 0..n {
-                pieces.swap(i, (seed.rotate_left(i as u32 % 64) % n as u64) as usize);
-            }
-            let r = Reassembler::default();
-            let mut done = None;
-            for (i, piece) in pieces.iter().enumerate() {
-                let got = push(&r, piece, Instant::ZERO).expect("no contradiction");
-                prop_assert_eq!(got.is_some(), i + 1 == n);
-                done = got;
-            }
-            let done = done.expect("complete");
+            let done = reassembled(&mut pieces, seed);
             prop_assert_eq!(done.frame.bytes(), &ip[..]);
             prop_assert_eq!(Some(done.history.longest), longest);
-            prop_assert_eq!(r.memory(), 0);
             // Fragment the datagram again at the original boundaries.
             let again = Cutter::v4(done.frame.bytes(), mtu, Some(&done.history.sizes), false).expect("fits");
             prop_assert_eq!(again.count(), n);

@@ -25,13 +25,7 @@ impl Pipeline {
         now: Instant,
         out: &mut Output,
     ) {
-        let mut cx = Cx {
-            env,
-            now,
-            out,
-            ahead: None,
-            server: None,
-        };
+        let mut cx = Cx::new(env, now, out);
         for frame in self.held.give_up(port, addr) {
             let aggregate = frame.offload.segments.is_some();
             if let Ok(packet) = parse::ip(frame.bytes(), aggregate) {

@@ -169,6 +169,18 @@ struct Cx<'a, N> {
     server: Option<ServerId>,
 }
 
+impl<'a, N> Cx<'a, N> {
+    const fn new(env: &'a Env<'a, N>, now: Instant, out: &'a mut Output) -> Self {
+        Self {
+            env,
+            now,
+            out,
+            ahead: None,
+            server: None,
+        }
+    }
+}
+
 /// The packet path of one worker. The state of the whole director is in its [`Common`].
 #[derive(Debug)]
 pub struct Pipeline {
@@ -250,13 +262,7 @@ impl Pipeline {
         let info = env.net.port(port);
         let ethernet = info.is_some_and(|info| info.ethernet);
         let mut known: Known = [None; AHEAD];
-        let mut cx = Cx {
-            env,
-            now,
-            out,
-            ahead: None,
-            server: None,
-        };
+        let mut cx = Cx::new(env, now, out);
         for done in 0..frames.len() {
             if done > 0 && cx.out.queued() >= PORTION {
                 return done;
@@ -329,13 +335,7 @@ impl Pipeline {
         out: &mut Output,
     ) {
         let is_intercepted = |client: &_| env.intercept.local_clients.contains(client);
-        let mut cx = Cx {
-            env,
-            now,
-            out,
-            ahead: None,
-            server: None,
-        };
+        let mut cx = Cx::new(env, now, out);
         for Waiting {
             mut frame, server, ..
         } in self.held.take_local_clients(is_intercepted)

@@ -18,13 +18,7 @@ impl Pipeline {
         now: Instant,
         out: &mut Output,
     ) {
-        let mut cx = Cx {
-            env,
-            now,
-            out,
-            ahead: None,
-            server: None,
-        };
+        let mut cx = Cx::new(env, now, out);
         let mut frame = cx.out.spare(tcp::RESET_LEN_MAX);
         if tcp::own_reset(&mut frame, reset) {
             let fate = match (&reset.forward, parse::ip(frame.bytes(), false)) {

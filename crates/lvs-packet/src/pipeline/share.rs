@@ -124,13 +124,7 @@ impl Pipeline {
         now: Instant,
         out: &mut Output,
     ) {
-        let mut cx = Cx {
-            env,
-            now,
-            out,
-            ahead: None,
-            server: None,
-        };
+        let mut cx = Cx::new(env, now, out);
         self.counters.taken += 1;
         let fate = match parse::ip(whole.frame.bytes(), false) {
             Ok(packet) => {

@@ -3,21 +3,17 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::lab::director::{DirectorLab, addr, only};
-use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_ADDR, SV_MAC, set_mtu, table};
-use etherparse::{IpHeaders, IpNumber, PacketBuilder, PacketBuilderStep};
+use crate::lab::{CLIENTS, SERVERS, SV_ADDR, header, set_mtu};
+use etherparse::{IpNumber, PacketBuilder};
 use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 use lvs_core::{
-    Director, Family, Forwarding, Instant, Options, Protocol, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey,
+    Family, Forwarding, Instant, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey,
 };
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::{Cutter, MEMORY_MAX};
 use lvs_packet::frame::{Frame, Offload};
-use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
-use lvs_packet::pipeline::{Env, Output, Pipeline};
-use lvs_packet::settings::Settings;
-use lvs_packet::wire::{Mac, ip_dst, ipv4, ipv6};
+use lvs_packet::wire::{ip_dst, ipv4, ipv6};
 
 #[test]
 fn fragments_of_both_directions_share_4_mib() {
@@ -28,44 +24,23 @@ fn fragments_of_both_directions_share_4_mib() {
 /// count it.
 #[test]
 fn too_long_reply_is_refused_and_not_counted() {
-    let (vip, server): (SocketAddr, SocketAddr) = (
-        "198.51.100.1:80".parse().unwrap(),
-        "10.1.0.11:80".parse().unwrap(),
-    );
-    let key = ServiceKey::tcp(vip);
-    let mut director = Director::new(Options::default());
-    let config = ServiceConfig::new(Family::V4, "rr");
-    director.control.add_service(key, config, None).unwrap();
-    director
-        .control
-        .add_server(
-            &key,
-            server,
-            &ServerConfig::new(1, Forwarding::Nat),
-            Instant::ZERO,
-        )
-        .unwrap();
-    let intercept = Intercept::of(&director.control, &Intercept::default());
-    let mut net = table();
-    net.vips.insert(vip.ip());
-    net.local.insert(vip.ip());
-    set_mtu(&mut net, [1200, 1500]);
-    let (mut decide, mut pipeline) = (director, Pipeline::alone(Settings::UNLIMITED));
-    let mut send = |port: PortId, to: Mac, ip: &[u8]| -> usize {
-        let frame = [&to.0[..], &GW_MAC.0, &[8, 0], ip].concat();
-        let env = Env::new(&net, &intercept);
-        let (mut out, mut frames) = (Output::new(), [Frame::from_bytes(&frame)]);
-        let now = Instant::from_secs(1);
-        pipeline.process(port, &mut frames, &env, &mut decide, now, &mut out);
-        out.queues().map(|(_, frames)| frames.len()).sum()
-    };
+    let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+    let server = "10.1.0.11:80".parse().unwrap();
+    let mut lab = DirectorLab::new(|control| {
+        let config = ServiceConfig::new(Family::V4, "rr");
+        control.add_service(key, config, None).unwrap();
+        let config = ServerConfig::new(1, Forwarding::Nat);
+        let added = control.add_server(&key, server, &config, Instant::ZERO);
+        added.unwrap();
+    });
+    set_mtu(&mut lab.net, [1200, 1500]);
     let mut syn = Vec::new();
     PacketBuilder::ipv4([203, 0, 113, 9], [198, 51, 100, 1], 64)
         .tcp(40_000, 80, 1, 500)
         .syn()
         .write(&mut syn, b"")
         .unwrap();
-    assert_eq!(send(CLIENTS, CL_MAC, &syn), 1);
+    assert_eq!(lab.request(&syn, Offload::default()).len(), 1);
     let mut answer = Vec::new();
     PacketBuilder::ipv4([10, 1, 0, 11], [203, 0, 113, 9], 64)
         .tcp(80, 40_000, 1, 500)
@@ -79,10 +54,11 @@ fn too_long_reply_is_refused_and_not_counted() {
         .to_header()
         .calc_header_checksum();
     answer[10..12].copy_from_slice(&sum.to_be_bytes());
-    assert_eq!(send(SERVERS, SV_MAC, &answer), 1, "an ICMP error");
-    assert_eq!(pipeline.counters.dropped_for(FrameDrop::TooBig), 1);
-    assert_eq!(pipeline.counters.icmp_sent, 1);
-    let counted = decide.control.total_stats().live;
+    let sent = lab.answer(&answer, Offload::default());
+    assert_eq!(sent.len(), 1, "an ICMP error");
+    assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::TooBig), 1);
+    assert_eq!(lab.pipeline.counters.icmp_sent, 1);
+    let counted = lab.director.control.total_stats().live;
     assert_eq!(counted.out_packets, 0, "the packet was not counted");
 }
 
@@ -162,18 +138,9 @@ fn nat() -> DirectorLab {
     udp_services(&config, ServiceFlags::default())
 }
 
-/// The IP header of a packet.
-fn header(src: &str, dst: &str) -> PacketBuilderStep<IpHeaders> {
-    match (addr(src), addr(dst)) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
-        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
-        other => panic!("{other:?}"),
-    }
-}
-
 fn udp(src: (&str, u16), dst: (&str, u16), payload: &[u8]) -> Vec<u8> {
     let mut ip = Vec::new();
-    let packet = header(src.0, dst.0).udp(src.1, dst.1);
+    let packet = header(addr(src.0), addr(dst.0)).udp(src.1, dst.1);
     packet.write(&mut ip, payload).unwrap();
     // The packet may be fragmented.
     allow_fragments(&mut ip, true);
@@ -183,7 +150,7 @@ fn udp(src: (&str, u16), dst: (&str, u16), payload: &[u8]) -> Vec<u8> {
 /// An ICMP error of type `kind` and code `code` about the packet `about`.
 fn error(src: &str, dst: &str, (kind, code): (u8, u8), word: [u8; 4], about: &[u8]) -> Vec<u8> {
     let mut ip = Vec::new();
-    let start = header(src, dst);
+    let start = header(addr(src), addr(dst));
     if src.contains(':') {
         let packet = start.icmpv6_raw(kind, code, word);
         packet.write(&mut ip, about).unwrap();
@@ -273,7 +240,7 @@ fn short_packet_to_address_without_service_is_passed_to_host() {
         let src = if dst == VIP { CLIENT } else { CLIENT6 };
         let mut segment = Vec::new();
         // The services are UDP services, so that the packet belongs to none of them.
-        let packet = header(src, dst).tcp(4000, port, 1, 500).syn();
+        let packet = header(addr(src), addr(dst)).tcp(4000, port, 1, 500).syn();
         packet.write(&mut segment, b"").unwrap();
         segment.truncate(segment.len() - 1);
         repair(&mut segment);
@@ -403,7 +370,7 @@ const GUE: u16 = 6080;
 fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
     let mut inner = inner.to_vec();
     allow_fragments(&mut inner, false);
-    let start = header(&SV_ADDR.to_string(), SERVER);
+    let start = header(SV_ADDR.into(), addr(SERVER));
     let mut outer = Vec::new();
     match tunnel {
         Tunnel::Ipip => start.write(&mut outer, IpNumber::IPV4, &inner).unwrap(),

@@ -3,9 +3,8 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use crate::lab::{CL_MAC, CLIENTS, GW_MAC, Lab, SERVERS, Service};
+use crate::lab::{CLIENTS, GW_MAC, Lab, SERVERS, Service, from_client};
 use etherparse::PacketBuilder;
-use lvs_core::tunnel::Tunnel;
 use lvs_core::{Forwarding, Protocol};
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::{
@@ -20,16 +19,9 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 80);
 
 fn web(method: Forwarding) -> Lab {
-    let service = |protocol, virt: &str, server: &str| Service {
-        protocol,
-        virt: virt.parse().expect("an address"),
-        server: server.parse().ok(),
-        method,
-        tunnel: Tunnel::Ipip,
-    };
     Lab::new(&[
-        service(Protocol::TCP, "10.0.0.80:80", "10.1.0.11:80"),
-        service(Protocol::UDP, "10.0.0.80:53", "10.1.0.11:53"),
+        Service::new(method, Protocol::TCP, "10.0.0.80:80", "10.1.0.11:80"),
+        Service::new(method, Protocol::UDP, "10.0.0.80:53", "10.1.0.11:53"),
     ])
 }
 
@@ -79,10 +71,6 @@ fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {
 
 /// A name, frames, and the work that a device has left to the receiver.
 type Case = (&'static str, Vec<Vec<u8>>, Offload);
-
-fn from_client(ip: &[u8]) -> Vec<u8> {
-    [&CL_MAC.0[..], &GW_MAC.0, &[8, 0], ip].concat()
-}
 
 fn segment(ttl: u8, payload: &[u8]) -> Vec<u8> {
     let mut ip = Vec::new();

@@ -1,12 +1,11 @@
 //! Reinjected packets arrive unchanged, and packets from impossible sources are dropped.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use crate::lab::{
-    CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, reply, server_mac,
+    CL_ADDR, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, addr, ethernet, from_client,
+    reply, server_mac, udp,
 };
-use etherparse::PacketBuilder;
-use lvs_core::tunnel::Tunnel;
 use lvs_core::{Forwarding, Protocol, Reply, Verdict};
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::Cutter;
@@ -14,24 +13,13 @@ use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 use lvs_packet::pipeline::Pipeline;
 use lvs_packet::settings::{ReversePath, Settings};
-use lvs_packet::wire::{Mac, decrement_ttl};
+use lvs_packet::wire::decrement_ttl;
 
 const CLIENT: &str = "10.255.0.7:4000";
 const CLIENT6: &str = "[fd00:ff::7]:4000";
 
-fn addr(text: &str) -> SocketAddr {
-    text.parse().expect("an address")
-}
-
-/// A UDP service on port 53 of a VIP that the host has.
 fn dns() -> Lab {
-    let service = |virt: &str, server: &str| Service {
-        protocol: Protocol::UDP,
-        virt: addr(virt),
-        server: Some(addr(server)),
-        method: Forwarding::Nat,
-        tunnel: Tunnel::Ipip,
-    };
+    let service = |virt, server| Service::new(Forwarding::Nat, Protocol::UDP, virt, server);
     Lab::new(&[
         service("10.0.0.80:53", "10.1.0.11:53"),
         service("[fd00::80]:53", "[fd00:1::11]:53"),
@@ -39,16 +27,7 @@ fn dns() -> Lab {
 }
 
 fn datagram(src: &str, dst: &str, len: usize) -> Vec<u8> {
-    let (src, dst) = (addr(src), addr(dst));
-    let builder = match (src.ip(), dst.ip()) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
-        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
-        _ => unreachable!("both addresses have the same IP version"),
-    };
-    let mut ip = Vec::new();
-    let data = vec![0x5a; len];
-    let written = builder.udp(src.port(), dst.port()).write(&mut ip, &data);
-    written.expect("writing to a vector succeeds");
+    let mut ip = udp(addr(src), addr(dst), &vec![0x5a; len]);
     ip[6] &= if ip[0] >> 4 == 4 { 0x1f } else { 0xff };
     if ip[0] >> 4 == 4 {
         ip[10..12].fill(0);
@@ -60,15 +39,6 @@ fn datagram(src: &str, dst: &str, len: usize) -> Vec<u8> {
         ip[10..12].copy_from_slice(&(!u16::try_from(sum).expect("folded")).to_be_bytes());
     }
     ip
-}
-
-fn ethernet(to: Mac, ip: &[u8]) -> Vec<u8> {
-    let kind: [u8; 2] = if ip[0] >> 4 == 6 {
-        [0x86, 0xdd]
-    } else {
-        [8, 0]
-    };
-    [&to.0[..], &GW_MAC.0, &kind, ip].concat()
 }
 
 /// The frames of a datagram in fragments of at most `limit` bytes.
@@ -83,7 +53,7 @@ fn pieces(ip: &[u8], limit: usize) -> Vec<Vec<u8>> {
         .map(|piece| {
             let mut frame = Frame::with_capacity(piece.len());
             assert!(piece.write(&mut frame));
-            ethernet(CL_MAC, frame.bytes())
+            from_client(frame.bytes())
         })
         .collect()
 }
@@ -139,7 +109,7 @@ fn fragments_to_host_are_reinjected_unchanged() {
 fn nested_priority_tags_are_dropped() {
     let mut lab = dns();
     let ip = datagram(CLIENT, "10.0.0.80:53", 10);
-    let plain = ethernet(CL_MAC, &ip);
+    let plain = from_client(&ip);
     let tagged = |tags: &[u8]| [&plain[..12], tags, &plain[12..]].concat();
     assert_eq!(lab.send(CLIENTS, &plain).len(), 1);
     assert_eq!(lab.send(CLIENTS, &tagged(&[0x81, 0, 0xe0, 0])).len(), 1);
@@ -173,7 +143,7 @@ fn reverse_path_check_requires_route_to_source() {
         for ((four, six), taken) in sources.iter().zip(taken) {
             for (source, vip) in [(four, "10.0.0.80:53"), (six, "[fd00::80]:53")] {
                 let ip = datagram(source, vip, 10);
-                let sent = lab.send(CLIENTS, &ethernet(CL_MAC, &ip));
+                let sent = lab.send(CLIENTS, &from_client(&ip));
                 assert_eq!(!sent.is_empty(), taken, "{wanted:?} {source}");
             }
         }
@@ -182,7 +152,7 @@ fn reverse_path_check_requires_route_to_source() {
         assert_eq!(counters.dropped_for(FrameDrop::ReversePath), missing);
         // The check applies to requests, not to replies of servers.
         let ip = datagram("10.1.0.11:53", CLIENT, 10);
-        assert_eq!(lab.send(SERVERS, &ethernet(SV_MAC, &ip)).len(), 1);
+        assert_eq!(lab.send(SERVERS, &ethernet(SV_MAC, GW_MAC, &ip)).len(), 1);
     }
 }
 
@@ -212,7 +182,7 @@ fn reply_to_health_check_is_dropped_if_another_router_forwarded_it() {
         if routed {
             decrement_ttl(&mut ip);
         }
-        let mut frame = ethernet(CL_MAC, &ip);
+        let mut frame = from_client(&ip);
         frame[6..12].copy_from_slice(&sender.0);
         lab.send(CLIENTS, &frame);
         let row = format!("{sender} routed {routed} probe {probe}");

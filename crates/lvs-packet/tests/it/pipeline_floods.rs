@@ -4,9 +4,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::lab::{CL_ADDR, CL_ADDR6, CL_MAC, CLIENTS, GW_MAC, Lab, Service};
+use crate::lab::{CL_ADDR, CL_ADDR6, CLIENTS, Lab, Service, addr, from_client, header, udp};
 use etherparse::PacketBuilder;
-use lvs_core::tunnel::Tunnel;
 use lvs_core::{Forwarding, Protocol};
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::{Cutter, MEMORY_MAX};
@@ -17,18 +16,8 @@ use lvs_packet::wire::ipv4;
 const VIP: &str = "10.0.0.80:7";
 const VIP6: &str = "[fd00::80]:7";
 
-fn addr(text: &str) -> SocketAddr {
-    text.parse().expect("an address")
-}
-
 fn echo(method: Forwarding) -> Lab {
-    let service = |protocol, virt: &str, server: &str| Service {
-        protocol,
-        virt: addr(virt),
-        server: Some(addr(server)),
-        method,
-        tunnel: Tunnel::Ipip,
-    };
+    let service = |protocol, virt, server| Service::new(method, protocol, virt, server);
     let mut services = Vec::new();
     for protocol in [Protocol::UDP, Protocol::TCP] {
         services.push(service(protocol, VIP, "10.1.0.11:7"));
@@ -38,29 +27,14 @@ fn echo(method: Forwarding) -> Lab {
 }
 
 fn packet(src: SocketAddr, dst: SocketAddr, protocol: Protocol, data: &[u8]) -> Vec<u8> {
-    let builder = match (src.ip(), dst.ip()) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
-        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
-        _ => unreachable!("both addresses have the same IP version"),
-    };
+    if protocol == Protocol::UDP {
+        return udp(src, dst, data);
+    }
     let mut ip = Vec::new();
-    let written = if protocol == Protocol::UDP {
-        builder.udp(src.port(), dst.port()).write(&mut ip, data)
-    } else {
-        let builder = builder.tcp(src.port(), dst.port(), 1, 100).syn();
-        builder.write(&mut ip, data)
-    };
+    let packet = header(src.ip(), dst.ip()).tcp(src.port(), dst.port(), 1, 100);
+    let written = packet.syn().write(&mut ip, data);
     written.expect("writing to a vector succeeds");
     ip
-}
-
-fn ethernet(ip: &[u8]) -> Vec<u8> {
-    let kind: [u8; 2] = if ip[0] >> 4 == 6 {
-        [0x86, 0xdd]
-    } else {
-        [8, 0]
-    };
-    [&CL_MAC.0[..], &GW_MAC.0, &kind, ip].concat()
 }
 
 /// Packets to an echo service whose source is the service itself or the director, so that the
@@ -76,7 +50,7 @@ fn packets_from_own_addresses_are_dropped() {
         for protocol in [Protocol::UDP, Protocol::TCP] {
             for (vip, director) in [(VIP, CL_ADDR.into()), (VIP6, CL_ADDR6.into())] {
                 for src in [addr(vip), SocketAddr::new(director, 7)] {
-                    let frame = ethernet(&packet(src, addr(vip), protocol, b"again"));
+                    let frame = from_client(&packet(src, addr(vip), protocol, b"again"));
                     assert!(lab.send(CLIENTS, &frame).is_empty(), "{src} to {vip}");
                     sent += 1;
                 }
@@ -129,7 +103,7 @@ fn ipv6_packet_with_source_of_director_is_dropped() {
             lab.own_vips();
         }
         for packet in &packets {
-            assert!(lab.send(CLIENTS, &ethernet(packet)).is_empty());
+            assert!(lab.send(CLIENTS, &from_client(packet)).is_empty());
         }
         assert_eq!(lab.decide.seen, 0);
         let counters = &lab.pipeline.counters;
@@ -147,7 +121,7 @@ fn ipv6_packet_with_source_of_director_is_dropped() {
 fn flood_drops_only_syns_above_their_share() {
     let mut lab = echo(Forwarding::Nat);
     let from = |n: u16| SocketAddr::from(([198, 18, 0, 7], n));
-    let syn = |n: u16, to: &str| ethernet(&packet(from(n), addr(to), Protocol::TCP, &[]));
+    let syn = |n: u16, to: &str| from_client(&packet(from(n), addr(to), Protocol::TCP, &[]));
     assert_eq!(lab.send(CLIENTS, &syn(1, VIP)).len(), 1);
     // Report that the SYN used all of the processor time.
     let second = std::time::Duration::from_secs(1);
@@ -162,7 +136,7 @@ fn flood_drops_only_syns_above_their_share() {
     assert_eq!((passed, dropped), (1, 997), "one batch uses up the credit");
     // A datagram of a service passes, and a SYN to a port of the host is passed to the host.
     let datagram = packet(from(7), addr(VIP), Protocol::UDP, b"hello");
-    assert_eq!(lab.send(CLIENTS, &ethernet(&datagram)).len(), 1);
+    assert_eq!(lab.send(CLIENTS, &from_client(&datagram)).len(), 1);
     let left = lab.pipeline.counters.left;
     assert!(lab.send(CLIENTS, &syn(8, "10.0.0.80:22")).is_empty());
     assert_eq!(lab.pipeline.counters.left, left + 1);
@@ -206,10 +180,10 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
         assert_eq!(pieces.len(), 1024);
         let last = pieces.pop().expect("many frames exist");
         for piece in &pieces {
-            assert!(lab.send(CLIENTS, &ethernet(piece.bytes())).is_empty());
+            assert!(lab.send(CLIENTS, &from_client(piece.bytes())).is_empty());
         }
         assert!(lab.pipeline.common().reassembler.memory() <= MEMORY_MAX);
-        Frame::from_bytes(&ethernet(last.bytes()))
+        Frame::from_bytes(&from_client(last.bytes()))
     };
     (1..=datagrams).map(datagram).collect()
 }
@@ -251,7 +225,7 @@ fn super_packets_are_segmented_in_portions() {
             Protocol::TCP,
             &vec![0; 65_000],
         );
-        let mut frame = Frame::from_bytes(&ethernet(&ip));
+        let mut frame = Frame::from_bytes(&from_client(&ip));
         frame.offload = Offload {
             segments: Some(Segments {
                 kind: SegmentKind::Tcp4,

@@ -3,8 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::lab::{CLIENTS, SERVERS, Table, table};
-use etherparse::PacketBuilder;
+use crate::lab::{CL_MAC, CLIENTS, SERVERS, SV_MAC, Table, ethernet, header, table, tcp, udp};
 use lvs_core::full_nat::LocalAddress;
 use lvs_core::{
     Control, Director, Family, Forwarding, Instant, Options, Protocol, ServerConfig, ServiceConfig,
@@ -94,18 +93,8 @@ impl Bed {
     }
 
     fn send(&mut self, port: PortId, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
-        let mac = if port == CLIENTS {
-            crate::lab::CL_MAC
-        } else {
-            crate::lab::SV_MAC
-        };
-        let kind = if ip[0] >> 4 == 4 {
-            [8, 0]
-        } else {
-            [0x86, 0xdd]
-        };
-        let bytes = [&mac.0[..], &Mac([2; 6]).0, &kind, ip].concat();
-        let mut frames = [Frame::from_bytes(&bytes)];
+        let mac = if port == CLIENTS { CL_MAC } else { SV_MAC };
+        let mut frames = [Frame::from_bytes(&ethernet(mac, Mac([2; 6]), ip))];
         frames[0].offload = offload;
         let env = Env::new(&self.net, &self.intercept);
         let mut out = Output::new();
@@ -141,29 +130,18 @@ impl Bed {
     }
 }
 
-fn packet(udp: bool, src: SocketAddr, dst: SocketAddr, flags: &str, payload: &[u8]) -> Vec<u8> {
-    let builder = match (src.ip(), dst.ip()) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
-        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
-        _ => panic!("two families"),
-    };
-    let mut ip = Vec::new();
-    if udp {
-        let builder = builder.udp(src.port(), dst.port());
-        builder
-            .write(&mut ip, payload)
-            .expect("writing to a vector succeeds");
-    } else {
-        let builder = builder.tcp(src.port(), dst.port(), 1000, 500);
-        let builder = match flags {
-            "syn" => builder.syn(),
-            _ => builder.ack(77),
-        };
-        builder
-            .write(&mut ip, payload)
-            .expect("writing to a vector succeeds");
+fn packet(is_udp: bool, src: SocketAddr, dst: SocketAddr, flags: &str, payload: &[u8]) -> Vec<u8> {
+    match (is_udp, flags) {
+        (true, _) => udp(src, dst, payload),
+        (false, "syn") => {
+            let mut ip = Vec::new();
+            let packet = header(src.ip(), dst.ip()).tcp(src.port(), dst.port(), 1000, 500);
+            let written = packet.syn().write(&mut ip, payload);
+            written.expect("writing to a vector succeeds");
+            ip
+        }
+        _ => tcp(src, dst, payload),
     }
-    ip
 }
 
 fn ends(ip: &[u8]) -> (SocketAddr, SocketAddr) {
@@ -242,20 +220,15 @@ fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
         let (local, _) = ends(forwarded.bytes());
         let error = |src: SocketAddr, dst: SocketAddr, about: &[u8]| {
             let mut ip = Vec::new();
-            match (src.ip(), dst.ip()) {
-                (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                    let header = etherparse::icmpv4::DestUnreachableHeader::Port;
-                    PacketBuilder::ipv4(src.octets(), dst.octets(), 64)
-                        .icmpv4(etherparse::Icmpv4Type::DestinationUnreachable(header))
-                        .write(&mut ip, about)
-                }
-                (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                    let code = etherparse::icmpv6::DestUnreachableCode::Port;
-                    PacketBuilder::ipv6(src.octets(), dst.octets(), 64)
-                        .icmpv6(etherparse::Icmpv6Type::DestinationUnreachable(code))
-                        .write(&mut ip, about)
-                }
-                _ => panic!("two families"),
+            let start = header(src.ip(), dst.ip());
+            if six == 0 {
+                let header = etherparse::icmpv4::DestUnreachableHeader::Port;
+                let message = etherparse::Icmpv4Type::DestinationUnreachable(header);
+                start.icmpv4(message).write(&mut ip, about)
+            } else {
+                let code = etherparse::icmpv6::DestUnreachableCode::Port;
+                let message = etherparse::Icmpv6Type::DestinationUnreachable(code);
+                start.icmpv6(message).write(&mut ip, about)
             }
             .expect("writing to a vector succeeds");
             ip

@@ -6,9 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lab::{CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_ADDR, SV_MAC, Service};
+use crate::lab::{
+    CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_ADDR, SV_MAC, Service, ethernet,
+    from_client,
+};
 use etherparse::{Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};
-use lvs_core::tunnel::Tunnel;
 use lvs_core::{Forwarding, Instant, Protocol};
 use lvs_packet::common::Common;
 use lvs_packet::drop::FrameDrop;
@@ -23,31 +25,11 @@ const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 80);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 11);
 const CLIENT6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7);
 
-fn service(method: Forwarding, virt: &str, server: &str) -> Service {
-    Service {
-        protocol: Protocol::TCP,
-        virt: virt.parse().expect("an address"),
-        server: server.parse().ok(),
-        method,
-        tunnel: Tunnel::Ipip,
-    }
-}
-
 fn web(method: Forwarding) -> Lab {
     Lab::new(&[
-        service(method, "10.0.0.80:80", "10.1.0.11:8080"),
-        service(method, "[fd00::80]:80", "[fd00:1::11]:8080"),
+        Service::new(method, Protocol::TCP, "10.0.0.80:80", "10.1.0.11:8080"),
+        Service::new(method, Protocol::TCP, "[fd00::80]:80", "[fd00:1::11]:8080"),
     ])
-}
-
-fn ethernet(port: PortId, ip: &[u8]) -> Vec<u8> {
-    let to = if port == CLIENTS { CL_MAC } else { SV_MAC };
-    let kind: [u8; 2] = if ip[0] >> 4 == 6 {
-        [0x86, 0xdd]
-    } else {
-        [8, 0]
-    };
-    [&to.0[..], &GW_MAC.0, &kind, ip].concat()
 }
 
 /// A TCP segment of IPv4 with IP options.
@@ -127,12 +109,12 @@ fn ip_options_are_filled_in_like_the_kernel() {
         let common = Common::new(Settings::UNLIMITED).with_midnight(Duration::from_millis(1));
         lab.pipeline = Pipeline::new(Arc::new(common));
         let ip = segment((CLIENT, 4000), (VIP, 80), &route, true);
-        let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
+        let sent = lab.send(CLIENTS, &from_client(&ip));
         let ip = &sent[0].1[14..];
         assert!(lvs_packet::parse::ip(ip, false).is_ok(), "the header's sum");
         assert_eq!(ip[20..31], [7, 11, 8, 10, 0, 0, 80, 0, 0, 0, 0]);
         let ip = segment((CLIENT, 4000), (VIP, 80), &stamps, true);
-        let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
+        let sent = lab.send(CLIENTS, &from_client(&ip));
         // The time stamp is ten seconds and a millisecond after midnight.
         assert_eq!(
             sent[0].1[34..46],
@@ -143,10 +125,10 @@ fn ip_options_are_filled_in_like_the_kernel() {
     // gets the address of the interface on the servers' side.
     let mut lab = web(Forwarding::Nat);
     let ip = segment((SERVER, 8080), (CLIENT, 4000), &route, false);
-    let sent = lab.send(SERVERS, &ethernet(SERVERS, &ip));
+    let sent = lab.send(SERVERS, &ethernet(SV_MAC, GW_MAC, &ip));
     assert_eq!(sent[0].1[34..41], [7, 11, 8, 10, 0, 0, 80]);
     let ip = segment((SERVER, 8080), (CLIENT, 4000), &stamps, false);
-    let sent = lab.send(SERVERS, &ethernet(SERVERS, &ip));
+    let sent = lab.send(SERVERS, &ethernet(SV_MAC, GW_MAC, &ip));
     let near = SV_ADDR.octets();
     assert_eq!(sent[0].1[38..42], near);
 }
@@ -155,13 +137,13 @@ fn ip_options_are_filled_in_like_the_kernel() {
 fn invalid_ip_options_are_answered_and_source_routes_are_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = segment((CLIENT, 4000), (VIP, 80), &[7, 7, 3, 0, 0, 0, 0], true);
-    let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
+    let sent = lab.send(CLIENTS, &from_client(&ip));
     let (src, dst, kind, code, quoted) = error(&sent[0].1);
     assert_eq!((src, dst, kind, code), (VIP.into(), CLIENT.into(), 12, 0));
     assert_eq!(sent[0].1[14 + 20 + 4], 22, "the byte at fault");
     assert_eq!(quoted, ip, "the packet is unchanged");
     let ip = segment((CLIENT, 4000), (VIP, 80), &[131, 7, 4, 10, 1, 0, 11], true);
-    assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
+    assert!(lab.send(CLIENTS, &from_client(&ip)).is_empty());
     let counters = &lab.pipeline.counters;
     assert_eq!(counters.dropped_for(FrameDrop::IpOptions), 1);
     assert_eq!(counters.dropped_for(FrameDrop::SourceRoute), 1);
@@ -171,7 +153,7 @@ fn invalid_ip_options_are_answered_and_source_routes_are_dropped() {
     );
     // Packets to ports without a service are passed to the host.
     let ip = segment((CLIENT, 4000), (VIP, 81), &[131, 7, 4, 10, 1, 0, 11], true);
-    assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
+    assert!(lab.send(CLIENTS, &from_client(&ip)).is_empty());
     assert_eq!(lab.pipeline.counters.left, 1);
 }
 
@@ -189,24 +171,18 @@ fn packets_from_impossible_sources_are_dropped() {
     ];
     for src in bad {
         let ip = segment((src, 4000), (VIP, 80), &[], true);
-        assert!(
-            lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty(),
-            "{src}"
-        );
+        assert!(lab.send(CLIENTS, &from_client(&ip)).is_empty(), "{src}");
     }
     let virt6: Ipv6Addr = "fd00::80".parse().expect("an address");
     for src in [Ipv6Addr::LOCALHOST, CLIENT.to_ipv6_mapped()] {
         let ip = segment6((src, 4000), (virt6, 80));
-        assert!(
-            lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty(),
-            "{src}"
-        );
+        assert!(lab.send(CLIENTS, &from_client(&ip)).is_empty(), "{src}");
     }
     assert_eq!(lab.decide.seen, 0);
     // A server that has the VIP itself may use the director as its gateway; its packet belongs to
     // no connection and is reinjected.
     let ip = segment((VIP, 80), (CLIENT, 4000), &[], false);
-    let sent = lab.send(SERVERS, &ethernet(SERVERS, &ip));
+    let sent = lab.send(SERVERS, &ethernet(SV_MAC, GW_MAC, &ip));
     assert_eq!((sent.len(), sent[0].0), (1, HOST));
     assert_eq!(ip_src(&sent[0].1), IpAddr::V4(VIP));
     let counters = &lab.pipeline.counters;
@@ -236,7 +212,7 @@ fn unreachable_server_is_reported_to_client() {
         let mut lab = web(method);
         lab.net.all_neighbours = None;
         let ip = segment((CLIENT, 4000), (VIP, 80), &[], true);
-        assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
+        assert!(lab.send(CLIENTS, &from_client(&ip)).is_empty());
         let sent = fail(&mut lab, SERVERS, SERVER.into());
         assert_eq!(sent.len(), 1, "{method:?}");
         let (src, dst, kind, code, quoted) = error(&sent[0].1);
@@ -258,7 +234,7 @@ fn unreachable_server_is_reported_to_ipv6_client() {
         lab.net.all_neighbours = None;
         let virt: Ipv6Addr = "fd00::80".parse().expect("an address");
         let ip = segment6((CLIENT6, 4000), (virt, 80));
-        assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
+        assert!(lab.send(CLIENTS, &from_client(&ip)).is_empty());
         let server: IpAddr = "fd00:1::11".parse().expect("an address");
         let sent = fail(&mut lab, SERVERS, server);
         let (_, dst, kind, code, quoted) = error(&sent[0].1);
@@ -273,7 +249,7 @@ fn unreachable_client_is_reported_to_server() {
     let mut lab = web(Forwarding::Nat);
     lab.net.neighbours.clear();
     let ip = segment((SERVER, 8080), (CLIENT, 4000), &[], false);
-    assert!(lab.send(SERVERS, &ethernet(SERVERS, &ip)).is_empty());
+    assert!(lab.send(SERVERS, &ethernet(SV_MAC, GW_MAC, &ip)).is_empty());
     let sent = fail(&mut lab, CLIENTS, crate::lab::GW_ADDR.into());
     let (src, dst, kind, code, quoted) = error(&sent[0].1);
     assert_eq!((src, dst), (VIP.into(), SERVER.into()));
@@ -294,7 +270,7 @@ fn echo_can_be_limited_and_switched_off() {
             }))
             .write(&mut ip, b"hello")
             .expect("writing to a vector succeeds");
-        ethernet(CLIENTS, &ip)
+        from_client(&ip)
     };
     for (settings, answered, dropped) in [
         (Settings::UNLIMITED, 10, None),
@@ -363,7 +339,7 @@ fn segment_size_is_lowered_to_path_mtu() {
             crate::lab::set_mtu(&mut lab.net, [1500, 9000]);
         }
         let ip = segment((CLIENT, 4000), (VIP, 80), &[], true);
-        let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
+        let sent = lab.send(CLIENTS, &from_client(&ip));
         let tunnelled = method == Forwarding::Tunnel;
         let skip = |outer: usize| if tunnelled { outer } else { 0 };
         assert_eq!(
@@ -372,7 +348,7 @@ fn segment_size_is_lowered_to_path_mtu() {
             "{clamp:?} {method:?}"
         );
         let ip = segment6((CLIENT6, 4000), (virt6, 80));
-        let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
+        let sent = lab.send(CLIENTS, &from_client(&ip));
         assert_eq!(
             asked(&sent[0].1[skip(40)..], 40),
             six,
@@ -386,14 +362,14 @@ fn segment_size_is_lowered_to_path_mtu() {
         ..Settings::UNLIMITED
     });
     let ip = segment((SERVER, 8080), (CLIENT, 4000), &[], true);
-    let sent = lab.send(SERVERS, &ethernet(SERVERS, &ip));
+    let sent = lab.send(SERVERS, &ethernet(SV_MAC, GW_MAC, &ip));
     assert_eq!(asked(&sent[0].1, 20), 1460);
 }
 
 #[test]
 fn vlan_frames_are_passed_to_host() {
     let mut lab = web(Forwarding::Nat);
-    let plain = ethernet(CLIENTS, &segment((CLIENT, 4000), (VIP, 80), &[], true));
+    let plain = from_client(&segment((CLIENT, 4000), (VIP, 80), &[], true));
     let tagged = |tags: &[u8]| [&plain[..12], tags, &plain[12..]].concat();
     for tags in [
         &[0x81, 0, 0, 100][..],
@@ -420,7 +396,7 @@ fn first_fragment_without_headers_is_dropped() {
     tiny.splice(40..40, [6, 0, 0, 1, 0, 0, 0, 9]);
     tiny[6] = ipv6::FRAGMENT;
     ipv6::finish_len(&mut tiny);
-    assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &tiny)).is_empty());
+    assert!(lab.send(CLIENTS, &from_client(&tiny)).is_empty());
     let counters = &lab.pipeline.counters;
     assert_eq!(counters.dropped_for(FrameDrop::TinyFragment), 1);
     assert_eq!(lab.pipeline.common().reassembler.waiting(), 0);
@@ -432,7 +408,7 @@ fn repeated_syn_confirms_neighbour() {
     let mut lab = web(Forwarding::Nat);
     for _ in 0..3 {
         let ip = segment((CLIENT, 4000), (VIP, 80), &[], true);
-        lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
+        lab.send(CLIENTS, &from_client(&ip));
     }
     assert!(
         lab.requests
@@ -440,7 +416,7 @@ fn repeated_syn_confirms_neighbour() {
     );
     lab.requests.clear();
     let ip = segment((CLIENT, 4000), (VIP, 80), &[], false);
-    lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
+    lab.send(CLIENTS, &from_client(&ip));
     assert!(
         lab.requests.is_empty(),
         "an established connection keeps its neighbour"
@@ -482,7 +458,7 @@ fn reply_without_route_is_reported_to_server() {
         panic!()
     };
     let ip = segment6((from, 8080), (nowhere, 4000));
-    let sent = lab.send(SERVERS, &ethernet(SERVERS, &ip));
+    let sent = lab.send(SERVERS, &ethernet(SV_MAC, GW_MAC, &ip));
     let (_, dst, kind, code, _) = error(&sent[0].1);
     assert_eq!((dst, kind, code), (server.ip(), 1, 0));
     assert_eq!(lab.now, Instant::from_secs(10));

@@ -4,7 +4,9 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::lab::{CL_MAC, CLIENTS, GW_ADDR6, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service};
+use crate::lab::{
+    CL_MAC, CLIENTS, GW_ADDR6, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, tcp, udp,
+};
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 use lvs_core::{Forwarding, Protocol};
@@ -42,31 +44,13 @@ fn web(method: Forwarding) -> Lab {
     web_to(method, Tunnel::Ipip, SERVER.into())
 }
 
+/// A frame of this protocol, even if the packet has another version.
 fn ethernet(dst: Mac, src: Mac, ip: &[u8]) -> Vec<u8> {
     [&dst.0[..], &src.0, &[0x86, 0xdd], ip].concat()
 }
 
 fn from_client(ip: &[u8]) -> Vec<u8> {
     ethernet(CL_MAC, GW_MAC, ip)
-}
-
-fn tcp(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16), payload: &[u8]) -> Vec<u8> {
-    let mut ip = Vec::new();
-    PacketBuilder::ipv6(src.0.octets(), dst.0.octets(), 64)
-        .tcp(src.1, dst.1, 1000, 500)
-        .ack(77)
-        .write(&mut ip, payload)
-        .expect("writing to a vector succeeds");
-    ip
-}
-
-fn udp(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16), payload: &[u8]) -> Vec<u8> {
-    let mut ip = Vec::new();
-    PacketBuilder::ipv6(src.0.octets(), dst.0.octets(), 64)
-        .udp(src.1, dst.1)
-        .write(&mut ip, payload)
-        .expect("writing to a vector succeeds");
-    ip
 }
 
 fn echo(size: usize) -> Vec<u8> {

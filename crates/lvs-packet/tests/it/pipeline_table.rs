@@ -6,9 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::lab::{
-    CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, hex, reply, server_mac,
+    CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, hex, reply, server_mac, tcp, udp,
 };
-use etherparse::PacketBuilder;
 use lvs_core::tunnel::Tunnel;
 use lvs_core::{AcceptReason, Forward, Forwarding, Protocol, Verdict};
 use lvs_packet::drop::FrameDrop;
@@ -26,44 +25,20 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 80);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 11);
 
-fn service(method: Forwarding, protocol: Protocol, virt: &str, server: &str) -> Service {
-    Service {
-        protocol,
-        virt: virt.parse().expect("an address"),
-        server: server.parse().ok(),
-        method,
-        tunnel: Tunnel::Ipip,
-    }
-}
-
 fn web(method: Forwarding) -> Lab {
     Lab::new(&[
-        service(method, Protocol::TCP, "10.0.0.80:80", "10.1.0.11:8080"),
-        service(method, Protocol::UDP, "10.0.0.80:53", "10.1.0.11:5353"),
+        Service::new(method, Protocol::TCP, "10.0.0.80:80", "10.1.0.11:8080"),
+        Service::new(method, Protocol::UDP, "10.0.0.80:53", "10.1.0.11:5353"),
     ])
 }
 
+/// A frame of this protocol, even if the packet has another version.
 fn ethernet(dst: Mac, src: Mac, ip: &[u8]) -> Vec<u8> {
     [&dst.0[..], &src.0, &[8, 0], ip].concat()
 }
 
-fn tcp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
-    let mut ip = Vec::new();
-    PacketBuilder::ipv4(src.0.octets(), dst.0.octets(), 64)
-        .tcp(src.1, dst.1, 1000, 500)
-        .ack(77)
-        .write(&mut ip, payload)
-        .expect("writing to a vector succeeds");
-    ip
-}
-
-fn udp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
-    let mut ip = Vec::new();
-    PacketBuilder::ipv4(src.0.octets(), dst.0.octets(), 64)
-        .udp(src.1, dst.1)
-        .write(&mut ip, payload)
-        .expect("writing to a vector succeeds");
-    ip
+fn from_client(ip: &[u8]) -> Vec<u8> {
+    ethernet(CL_MAC, GW_MAC, ip)
 }
 
 /// A request of no connection that goes to this server.
@@ -79,10 +54,6 @@ fn forward_to(addr: Ipv4Addr, port: u16) -> Forward {
         new: false,
         shift: None,
     }
-}
-
-fn from_client(ip: &[u8]) -> Vec<u8> {
-    ethernet(CL_MAC, GW_MAC, ip)
 }
 
 fn dropped(lab: &Lab, reason: FrameDrop) -> u64 {
@@ -106,13 +77,13 @@ const MADE: &[usize] = &[18, 19, 24, 25];
 fn recorded_frames_are_handled_as_by_kernel() {
     use Forwarding::{Nat, Route, Tunnel};
     use Protocol as P;
-    let nat_udp = service(Nat, P::UDP, "10.0.49.237:53", "10.1.0.67:5353");
-    let nat_ttl = service(Nat, P::UDP, "10.0.49.237:53", "10.1.0.67:53");
-    let nat_tcp = service(Nat, P::TCP, "10.0.49.237:443", "10.1.0.67:443");
-    let none = service(Nat, P::TCP, "10.0.49.237:443", "");
-    let dr = service(Route, P::TCP, "10.0.4.67:8080", "10.1.2.20:8080");
-    let tun = service(Tunnel, P::TCP, "10.0.18.101:8080", "10.1.24.237:8080");
-    let tun_udp = service(Tunnel, P::UDP, "10.0.18.101:53", "10.1.24.237:53");
+    let nat_udp = Service::new(Nat, P::UDP, "10.0.49.237:53", "10.1.0.67:5353");
+    let nat_ttl = Service::new(Nat, P::UDP, "10.0.49.237:53", "10.1.0.67:53");
+    let nat_tcp = Service::new(Nat, P::TCP, "10.0.49.237:443", "10.1.0.67:443");
+    let none = Service::new(Nat, P::TCP, "10.0.49.237:443", "");
+    let dr = Service::new(Route, P::TCP, "10.0.4.67:8080", "10.1.2.20:8080");
+    let tun = Service::new(Tunnel, P::TCP, "10.0.18.101:8080", "10.1.24.237:8080");
+    let tun_udp = Service::new(Tunnel, P::UDP, "10.0.18.101:53", "10.1.24.237:53");
     let cases = [
         Case {
             name: "NAT, request",
@@ -239,7 +210,7 @@ fn recorded_frames_are_handled_as_by_kernel() {
 
 #[test]
 fn own_vip_answers_like_a_host() {
-    let mut lab = Lab::new(&[service(
+    let mut lab = Lab::new(&[Service::new(
         Forwarding::Nat,
         Protocol::UDP,
         "10.0.49.237:443",

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
-use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, server_mac, table};
+use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, ethernet, server_mac, table};
 use etherparse::PacketBuilder;
 use lvs_core::{
     Control, Family, Forwarding, IcmpError, Instant, Options, PacketMeta, Protocol, ServerConfig,
@@ -19,7 +19,7 @@ use lvs_packet::net::PortId;
 use lvs_packet::pipeline::{Counters, Decide, Env, Output, Pipeline};
 use lvs_packet::settings::Settings;
 use lvs_packet::wire::icmp::{self, ErrorKind};
-use lvs_packet::wire::{Mac, be16, ipv4, put16};
+use lvs_packet::wire::{be16, ipv4, put16};
 
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 80);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 11);
@@ -142,10 +142,6 @@ impl Site {
         assert_eq!(sum.received + sum.reassembled, sum.accounted());
         sum
     }
-}
-
-fn ethernet(dst: Mac, src: Mac, ip: &[u8]) -> Vec<u8> {
-    [&dst.0[..], &src.0, &[8, 0], ip].concat()
 }
 
 fn udp(src: Ipv4Addr, ttl: u8, len: usize) -> Vec<u8> {

@@ -68,6 +68,19 @@ pub enum Format {
 impl Format {
     /// The environment variable that sets the format for lvsd and for the dataplane that it starts.
     pub const VARIABLE: &'static str = "LVS_LOG_FORMAT";
+
+    /// The format that the environment sets.
+    ///
+    /// # Errors
+    /// The value of the variable is not a format.
+    pub fn from_env() -> Result<Self, String> {
+        match std::env::var(Self::VARIABLE).as_deref() {
+            Err(_) | Ok("") => Ok(Self::default()),
+            Ok(text) => text
+                .parse()
+                .map_err(|fix| format!("{}={text}: {fix}", Self::VARIABLE)),
+        }
+    }
 }
 
 impl std::str::FromStr for Format {

@@ -80,95 +80,90 @@ const EVICT: &[&str] = &["--when-full", "evict"];
 /// Memory in MB of a full table of 2^20 connections.
 const TABLE_MB: u64 = 320;
 
+/// An attack without frames, by NAT to a virtual address of the host.
+const NAT: Attack = Attack {
+    name: "",
+    summary: "",
+    site: (Forward::Nat, Vip::Host),
+    dataplane: &[],
+    rate: 0,
+    means: Means::Log,
+    bound: SMALL,
+    counted: &[],
+    memory_mb: 128,
+};
+
 /// The attacks.
 const ATTACKS: &[Attack] = &[
     Attack {
         name: "fragments",
         summary: "datagrams in 1,024 pieces of 8 bytes, by NAT",
-        site: (Forward::Nat, Vip::Host),
-        dataplane: &[],
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v4(target, 7)),
-        bound: SMALL,
         counted: &["fragment_memory"],
-        memory_mb: 128,
+        ..NAT
     },
     Attack {
         name: "fragments6",
         summary: "the same by IPv6",
-        site: (Forward::Nat, Vip::Host),
-        dataplane: &[],
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v6(target, 7)),
-        bound: SMALL,
         counted: &["fragment_memory", "tiny_fragment"],
-        memory_mb: 128,
+        ..NAT
     },
     Attack {
         name: "fragments-dr",
         summary: "the same by direct routing",
         site: (Forward::Dr, Vip::Host),
-        dataplane: &[],
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v4(target, 7)),
-        bound: SMALL,
         counted: &["fragment_memory"],
-        memory_mb: 128,
+        ..NAT
     },
     Attack {
         name: "fragments-host",
         summary: "the same to a port of the virtual address without a service",
-        site: (Forward::Nat, Vip::Host),
-        dataplane: &[],
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v4(target, 9999)),
-        bound: SMALL,
         counted: &["fragment_memory"],
-        memory_mb: 128,
+        ..NAT
     },
     Attack {
         name: "aggregates",
         summary: "64 KiB in segments of 1 byte, and of 48, which are to be cut for a tunnel",
         site: (Forward::Tun, Vip::Host),
-        dataplane: &[],
         rate: 1000,
         means: Means::Frames(aggregates::TinyAggregates::volley),
-        bound: SMALL,
         counted: &["tiny_segments"],
-        memory_mb: 128,
+        ..NAT
     },
     Attack {
         name: "land",
         summary: "from the virtual address to itself, UDP echo and TCP, IPv4 and IPv6",
         site: (Forward::Nat, Vip::Dataplane),
-        dataplane: &[],
         rate: 2000,
         means: Means::Frames(land::Land::volley),
         bound: "no packet loops; all are counted",
         counted: &["martian"],
-        memory_mb: 128,
+        ..NAT
     },
     Attack {
         name: "all-ports",
         summary: "one source port to all ports of an address",
-        site: (Forward::Nat, Vip::Host),
-        dataplane: &[],
         rate: 4000,
         means: Means::Frames(floods::Packets::all_ports),
         bound: "honest p99 at most twice that without; no loss",
-        counted: &[],
-        memory_mb: 128,
+        ..NAT
     },
     Attack {
         name: "syn",
         summary: "SYNs from sources that do not exist, table of 2^20",
-        site: (Forward::Nat, Vip::Host),
         dataplane: EVICT,
         rate: 200_000,
         means: Means::Frames(floods::Packets::syn),
         bound: "0 established broken; at least 99 % of honest connections served; memory constant",
-        counted: &[],
         memory_mb: TABLE_MB,
+        ..NAT
     },
     Attack {
         name: "pairs",
@@ -178,52 +173,41 @@ const ATTACKS: &[Attack] = &[
         rate: 24_000,
         means: Means::Frames(floods::Packets::pairs),
         bound: SERVED,
-        counted: &[],
-        memory_mb: 128,
+        ..NAT
     },
     Attack {
         name: "udp",
         summary: "datagrams from sources that do not exist, table of 2^16",
-        site: (Forward::Nat, Vip::Host),
         dataplane: &["--when-full", "evict", "--max-connections", "65536"],
         rate: 12_000,
         means: Means::Frames(floods::Packets::udp),
         bound: SERVED,
-        counted: &[],
-        memory_mb: 128,
+        ..NAT
     },
     Attack {
         name: "errors",
         summary: "one source that asks for an ICMP error each time",
         site: (Forward::Nat, Vip::Dataplane),
-        dataplane: &[],
         rate: 2000,
         means: Means::Frames(floods::Packets::errors),
         bound: "other hosts receive their ICMP errors",
         counted: &["own_address", "icmp_limited"],
-        memory_mb: 128,
+        ..NAT
     },
     Attack {
         name: "users",
         summary: "users of the host without rights: sockets with 1 MiB of brackets, loops of listings",
-        site: (Forward::Nat, Vip::Host),
-        dataplane: &[],
-        rate: 0,
         means: Means::Users(users::hostile),
         bound: "no packet delayed by more than 5 ms; at most 64 MB",
-        counted: &[],
         memory_mb: 64,
+        ..NAT
     },
     Attack {
         name: "log",
         summary: "no process reads the dataplane's log (level trace, a full pipe) or the listings of lvsadm",
-        site: (Forward::Nat, Vip::Host),
-        dataplane: &[],
-        rate: 0,
-        means: Means::Log,
         bound: "packets flow; log lines are lost",
-        counted: &[],
         memory_mb: 64,
+        ..NAT
     },
 ];
 

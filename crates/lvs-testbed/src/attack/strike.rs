@@ -9,6 +9,7 @@ use lvs_dataplane::io::{BATCH, PacketIo};
 use lvs_packet::frame::Frame;
 
 use super::{Means, find};
+use crate::packet::mac;
 
 /// The target of an attack.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -120,16 +121,4 @@ pub fn strike(options: &StrikeOptions) -> Result<()> {
     }
     println!("{} {refused}", sent - refused);
     Ok(())
-}
-
-fn mac(text: &str) -> Result<[u8; 6], String> {
-    let bytes = text
-        .trim()
-        .split(':')
-        .map(|byte| u8::from_str_radix(byte, 16))
-        .collect::<Result<Vec<u8>, _>>();
-    bytes
-        .ok()
-        .and_then(|bytes| bytes.try_into().ok())
-        .ok_or_else(|| format!("{text} is not a link-layer address"))
 }

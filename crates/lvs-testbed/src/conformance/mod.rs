@@ -203,17 +203,22 @@ fn compare_traces(plain: &Seen, log: &mut Log) {
     log.compare("frames and waits", &expected.len(), &got.len());
 }
 
+/// The content of a recording, plain or gzipped.
+pub(crate) fn recorded(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(bytes);
+    }
+    let mut plain = Vec::new();
+    flate2::read::MultiGzDecoder::new(&bytes[..])
+        .read_to_end(&mut plain)
+        .with_context(|| format!("decompressing {}", path.display()))?;
+    Ok(plain)
+}
+
 /// Reads the cases of a file.
 fn cases(path: &Path) -> anyhow::Result<Vec<Value>> {
-    let mut bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        let mut plain = Vec::new();
-        flate2::read::MultiGzDecoder::new(&bytes[..])
-            .read_to_end(&mut plain)
-            .with_context(|| format!("decompressing {}", path.display()))?;
-        bytes = plain;
-    }
-    bytes
+    recorded(path)?
         .split(|&byte| byte == b'\n')
         .filter(|line| !line.trim_ascii().is_empty())
         .enumerate()

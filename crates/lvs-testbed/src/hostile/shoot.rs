@@ -9,6 +9,7 @@ use lvs_packet::frame::Frame;
 
 use super::generator::{Act, Generator, MACS, Shot, Side};
 use super::{Entropy, Method, Scene};
+use crate::packet::mac;
 
 /// Options of `lvs-testbed shoot`.
 #[derive(Clone, Debug, clap::Args)]
@@ -18,8 +19,8 @@ pub struct ShootOptions {
     pub interface: String,
     /// The director's link-layer address on that interface; without it, packets are sent without an
     /// Ethernet header
-    #[arg(long)]
-    pub to: Option<String>,
+    #[arg(long, value_parser = mac)]
+    pub to: Option<[u8; 6]>,
     /// Send the frames of servers instead of those of clients
     #[arg(long)]
     pub as_server: bool,
@@ -58,7 +59,7 @@ pub fn shoot(options: &ShootOptions) -> Result<()> {
     scene.servers.clone_from(&options.server);
     scene.shift = 0;
     let mut generator = Generator::new(scene, Entropy::seeded(options.seed));
-    let mac = options.to.as_deref().map(mac).transpose()?;
+    let mac = options.to;
     let mut frames = Vec::new();
     while frames.len() < options.frames {
         let (Act::Send(shots) | Act::Train { shots, .. }) = generator.next_act() else {
@@ -69,18 +70,6 @@ pub fn shoot(options: &ShootOptions) -> Result<()> {
     let taken = send(&options.interface, &mut frames)?;
     println!("{taken} of {} frames sent", frames.len());
     Ok(())
-}
-
-fn mac(text: &str) -> Result<[u8; 6]> {
-    let bytes = text
-        .trim()
-        .split(':')
-        .map(|byte| u8::from_str_radix(byte, 16))
-        .collect::<Result<Vec<u8>, _>>();
-    bytes
-        .ok()
-        .and_then(|bytes| bytes.try_into().ok())
-        .with_context(|| format!("{text} is not a link-layer address"))
 }
 
 /// The frame to send from this host; `None` if another host sends it.

@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail};
 
 use self::holder::{enter, holder_command, owner_mark, sweep_leftovers, wait_ready};
 pub use self::host::Host;
-pub use self::process::{Proc, run_with_input, wait_until};
+pub use self::process::{Proc, run_with_input, soon, wait_until};
 
 /// The method of making namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

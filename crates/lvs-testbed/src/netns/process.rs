@@ -100,6 +100,16 @@ impl Proc {
         self.wait(STOP_LIMIT)
     }
 
+    /// As [`stop`](Self::stop); the program must report success.
+    ///
+    /// # Errors
+    /// As `stop`, and if the exit status is not 0.
+    pub fn stop_ok(&mut self, signal: Signal) -> Result<()> {
+        let status = self.stop(signal)?;
+        ensure!(status.success(), "{status}: {}", self.log());
+        Ok(())
+    }
+
     /// Kills the program, like `kill -9`.
     pub fn kill(&mut self) {
         let _ = killpg(self.nix_pid(), Signal::SIGKILL);
@@ -159,6 +169,15 @@ pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bo
         std::thread::sleep((began.elapsed() / 16).clamp(SHORTEST_POLL, LONGEST_POLL));
     }
     Ok(())
+}
+
+/// As [`wait_until`], with the limit of most tests.
+///
+/// # Errors
+///
+/// As [`wait_until`].
+pub fn soon(what: &str, condition: impl FnMut() -> bool) -> Result<()> {
+    wait_until(what, Duration::from_secs(20), condition)
 }
 
 /// Runs a command with the given input until it exits; returns its standard output.

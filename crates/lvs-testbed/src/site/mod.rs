@@ -133,6 +133,15 @@ pub struct SiteOptions {
 }
 
 impl SiteOptions {
+    /// As [`new`](Self::new), with this number of real servers.
+    #[must_use]
+    pub fn with_servers(label: &str, forward: Forward, servers: usize) -> Self {
+        Self {
+            servers,
+            ..Self::new(label, forward)
+        }
+    }
+
     /// The usual topology of a forwarding method, four servers, the VIP on the host.
     #[must_use]
     pub fn new(label: &str, forward: Forward) -> Self {
@@ -608,9 +617,28 @@ ip addr add fd00:10::1/64 dev eth1 nodad
         Ok(())
     }
 
+    /// Stops the director's dataplane with a signal.
+    ///
+    /// # Errors
+    ///
+    /// When no dataplane runs, or it does not end within the time limit.
+    pub fn end_dataplane(&mut self, signal: Signal) -> Result<()> {
+        let mut dataplane = self.dataplane.take().context("a dataplane runs")?;
+        dataplane.stop(signal).map(drop)
+    }
+
     /// Requests to port 80 of the VIP.
     #[must_use]
     pub fn load(&self) -> LoadOptions {
         LoadOptions::new(self.service(80))
+    }
+
+    /// This number of requests to port 80 of the VIP.
+    #[must_use]
+    pub fn load_of(&self, requests: u64) -> LoadOptions {
+        LoadOptions {
+            requests,
+            ..self.load()
+        }
     }
 }

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use self::play::main as play;
+use crate::conformance::recorded;
 use crate::programs;
 
 /// Options of `lvs-testbed transcripts`.
@@ -139,15 +140,7 @@ impl TranscriptReport {
 }
 
 fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
-    let mut bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        let mut plain = Vec::new();
-        flate2::read::MultiGzDecoder::new(&bytes[..])
-            .read_to_end(&mut plain)
-            .with_context(|| format!("decompressing {}", path.display()))?;
-        bytes = plain;
-    }
-    serde_json::Deserializer::from_slice(&bytes)
+    serde_json::Deserializer::from_slice(&recorded(path)?)
         .into_iter()
         .collect::<Result<_, _>>()
         .with_context(|| format!("{}: no recorded session", path.display()))

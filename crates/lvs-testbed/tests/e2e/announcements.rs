@@ -147,8 +147,7 @@ fn own_addresses_replaced_interface_is_announced() -> Result<()> {
 /// up while other ports keep the bridge running.
 #[test]
 fn own_addresses_changed_bridge_is_announced() -> Result<()> {
-    let mut options = SiteOptions::new("annbridge", Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("annbridge", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
     site.director.sh(

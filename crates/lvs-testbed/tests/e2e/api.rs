@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::browser::Browser;
 use lvs_testbed::listing::{connections, rows};
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, open_metrics, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, open_metrics, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -21,9 +21,7 @@ const TOKEN: &str = "test-token-0123456789";
 const HOSTILE: &str = "<img src=x onerror=window.hacked=1>\\\"'{{7*7}}</script>&amp;";
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 3;
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 3))
 }
 
 /// Writes a file for lvsd with the site's servers, a hostile name, and all settings of the API.
@@ -65,7 +63,7 @@ fn start(site: &Site) -> Result<Proc> {
     fs::create_dir_all(&state)?;
     let words = ["--config".into(), config, "--state".into(), state];
     let lvsd = site.director.spawn(programs::find("lvsd")?, &words)?;
-    let ready = wait_until("all servers to be up", Duration::from_secs(20), || {
+    let ready = soon("all servers to be up", || {
         let listing = site.lvsadm("-L -n").unwrap_or_default();
         rows(&listing).iter().filter(|row| row.is_server()).count() == 5
             && json(site, "v1/overview").is_ok_and(|o| o["usable"] == 5)
@@ -115,14 +113,10 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     let url = "http://127.0.0.1:9560/metrics";
     let mut page = String::new();
     let words = ["-sSf", "-m", "20", "-H", accept, url];
-    wait_until(
-        "lvsd to be connected to the dataplane",
-        Duration::from_secs(20),
-        || {
-            page = site.director.run("curl", &words).unwrap_or_default();
-            page.contains("lvs_dataplane_up 1")
-        },
-    )?;
+    soon("lvsd to be connected to the dataplane", || {
+        page = site.director.run("curl", &words).unwrap_or_default();
+        page.contains("lvs_dataplane_up 1")
+    })?;
     let samples = open_metrics::read(&page).with_context(|| page.clone())?;
     for series in [
         "lvs_drops_total{reason=\"short_header\"}",
@@ -156,9 +150,8 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
 
     // After all traffic has ended, node_exporter's values of the files equal those of lvsd.
     let proc = dir.join("proc");
-    wait_until(
+    soon(
         "lvsd and the written files to have the same counters",
-        Duration::from_secs(20),
         || {
             let text = get(&site, 9560, "metrics").unwrap_or_default();
             text.contains("lvs_connections_total 60\n")
@@ -174,9 +167,8 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     let read = |name: &str| fs::read_to_string(proc.join(name)).with_context(|| name.to_owned());
     let lines = |text: String| text.lines().count();
     // A connection that was reset is removed from the table earlier than the others.
-    wait_until(
+    soon(
         "the written lists to have as many connections as lvsadm lists",
-        Duration::from_secs(20),
         || {
             let listed = site.lvsadm("-L -n -c").unwrap_or_default();
             let listed = connections(&listed).unwrap_or_default().len();
@@ -197,16 +189,12 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         )
     })?;
     ensure!(read("net/ip_vs_app")? == "prot port    usecnt name\n");
-    wait_until(
-        "the counters of the worker",
-        Duration::from_secs(20),
-        || {
-            read("net/ip_vs_stats_percpu").is_ok_and(|parts| {
-                let worker = parts.lines().nth(2);
-                worker.is_some_and(|l| l.starts_with("  0       3C "))
-            })
-        },
-    )?;
+    soon("the counters of the worker", || {
+        read("net/ip_vs_stats_percpu").is_ok_and(|parts| {
+            let worker = parts.lines().nth(2);
+            worker.is_some_and(|l| l.starts_with("  0       3C "))
+        })
+    })?;
     ensure!(read("sys/net/ipv4/vs/sync_threshold")? == "3\t50\n");
     site.lvsadm("sysctl drop_entry=1")?;
     wait_until(
@@ -245,7 +233,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         ),
     ];
     let mut seen = (BTreeMap::new(), BTreeMap::new());
-    wait_until("both listings to be equal", Duration::from_secs(20), || {
+    soon("both listings to be equal", || {
         let of = |port| {
             let text = get(&site, port, "metrics").unwrap_or_default();
             series(&text).unwrap_or_default()
@@ -314,14 +302,9 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     );
     load(&site, 30)?;
     let mut lvsd = start(&site)?;
-    wait_until(
-        "the connections of the meantime",
-        Duration::from_secs(20),
-        || {
-            get(&site, 9560, "metrics")
-                .is_ok_and(|text| text.contains("lvs_connections_total 90\n"))
-        },
-    )?;
+    soon("the connections of the meantime", || {
+        get(&site, 9560, "metrics").is_ok_and(|text| text.contains("lvs_connections_total 90\n"))
+    })?;
     let after = series(&get(&site, 9560, "metrics")?)?;
     for (name, value) in &before {
         let counter = name.split('{').next().unwrap_or_default();
@@ -342,11 +325,9 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
             ensure!(now >= value, "{name}: {value}, then {now}");
         }
     }
-    wait_until(
-        "Prometheus to find no counter reset",
-        Duration::from_secs(20),
-        || ask(connections).is_ok_and(|n| (n - 90.0).abs() < 0.5),
-    )?;
+    soon("Prometheus to find no counter reset", || {
+        ask(connections).is_ok_and(|n| (n - 90.0).abs() < 0.5)
+    })?;
     for name in ["service_packets", "server_bytes", "drops"] {
         let resets = ask(&format!("sum(resets(lvs_{name}_total[5m]))"))?;
         ensure!(resets < 0.5, "lvs_{name}_total went back");
@@ -362,8 +343,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         &["check".into(), "rules".into(), rules, queries],
     )?;
 
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -414,21 +394,17 @@ fn api_agrees_with_commands() -> Result<()> {
     };
     let config = path.display().to_string();
     let mut both = (Value::Null, Value::Null);
-    wait_until(
-        "both directors to have the same values",
-        common::SOON,
-        || {
-            let cli = site
-                .director
-                .run(&program, &["--config", &config, "status", "--json"]);
-            let cli = cli.map(|text| serde_json::from_str(&text).unwrap_or_default());
-            both = (
-                calm(cli.unwrap_or_default()),
-                calm(json(&site, "v1/status").unwrap_or_default()),
-            );
-            both.0 == both.1 && both.0["services"][0]["name"] == "web"
-        },
-    )
+    soon("both directors to have the same values", || {
+        let cli = site
+            .director
+            .run(&program, &["--config", &config, "status", "--json"]);
+        let cli = cli.map(|text| serde_json::from_str(&text).unwrap_or_default());
+        both = (
+            calm(cli.unwrap_or_default()),
+            calm(json(&site, "v1/status").unwrap_or_default()),
+        );
+        both.0 == both.1 && both.0["services"][0]["name"] == "web"
+    })
     .with_context(|| format!("{both:#?}"))?;
 
     // Changes need no token over the Unix socket, but need one over TCP.
@@ -492,14 +468,13 @@ fn api_agrees_with_commands() -> Result<()> {
         .replace("listen = \"127.0.0.1:9560\"", "listen = \"127.0.0.1:9561\"");
     fs::write(&path, text)?;
     lvsd.signal(Signal::SIGHUP)?;
-    wait_until("the API to answer on the new port", common::SOON, || {
+    soon("the API to answer on the new port", || {
         get(&site, 9561, "v1/health").is_ok()
     })?;
-    wait_until("the old port to be closed", common::SOON, || {
+    soon("the old port to be closed", || {
         get(&site, 9560, "v1/health").is_err()
     })?;
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -551,8 +526,7 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
         let written = fs::read_to_string(file("ip_vs_conn"));
         listed > 10 && written.is_ok_and(|text| text.lines().count() == 1 + listed)
     })?;
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -669,8 +643,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     site.programs
         .push(nginx(&site.servers[2], &NginxOptions::default())?);
     browser.wait_for("#verdict", "All is well", long)?;
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     browser.wait_for("#verdict", "does not answer", long)?;
     if browser.text("#broken")?.contains("undefined") {
         bail!("{}", browser.text("body")?);
@@ -751,8 +724,7 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
         browser.screen(1280, 900, false)?;
         browser.click("#ask-cancel")?;
     }
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     browser.wait_for("#verdict", "does not answer", long)?;
     check(500, "a director that does not answer")?;
     ensure!(broken.is_empty(), "{}", broken.join("\n"));

@@ -5,7 +5,7 @@ use crate::common;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{
-    Forward, Host, LoadOptions, Site, SiteOptions, Topology, Vip, programs, servers, wait_until,
+    Forward, Host, LoadOptions, Site, SiteOptions, Topology, Vip, programs, servers, soon,
 };
 use nix::sys::signal::Signal;
 
@@ -53,8 +53,7 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
             );
         }
         // With NAT, clients from other networks keep their own addresses.
-        let mut load = site.load();
-        load.requests = 40;
+        let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
         let seen = site
             .client
@@ -98,8 +97,7 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
             options.ip_forward = ip_forward;
             let site = common::site(options)?;
             site.add_service(80, "rr")?;
-            let mut load = site.load();
-            load.requests = 40;
+            let load = site.load_of(40);
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
             common::upload(&site)?;
             // The replies are counted like packets that pass the kernel's FORWARD hook.
@@ -116,13 +114,11 @@ fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
 #[test]
 fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun, Forward::FullNat] {
-        let mut options = SiteOptions::new("routed-vip", forward);
-        options.servers = 2;
+        let mut options = SiteOptions::with_servers("routed-vip", forward, 2);
         options.vip = Vip::Routed;
         let site = common::site(options)?;
         site.add_service(80, "rr")?;
-        let mut load = site.load();
-        load.requests = 40;
+        let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
         let addresses = site.director.sh("ip -o addr")?;
         ensure!(!addresses.contains(&site.vip.to_string()), "{addresses}");
@@ -135,8 +131,7 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
 #[test]
 fn services_with_many_ports_forward_each_port() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {
-        let mut options = SiteOptions::new("ports", forward);
-        options.servers = 2;
+        let mut options = SiteOptions::with_servers("ports", forward, 2);
         options.nginx.ports = vec![80, 8000, 8042, 8099];
         let mut site = Site::new(options)?;
         site.start_dataplane(&[])?;
@@ -172,14 +167,10 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
         )?;
         let listed =
             |site: &Site, text: &str| site.lvsadm("-S -n").is_ok_and(|rules| rules.contains(text));
-        wait_until(
-            "the dataplane to have lvsd's services",
-            common::SOON,
-            || {
-                site.lvsadm("-S -n")
-                    .is_ok_and(|rules| rules.matches("-a ").count() == 5)
-            },
-        )
+        soon("the dataplane to have lvsd's services", || {
+            site.lvsadm("-S -n")
+                .is_ok_and(|rules| rules.matches("-a ").count() == 5)
+        })
         .with_context(|| daemon.log())?;
 
         for (port, expected) in [
@@ -221,10 +212,8 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
         site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
         std::fs::write(&file, [service("80"), real(&[0])].concat())?;
         daemon.signal(Signal::SIGHUP)?;
-        wait_until("lvsd to apply the changed file", common::SOON, || {
-            !listed(&site, "-f ")
-        })
-        .with_context(|| daemon.log())?;
+        soon("lvsd to apply the changed file", || !listed(&site, "-f "))
+            .with_context(|| daemon.log())?;
         let marks = site.lvsadm("mark list")?;
         ensure!(
             marks.lines().count() == 1 && marks.contains("--mark 7"),
@@ -239,9 +228,11 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
 /// local addresses.
 #[test]
 fn full_nat_is_configured_from_a_file() -> Result<()> {
-    let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers(
+        "fullnat-file",
+        Forward::FullNat,
+        2,
+    ))?;
     let file = site.director.dir().join("fullnat.toml");
     let text = |local: &str| {
         format!(
@@ -269,12 +260,9 @@ fn full_nat_is_configured_from_a_file() -> Result<()> {
             site.client
                 .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))
         };
-        wait_until(local, common::SOON, || {
-            seen().is_ok_and(|seen| seen.trim() == local)
-        })
-        .with_context(|| daemon.log())?;
-        let mut load = site.load();
-        load.requests = 40;
+        soon(local, || seen().is_ok_and(|seen| seen.trim() == local))
+            .with_context(|| daemon.log())?;
+        let load = site.load_of(40);
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
     }
     let listing = site.lvsadm("local")?;

@@ -15,8 +15,7 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers(label, Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     Site::new(options)
 }

@@ -152,8 +152,7 @@ fn serve(host: &Host, dir: &Path) -> Result<Servers> {
 #[test]
 #[ignore = "needs Unbound and Exim"]
 fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
-    let mut options = SiteOptions::new("kinds", Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("kinds", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let site = Site::new(options)?;
     let dir = site.testbed.dir().join("real");
@@ -264,15 +263,14 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
     )
     .with_context(|| why("file"))?;
     wait_health(&site, "agent", &["up"], &lvsd)?;
-    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
 /// Without `ca` a server is up with any certificate.
 #[test]
 fn https_without_ca_accepts_every_certificate() -> Result<()> {
-    let mut options = SiteOptions::new("certs", Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("certs", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let site = Site::new(options)?;
     let dir = site.testbed.dir().display().to_string();
@@ -347,15 +345,14 @@ fn https_without_ca_accepts_every_certificate() -> Result<()> {
     for (name, _) in &names {
         wait_health(&site, name, &["up"], &lvsd)?;
     }
-    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
 /// A through-VIP check uses the path of clients' packets to exactly the checked server. It finds
 /// faults that a check of the server's own address does not find.
 fn on_a_clients_way(forward: Forward) -> Result<()> {
-    let mut options = SiteOptions::new("via", forward);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers("via", forward, 2);
     options.vip = Vip::Dataplane;
     let site = Site::new(options)?;
     for path in ["ipv4/conf/all/rp_filter", "ipv4/conf/eth0/rp_filter"] {
@@ -418,7 +415,7 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
             .sh(&own)
             .context("the server's own address answers")?;
     }
-    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_until};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 /// One program that serves HTTP, SMTP, the agent check and DNS (or UDP), for IPv4 and IPv6.
@@ -77,8 +77,7 @@ fn serve(host: &Host, dir: &str) -> Result<Vec<Proc>> {
 impl Checked {
     /// Starts a daemon that checks one server with all kinds of checks, over IPv4 and IPv6.
     fn start(label: &str) -> Result<Self> {
-        let mut options = SiteOptions::new(label, Forward::Nat);
-        options.servers = 1;
+        let mut options = SiteOptions::with_servers(label, Forward::Nat, 1);
         options.vip = Vip::Dataplane;
         let site = Site::new(options)?;
         let dir = site.testbed.dir().display().to_string();
@@ -204,11 +203,7 @@ fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
         change("del")?;
         checked.wait("up", |_, _| true)?;
     }
-    ensure!(
-        checked.lvsd.stop(Signal::SIGINT)?.success(),
-        "{}",
-        checked.lvsd.log()
-    );
+    checked.lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -261,19 +256,14 @@ fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
         })
         .with_context(|| format!("{:?}", checked.ask("status")))?;
     }
-    ensure!(
-        checked.lvsd.stop(Signal::SIGINT)?.success(),
-        "{}",
-        checked.lvsd.log()
-    );
+    checked.lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
 /// If a server stays down, the status and the log show the reason of its latest failed check.
 #[test]
 fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
-    let mut options = SiteOptions::new("reason", Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("reason", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let site = Site::new(options)?;
     let text = format!(
@@ -313,27 +303,19 @@ fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
     for status in ["503 Busy", "500 Broken"] {
         let _server = serve(status)?;
         wait(&checked, &status[..3])?;
-        wait_until(
-            "lvsd to log the failed check",
-            Duration::from_secs(20),
-            || {
-                let log = checked.lvsd.log();
-                log.lines().any(|line| {
-                    line.contains("WARN")
-                        && line.contains("service=http4")
-                        && line.contains(&status[..3])
-                })
-            },
-        )
+        soon("lvsd to log the failed check", || {
+            let log = checked.lvsd.log();
+            log.lines().any(|line| {
+                line.contains("WARN")
+                    && line.contains("service=http4")
+                    && line.contains(&status[..3])
+            })
+        })
         .with_context(|| checked.lvsd.log())?;
     }
     wait(&checked, "refused")?;
     let down = checked.lvsd.log().matches("server is down, ").count();
     ensure!(down == 1, "{}", checked.lvsd.log());
-    ensure!(
-        checked.lvsd.stop(Signal::SIGINT)?.success(),
-        "{}",
-        checked.lvsd.log()
-    );
+    checked.lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }

@@ -4,22 +4,19 @@
 use crate::common;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Site, SiteOptions, wait_until};
+use lvs_testbed::{Forward, Site, SiteOptions, soon};
 
 /// Packets of the director to its own addresses stay on the loopback interface unless a BPF program
 /// redirects them.
 #[test]
 fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {
     super::fast_path::require_permission()?;
-    let mut options = SiteOptions::new("own-client", Forward::Nat);
-    options.servers = 1;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers("own-client", Forward::Nat, 1))?;
     let set = "-all,+net_admin,+net_raw";
     site.start_dataplane_by(&["setpriv", "--bounding-set", set], &[])?;
     site.add_service(80, "rr")?;
     common::says(&site, "local_clients_off")?;
-    let mut load = site.load();
-    load.requests = 4;
+    let load = site.load_of(4);
     common::ok(site.client.load(&load)?, 4)?;
     let url = format!("http://{}/", site.service(80));
     let status = site
@@ -35,9 +32,7 @@ fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {
 
 #[test]
 fn policy_rules_are_ignored_with_one_warning() -> Result<()> {
-    let mut options = SiteOptions::new("rules", Forward::Nat);
-    options.servers = 1;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers("rules", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     site.director.sh(
         "ip route add unreachable default table 100; \
@@ -45,13 +40,8 @@ fn policy_rules_are_ignored_with_one_warning() -> Result<()> {
     )?;
     let dataplane = site.dataplane.as_ref().context("the program was started")?;
     let logged = || dataplane.log().matches("policy rules").count();
-    wait_until(
-        "the dataplane to log the policy rules",
-        common::SOON,
-        || logged() > 0,
-    )?;
-    let mut load = site.load();
-    load.requests = 4;
+    soon("the dataplane to log the policy rules", || logged() > 0)?;
+    let load = site.load_of(4);
     common::ok(site.client.load(&load)?, 4).context("the table main decides")?;
     ensure!(logged() == 1, "{}", dataplane.log());
     Ok(())

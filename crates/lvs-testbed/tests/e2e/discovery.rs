@@ -5,15 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
-use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 
 use crate::common::usable;
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 4;
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 4))
 }
 
 fn start(site: &Site) -> Result<Proc> {
@@ -39,11 +37,9 @@ fn ask(site: &Site, command: &str) -> Result<String> {
 }
 
 fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {
-    wait_until(
-        &format!("the servers {servers:?} to be usable"),
-        Duration::from_secs(20),
-        || usable(site) == servers,
-    )
+    soon(&format!("the servers {servers:?} to be usable"), || {
+        usable(site) == servers
+    })
     .with_context(|| format!("{:?}\nlvsd printed:\n{}", site.lvsadm("-L -n"), lvsd.log()))
 }
 
@@ -129,19 +125,15 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     wait_usable(&site, &[0, 1], &lvsd)?;
     // `status` and `plan` use the same state as the daemon.
     let status = || ask(&site, "status").unwrap_or_default();
-    wait_until(
-        "lvsd status to list the servers of DNS",
-        Duration::from_secs(20),
-        || status().contains("dns pool.test: 2 servers"),
-    )
+    soon("lvsd status to list the servers of DNS", || {
+        status().contains("dns pool.test: 2 servers")
+    })
     .with_context(status)?;
     // The command reads the stored answers of the daemon, which are written with a delay.
     let plan = || ask(&site, "plan");
-    wait_until(
-        "lvsd plan to report no change",
-        Duration::from_secs(20),
-        || plan().is_ok_and(|plan| plan.contains("othing")),
-    )
+    soon("lvsd plan to report no change", || {
+        plan().is_ok_and(|plan| plan.contains("othing"))
+    })
     .with_context(|| plan().unwrap_or_default())?;
 
     let mut load = site.load();
@@ -158,9 +150,8 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     // usable answer.
     zone(&site, &[])?;
     dnsmasq.signal(Signal::SIGHUP)?;
-    wait_until(
+    soon(
         "lvsd status to report that the name server does not answer",
-        Duration::from_secs(20),
         || ask(&site, "status").is_ok_and(|status| status.contains("DOES NOT ANSWER")),
     )?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
@@ -169,9 +160,8 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site)?;
-    wait_until(
+    soon(
         "lvsd status to report the answer from before the restart",
-        Duration::from_secs(20),
         || {
             ask(&site, "status")
                 .is_ok_and(|status| status.contains("from before the start of lvsd"))
@@ -179,11 +169,9 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     )?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     steady.wait_for_more(100)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 100, "{report:?}");
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 

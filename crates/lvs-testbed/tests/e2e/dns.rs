@@ -10,9 +10,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, programs};
 
 /// A site whose director uses name servers that answer no question.
 fn deaf(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 2;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers(label, Forward::Nat, 2))?;
     let dir = site.testbed.dir();
     fs::write(
         dir.join("resolv"),

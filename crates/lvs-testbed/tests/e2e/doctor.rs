@@ -3,11 +3,10 @@
 use crate::common;
 
 use std::fs;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::site::Vip;
-use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -45,9 +44,7 @@ fn fix(site: &Site, what: &str) -> Result<String> {
 }
 
 fn site(label: &str, forward: Forward) -> Result<Site> {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 2;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers(label, forward, 2))?;
     site.add_service(80, "rr")?;
     Ok(site)
 }
@@ -101,14 +98,14 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
 
     // The kernel reports the change to the dataplane later.
     site.director.sh("ip link set eth1 down")?;
-    wait_until("doctor to report that eth1 is down", common::SOON, || {
+    soon("doctor to report that eth1 is down", || {
         fix(&site, "eth1 is down").is_ok_and(|fix| fix.contains("ip link set eth1 up"))
     })
     .with_context(|| format!("{:?}", findings(&site)))?;
     let down = findings_with_code(&site, "interface_down")?;
     ensure!(down.len() == 1 && down[0]["since"].is_u64(), "{down:?}");
     site.director.sh("ip link set eth1 up")?;
-    wait_until("doctor to report eth1 no more", common::SOON, || {
+    soon("doctor to report eth1 no more", || {
         findings_with_code(&site, "interface_down").is_ok_and(|found| found.is_empty())
     })
 }
@@ -171,14 +168,10 @@ fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
     ));
     dataplane.signal(Signal::SIGCONT)?;
     flood?;
-    wait_until(
-        "doctor to report the lost frames",
-        Duration::from_secs(20),
-        || {
-            fix(&site, "arrived faster than the dataplane read them")
-                .is_ok_and(|fix| fix.contains("net.core.rmem_max"))
-        },
-    )
+    soon("doctor to report the lost frames", || {
+        fix(&site, "arrived faster than the dataplane read them")
+            .is_ok_and(|fix| fix.contains("net.core.rmem_max"))
+    })
 }
 
 #[test]
@@ -198,9 +191,8 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     }
     let mut all = Vec::new();
     let is_found = |what: &str| what.contains("did not fit the tunnel to");
-    let found = wait_until(
+    let found = soon(
         "doctor to report packets that do not fit the tunnel",
-        common::SOON,
         || {
             all = findings(&site).unwrap_or_default();
             all.iter().any(|(what, _)| is_found(what))
@@ -222,8 +214,7 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
 
 #[test]
 fn doctor_reports_foreign_owner_of_vip() -> Result<()> {
-    let mut options = SiteOptions::new("doctarp", Forward::Dr);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("doctarp", Forward::Dr, 1);
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
     let router = site
@@ -236,7 +227,7 @@ fn doctor_reports_foreign_owner_of_vip() -> Result<()> {
     let _ = site.add_service(80, "rr");
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);
-    wait_until(&expected, Duration::from_secs(20), || {
+    soon(&expected, || {
         fix(&site, &expected).is_ok_and(|fix| fix.contains("arp_ignore=1"))
     })
 }
@@ -251,7 +242,7 @@ fn doctor_reports_foreign_owner_of_director_address() -> Result<()> {
     // Its ARP request for another host has the address as its source.
     let ask = "ping -q -c 1 -W 1 -I 10.0.0.1 10.0.0.77 || true";
     let condition = "doctor to report that a server has the director's address";
-    wait_until(condition, common::SOON, || {
+    soon(condition, || {
         let _ = server.sh(ask);
         let reported = findings_with_code(&site, "address_conflict");
         reported.is_ok_and(|reported| {
@@ -273,7 +264,7 @@ fn doctor_names_service_of_refused_connections() -> Result<()> {
     let connect = format!("curl -s -m 1 http://{}:81/ || true", site.vip);
     site.client.sh(&connect)?;
     let mut reported = Vec::new();
-    let found = wait_until("doctor to report the refusal", common::SOON, || {
+    let found = soon("doctor to report the refusal", || {
         reported = findings_with_code(&site, "no_server").unwrap_or_default();
         !reported.is_empty()
     });
@@ -299,7 +290,7 @@ fn doctor_names_service_of_dropped_packets() -> Result<()> {
     let connect = format!("curl -s -m 1 http://{}:81/ || true", site.vip);
     let of_service = |finding: &Value| finding["service"]["address"] == format!("{}:81", site.vip);
     let mut reported = Vec::new();
-    let found = wait_until("doctor to report the drops", common::SOON, || {
+    let found = soon("doctor to report the drops", || {
         let _ = site.client.sh(&connect);
         reported = findings_with_code(&site, "route_refuses").unwrap_or_default();
         reported.first().is_some_and(of_service)

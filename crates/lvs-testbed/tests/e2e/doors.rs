@@ -8,7 +8,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 /// An unused user id and group id.
@@ -24,9 +24,7 @@ const NOBODY: [&str; 6] = [
 const BARE_ROOT: [&str; 4] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"];
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 2;
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 2))
 }
 
 /// Runs `lvsadm` through the launcher program; returns its output, or its error.
@@ -51,7 +49,7 @@ fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     let mut words = launcher.to_vec();
     words.extend([&*program, "dataplane", name]);
     let squatter = site.director.spawn(words[0], &words[1..])?;
-    wait_until("the socket name to be in use", common::SOON, || {
+    soon("the socket name to be in use", || {
         squatter.log().contains("ready at")
     })
     .with_context(|| squatter.log())?;
@@ -65,8 +63,7 @@ fn stderr_to(script: &str) -> [String; 4] {
 }
 
 fn requests(site: &Site, count: u64) -> Result<()> {
-    let mut load = site.load();
-    load.requests = count;
+    let load = site.load_of(count);
     common::ok(site.client.load(&load)?, count).map(drop)
 }
 
@@ -95,8 +92,7 @@ fn log_without_reader_delays_no_packet() -> Result<()> {
                 .sh("ip rule add to 198.51.100.1 table 77; ip rule del to 198.51.100.1 table 77; ip addr add 198.51.100.9/32 dev lo; ip addr del 198.51.100.9/32 dev lo")?;
             requests(&site, 40)?;
         }
-        let report = steady.finish()?;
-        report.all_ok(report.ok)?;
+        steady.finish_ok()?;
         let dataplane = site.dataplane.as_mut().context("started above")?;
         ensure!(dataplane.is_running(), "it has stopped");
         ensure!(dataplane.stop(Signal::SIGTERM)?.success());
@@ -173,10 +169,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
             programs::find("lvsd")?,
             &["--config", &config.display().to_string()],
         )?;
-        wait_until("lvsd to be ready", Duration::from_secs(20), || {
-            lvsd.log().contains("ready:")
-        })
-        .with_context(|| lvsd.log())?;
+        soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
         requests(&site, 20)?;
         // The second dataplane's error message names the first one.
         let mut second = site.director.spawn(
@@ -189,7 +182,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
             "{}",
             second.log()
         );
-        ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+        lvsd.stop_ok(Signal::SIGINT)?;
         for squatter in &mut squatters {
             squatter.kill();
         }
@@ -248,7 +241,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
         )
         .with_context(|| lvsd.log())
     };
-    wait_until("lvsd to log that it is ready", common::SOON, || {
+    soon("lvsd to log that it is ready", || {
         lvsd.log().contains("ready:")
     })
     .with_context(|| lvsd.log())?;
@@ -256,9 +249,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     let first = dataplane(&lvsd)?;
     site.director.sh(&format!("kill -STOP {first}"))?;
     replaced(&lvsd, first)?;
-    wait_until("requests to be answered", common::SOON, || {
-        requests(&site, 20).is_ok()
-    })?;
+    soon("requests to be answered", || requests(&site, 20).is_ok())?;
 
     // The daemon has crashed: the next daemon detects that lvsd started the dataplane, and also
     // ends it.
@@ -267,18 +258,17 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     site.director.sh(&format!("kill -STOP {second}"))?;
     let mut lvsd = start()?;
     replaced(&lvsd, second)?;
-    wait_until("traffic", common::SOON, || requests(&site, 20).is_ok())?;
+    soon("traffic", || requests(&site, 20).is_ok())?;
 
     // A hung dataplane does not outlive the daemon either.
     let third = dataplane(&lvsd)?;
     site.director.sh(&format!("kill -STOP {third}"))?;
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     let is_gone = || {
         let all = site.director.sh("ps -eo pid");
         all.is_ok_and(|all| all.split_whitespace().all(|pid| pid != third.to_string()))
     };
-    wait_until("the third dataplane to end", common::SOON, is_gone).with_context(|| lvsd.log())
+    soon("the third dataplane to end", is_gone).with_context(|| lvsd.log())
 }
 
 /// An unprivileged client that sends the most expensive requests to parse, and repeatedly requests
@@ -367,7 +357,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     let steady = site.client.steady_load(&load)?;
     // Users of both kinds that may receive answers have received some.
     for kind in 0..2 {
-        wait_until("an answer to a hostile user", common::SOON, || {
+        soon("an answer to a hostile user", || {
             let mut alike = users.iter().skip(kind).step_by(3);
             alike.any(|user| user.log().contains("answered"))
         })?;
@@ -377,8 +367,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     requests(&site, 200)?;
     // Users with write access still receive answers.
     site.lvsadm("-L -n --stats -t 198.51.100.1:80")?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     let taken = resident(dataplane)?.saturating_sub(before);
     println!("{taken} MiB more at the most; {report:?}");
     ensure!(taken <= 64, "{taken} MiB");

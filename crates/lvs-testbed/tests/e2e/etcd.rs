@@ -13,9 +13,7 @@ use crate::common::usable;
 const PATIENCE: Duration = Duration::from_secs(40);
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 4;
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 4))
 }
 
 fn path(site: &Site, name: &str) -> String {
@@ -286,8 +284,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     let mut first = register(&site, 0)?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
     steady.wait_for_more(100)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 100, "{report:?}");
     for one in [&mut first, &mut back, &mut registered[2]] {
         let over = one.stop(Signal::SIGTERM)?;
@@ -300,8 +297,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         status.contains("/lvs/servers/web/ is empty")
     })?;
     wait_usable(&site, &[2], &lvsd)?;
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -398,8 +394,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
     add(2)?;
     wait_usable(&site, &[1, 2], &lvsd)?;
     steady.wait_for_more(100)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 100, "{report:?}");
     ctl(&site, 0, "del /lvs/services/web")?;
     wait_until("the director to have one service", PATIENCE, || {
@@ -821,8 +816,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     // lvsd watches the key again; it has not only read it.
     add(0)?;
     wait_usable(&site, &[0, 2, 3], &lvsd)?;
-    let mut load = site.load();
-    load.requests = 20;
+    let load = site.load_of(20);
     site.client.load(&load)?.all_ok(20)?;
     Ok(())
 }

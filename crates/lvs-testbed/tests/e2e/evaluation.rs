@@ -19,9 +19,7 @@ const FILES: [u64; 10] = [
 #[test]
 #[ignore = "needs wget"]
 fn published_evaluation_runs_as_printed() -> Result<()> {
-    let mut options = SiteOptions::new("evaluation", Forward::Nat);
-    options.servers = 8;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers("evaluation", Forward::Nat, 8))?;
     for (index, size) in FILES.iter().enumerate() {
         site.serve(&format!("data/file{}", index + 1), *size)?;
     }

@@ -6,22 +6,20 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Proc, SiteOptions, Vip, programs, wait_until};
+use lvs_testbed::{Forward, Proc, SiteOptions, Vip, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 #[test]
 fn stopped_dataplane_restores_host() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane] {
-        let mut options = SiteOptions::new("ends", Forward::Nat);
-        options.servers = 2;
+        let mut options = SiteOptions::with_servers("ends", Forward::Nat, 2);
         options.vip = vip;
         let mut site = lvs_testbed::Site::new(options)?;
         let before = common::host_state(&site)?;
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
             site.start_dataplane(&[])?;
             site.add_service(80, "rr")?;
-            let mut load = site.load();
-            load.requests = 20;
+            let load = site.load_of(20);
             common::ok(site.client.load(&load)?, 20)?;
             ensure!(
                 common::host_state(&site)? != before,
@@ -65,9 +63,7 @@ ask() while <STDIN>;
 
 #[test]
 fn killed_dataplane_restarts_cleanly() -> Result<()> {
-    let mut options = SiteOptions::new("again", Forward::Nat);
-    options.servers = 2;
-    let mut site = common::site(options)?;
+    let mut site = common::site(SiteOptions::with_servers("again", Forward::Nat, 2))?;
     site.add_service(80, "rr")?;
     let rules = site.testbed.dir().join("rules");
     fs::write(&rules, site.lvsadm("-S -n")?)?;
@@ -77,8 +73,7 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     let vip = site.vip.to_string();
     let mut old = site.client.spawn("perl", &["-e", ASKED, &vip])?;
     let says = |old: &Proc, lines: &str| {
-        wait_until(&format!("{lines:?}"), common::SOON, || old.log() == lines)
-            .with_context(|| old.log())
+        soon(&format!("{lines:?}"), || old.log() == lines).with_context(|| old.log())
     };
     says(&old, "answered\n")?;
     site.dataplane.as_mut().context("started above")?.kill();
@@ -86,8 +81,7 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     site.start_dataplane(&["--rules", &path, "--fast-path", "off"])?;
 
     // New connections work at once.
-    let mut load = site.load();
-    load.requests = 94;
+    let load = site.load_of(94);
     common::ok(site.client.load(&load)?, 94)?;
     // The dataplane does not know the old connection. As after a reboot of an IPVS director, the
     // host resets it, and the client connects again.
@@ -97,12 +91,9 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
 
 #[test]
 fn interface_removed_and_created_again_is_used() -> Result<()> {
-    let mut options = SiteOptions::new("away", Forward::Nat);
-    options.servers = 2;
-    let mut site = common::site(options)?;
+    let mut site = common::site(SiteOptions::with_servers("away", Forward::Nat, 2))?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 20;
+    let mut load = site.load_of(20);
     common::ok(site.client.load(&load)?, 20)?;
     load.timeout_ms = 5000;
 
@@ -148,9 +139,7 @@ fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Res
 
 #[test]
 fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
-    let mut options = SiteOptions::new("refused", Forward::Nat);
-    options.servers = 1;
-    let mut site = common::site(options)?;
+    let mut site = common::site(SiteOptions::with_servers("refused", Forward::Nat, 1))?;
 
     let text = refused(&site, &[], &["--interface", "eth0"])?;
     ensure!(
@@ -158,8 +147,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
         "a second instance: {text}"
     );
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 20;
+    let load = site.load_of(20);
     common::ok(site.client.load(&load)?, 20)?;
     site.dataplane = None;
 
@@ -195,7 +183,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
                 &socket,
             ],
         )?;
-        wait_until("lvsadm to be answered", common::SOON, || {
+        soon("lvsadm to be answered", || {
             site.lvsadm(&format!("--socket {socket} -L -n")).is_ok()
         })
         .with_context(|| dataplane.log())?;
@@ -206,9 +194,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
 
 #[test]
 fn invalid_rules_change_nothing() -> Result<()> {
-    let mut options = SiteOptions::new("rules", Forward::Nat);
-    options.servers = 1;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers("rules", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     let before = site.lvsadm("-S -n")?;
     let (service, server) = (site.service(80), site.real_address(0));
@@ -237,12 +223,9 @@ fn invalid_rules_change_nothing() -> Result<()> {
 /// traffic.
 #[test]
 fn invalid_frames_are_dropped() -> Result<()> {
-    let mut options = SiteOptions::new("frames", Forward::Nat);
-    options.servers = 1;
-    let mut site = common::site(options)?;
+    let mut site = common::site(SiteOptions::with_servers("frames", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 0;
+    let load = site.load_of(0);
     let steady = site.client.steady_load(&load)?;
     // The client has then resolved the link-layer address.
     steady.wait_for_more(1)?;
@@ -279,8 +262,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
     );
     let sent: u64 = site.client.sh(&script)?.trim().parse()?;
     ensure!(sent > 1000, "{sent} frames sent");
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
     let dataplane = site.dataplane.as_mut().context("started above")?;
     ensure!(
         dataplane.is_running() && !dataplane.log().contains("panicked"),
@@ -293,8 +275,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
 /// Another host announces a virtual address: the director that owns it announces it again.
 #[test]
 fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
-    let mut options = SiteOptions::new("claim", Forward::Dr);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers("claim", Forward::Dr, 2);
     options.vip = Vip::Dataplane;
     let mut site = lvs_testbed::Site::new(options)?;
     let router = site
@@ -303,8 +284,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
         .context("the one-arm site has a router")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 10;
+    let load = site.load_of(10);
     common::ok(site.client.load(&load)?, 10)?;
     let ours = site.director.sh("cat /sys/class/net/eth0/address")?;
     let (ours, theirs) = (ours.trim(), "02:00:00:00:77:09");
@@ -320,7 +300,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
     // The program listens when it reports an event.
     let something = "ip neigh replace 192.0.2.250 lladdr 02:00:00:00:77:08 dev eth1; \
                      ip neigh del 192.0.2.250 dev eth1";
-    wait_until("the monitor to listen", common::SOON, || {
+    soon("the monitor to listen", || {
         router.sh(something).is_ok() && !monitor.log().is_empty()
     })?;
     let other = &site.servers[1];
@@ -329,17 +309,13 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
         "ip addr del {0}/32 dev lo; ip addr add {0}/32 dev eth0; ip link set eth0 address {theirs}",
         site.vip
     ))?;
-    let output = wait_until(
-        "the router to receive both announcements",
-        common::SOON,
-        || {
-            let log = monitor.log();
-            let vip = format!("{} ", site.vip);
-            let mut lines = log.lines().filter(|line| line.starts_with(&vip));
-            // The lines are in order; the director's line is the last.
-            lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
-        },
-    );
+    let output = soon("the router to receive both announcements", || {
+        let log = monitor.log();
+        let vip = format!("{} ", site.vip);
+        let mut lines = log.lines().filter(|line| line.starts_with(&vip));
+        // The lines are in order; the director's line is the last.
+        lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
+    });
     output.with_context(|| monitor.log())?;
     ensure!(
         known(ours),
@@ -352,8 +328,7 @@ fn arp_announcement_of_vip_by_another_host_is_answered() -> Result<()> {
 /// address.
 #[test]
 fn vip_of_another_host_is_reported() -> Result<()> {
-    let mut options = SiteOptions::new("conflict", Forward::Dr);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("conflict", Forward::Dr, 1);
     options.vip = Vip::Dataplane;
     let mut site = lvs_testbed::Site::new(options)?;
     let router = site
@@ -370,7 +345,7 @@ fn vip_of_another_host_is_reported() -> Result<()> {
     let mac = mac.trim();
     let dataplane = site.dataplane.as_ref().context("started above")?;
     let output = || format!("{answer:?} {}", dataplane.log());
-    wait_until(&format!("the dataplane to log {mac}"), common::SOON, || {
+    soon(&format!("the dataplane to log {mac}"), || {
         output().contains(mac)
     })
     .with_context(output)

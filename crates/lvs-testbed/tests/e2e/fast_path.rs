@@ -12,7 +12,9 @@ use anyhow::{Context, Result, ensure};
 use lvs_sys::testing::not_run;
 use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
 use lvs_testbed::listing::{Row, connections, rows};
-use lvs_testbed::{Forward, Host, LoadOptions, Mode, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{
+    Forward, Host, LoadOptions, Mode, Site, SiteOptions, programs, soon, wait_until,
+};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::Signal;
 
@@ -47,9 +49,7 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
 /// As [`site`], with these options of the dataplane.
 fn site_by(words: &[&str], label: &str, forward: Forward, servers: usize) -> Result<Site> {
     require_permission()?;
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = servers;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers(label, forward, servers))?;
     site.start_dataplane(words)?;
     Ok(site)
 }
@@ -191,15 +191,11 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
 /// later counts. A packet may be in flight when the reason occurs.
 fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64, u64)> {
     let mut before = (0, 0);
-    wait_until(
-        "the kernel fast path to forward no packets",
-        common::SOON,
-        || {
-            before = shares(site).unwrap_or_default();
-            std::thread::sleep(Duration::from_millis(700));
-            shares(site).is_ok_and(|after| count(after) == count(before))
-        },
-    )?;
+    soon("the kernel fast path to forward no packets", || {
+        before = shares(site).unwrap_or_default();
+        std::thread::sleep(Duration::from_millis(700));
+        shares(site).is_ok_and(|after| count(after) == count(before))
+    })?;
     Ok(before)
 }
 
@@ -208,11 +204,7 @@ fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(requests, _)| requests > 50);
-    wait_until(
-        "the kernel fast path to forward packets",
-        Duration::from_secs(20),
-        flows,
-    )?;
+    soon("the kernel fast path to forward packets", flows)?;
     Ok(download)
 }
 
@@ -336,15 +328,13 @@ fn datagrams_around_partial_checksums_arrive_through_nat() -> Result<()> {
         let script = "exec 3> /dev/udp/198.18.5.2/9; while sleep 0.01; do echo x >&3; done";
         let mut sender = client.spawn("bash", &["-c", script])?;
         let mut forwarded = 0;
-        wait_until("the kernel to forward", Duration::from_secs(20), || {
+        soon("the kernel to forward", || {
             forwarded = shares(&site).map_or(0, |now| now.0 - start);
             forwarded > 100
         })?;
-        wait_until(
-            "the forwarded datagrams to arrive",
-            Duration::from_secs(20),
-            || arrived().is_ok_and(|now| now >= before + forwarded),
-        )
+        soon("the forwarded datagrams to arrive", || {
+            arrived().is_ok_and(|now| now >= before + forwarded)
+        })
         .with_context(|| checksum)?;
         sender.kill();
         let wrong = server.counter("Udp", "InCsumErrors")?;
@@ -373,28 +363,16 @@ fn fast_path_detects_earlier_program() -> Result<()> {
     let other = put_in_front(&site.director, "eth0", ProgramKind::Ingress, &pass)?;
     let output =
         || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
-    wait_until(
-        "doctor to report that the program is not the first",
-        common::SOON,
-        output,
-    )?;
+    soon("doctor to report that the program is not the first", output)?;
     // The dataplane forwards all packets.
     let before = wait_for_none(&site, |(requests, replies)| requests + replies)?;
     download.goes_on()?;
     drop(other);
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
-    wait_until(
-        "packets in the kernel again",
-        Duration::from_secs(20),
-        flows,
-    )?;
+    soon("packets in the kernel again", flows)?;
     let gone =
         || doctor().is_ok_and(|text| !text.replace("\n  ", " ").contains("is not the first"));
-    wait_until(
-        "doctor to report nothing about the program's place",
-        common::SOON,
-        gone,
-    )?;
+    soon("doctor to report nothing about the program's place", gone)?;
     download.finish()
 }
 
@@ -413,11 +391,9 @@ fn capture_contains_offloaded_packets() -> Result<()> {
 /// Waits until the kernel fast path forwards more requests.
 fn wait_for_offload(site: &Site) -> Result<()> {
     let before = shares(site)?;
-    wait_until(
-        "the kernel fast path to forward more requests",
-        Duration::from_secs(20),
-        || shares(site).is_ok_and(|(requests, _)| requests > before.0 + 50),
-    )
+    soon("the kernel fast path to forward more requests", || {
+        shares(site).is_ok_and(|(requests, _)| requests > before.0 + 50)
+    })
 }
 
 #[test]
@@ -429,7 +405,7 @@ fn capture_leaves_connections_that_its_filter_excludes_offloaded() -> Result<()>
     let other = ["-sS", "-f", "-m", "300", "-o", "/dev/null", &url];
     let _other = site.client.spawn("curl", &other)?;
     let mut second = None;
-    wait_until("a second connection", common::SOON, || {
+    soon("a second connection", || {
         let listed = site.lvsadm("-L -n -c").and_then(|text| connections(&text));
         let sources = listed.unwrap_or_default().into_iter().map(|row| row.source);
         second = sources.into_iter().find(|source| *source != first);
@@ -439,7 +415,7 @@ fn capture_leaves_connections_that_its_filter_excludes_offloaded() -> Result<()>
     let explained = |source: &str, text: &str| {
         let question = format!("explain tcp {source} {}", site.service(80));
         let subject = format!("explain {source}: {text}");
-        wait_until(&subject, Duration::from_secs(20), || {
+        soon(&subject, || {
             let output = site.lvsadm(&question);
             output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
         })
@@ -470,24 +446,20 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let question = format!("explain tcp {} {}", known[0].source, site.service(80));
     // After each change, one packet of the connection must arrive first.
     let output = |what: &str| {
-        wait_until(what, Duration::from_secs(20), || {
+        soon(what, || {
             let output = site.lvsadm(&question);
             output.is_ok_and(|output| output.contains(&format!("in kernel   {what}\n")))
         })
     };
     output("yes")?;
     // The host's tables may have changed in the meantime.
-    wait_until(
-        "the JSON output to have the same values",
-        Duration::from_secs(20),
-        || {
-            let output = site.lvsadm(&format!("{question} --json"));
-            let output = output.ok().and_then(|output| output.parse().ok());
-            output.is_some_and(|output: serde_json::Value| {
-                output["fast_path"] == true && output["fast_path_why"] == ""
-            })
-        },
-    )?;
+    soon("the JSON output to have the same values", || {
+        let output = site.lvsadm(&format!("{question} --json"));
+        let output = output.ok().and_then(|output| output.parse().ok());
+        output.is_some_and(|output: serde_json::Value| {
+            output["fast_path"] == true && output["fast_path_why"] == ""
+        })
+    })?;
     let new = format!("explain tcp 192.0.2.77:1000 {}", site.service(80));
     let new = site.lvsadm(&new)?;
     let before = "no: connections are offloaded after 16 packets from the client";
@@ -497,14 +469,10 @@ fn explain_shows_offloaded_connections() -> Result<()> {
 
     let rule = format!("--destination {}", site.vip);
     site.lvsadm(&format!("mark add {rule} --mark 7"))?;
-    wait_until(
-        "the rule to count a packet",
-        Duration::from_secs(20),
-        || {
-            let rules = site.lvsadm("mark list");
-            rules.is_ok_and(|rules| rules.contains("--mark 7") && !rules.contains(" 0 packets"))
-        },
-    )?;
+    soon("the rule to count a packet", || {
+        let rules = site.lvsadm("mark list");
+        rules.is_ok_and(|rules| rules.contains("--mark 7") && !rules.contains(" 0 packets"))
+    })?;
     output("yes")?;
     site.lvsadm("mark del 1")?;
     site.lvsadm(&format!("mark add {rule} --interface elsewhere --drop"))?;
@@ -530,9 +498,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
         site.add_service(80, "rr")?;
         common::bulk(&site)?;
         ensure!(shares(&site)?.0 > 100, "packets in the kernel");
-        let mut dataplane = site.dataplane.take().context("it runs")?;
-        dataplane.signal(signal)?;
-        dataplane.wait(Duration::from_secs(10))?;
+        site.end_dataplane(signal)?;
         let url = format!("http://{}/s/1", site.vip);
         let answer = site.client.run("curl", &["-sS", "-m", "1", &url]);
         ensure!(
@@ -608,19 +574,15 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     ];
     let mut downloads = site.client.spawn("curl", &arguments)?;
     let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
-    wait_until("all downloads to run", Duration::from_secs(20), all)?;
+    soon("all downloads to run", all)?;
     if forward == Forward::FullNat {
         // A connection is offloaded when it opens, once the map of local ports exists. The first
         // offloaded packets show that it exists.
         let output = || shares(&site).is_ok_and(|(_, replies)| replies > 0);
-        wait_until(
-            "the kernel fast path to have the local ports",
-            Duration::from_secs(20),
-            output,
-        )?;
+        soon("the kernel fast path to have the local ports", output)?;
     } else {
         let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
-        wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+        soon("packets in the kernel", flows)?;
     }
     let stats = |site: &Site| -> Result<f64> {
         let listing = site.lvsadm("-L -n --stats --exact")?;
@@ -628,9 +590,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
         servers.map(|row| Ok(row.number(1)? as f64)).sum()
     };
     let before = stats(&site)?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.end_dataplane(Signal::SIGKILL)?;
     std::thread::sleep(Duration::from_secs(5));
     ensure!(downloads.is_running(), "{}", downloads.log());
     site.start_dataplane(words)?;
@@ -649,14 +609,12 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     println!("{}", output.context("the log says so")?);
     // The services exist, the counters continue, and new connections are opened.
     let counts = || stats(&site).is_ok_and(|after| after > before);
-    wait_until("the counters to continue", common::SOON, counts)?;
+    soon("the counters to continue", counts)?;
     let url = format!("http://{}/much", site.vip);
     site.client
         .run("curl", &["-sS", "-f", "-m", "120", "-o", "/dev/null", &url])?;
     // An orderly stop removes everything.
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(Signal::SIGTERM)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.end_dataplane(Signal::SIGTERM)?;
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
@@ -709,9 +667,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
     let refused = site.director.sh(&second)?;
     ensure!(refused.contains("another dataplane"), "{refused}");
     for cleanup in [true, false] {
-        let mut dataplane = site.dataplane.take().context("it runs")?;
-        dataplane.signal(Signal::SIGKILL)?;
-        dataplane.wait(Duration::from_secs(10))?;
+        site.end_dataplane(Signal::SIGKILL)?;
         let links = site.director.sh("ls /sys/fs/bpf/lvs/*")?;
         ensure!(links.contains("link-"), "{links}");
         if cleanup {
@@ -744,17 +700,11 @@ fn successor_starts_daemons_when_interface_is_created() -> Result<()> {
     let director = site.director.clone();
     let make = "ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up";
     director.sh(make)?;
-    wait_until(
-        "the dataplane to use the new interface",
-        common::SOON,
-        || {
-            site.lvsadm("--start-daemon backup --mcast-interface d1")
-                .is_ok()
-        },
-    )?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    soon("the dataplane to use the new interface", || {
+        site.lvsadm("--start-daemon backup --mcast-interface d1")
+            .is_ok()
+    })?;
+    site.end_dataplane(Signal::SIGKILL)?;
     director.sh("ip link del d1")?;
     site.start_dataplane(&ON)?;
     let daemons = site.lvsadm("-L --daemon")?;
@@ -763,7 +713,7 @@ fn successor_starts_daemons_when_interface_is_created() -> Result<()> {
         "the daemon of the removed interface is gone: {daemons}"
     );
     director.sh(make)?;
-    wait_until("the daemon to run", common::SOON, || {
+    soon("the daemon to run", || {
         site.lvsadm("-L --daemon")
             .is_ok_and(|daemons| daemons.contains("mcast=d1"))
     })?;

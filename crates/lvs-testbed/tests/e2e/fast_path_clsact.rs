@@ -1,9 +1,7 @@
 //! The kernel fast path by filters (clsact), as on kernels without tcx.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Host, Site, SiteOptions, programs, wait_until};
+use anyhow::{Result, ensure};
+use lvs_testbed::{Forward, Host, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 
 use super::common;
@@ -16,9 +14,7 @@ const SHARED: &str = "lvs_ingress direct-action";
 
 fn site(label: &str, servers: usize) -> Result<Site> {
     require_permission()?;
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = servers;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers(label, Forward::Nat, servers))?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
     Ok(site)
@@ -46,20 +42,14 @@ fn filters(host: &Host) -> Result<usize> {
 }
 
 fn end(site: &mut Site, signal: Signal) -> Result<()> {
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(signal)?;
-    dataplane.wait(Duration::from_secs(10)).map(drop)
+    site.end_dataplane(signal)
 }
 
 /// Starts a download, and waits until it is offloaded.
 fn download(site: &Site) -> Result<common::Download> {
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(requests, replies)| requests > 50 && replies > 50);
-    wait_until(
-        "the kernel fast path to forward packets",
-        Duration::from_secs(20),
-        flows,
-    )?;
+    soon("the kernel fast path to forward packets", flows)?;
     Ok(download)
 }
 
@@ -152,16 +142,12 @@ fn earlier_filter_of_another_program_is_reported() -> Result<()> {
         "tc filter add {other} direct-action bytecode '1,6 0 0 0'"
     ))?;
     let answer = || doctor().is_ok_and(|text| text.contains("is not the first"));
-    wait_until("doctor to report the removed filter", common::SOON, answer)?;
+    soon("doctor to report the removed filter", answer)?;
     running.goes_on()?;
     let before = shares(&site)?;
     site.director.sh(&format!("tc filter del {other}"))?;
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
-    wait_until(
-        "the kernel fast path to forward packets again",
-        Duration::from_secs(20),
-        flows,
-    )?;
+    soon("the kernel fast path to forward packets again", flows)?;
     running.finish()
 }
 
@@ -176,9 +162,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     // The same is true while no dataplane runs.
     let received = || site.client.counter("Tcp", "InSegs").unwrap_or_default();
     let already = received();
-    wait_until("the download to continue", common::SOON, || {
-        received() > already + 500
-    })?;
+    soon("the download to continue", || received() > already + 500)?;
     running.goes_on()?;
     start(&mut site)?;
     common::says(&site, "took over")?;
@@ -196,7 +180,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     ensure!(log.contains("took over"), "{log}");
     if log.contains("(tcx)") {
         let gone = || filters(&site.director).is_ok_and(|left| left == 0);
-        wait_until("the interface to have no filters", common::SOON, gone)?;
+        soon("the interface to have no filters", gone)?;
     }
     let running = download(&site)?;
     end(&mut site, Signal::SIGKILL)?;

@@ -1,8 +1,6 @@
 //! The default of the kernel fast path: connections are offloaded if that is possible.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, programs};
 use nix::sys::signal::Signal;
 
@@ -14,9 +12,7 @@ const FAST_PATH: &str = "established connections are forwarded by the kernel fas
 const BY_ITSELF: &str = "the dataplane itself forwards all packets";
 
 fn kill(site: &mut Site) -> Result<()> {
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10)).map(drop)
+    site.end_dataplane(Signal::SIGKILL)
 }
 
 /// Starts a dataplane with the options `words`, independent of the environment.

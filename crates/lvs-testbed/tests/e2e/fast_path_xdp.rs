@@ -5,8 +5,8 @@ use crate::common;
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Site, SiteOptions, Topology, programs, wait_until};
+use anyhow::{Result, ensure};
+use lvs_testbed::{Forward, Site, SiteOptions, Topology, programs, soon};
 
 /// A site for a director with XDP at its interfaces.
 fn site(label: &str, forward: Forward) -> Result<Site> {
@@ -17,8 +17,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 
 fn site_as_it_is(label: &str, forward: Forward, offloads: bool) -> Result<Site> {
     super::fast_path::require_permission()?;
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 4;
+    let mut options = SiteOptions::with_servers(label, forward, 4);
     if forward == Forward::FullNat {
         options.topology = Topology::TwoArm;
     }
@@ -86,10 +85,8 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
         "the program belongs to the dataplane: {doctor}"
     );
     common::iperf_and_dns(&site)?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(nix::sys::signal::Signal::SIGTERM)?;
-    dataplane.wait(Duration::from_secs(10))?;
-    wait_until("no program to remain attached", common::SOON, || {
+    site.end_dataplane(nix::sys::signal::Signal::SIGTERM)?;
+    soon("no program to remain attached", || {
         programs_of(&site).is_ok_and(|left| left.is_empty())
     })
 }
@@ -134,7 +131,7 @@ fn download(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(xdp, _)| xdp > 50);
-    wait_until("XDP to forward packets", Duration::from_secs(20), flows)?;
+    soon("XDP to forward packets", flows)?;
     Ok(download)
 }
 
@@ -153,19 +150,11 @@ fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
         std::thread::sleep(pace);
         shares(&site).is_ok_and(|after| after.0 == before.0 && after.1 > before.1)
     };
-    wait_until(
-        "packets to be forwarded with a socket buffer",
-        Duration::from_secs(20),
-        stands,
-    )?;
+    soon("packets to be forwarded with a socket buffer", stands)?;
     let (before, _) = shares(&site)?;
     site.testbed.take_frames()?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
-    wait_until(
-        "XDP to forward packets again",
-        Duration::from_secs(20),
-        flows,
-    )?;
+    soon("XDP to forward packets again", flows)?;
     download.finish()
 }
 
@@ -176,20 +165,16 @@ fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;
     start(&mut site)?;
     let download = download(&site)?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.end_dataplane(nix::sys::signal::Signal::SIGKILL)?;
     std::thread::sleep(Duration::from_secs(1));
     start(&mut site)?;
     let (before, _) = shares(&site)?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
-    wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    soon("packets by XDP again", flows)?;
+    site.end_dataplane(nix::sys::signal::Signal::SIGKILL)?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
-    wait_until("the XDP programs to be detached", common::SOON, gone)?;
+    soon("the XDP programs to be detached", gone)?;
     download.finish()
 }
 

@@ -8,19 +8,15 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Host, Site, SiteOptions, wait_until};
+use lvs_testbed::{Forward, Host, Site, SiteOptions, soon, wait_until};
 
 /// An unused port; the host counts datagrams to it that reach the host.
 const PORT: u16 = 9999;
-/// Longest time of any step on a busy machine.
-const SOON: Duration = Duration::from_secs(20);
 /// Pause between two datagrams.
 const IN_TIME: Duration = Duration::from_millis(500);
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 1;
-    common::site(options)
+    common::site(SiteOptions::with_servers(label, Forward::Nat, 1))
 }
 
 /// Datagrams that the host's UDP stack has received, of either family.
@@ -44,7 +40,7 @@ fn send(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
 fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let before = seen(&site.director)?;
     let came = || seen(&site.director).is_ok_and(|now| now > before);
-    wait_until(&format!("{bytes} bytes to {to}"), SOON, || {
+    soon(&format!("{bytes} bytes to {to}"), || {
         send(site, to, bytes).is_ok()
             && wait_until("the rule to count the datagram", IN_TIME, came).is_ok()
     })
@@ -61,14 +57,10 @@ fn is_dropped(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
             .sum()
     };
     let (before, already) = (seen(&site.director)?, dropped()?);
-    wait_until(
-        &format!("{bytes} bytes to {to} to be dropped"),
-        SOON,
-        || {
-            let more = || dropped().is_ok_and(|now| now > already);
-            send(site, to, bytes).is_ok() && wait_until("it", IN_TIME, more).is_ok()
-        },
-    )?;
+    soon(&format!("{bytes} bytes to {to} to be dropped"), || {
+        let more = || dropped().is_ok_and(|now| now > already);
+        send(site, to, bytes).is_ok() && wait_until("it", IN_TIME, more).is_ok()
+    })?;
     let now = seen(&site.director)?;
     ensure!(now == before, "{} have passed the rules", now - before);
     Ok(())
@@ -217,7 +209,7 @@ fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
     // No program sends this frame back. Here, the switch has not learned its source address.
     let (leaked, received) = (seen(&site.director)?, received(&site)?);
     send(&site, vip, 3000)?;
-    wait_until("the dataplane to handle the fragments", SOON, || {
+    soon("the dataplane to handle the fragments", || {
         self::received(&site).is_ok_and(|now| now >= received + 3)
     })?;
     let dataplane = site.dataplane.as_ref().context("started above")?;
@@ -233,7 +225,7 @@ fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
         "the packet was reinjected"
     );
     ensure!(site.testbed.port_of(sender)? == there);
-    wait_until("the dataplane to notice", SOON, noticed).with_context(|| dataplane.log())?;
+    soon("the dataplane to notice", noticed).with_context(|| dataplane.log())?;
     comes(&site, vip, 3000).context("the packet reinjected on the other device")?;
     // The host receives it through the device, as if it came from the interface.
     firewall(&site, "iifname lvs-host0 counter drop")?;
@@ -388,7 +380,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         site.director.sh(&message)
     };
     let finds = |words: &str, present: bool| {
-        wait_until(&format!("{words:?}: {present}"), SOON, || {
+        soon(&format!("{words:?}: {present}"), || {
             doctor().is_ok_and(|message| message.contains(words) == present)
         })
         .with_context(|| format!("{:?}", doctor()))
@@ -398,7 +390,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         let mut tcx = site
             .director
             .spawn("perl", &["-e", TCX_DROP, device, side])?;
-        wait_until("the BPF program to be attached", SOON, || {
+        soon("the BPF program to be attached", || {
             tcx.log().contains("attached") || tcx.log().contains(':')
         })?;
         ensure!(tcx.log().contains("attached"), "{}", tcx.log());
@@ -414,7 +406,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         finds("BPF program", false)?;
     }
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth1"])?;
-    wait_until("the program", SOON, || {
+    soon("the program", || {
         xdp.log().contains("attached") || xdp.log().contains(':')
     })?;
     ensure!(xdp.log().contains("attached"), "{}", xdp.log());
@@ -438,7 +430,7 @@ fn served(site: &Site) -> Result<bool> {
 
 /// Waits until a client is served, which may take longer on a busy machine.
 fn serves(site: &Site, what: &str) -> Result<()> {
-    wait_until(&format!("a request to be answered: {what}"), SOON, || {
+    soon(&format!("a request to be answered: {what}"), || {
         served(site).unwrap_or(false)
     })
 }
@@ -530,7 +522,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
             ensure!(!reached(), "{side}");
         } else {
             ensure!(!served(&site)?, "filters of tc at egress are passed by");
-            wait_until(side, SOON, reached)?;
+            soon(side, reached)?;
         }
         director(&format!("tc qdisc del dev {device} clsact")).map(drop)
     };
@@ -538,7 +530,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     tc("egress")?;
     // XDP has an effect, because it runs before the dataplane.
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth0"])?;
-    wait_until("the program", SOON, || {
+    soon("the program", || {
         xdp.log().contains("attached") || xdp.log().contains(':')
     })?;
     ensure!(xdp.log().contains("attached"), "{}", xdp.log());
@@ -554,8 +546,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
 /// With the TUN backend, the host's firewall receives all packets, at FORWARD.
 #[test]
 fn tun_backend_traffic_passes_the_hosts_firewall() -> Result<()> {
-    let mut options = SiteOptions::new("tunfw", Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("tunfw", Forward::Nat, 1);
     options.vip = lvs_testbed::Vip::Dataplane;
     options.ip_forward = true;
     let mut site = Site::new(options)?;

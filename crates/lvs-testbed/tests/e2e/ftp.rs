@@ -225,9 +225,7 @@ fn sum(site: &Site, file: &std::path::Path) -> Result<String> {
 }
 
 fn options(label: &str, forward: Forward) -> SiteOptions {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 2;
-    options
+    SiteOptions::with_servers(label, forward, 2)
 }
 
 /// Checks that all data connections were to the virtual address: at least the given number of

@@ -10,9 +10,7 @@ use lvs_testbed::listing::{Row, rows};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Topology, Vip, programs};
 
 fn options(label: &str) -> SiteOptions {
-    let mut options = SiteOptions::new(label, Forward::FullNat);
-    options.servers = 2;
-    options
+    SiteOptions::with_servers(label, Forward::FullNat, 2)
 }
 
 /// The client's address at the servers.
@@ -32,8 +30,7 @@ fn seen_as(site: &Site, virt: SocketAddr) -> Result<String> {
 }
 
 fn forty(site: &Site) -> Result<()> {
-    let mut load = site.load();
-    load.requests = 40;
+    let load = site.load_of(40);
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])
 }
 
@@ -60,8 +57,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     let direct = common::direct(&site, &load);
     let report = common::ok(site.director.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 2 && report.servers.len() == 2, "{report:?}");
     ensure!(seen_as(&site, site.service(80))? == "192.0.2.1");
     // The host's own programs use other ports.
@@ -105,7 +101,7 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     open.concurrency = 4;
     open.pause_ms = 5;
     let steady = site.client.steady_load(&open)?;
-    lvs_testbed::wait_until("each server to have two connections", common::SOON, || {
+    lvs_testbed::soon("each server to have two connections", || {
         site.lvsadm("-L -n").is_ok_and(|text| {
             let of_four = |row: &Row| row.is_server() && row.number(2).is_ok_and(|n| n == 2);
             rows(&text).iter().filter(|row| of_four(row)).count() == 2
@@ -115,8 +111,7 @@ fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     site.lvsadm("local del 192.0.2.50")?;
     ensure!(seen_as(&site, site.service(80))? == "192.0.2.51");
     forty(&site)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 4 && report.servers.len() == 2, "{report:?}");
 
     // The last address of a family cannot be removed while servers need it.

@@ -13,8 +13,7 @@ use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, wait_until};
 /// A NAT director that also routes and masquerades, as a router in front of private real servers
 /// does.
 fn site(label: &str, vip: Vip) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers(label, Forward::Nat, 2);
     options.vip = vip;
     options.ip_forward = true;
     let site = Site::new(options)?;
@@ -80,8 +79,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     site.servers[0].load(&download)?.all_ok(40)?;
 
     steady.wait_for_more(100)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
     Ok(())
 }
@@ -120,8 +118,7 @@ fn one_armed_nat_with_dataplane_vip_serves_clients() -> Result<()> {
     options.vip = Vip::Dataplane;
     let site = common::site(options)?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 94;
+    let load = site.load_of(94);
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])
 }
 
@@ -132,14 +129,12 @@ fn one_armed_nat_with_dataplane_vip_serves_clients() -> Result<()> {
 fn transfers_work_without_offloads_and_with_a_small_mtu() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280), (true, 9000)] {
-            let mut options = SiteOptions::new("links", forward);
-            options.servers = 2;
+            let mut options = SiteOptions::with_servers("links", forward, 2);
             options.offloads = offloads;
             options.mtu = mtu;
             let site = common::site(options)?;
             site.add_service(80, "rr")?;
-            let mut load = site.load();
-            load.requests = 94;
+            let load = site.load_of(94);
             common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
             common::upload(&site)?;
         }

@@ -77,8 +77,7 @@ fn services(site: &Site) -> Result<()> {
 /// Checks that connections are balanced; hostile frames between two requests may also advance the
 /// round robin.
 fn balances(site: &Site) -> Result<()> {
-    let mut load = site.load();
-    load.requests = 94;
+    let load = site.load_of(94);
     common::measured(|| {
         let report = common::ok(site.client.load(&load)?, 94)?;
         let uneven = common::spread(&report, &[47, 47]).err();
@@ -150,8 +149,7 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
 
 #[test]
 fn hostile_frames_through_packet_sockets_are_all_counted() -> Result<()> {
-    let mut options = SiteOptions::new("hostile-veth", Forward::Nat);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers("hostile-veth", Forward::Nat, 2);
     options.vip = Vip::Dataplane;
     let mut site = common::site(options)?;
     services(&site)?;
@@ -174,8 +172,7 @@ fn hostile_frames_through_packet_sockets_are_all_counted() -> Result<()> {
 
 #[test]
 fn hostile_frames_through_tun_backend_are_all_counted() -> Result<()> {
-    let mut options = SiteOptions::new("hostile-tun", Forward::Nat);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers("hostile-tun", Forward::Nat, 2);
     options.vip = Vip::Dataplane;
     options.ip_forward = true;
     let mut site = Site::new(options)?;

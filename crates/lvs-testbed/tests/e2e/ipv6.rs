@@ -62,8 +62,7 @@ fn upload(site: &Site, virt: SocketAddr) -> Result<()> {
 }
 
 fn site(label: &str, forward: Forward, vip: Vip) -> Result<Site> {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers(label, forward, 2);
     options.vip = vip;
     common::site(options)
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::paced::SLICE;
-use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, wait_until};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, soon};
 use nix::sys::signal::Signal;
 
 /// Bytes a second for each download.
@@ -80,8 +80,7 @@ fn downloads(
     if by == By::Kernel {
         super::fast_path::require_permission()?;
     }
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers(label, forward, 2);
     options.paced = Some(RATE);
     // The director is measured: clients and servers use another processor.
     let real_time = number > FEW;
@@ -115,7 +114,7 @@ fn downloads(
         };
         all || running.is_finished()
     };
-    wait_until("all downloads to run", Duration::from_secs(20), all)?;
+    soon("all downloads to run", all)?;
     let opening = begun.elapsed();
     match end {
         End::None => {}
@@ -171,9 +170,7 @@ fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
 
 /// Kills the dataplane, and replaces it by another one after a pause.
 fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    site.end_dataplane(Signal::SIGKILL)?;
     thread::sleep(DEAD);
     let started = Instant::now();
     start(site, by, directory)?;
@@ -237,8 +234,7 @@ fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
 #[test]
 #[ignore = "long"]
 fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
-    let mut options = SiteOptions::new("holdo", Forward::Nat);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers("holdo", Forward::Nat, 2);
     options.paced = Some(RATE);
     let mut site = Site::new(options)?;
     start(&mut site, By::StateKeeper, None)?;
@@ -252,16 +248,14 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
     let client = site.client.clone();
     let running = thread::spawn(move || client.load(&load));
     let all = || established(&site).is_ok_and(|connections| connections == number);
-    wait_until("all downloads", Duration::from_secs(20), all)?;
+    soon("all downloads", all)?;
     for words in [
         &["--max-connections", "5000"][..],
         &["--workers", "3"],
         &["--workers", "2", "--max-connections", "5000"],
         &[],
     ] {
-        let mut dataplane = site.dataplane.take().context("it runs")?;
-        dataplane.signal(Signal::SIGKILL)?;
-        dataplane.wait(Duration::from_secs(10))?;
+        site.end_dataplane(Signal::SIGKILL)?;
         site.start_dataplane(&[&["--warm-restart", "on"], words].concat())?;
         common::says(&site, &format!("connections={number}"))
             .with_context(|| format!("{words:?}"))?;
@@ -288,11 +282,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let program = program.display().to_string();
     let refused = director.sh(&format!("{program} --warm-restart on 2>&1 || true"))?;
     ensure!(refused.contains("another dataplane"), "{refused}");
-    let kill = |site: &mut Site, signal| -> Result<()> {
-        let mut dataplane = site.dataplane.take().context("it runs")?;
-        dataplane.signal(signal)?;
-        dataplane.wait(Duration::from_secs(10)).map(drop)
-    };
+    let kill = |site: &mut Site, signal| -> Result<()> { site.end_dataplane(signal) };
     kill(&mut site, Signal::SIGKILL)?;
     ensure!(keepers()?.trim() == "1", "{}", keepers()?);
     // The host does not receive packets that no dataplane handles.
@@ -304,23 +294,19 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     kill(&mut site, Signal::SIGKILL)?;
     let output = director.sh(&format!("{program} --cleanup"))?;
     ensure!(output.starts_with("removed the connections"), "{output}");
-    wait_until("the state keeper to end", common::SOON, gone)?;
+    soon("the state keeper to end", gone)?;
     start(&mut site, by, None)?;
     ensure!(
         !site.lvsadm("-L -n")?.contains(":80"),
         "the successor starts without state"
     );
     kill(&mut site, Signal::SIGTERM)?;
-    wait_until("its end", common::SOON, gone)?;
-    wait_until(
-        "the dataplane's nf_tables rules to be removed",
-        common::SOON,
-        || {
-            director
-                .sh("nft list tables")
-                .is_ok_and(|rules| !rules.contains("lvs-"))
-        },
-    )
+    soon("its end", gone)?;
+    soon("the dataplane's nf_tables rules to be removed", || {
+        director
+            .sh("nft list tables")
+            .is_ok_and(|rules| !rules.contains("lvs-"))
+    })
 }
 
 const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t", Forward::Tun)];

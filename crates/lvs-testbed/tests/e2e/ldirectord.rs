@@ -4,21 +4,19 @@
 //! On the director, `/sbin/ipvsadm` is `lvsadm`; the programs are not configured for it.
 
 use std::fs;
-use std::time::Duration;
 
+use crate::common;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 
 const NAMES: [&str; 3] = ["ipvsadm", "ipvsadm-save", "ipvsadm-restore"];
 
 /// Three servers, of which the last one is the fallback.
 fn site(label: &str, forward: Forward) -> Result<Site> {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 3;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers(label, forward, 3))?;
     site.serve("alive", 100)?;
     site.start_dataplane(&[])?;
     site.director.install(&programs::find("lvsadm")?, &NAMES)?;
@@ -61,44 +59,13 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
         .context("starting ldirectord (package ldirectord)")
 }
 
-/// Address and weight of the servers, as listed.
-fn listed(site: &Site) -> Vec<(String, u64)> {
-    let listing = site.director.sh("/sbin/ipvsadm -Ln").unwrap_or_default();
-    let mut servers: Vec<(String, u64)> = rows(&listing)
-        .iter()
-        .filter(|row| row.is_server())
-        .filter_map(|row| Some((row.address.clone(), row.number(1).ok()?)))
-        .collect();
-    servers.sort();
-    servers
-}
-
 /// Waits for servers with these weights, by their number.
 fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result<()> {
-    let mut wanted: Vec<(String, u64)> = expected
-        .iter()
-        .map(|&(server, weight)| (format!("{}:80", site.real_address(server)), weight))
-        .collect();
-    wanted.sort();
-    wait_until(&format!("{wanted:?}"), Duration::from_secs(20), || {
-        listed(site) == wanted
-    })
-    .with_context(|| {
+    let listing = || site.director.sh("/sbin/ipvsadm -Ln");
+    common::wait_listed(site, listing, expected).with_context(|| {
         let log = fs::read_to_string(site.testbed.dir().join("ldirectord.log"));
-        format!("listed: {:?}\n{}\n{log:?}", listed(site), program.log())
+        format!("{}\n{log:?}", program.log())
     })
-}
-
-/// The servers that answer, over some connections.
-fn answering(site: &Site) -> Result<Vec<String>> {
-    let text = site.client.sh(&format!(
-        "for i in 1 2 3 4 5 6; do curl -sS --max-time 60 http://{}/id; done",
-        site.vip
-    ))?;
-    let mut names: Vec<String> = text.lines().map(str::to_owned).collect();
-    names.sort();
-    names.dedup();
-    Ok(names)
 }
 
 fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
@@ -107,35 +74,31 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
     wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
     let listing = site.director.sh("/sbin/ipvsadm -Ln")?;
     ensure!(listing.contains(" wrr"), "{listing}");
-    ensure!(answering(&site)? == ["rs1", "rs2"]);
+    ensure!(common::answering(&site)? == ["rs1", "rs2"]);
 
     // One server fails: with quiescent=yes its weight becomes 0, otherwise it is removed.
     site.programs.remove(0).kill();
     let dead = |server| if quiescent { vec![(server, 0)] } else { vec![] };
     wait_listed(&site, &program, &[dead(0), vec![(1, 1)]].concat())?;
-    ensure!(answering(&site)? == ["rs2"]);
+    ensure!(common::answering(&site)? == ["rs2"]);
     // Both servers have failed: the fallback server takes over.
     site.programs.remove(0).kill();
     wait_listed(&site, &program, &[dead(0), dead(1), vec![(2, 1)]].concat())?;
-    ensure!(answering(&site)? == ["rs3"]);
+    ensure!(common::answering(&site)? == ["rs3"]);
     // Both servers are back: the fallback server is removed.
     for server in 0..2 {
         let revived = nginx(&site.servers[server], &NginxOptions::default())?;
         site.programs.push(revived);
     }
     wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
-    ensure!(answering(&site)? == ["rs1", "rs2"]);
+    ensure!(common::answering(&site)? == ["rs1", "rs2"]);
 
     let status = program.stop(Signal::SIGTERM)?;
-    wait_until(
-        "the services of the program to be removed",
-        Duration::from_secs(20),
-        || {
-            site.director
-                .sh("/sbin/ipvsadm -Ln")
-                .is_ok_and(|text| rows(&text).is_empty())
-        },
-    )
+    soon("the services of the program to be removed", || {
+        site.director
+            .sh("/sbin/ipvsadm -Ln")
+            .is_ok_and(|text| rows(&text).is_empty())
+    })
     .with_context(|| format!("{status}: {}", program.log()))
 }
 
@@ -205,7 +168,7 @@ fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
     ensure!(site.director.sh("ipvsadm-save -n")? == before);
     run(&site, "reload")?;
     ensure!(site.director.sh("ipvsadm-save -n")? == before);
-    ensure!(answering(&site)? == ["rs1"]);
+    ensure!(common::answering(&site)? == ["rs1"]);
     // Names work as well as numbers.
     site.director.sh(
         "ipvsadm-save > /etc/named.rules && ipvsadm -C && ipvsadm-restore < /etc/named.rules",

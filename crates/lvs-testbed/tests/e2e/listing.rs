@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::connections;
-use lvs_testbed::{Forward, SiteOptions, wait_until};
+use lvs_testbed::{Forward, SiteOptions, soon};
 use serde_json::Value;
 
 /// Number of connections: more than ten pieces of the table.
@@ -14,9 +14,7 @@ const CONNECTIONS: usize = 6000;
 
 #[test]
 fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
-    let mut options = SiteOptions::new("listing", Forward::Nat);
-    options.servers = 2;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers("listing", Forward::Nat, 2))?;
     site.add_service(80, "rr")?;
     site.add_service_weighted("-u", 9, "rr", &[1, 1])?;
     let send = || {
@@ -34,7 +32,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
         ))
     };
     // The client repeats a lost packet; a duplicate opens no further connection.
-    wait_until("the director to list all connections", common::SOON, || {
+    soon("the director to list all connections", || {
         let sent = send().is_ok();
         let listed = site.lvsadm("-L -n -c").unwrap_or_default();
         sent && listed
@@ -70,8 +68,7 @@ fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
         lvs_testbed::programs::find("lvsadm")?.display()
     ))?;
     ensure!(first.trim() == "3", "{first}");
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 3, "{report:?}");
     Ok(())
 }

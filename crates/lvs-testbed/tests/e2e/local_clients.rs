@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::servers::nginx;
-use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, Vip, content, wait_until};
+use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, Vip, content, soon};
 use nix::sys::signal::Signal;
 
 /// The port of the UDP servers.
@@ -16,9 +16,7 @@ const ECHO: u16 = 5000;
 /// A NAT director with the VIP on its host, whose kernel permits BPF programs.
 fn new_site(label: &str) -> Result<Site> {
     super::fast_path::require_permission()?;
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 2;
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 2))
 }
 
 /// Both addresses of the service.
@@ -61,7 +59,7 @@ fn is_refused(site: &Site, at: SocketAddr) -> Result<bool> {
 /// Waits until a request of the director to port 80 of the VIP is answered by this host.
 fn is_answered_by(site: &Site, name: &str) -> Result<()> {
     let mut answer = String::new();
-    wait_until(&format!("an answer of {name}"), common::SOON, || {
+    soon(&format!("an answer of {name}"), || {
         answer = get(site, site.service(80), "id").unwrap_or_else(|error| format!("{error:#}"));
         answer == name
     })
@@ -257,7 +255,7 @@ fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
             print inet_ntoa($addr), " $data\n";
         }"#;
     let listener = site.director.spawn("perl", &["-e", listen])?;
-    wait_until("the director to listen", common::SOON, || {
+    soon("the director to listen", || {
         listener.log().contains("ready")
     })?;
     let forge = |host: &Host, from: &str, port: u16, to: &str, at: u16| {
@@ -286,7 +284,7 @@ fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
     forge(&site.client, &client, 4000, &vip, 7000)?;
     forge(&site.client, &client, ECHO, &vip, 7000)?;
     let honest = format!("{client} forged\n");
-    wait_until("two packets of the client's own", common::SOON, || {
+    soon("two packets of the client's own", || {
         listener.log().matches(&honest).count() == 2
     })?;
     let log = listener.log().replace("ready\n", "").replace(&honest, "");
@@ -324,7 +322,7 @@ impl Client {
 
     /// Waits until this number of requests is answered.
     fn has_answers(&self, count: usize) -> Result<()> {
-        wait_until("an answer", common::SOON, || {
+        soon("an answer", || {
             self.0.log().matches("answered").count() == count
         })
         .with_context(|| self.0.log())
@@ -347,9 +345,7 @@ fn connection_of_local_client_survives_warm_restart() -> Result<()> {
         client.ask()?;
         client.has_answers(1)?;
         for count in 2..4 {
-            let mut dataplane = site.dataplane.take().context("it runs")?;
-            dataplane.signal(Signal::SIGKILL)?;
-            dataplane.wait(common::SOON)?;
+            site.end_dataplane(Signal::SIGKILL)?;
             // The host itself answers a new connection.
             is_answered_by(&site, "director")?;
             if sends {
@@ -382,8 +378,7 @@ fn local_client_reaches_local_server() -> Result<()> {
         (Vip::Dataplane, "10.0.0.1:8080", "-m"),
     ] {
         super::fast_path::require_permission()?;
-        let mut options = SiteOptions::new("lc-node", Forward::Nat);
-        options.servers = 1;
+        let mut options = SiteOptions::with_servers("lc-node", Forward::Nat, 1);
         options.vip = vip;
         let site = common::site(options)?;
         let port = server.rsplit(':').next().context("a port")?.parse()?;

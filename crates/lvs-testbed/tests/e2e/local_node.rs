@@ -4,7 +4,7 @@ use crate::common;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, LoadOptions, Proc, Site, SiteOptions, Vip, wait_until};
+use lvs_testbed::{Forward, LoadOptions, Proc, Site, SiteOptions, Vip, soon};
 
 fn web_server(site: &Site, port: u16) -> Result<Proc> {
     let options = NginxOptions {
@@ -27,7 +27,7 @@ fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<(
 /// Waits until a policy rule with these words exists, or with `present` false until none does.
 fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
     let rules = || site.director.sh("ip rule; ip -6 rule");
-    wait_until(&format!("{words}: {present}"), common::SOON, || {
+    soon(&format!("{words}: {present}"), || {
         rules().is_ok_and(|rules| rules.contains(words) == present)
     })
     .with_context(|| format!("{:?}", rules()))
@@ -38,8 +38,7 @@ fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
 #[test]
 fn nat_server_on_director_serves_clients() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane] {
-        let mut options = SiteOptions::new("local-nat", Forward::Nat);
-        options.servers = 1;
+        let mut options = SiteOptions::with_servers("local-nat", Forward::Nat, 1);
         options.vip = vip;
         let mut site = Site::new(options)?;
         let before = common::host_state(&site)?;
@@ -107,9 +106,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
 #[test]
 fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     for (forward, flag) in [(Forward::Dr, "-g"), (Forward::Tun, "-i")] {
-        let mut options = SiteOptions::new("local-dr", forward);
-        options.servers = 1;
-        let site = common::site(options)?;
+        let site = common::site(SiteOptions::with_servers("local-dr", forward, 1))?;
         let _own = web_server(&site, 80)?;
         site.add_service(80, "rr")?;
         site.lvsadm(&format!(
@@ -126,17 +123,18 @@ fn direct_routing_server_on_director_serves_clients() -> Result<()> {
 /// change the source host.
 #[test]
 fn full_nat_server_on_director_serves_clients() -> Result<()> {
-    let mut options = SiteOptions::new("local-fullnat", Forward::FullNat);
-    options.servers = 1;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers(
+        "local-fullnat",
+        Forward::FullNat,
+        1,
+    ))?;
     let _own = web_server(&site, 8080)?;
     site.add_service(80, "rr")?;
     site.lvsadm(&format!(
         "-a -t {} -r 192.0.2.1:8080 --fullnat",
         site.service(80)
     ))?;
-    let mut load = site.load();
-    load.requests = 40;
+    let load = site.load_of(40);
     served(&site, &load, &[("director", 20), ("rs1", 20)])
 }
 
@@ -144,8 +142,7 @@ fn full_nat_server_on_director_serves_clients() -> Result<()> {
 /// other ports, if its own server uses any port.
 #[test]
 fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
-    let mut options = SiteOptions::new("local-strict", Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("local-strict", Forward::Nat, 1);
     options.vip = Vip::Host;
     let site = Site::new(options)?;
     site.director.sh(
@@ -158,8 +155,7 @@ fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
         let _own = web_server(&site, port)?;
         site.add_service(80, "rr")?;
         site.lvsadm(&format!("-a -t {} -r 10.0.0.1:{port} -m", site.service(80)))?;
-        let mut load = site.load();
-        load.requests = 20;
+        let load = site.load_of(20);
         served(&site, &load, &[("director", 10), ("rs1", 10)])?;
         for direct in [8022, port] {
             let seen = site

@@ -5,17 +5,16 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::common;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 /// Three servers, of which keepalived uses the last one as sorry server.
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 3;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers(label, Forward::Nat, 3))?;
     site.serve("alive", 100)?;
     site.start_dataplane(&[])?;
     Ok(site)
@@ -67,36 +66,7 @@ fn keepalived(site: &Site, file: &std::path::Path) -> Result<Proc> {
 
 /// Waits for servers with these weights, by their number.
 fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result<()> {
-    let mut wanted: Vec<(String, u64)> = expected
-        .iter()
-        .map(|(server, weight)| (format!("{}:80", site.real_address(*server)), *weight))
-        .collect();
-    wanted.sort();
-    let listed = || -> Vec<(String, u64)> {
-        let listing = site.lvsadm("-L -n").unwrap_or_default();
-        let mut servers: Vec<_> = rows(&listing)
-            .iter()
-            .filter(|row| row.is_server())
-            .filter_map(|row| Some((row.address.clone(), row.number(1).ok()?)))
-            .collect();
-        servers.sort();
-        servers
-    };
-    wait_until(&format!("{wanted:?}"), Duration::from_secs(30), || {
-        listed() == wanted
-    })
-    .with_context(|| format!("listed: {:?}\n{}", listed(), program.log()))
-}
-
-fn answering(site: &Site) -> Result<Vec<String>> {
-    let text = site.client.sh(&format!(
-        "for i in 1 2 3 4 5 6; do curl -sS --max-time 60 http://{}/id; done",
-        site.vip
-    ))?;
-    let mut names: Vec<String> = text.lines().map(str::to_owned).collect();
-    names.sort();
-    names.dedup();
-    Ok(names)
+    common::wait_listed(site, || site.lvsadm("-L -n"), expected).with_context(|| program.log())
 }
 
 #[test]
@@ -106,15 +76,15 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
     let file = configure(&site, [2, 1], 1)?;
     let mut program = keepalived(&site, &file)?;
     wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
-    ensure!(answering(&site)? == ["rs1", "rs2"]);
+    ensure!(common::answering(&site)? == ["rs1", "rs2"]);
 
     // A dead server is removed, and the sorry server replaces the last one.
     site.programs.remove(0).kill();
     wait_listed(&site, &program, &[(1, 1)])?;
-    ensure!(answering(&site)? == ["rs2"]);
+    ensure!(common::answering(&site)? == ["rs2"]);
     site.programs.remove(0).kill();
     wait_listed(&site, &program, &[(2, 1)])?;
-    ensure!(answering(&site)? == ["rs3"]);
+    ensure!(common::answering(&site)? == ["rs3"]);
     for server in 0..2 {
         let revived = nginx(&site.servers[server], &NginxOptions::default())?;
         site.programs.push(revived);
@@ -135,14 +105,10 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
     wait_listed(&site, &program, &[(2, 1)])?;
 
     let status = program.stop(Signal::SIGTERM)?;
-    wait_until(
-        "the services of the program to be removed",
-        Duration::from_secs(20),
-        || {
-            site.lvsadm("-L -n")
-                .is_ok_and(|text| rows(&text).is_empty())
-        },
-    )
+    soon("the services of the program to be removed", || {
+        site.lvsadm("-L -n")
+            .is_ok_and(|text| rows(&text).is_empty())
+    })
     .with_context(|| format!("{status}: {}", program.log()))
 }
 
@@ -206,13 +172,13 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     ensure!(theirs == ours, "{theirs}\n{ours}");
     let nested = run(&format!("{launcher} -- ipvsadm -Ln"))?;
     ensure!(nested == ours, "{nested}");
-    ensure!(answering(&site)? == ["rs1"]);
+    ensure!(common::answering(&site)? == ["rs1"]);
     let refused = run("setpriv --bounding-set=-net_admin ipvsadm -Ln 2>&1 || true")?;
     ensure!(refused.contains("Can't initialize ipvs"), "{refused}");
     // A program that may not have such high descriptors uses the old interface.
     // The counts of connections change when the dataplane handles the last packets of the clients.
     let mut both = (String::new(), String::new());
-    wait_until("the listings to be equal", Duration::from_secs(20), || {
+    soon("the listings to be equal", || {
         let few = run("sh -c 'ulimit -n 512; ipvsadm -Ln'");
         let ours = site.lvsadm("-L -n");
         both = (few.unwrap_or_default(), ours.unwrap_or_default());
@@ -281,12 +247,10 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     let run = |command: &str| site.director.sh(&format!("{launcher} -- {command}"));
     let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 
-    ensure!(answering(&site)? == ["rs1", "rs2", "rs3"]);
-    wait_until(
-        "ipvsadm to list a connection",
-        Duration::from_secs(20),
-        || run("ipvsadm -Lnc").is_ok_and(|text| text.contains(&site.vip.to_string())),
-    )
+    ensure!(common::answering(&site)? == ["rs1", "rs2", "rs3"]);
+    soon("ipvsadm to list a connection", || {
+        run("ipvsadm -Lnc").is_ok_and(|text| text.contains(&site.vip.to_string()))
+    })
     .with_context(|| run("ipvsadm -Lnc 2>&1").unwrap_or_default())?;
     let services = run(&format!("{nobody} cat /proc/net/ip_vs"))?;
     ensure!(services.lines().count() == 3 + 1 + 3, "{services}");
@@ -387,14 +351,10 @@ fn ipvsadm_change_is_refused_while_lvsd_manages_services() -> Result<()> {
     fs::create_dir_all(&state)?;
     let words = ["--config", &file, "--state", &state];
     let program = site.director.spawn(&lvsd, &words)?;
-    wait_until(
-        "the dataplane to have lvsd's service",
-        Duration::from_secs(20),
-        || {
-            site.lvsadm("-L -n")
-                .is_ok_and(|text| rows(&text).len() == 2)
-        },
-    )
+    soon("the dataplane to have lvsd's service", || {
+        site.lvsadm("-L -n")
+            .is_ok_and(|text| rows(&text).len() == 2)
+    })
     .with_context(|| program.log())?;
     let listed = site.director.sh(&format!("{launcher} -- ipvsadm -Ln"))?;
     ensure!(rows(&listed).len() == 2, "{listed}");

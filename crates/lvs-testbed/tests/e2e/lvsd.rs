@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 
 /// Writes a file with the first servers of the site.
@@ -50,18 +50,15 @@ fn usable(site: &Site) -> usize {
 }
 
 fn wait_usable(site: &Site, servers: usize, lvsd: &Proc) -> Result<()> {
-    wait_until(
+    soon(
         &format!("the director to have {servers} usable servers"),
-        common::SOON,
         || usable(site) == servers,
     )
     .with_context(|| format!("{:?}\nlvsd printed:\n{}", site.lvsadm("-L -n"), lvsd.log()))
 }
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 3;
-    Site::new(options)
+    Site::new(SiteOptions::with_servers(label, Forward::Nat, 3))
 }
 
 #[test]
@@ -93,13 +90,12 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     // A file with an error changes nothing and does not end the daemon.
     fs::write(&path, "[[service]]\nnane = \"web\"\n")?;
     lvsd.signal(Signal::SIGHUP)?;
-    wait_until("lvsd to log the error in the file", common::SOON, || {
+    soon("lvsd to log the error in the file", || {
         lvsd.log().contains("nane")
     })?;
     ensure!(lvsd.is_running() && usable(&site) == 3, "{}", lvsd.log());
     configure(&site, 3)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
 
     // A failed server gets no more connections; after it is back, it gets connections again.
     site.programs.remove(0).kill();
@@ -111,8 +107,7 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
         .push(nginx(&site.servers[0], &NginxOptions::default())?);
     wait_usable(&site, 3, &lvsd)?;
 
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     common::wait_for_host_state(&site, &before)
 }
 
@@ -137,19 +132,14 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
             "the dataplane keeps running without lvsd"
         );
         lvsd = start(&site, &[])?;
-        wait_until("lvsd to be ready", common::SOON, || {
-            lvsd.log().contains("ready:")
-        })
-        .with_context(|| lvsd.log())?;
+        soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
     }
     steady.wait_for_more(1000)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
 
     // lvsd stops without its dataplane, which continues to forward.
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -165,7 +155,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
         .director
         .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
     site.director.sh(&format!("kill -9 {dataplane}"))?;
-    wait_until("lvsd to start a new dataplane", common::SOON, || {
+    soon("lvsd to start a new dataplane", || {
         let now = site
             .director
             .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")
@@ -174,8 +164,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     })
     .with_context(|| lvsd.log())?;
 
-    let status = lvsd.stop(Signal::SIGTERM)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGTERM)?;
     let mut load = site.load();
     load.sizes = vec![1000];
     load.requests = 30;
@@ -209,9 +198,7 @@ const TUNNELS: [[(&str, &str); 2]; 4] = [
 /// open.
 #[test]
 fn tunnels_are_edited_in_place() -> Result<()> {
-    let mut options = SiteOptions::new("lvsd-tun", Forward::Tun);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("lvsd-tun", Forward::Tun, 2))?;
     let path = site.testbed.dir().join("lvsd.toml");
     let write = |tunnels: &[(&str, &str); 2]| -> Result<()> {
         let mut text = format!(
@@ -243,13 +230,12 @@ fn tunnels_are_edited_in_place() -> Result<()> {
     open.keepalive = true;
     open.pause_ms = 5;
     let steady = site.client.steady_load(&open)?;
-    let mut load = site.load();
-    load.requests = 40;
+    let load = site.load_of(40);
     for tunnels in &TUNNELS {
         write(tunnels)?;
         lvsd.signal(Signal::SIGHUP)?;
         let listed = || site.lvsadm("-L -n --tun-info").unwrap_or_default();
-        wait_until("lvsadm to list the tunnels", common::SOON, || {
+        soon("lvsadm to list the tunnels", || {
             let listing = listed();
             let all = listing.split_whitespace();
             tunnels
@@ -261,19 +247,15 @@ fn tunnels_are_edited_in_place() -> Result<()> {
             .with_context(|| format!("{tunnels:?}\n{}", listed()))?;
         ensure!(report.servers.len() == 2, "{tunnels:?}: {report:?}");
     }
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
 
     // An lvsd that starts again finds nothing to change.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(common::SOON)?;
     let mut lvsd = start(&site, &[])?;
-    wait_until("the new lvsd to answer", common::SOON, || {
-        lvsd.log().contains("ready:")
-    })?;
+    soon("the new lvsd to answer", || lvsd.log().contains("ready:"))?;
     ensure!(!lvsd.log().contains("changed server"), "{}", lvsd.log());
-    let status = lvsd.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -302,13 +284,9 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
         ensure!(status.success(), "round {round}: {status}: {}", lvsd.log());
         ensure!(usable(&site) == 3, "round {round}");
         lvsd = start(&site, &[])?;
-        wait_until("lvsd to be ready", common::SOON, || {
-            lvsd.log().contains("ready:")
-        })
-        .with_context(|| lvsd.log())?;
+        soon("lvsd to be ready", || lvsd.log().contains("ready:")).with_context(|| lvsd.log())?;
     }
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
     ensure!(dataplane_pid(&site)? == dataplane, "another dataplane");
 
     let path = site.testbed.dir().join("lvsd.toml").display().to_string();
@@ -357,22 +335,17 @@ fn replacing_reload_loses_no_request() -> Result<()> {
         "the old server was removed before the new one served"
     );
     site.servers[1].sh("nft delete table inet slow")?;
-    wait_until(
-        "only the new server to be listed",
-        Duration::from_secs(20),
-        || {
-            let listing = site.lvsadm("-L -n").unwrap_or_default();
-            listing.contains(&site.real_address(1).to_string())
-                && !listing.contains(&site.real_address(0).to_string())
-        },
-    )
+    soon("only the new server to be listed", || {
+        let listing = site.lvsadm("-L -n").unwrap_or_default();
+        listing.contains(&site.real_address(1).to_string())
+            && !listing.contains(&site.real_address(0).to_string())
+    })
     .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
     // More than the number of requests in progress at the old server.
     steady.wait_for_more(1 + site.load().concurrency)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.servers.len() == 2, "{report:?}");
-    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -420,13 +393,10 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
             let words = ["-c", script, "sh", &lvsadm, "-L", "-n", "--nonsense"];
             // lvsadm fails. Without a terminal, only its exit code shows this.
             ensure!(site.director.run("sh", &words).is_err());
-            wait_until("the file to be loaded", common::SOON, || {
-                usable(&site) == servers
-            })?;
+            soon("the file to be loaded", || usable(&site) == servers)?;
         }
         steady.wait_for_more(500)?;
-        let report = steady.finish()?;
-        report.all_ok(report.ok)?;
+        let report = steady.finish_ok()?;
         ensure!(report.ok > 500, "{report:?}");
         ensure!(lvsd.is_running(), "lvsd has exited");
         ensure!(lvsd.stop(Signal::SIGINT)?.success());
@@ -447,7 +417,7 @@ fn probes_leave_no_time_wait() -> Result<()> {
         let left = host.sh("ss -Htan state time-wait")?;
         ensure!(left.is_empty(), "{left}");
     }
-    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    lvsd.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -481,11 +451,9 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
             ensure!(files()?.contains(".lvsd.toml"), "{}", files()?);
         }
         self::lvsd(&site, "stop --all")?;
-        wait_until(
-            "the files of the namespace to be removed",
-            common::SOON,
-            || files().is_ok_and(|left| left.trim().is_empty()),
-        )
+        soon("the files of the namespace to be removed", || {
+            files().is_ok_and(|left| left.trim().is_empty())
+        })
         .with_context(|| format!("{ends_before}: {:?}", files()))?;
         lvsd.wait(common::SOON)?;
     }
@@ -517,12 +485,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
         let output = output();
         parts.iter().all(|part| output.contains(part))
     };
-    wait_until(
-        "the status to contain the missing interface",
-        common::SOON,
-        is_shown,
-    )
-    .with_context(output)?;
+    soon("the status to contain the missing interface", is_shown).with_context(output)?;
 
     let text = fs::read_to_string(&path)?;
     fs::write(&path, format!("{text}weight = 2\n"))?;
@@ -534,13 +497,11 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     ensure!(output.contains("status 3"), "{output}");
     fs::write(&path, &text)?;
 
-    ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
+    daemon.stop_ok(Signal::SIGTERM)?;
     daemon = start(&site, &["--state", &state])?;
-    wait_until(
-        "lvsd status to report 2 usable servers",
-        common::SOON,
-        || lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable")),
-    )?;
+    soon("lvsd status to report 2 usable servers", || {
+        lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable"))
+    })?;
     wait_usable(&site, 2, &daemon)?;
     // A user without write access cannot end it.
     let denied = site
@@ -568,9 +529,8 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     })?;
     site.lvsadm(&format!("undrain all {host}"))?;
     wait_usable(&site, 3, &daemon)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
-    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    steady.finish_ok()?;
+    daemon.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -611,7 +571,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     let report = common::ok(site.client.load(&load)?, 20)?;
     ensure!(!report.servers.contains_key("rs3"), "{report:?}");
     let sorry_serves = |site: &Site| {
-        wait_until("lvsd to use the sorry server", common::SOON, || {
+        soon("lvsd to use the sorry server", || {
             lvsd(site, "status")
                 .is_ok_and(|output| output.contains("BELOW ITS QUORUM; the sorry server"))
         })?;
@@ -621,7 +581,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         anyhow::Ok(())
     };
     let quorum = |site: &Site| {
-        wait_until("the service to reach its quorum", common::SOON, || {
+        soon("the service to reach its quorum", || {
             lvsd(site, "status").is_ok_and(|output| {
                 output.contains("2 of 2 servers usable") && !output.contains("BELOW")
             })
@@ -640,8 +600,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         "nft 'table ip f { chain i { type filter hook input priority 0; ip saddr 10.0.0.1 reject; }; }'",
     )?;
     sorry_serves(&site)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(!report.servers.contains_key("rs3"), "{report:?}");
     site.servers[0].sh("nft delete table ip f")?;
     quorum(&site)?;
@@ -652,11 +611,11 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     quorum(&site)?;
     for event in ["quorum_lost", "sorry_on", "server_down", "quorum_gained"] {
         let word = format!("\"event\":\"{event}\"");
-        wait_until(event, common::SOON, || {
+        soon(event, || {
             fs::read_to_string(&output).is_ok_and(|events| events.contains(&word))
         })?;
     }
-    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    daemon.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -675,8 +634,7 @@ fn is_answered_for(site: &Site) -> bool {
 /// over again. If the service ends with lvsd, lvsd releases it.
 #[test]
 fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
-    let mut options = SiteOptions::new("giveup", Forward::Nat);
-    options.servers = 2;
+    let mut options = SiteOptions::with_servers("giveup", Forward::Nat, 2);
     options.vip = lvs_testbed::Vip::Dataplane;
     let mut site = Site::new(options)?;
     let path = configure(&site, 2)?;
@@ -698,13 +656,13 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
         Ok(vips.iter().any(|vip| vip == &site.vip.to_string()))
     };
     let becomes = |site: &Site, wanted: bool| {
-        wait_until(&format!("owned: {wanted}"), common::SOON, || {
+        soon(&format!("owned: {wanted}"), || {
             owned(site).is_ok_and(|owned| owned == wanted)
         })
     };
     becomes(&site, true)?;
     let answered = |site: &Site, wanted: bool| {
-        wait_until(&format!("answered for: {wanted}"), common::SOON, || {
+        soon(&format!("answered for: {wanted}"), || {
             is_answered_for(site) == wanted
         })
     };
@@ -719,22 +677,17 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     site.programs
         .push(nginx(&site.servers[0], &NginxOptions::default())?);
     becomes(&site, true)?;
-    wait_until(
-        "the client to learn the VIP's link-layer address",
-        common::SOON,
-        || {
-            let known = site.client.sh(&format!("ip neigh show {}", site.vip));
-            known.is_ok_and(|known| known.contains("lladdr"))
-        },
-    )?;
-    let mut load = site.load();
-    load.requests = 20;
+    soon("the client to learn the VIP's link-layer address", || {
+        let known = site.client.sh(&format!("ip neigh show {}", site.vip));
+        known.is_ok_and(|known| known.contains("lladdr"))
+    })?;
+    let mut load = site.load_of(20);
     load.sizes = vec![1000];
     common::ok(site.client.load(&load)?, 20)?;
 
     // With `remove_on_exit`, the registration ends with lvsd, and the dataplane continues.
     let dataplane = dataplane_pid(&site)?;
-    ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
+    daemon.stop_ok(Signal::SIGTERM)?;
     answered(&site, false).with_context(|| daemon.log())?;
     ensure!(
         rows(&site.lvsadm("-L -n")?)
@@ -745,7 +698,7 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut again = start(&site, &["--state", &state])?;
     wait_usable(&site, 2, &again)?;
     becomes(&site, true)?;
-    ensure!(again.stop(Signal::SIGINT)?.success(), "{}", again.log());
+    again.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -821,7 +774,7 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
         .iter()
         .filter(|row| row.number(1).is_ok_and(|weight| weight == 3));
     ensure!(heavy.count() == 1);
-    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    daemon.stop_ok(Signal::SIGINT)?;
     Ok(())
 }
 
@@ -874,8 +827,7 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
     let output = lvsd(&site, "reload --force")?;
     ensure!(output.contains("reloaded"), "{output}\n{}", daemon.log());
     steady.wait_for_more(1000)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 1000, "{report:?}");
     let rules = |site: &Site| -> Result<Vec<String>> {
         let mut rules: Vec<String> = site.lvsadm("-S -n")?.lines().map(str::to_owned).collect();
@@ -883,17 +835,15 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
         Ok(rules)
     };
     let after = rules(&site)?;
-    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    daemon.stop_ok(Signal::SIGINT)?;
     let mut cold = start(
         &site,
         &["--state", &site.testbed.dir().display().to_string()],
     )?;
-    wait_until(
-        "the state equals that of a cold start",
-        common::SOON,
-        || rules(&site).is_ok_and(|now| now == after),
-    )
+    soon("the state equals that of a cold start", || {
+        rules(&site).is_ok_and(|now| now == after)
+    })
     .with_context(|| format!("{after:#?}\n{:#?}", rules(&site)))?;
-    ensure!(cold.stop(Signal::SIGINT)?.success(), "{}", cold.log());
+    cold.stop_ok(Signal::SIGINT)?;
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use lvs_testbed::cluster::ClusterOptions;
 use lvs_testbed::cluster::many::{Scenario, play, play_in_turn};
-use lvs_testbed::{Forward, Site, SiteOptions, Vip, wait_until};
+use lvs_testbed::{Forward, Site, SiteOptions, Vip, soon};
 
 use crate::common;
 
@@ -133,6 +133,16 @@ fn has_route(site: &Site, words: &str) -> bool {
     routes(site).is_ok_and(|routes| routes.contains(words))
 }
 
+fn routed(site: &Site, words: &str) -> Result<()> {
+    ensure!(has_route(site, words), "no {words}: {}", routes(site)?);
+    Ok(())
+}
+
+fn not_routed(site: &Site, words: &str) -> Result<()> {
+    ensure!(!has_route(site, words), "{words}: {}", routes(site)?);
+    Ok(())
+}
+
 fn site(label: &str) -> Result<Site> {
     let mut options = SiteOptions::new(label, Forward::Dr);
     options.vip = Vip::Routed;
@@ -141,11 +151,9 @@ fn site(label: &str) -> Result<Site> {
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let words = ["--interface", "eth0", "--socket", SOCKET];
     site.dataplane = Some(site.director.spawn(program, &words)?);
-    wait_until(
-        "the dataplane to answer on its control socket",
-        common::SOON,
-        || site.lvsadm(&format!("--socket {SOCKET} -L -n")).is_ok(),
-    )?;
+    soon("the dataplane to answer on its control socket", || {
+        site.lvsadm(&format!("--socket {SOCKET} -L -n")).is_ok()
+    })?;
     for words in [
         "-A -t 203.0.113.10:80 -s mh".to_owned(),
         format!("-a -t 203.0.113.10:80 -r {}:80 -g", site.real_address(0)),
@@ -165,16 +173,8 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         )
     };
     announce(&site, &both("announced"), 600)?;
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 77"),
-        "{}",
-        routes(&site)?
-    );
-    ensure!(
-        has_route(&site, "fd00:203::10 proto 77"),
-        "{}",
-        routes(&site)?
-    );
+    routed(&site, "203.0.113.10 proto 77")?;
+    routed(&site, "fd00:203::10 proto 77")?;
     // The address is on no interface, but the director still answers, even echo requests.
     let load = site.load();
     let load = lvs_testbed::LoadOptions {
@@ -189,62 +189,42 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     ));
     ensure!(asked.is_err(), "the dataplane answers ARP: {asked:?}");
     announce(&site, &both("leaving"), 600)?;
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 78"),
-        "{}",
-        routes(&site)?
-    );
-    ensure!(
-        has_route(&site, "fd00:203::10 proto 78"),
-        "{}",
-        routes(&site)?
-    );
+    routed(&site, "203.0.113.10 proto 78")?;
+    routed(&site, "fd00:203::10 proto 78")?;
     // A later announcement keeps settings that it does not contain.
     announce(&site, &format!(r#"{{"address":"{VIP}"}}"#), 600)?;
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 78"),
-        "{}",
-        routes(&site)?
-    );
-    ensure!(!has_route(&site, "fd00:203::10"), "{}", routes(&site)?);
+    routed(&site, "203.0.113.10 proto 78")?;
+    not_routed(&site, "fd00:203::10")?;
     announce(&site, &both("withdrawn"), 600)?;
-    ensure!(!has_route(&site, "proto 7"), "{}", routes(&site)?);
+    not_routed(&site, "proto 7")?;
     // The director serves packets that still arrive.
     common::ok(site.client.load(&load)?, 20)?;
     // Another program deletes the route.
     announce(&site, &both("announced"), 600)?;
     std::thread::sleep(Duration::from_millis(1200));
     site.director.sh(&format!("ip route del {VIP}/32"))?;
-    wait_until("the route to be announced again", common::SOON, || {
+    soon("the route to be announced again", || {
         has_route(&site, "203.0.113.10 proto 77")
     })?;
     // lvsd no longer renews the announcements.
     announce(&site, &both("announced"), 13)?;
-    wait_until(
-        "the routers to prefer other directors",
-        Duration::from_secs(20),
-        || has_route(&site, "203.0.113.10 proto 78"),
-    )?;
+    soon("the routers to prefer other directors", || {
+        has_route(&site, "203.0.113.10 proto 78")
+    })?;
     let output = site.lvsadm(&format!("--socket {SOCKET} sync"))?;
     ensure!(
         output.contains("routers prefer other directors"),
         "{output}"
     );
     ensure!(output.contains("does lvsd run?"), "{output}");
-    wait_until("the maintenance to end", Duration::from_secs(20), || {
-        !has_route(&site, "proto 7")
-    })?;
+    soon("the maintenance to end", || !has_route(&site, "proto 7"))?;
     announce(&site, &both("announced"), 600)?;
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 77"),
-        "{}",
-        routes(&site)?
-    );
+    routed(&site, "203.0.113.10 proto 77")?;
     site.dataplane
         .take()
         .into_iter()
         .for_each(|mut dataplane| dataplane.kill());
-    wait_until("the routes to be removed", common::SOON, || {
+    soon("the routes to be removed", || {
         site.director
             .sh("ip route; ip -6 route")
             .is_ok_and(|routes| !routes.contains("lvs-host0"))
@@ -266,21 +246,13 @@ fn invalid_address_lists_are_refused() -> Result<()> {
         let answer = announce(&site, bad, 600)?;
         ensure!(answer.contains("\"error\""), "{bad}: {answer}");
     }
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 77"),
-        "{}",
-        routes(&site)?
-    );
+    routed(&site, "203.0.113.10 proto 77")?;
     // The host already has such a route of its own.
     site.director.sh("ip route add blackhole 198.18.0.1/32")?;
     let other = r#"{"address":"198.18.0.1","standing":"announced"}"#;
     let answer = announce(&site, &format!("{one},{other}"), 600)?;
     ensure!(answer.contains("the host already has one"), "{answer}");
     ensure!(answer.contains("withdrawn"), "{answer}");
-    ensure!(
-        has_route(&site, "203.0.113.10 proto 77"),
-        "{}",
-        routes(&site)?
-    );
+    routed(&site, "203.0.113.10 proto 77")?;
     Ok(())
 }

@@ -4,19 +4,12 @@ use crate::common;
 
 use std::fs;
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
-use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, wait_until};
-
-/// Longest time of any step on a busy machine.
-const SOON: Duration = Duration::from_secs(20);
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, soon};
 
 #[test]
 fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
-    let mut options = SiteOptions::new("marks", Forward::Nat);
-    options.servers = 2;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers("marks", Forward::Nat, 2))?;
     let rules = site.director.dir().join("marks");
     let vip = site.vip;
     fs::write(
@@ -25,11 +18,11 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
             "# the first that fits decides\n\
              --destination {vip} --protocol tcp --ports 82 --host\n\
              --destination {vip} --protocol tcp --ports 83 --drop\n\
+             -A -f 7 -s rr\n\
              --destination {vip} --protocol tcp --ports 80-84 --mark 7\n"
         ),
     )?;
-    site.start_dataplane(&["--marks", &rules.display().to_string()])?;
-    site.lvsadm("-A -f 7 -s rr")?;
+    site.start_dataplane(&["--rules", &rules.display().to_string()])?;
     for index in 0..2 {
         site.lvsadm(&format!("-a -f 7 -r {}:80 -m", site.real_address(index)))?;
     }
@@ -51,7 +44,7 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
         "mark add --destination {vip} --protocol tcp --ports 81 --drop --position 1"
     ))?;
     assert_eq!(curl(81)?, "28", "curl's status for a timeout");
-    wait_until("the rule to count the packets", SOON, || {
+    soon("the rule to count the packets", || {
         let listing = site.lvsadm("mark list").unwrap_or_default();
         let first = listing.lines().next().unwrap_or_default();
         first.contains("--ports 81 --drop") && !first.contains(" 0 packets")
@@ -82,7 +75,7 @@ fn fetched(site: &Site, port: u16) -> Result<String> {
 /// Waits until curl exits with this status; a busy machine may take longer.
 fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
     let mut last = String::new();
-    wait_until(&format!("curl to exit with {wanted}"), SOON, || {
+    soon(&format!("curl to exit with {wanted}"), || {
         last = fetched(site, port).unwrap_or_default();
         last == wanted
     })
@@ -93,9 +86,7 @@ fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
 /// the host's own ports.
 #[test]
 fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
-    let mut options = SiteOptions::new("source", Forward::Nat);
-    options.servers = 1;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers("source", Forward::Nat, 1))?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     site.add_service(443, "rr")?;
@@ -111,10 +102,10 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     ends_with(&site, 80, "0")?;
     site.lvsadm(&format!("mark add --source {client} --drop"))?;
     assert_ne!(fetched(&site, 80)?, "0", "the request is served");
-    wait_until("the packet to reach the host", SOON, || {
+    soon("the packet to reach the host", || {
         reaches_the_host().unwrap_or(false)
     })?;
-    wait_until("the rule's count", SOON, || {
+    soon("the rule's count", || {
         let listing = site.lvsadm("mark list").unwrap_or_default();
         let drops = site.lvsadm("drops").unwrap_or_default();
         listing.contains(&format!("--source {client} --drop"))

@@ -11,9 +11,7 @@ macro_rules! method {
 
             fn options(what: &str, servers: usize) -> SiteOptions {
                 let label = format!("{}-{what}", stringify!($name));
-                let mut options = SiteOptions::new(&label, Forward::$forward);
-                options.servers = servers;
-                options
+                SiteOptions::with_servers(&label, Forward::$forward, servers)
             }
 
             #[test]

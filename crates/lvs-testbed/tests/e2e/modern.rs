@@ -11,12 +11,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
-use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, servers, wait_until, waiters};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, servers, soon, waiters};
 use nix::sys::signal::Signal;
 
-/// Time limit for any operation on a busy machine. Without a reset, the kernel of a client would
-/// wait for a quarter of an hour.
-const SOON: Duration = Duration::from_secs(20);
+/// Settings of a service that resets the connections of a server that is removed.
+const RESET: &str = "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"";
 
 /// A daemon with a dataplane that it has started.
 struct Daemon<'a> {
@@ -29,7 +28,19 @@ struct Daemon<'a> {
     program: Option<Proc>,
 }
 
-impl Daemon<'_> {
+impl<'a> Daemon<'a> {
+    /// For the TCP service on port 80, with the lines `settings`.
+    fn new(site: &'a Site, settings: &'a str) -> Self {
+        Self {
+            site,
+            virt: site.service(80),
+            protocol: "tcp",
+            settings,
+            fast_path: "auto",
+            program: None,
+        }
+    }
+
     fn configure(&self, servers: &[usize]) -> Result<PathBuf> {
         let site = self.site;
         let interfaces = match site.options.forward {
@@ -80,11 +91,9 @@ impl Daemon<'_> {
     fn has(&self, servers: usize) -> Result<()> {
         let listed = || self.site.lvsadm("-L -n").unwrap_or_default();
         let count = || rows(&listed()).iter().filter(|row| row.is_server()).count();
-        wait_until(
-            &format!("the service to have {servers} servers"),
-            SOON,
-            || count() == servers,
-        )
+        soon(&format!("the service to have {servers} servers"), || {
+            count() == servers
+        })
         .with_context(|| self.running().map(Proc::log).unwrap_or_default())
     }
 }
@@ -97,7 +106,7 @@ fn idle(client: &Host, virt: SocketAddr) -> Result<Proc> {
         virt.port()
     );
     let client = client.spawn("bash", &["-c", &script])?;
-    wait_until("the client to have a connection", SOON, || {
+    soon("the client to have a connection", || {
         client.log().contains("waiting")
     })?;
     Ok(client)
@@ -132,9 +141,7 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
 
 /// Removes one of two servers from the file while connections of all kinds to both are open.
 fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
-    let mut options = SiteOptions::new("down", forward);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("down", forward, 2))?;
     site.serve("large", 16 << 20)?;
     let virt = if six {
         SocketAddr::from((site.vip6, 80))
@@ -142,12 +149,8 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         site.service(80)
     };
     let mut daemon = Daemon {
-        site: &site,
         virt,
-        protocol: "tcp",
-        settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
-        fast_path: "auto",
-        program: None,
+        ..Daemon::new(&site, RESET)
     };
     daemon.start(&[0, 1])?;
     let mut clients = Vec::new();
@@ -158,7 +161,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         clients.push(download(&site.client, virt)?);
     }
     for server in &site.servers {
-        wait_until("the server to have three connections", SOON, || {
+        soon("the server to have three connections", || {
             established(server) == 3
         })?;
     }
@@ -166,7 +169,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     // The director resets both ends: the server, which still runs, and its three clients. A slow
     // download first reads the buffered bytes.
     let (idle, slow) = clients.split_at_mut(4);
-    let output = wait_until("the idle clients to be reset", SOON, || {
+    let output = soon("the idle clients to be reset", || {
         let ended = idle
             .iter_mut()
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
@@ -188,7 +191,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     );
     ensure!(established(&site.servers[0]) == 3);
     // lvsd logs the resets after the dataplane has sent them; both ends may receive them earlier.
-    wait_until("the log to contain the message", SOON, || {
+    soon("the log to contain the message", || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
         lvsd.contains("6 TCP resets sent")
     })
@@ -218,17 +221,11 @@ fn server_taken_out_resets_both_ends_tunnel() -> Result<()> {
 fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out() -> Result<()> {
     fast_path::require_permission()?;
     for forward in [Forward::Nat, Forward::Dr] {
-        let mut options = SiteOptions::new("asked", forward);
-        options.servers = 2;
-        let site = Site::new(options)?;
+        let site = Site::new(SiteOptions::with_servers("asked", forward, 2))?;
         let virt = site.service(80);
         let mut daemon = Daemon {
-            site: &site,
-            virt,
-            protocol: "tcp",
-            settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
             fast_path: "on",
-            program: None,
+            ..Daemon::new(&site, RESET)
         };
         daemon.start(&[0, 1])?;
         let falls_silent = site.testbed.dir().join("silent");
@@ -240,18 +237,18 @@ fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out()
             falls_silent.display(),
         );
         let mut client = site.client.spawn("bash", &["-c", &script])?;
-        wait_until("the kernel to forward", SOON, || {
+        soon("the kernel to forward", || {
             fast_path::shares(&site).is_ok_and(|now| now.0 > 50)
         })
         .with_context(|| client.log())?;
         fs::write(&falls_silent, "")?;
-        wait_until("the client to be silent", SOON, || {
+        soon("the client to be silent", || {
             client.log().contains("waiting")
         })?;
         let used = usize::from(established(&site.servers[1]) == 1);
         let server = &site.servers[used];
         daemon.reload(&[1 - used])?;
-        wait_until("the resets", SOON, || {
+        soon("the resets", || {
             has_ended_by_reset(&mut client) && established(server) == 0
         })
         .with_context(|| format!("{forward:?}: {} {}", client.log(), established(server)))?;
@@ -261,19 +258,13 @@ fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out()
 
 #[test]
 fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
-    let mut options = SiteOptions::new("died", Forward::Nat);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("died", Forward::Nat, 2))?;
     let virt = site.service(80);
-    let mut daemon = Daemon {
-        site: &site,
-        virt,
-        protocol: "tcp",
-        settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
+    let mut daemon = Daemon::new(
+        &site,
+        "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
                    check = { type = \"tcp\", interval = \"300ms\", timeout = \"5s\", fall = 2 }",
-        fast_path: "auto",
-        program: None,
-    };
+    );
     daemon.start(&[0, 1])?;
     let mut clients = Vec::new();
     for _ in 0..4 {
@@ -282,14 +273,14 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     // The server is disconnected suddenly, and cannot close its connections.
     site.servers[1].sh("ip link set eth0 down")?;
     daemon.has(1)?;
-    let output = wait_until("the resets", SOON, || {
+    let output = soon("the resets", || {
         let ended = clients
             .iter_mut()
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
         ended.count() == 2
     });
     output.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
-    wait_until("the log to contain the message", SOON, || {
+    soon("the log to contain the message", || {
         let answer = daemon.running().map(Proc::log).unwrap_or_default();
         answer.contains("it is removed, and its connections are reset")
     })
@@ -310,19 +301,13 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
 #[test]
 fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     const CLIENTS: usize = 200;
-    let mut options = SiteOptions::new("silent", Forward::Nat);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("silent", Forward::Nat, 2))?;
     let virt = site.service(80);
-    let mut daemon = Daemon {
-        site: &site,
-        virt,
-        protocol: "tcp",
-        settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
+    let mut daemon = Daemon::new(
+        &site,
+        "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
                    check = { type = \"tcp\", interval = \"1s\", timeout = \"5s\", fall = 2 }",
-        fast_path: "auto",
-        program: None,
-    };
+    );
     daemon.start(&[0, 1])?;
     let words = [
         "wait",
@@ -331,9 +316,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     ]
     .map(str::to_owned);
     let clients = site.client.spawn(programs::own()?, &words)?;
-    wait_until("all clients to wait", SOON, || {
-        clients.log().contains("waiting")
-    })?;
+    soon("all clients to wait", || clients.log().contains("waiting"))?;
     let mut events = site.director.spawn(
         programs::find("lvsd")?,
         &[
@@ -344,7 +327,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
         ],
     )?;
     // The stream is open when it reports an event: an unchanged file was loaded.
-    wait_until("the event stream to report a loaded file", SOON, || {
+    soon("the event stream to report a loaded file", || {
         let loads = || daemon.running()?.signal(Signal::SIGHUP);
         let asked = loads().is_ok();
         std::thread::sleep(Duration::from_millis(100));
@@ -358,13 +341,13 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
         let reset = log.lines().filter_map(|line| line.strip_suffix(" reset"));
         reset.filter_map(|us| us.parse().ok()).collect()
     };
-    wait_until("the resets", SOON, || ends().len() >= CLIENTS / 2)
+    soon("the resets", || ends().len() >= CLIENTS / 2)
         .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
     let mut ends = ends();
     ensure!(ends.len() == CLIENTS / 2, "{}", ends.len());
     ends.sort_unstable();
     let down = || events.log().contains("server_down");
-    wait_until("the event server_down to arrive", SOON, down).with_context(|| events.log())?;
+    soon("the event server_down to arrive", down).with_context(|| events.log())?;
     let output = events.log();
     let down = output.lines().find(|line| line.contains("server_down"));
     let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
@@ -384,20 +367,18 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
 
 #[test]
 fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
-    let mut options = SiteOptions::new("moved", Forward::Nat);
-    options.servers = 2;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("moved", Forward::Nat, 2))?;
     let _names = [
         servers::dnsmasq(&site.servers[0])?,
         servers::dnsmasq(&site.servers[1])?,
     ];
     let mut daemon = Daemon {
-        site: &site,
         virt: site.service(53),
         protocol: "udp",
-        settings: "on_server_down = \"reschedule\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
-        fast_path: "auto",
-        program: None,
+        ..Daemon::new(
+            &site,
+            "on_server_down = \"reschedule\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
+        )
     };
     daemon.start(&[0, 1])?;
     // All requests use one client port, and so one connection.
@@ -414,24 +395,15 @@ fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
     }
     let gone = usize::from(first.contains("rs2"));
     daemon.reload(&[1 - gone])?;
-    wait_until("the other server to answer", SOON, || {
+    soon("the other server to answer", || {
         ask().is_ok_and(|other| other.contains("rs") && other != first)
     })
 }
 
 #[test]
 fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
-    let mut options = SiteOptions::new("slow", Forward::Nat);
-    options.servers = 2;
-    let site = Site::new(options)?;
-    let mut daemon = Daemon {
-        site: &site,
-        virt: site.service(80),
-        protocol: "tcp",
-        settings: "slow_start = \"1h\"",
-        fast_path: "auto",
-        program: None,
-    };
+    let site = Site::new(SiteOptions::with_servers("slow", Forward::Nat, 2))?;
+    let mut daemon = Daemon::new(&site, "slow_start = \"1h\"");
     daemon.start(&[0])?;
     let listed = || site.lvsadm("--json -L -n");
     ensure!(listed()?.contains("\"slow_start\":3600"), "{}", listed()?);
@@ -440,7 +412,7 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     ensure!(!listed()?.contains("\"slow_start\":10"), "{}", listed()?);
     // When the setting is added, existing servers count as established.
     let is_set = |present: bool| {
-        wait_until(&format!("the setting: {present}"), SOON, || {
+        soon(&format!("the setting: {present}"), || {
             listed().is_ok_and(|text| text.contains("\"slow_start\":3600") == present)
         })
         .with_context(|| format!("{:?}", listed()))
@@ -464,9 +436,7 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
 
 #[test]
 fn modern_profile_sets_timeouts() -> Result<()> {
-    let mut options = SiteOptions::new("modern", Forward::Nat);
-    options.servers = 1;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers("modern", Forward::Nat, 1))?;
     site.start_dataplane(&["--profile", "modern"])?;
     let timeouts = site.lvsadm("-L --timeout")?;
     ensure!(

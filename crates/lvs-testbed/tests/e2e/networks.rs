@@ -19,8 +19,7 @@ use lvs_testbed::{
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) -> Result<Site> {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers(label, forward, 1);
     change(&mut options);
     common::site(options)
 }
@@ -95,8 +94,7 @@ impl<'a> Download<'a> {
 
 /// Waits until new connections work again.
 fn new_connections(site: &Site, what: &str) -> Result<()> {
-    let mut load = site.load();
-    load.requests = 20;
+    let mut load = site.load_of(20);
     load.timeout_ms = 4000;
     wait_until(&format!("traffic to flow after {what}"), PATIENCE, || {
         site.client
@@ -326,8 +324,7 @@ fn gateway_address_is_resolved_before_the_first_packet() -> Result<()> {
 /// A switch that sends frames for a group only to reported listeners.
 #[test]
 fn snooping_switch_forwards_to_dataplane() -> Result<()> {
-    let mut options = SiteOptions::new("mld", Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("mld", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
     site.testbed.snoop("front")?;

@@ -7,16 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::rows;
-use lvs_testbed::{Forward, Proc, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, SiteOptions, programs, soon};
 use serde_json::Value;
 
 /// Longest time of any step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn options(label: &str) -> SiteOptions {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 2;
-    options
+    SiteOptions::with_servers(label, Forward::Nat, 2)
 }
 
 #[test]
@@ -30,7 +28,7 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
     open.concurrency = 2;
     open.pause_ms = 20;
     let steady = site.client.steady_load(&open)?;
-    wait_until("the director to list two connections", SOON, || {
+    soon("the director to list two connections", || {
         site.lvsadm("-L -n -c")
             .is_ok_and(|text| text.matches("ESTABLISHED").count() == 2)
     })?;
@@ -61,7 +59,7 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
         site.lvsadm("--json -L")
             .is_ok_and(|text| text.contains("\"weight\":0"))
     };
-    wait_until("the weight to be 0", SOON, drained)?;
+    soon("the weight to be 0", drained)?;
     drain.stop(nix::sys::signal::Signal::SIGINT)?;
     ensure!(drained(), "{}", drain.log());
     site.lvsadm(&format!("-e -t {service} -r {server} -m"))?;
@@ -77,13 +75,12 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
         "--delete",
     ];
     let mut drain = site.director.spawn(lvsadm, &arguments)?;
-    wait_until("the weight to be 0", SOON, || {
+    soon("the weight to be 0", || {
         site.lvsadm("--json -L")
             .is_ok_and(|text| text.contains("\"weight\":0"))
     })?;
     ensure!(drain.is_running(), "{}", drain.log());
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
     let status = drain.wait(SOON)?;
     ensure!(
         status.success() && drain.log().contains("drained and deleted"),
@@ -174,7 +171,7 @@ fn captures_are_read_by_tshark() -> Result<()> {
     let mut capture = site.director.spawn(programs::find("lvsadm")?, &arguments)?;
     let service = site.service(80);
     // The capture begins a moment after the program does.
-    wait_until("the capture to end after eight packets", SOON, || {
+    soon("the capture to end after eight packets", || {
         let _ = site.client.sh(&format!("curl -sS http://{service}/id"));
         !capture.is_running()
     })?;
@@ -237,7 +234,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
         "status 1",
     ];
     let mut missing = Vec::new();
-    let found = wait_until("doctor to report all expected findings", SOON, || {
+    let found = soon("doctor to report all expected findings", || {
         let found = doctor(&site).unwrap_or_default();
         let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
         missing = expected.to_vec();
@@ -264,8 +261,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
 
 /// Waits until a screen shows `what`.
 fn shows(screen: &Proc, what: &str) -> Result<()> {
-    wait_until(what, SOON, || screen.log().contains(what))
-        .with_context(|| format!("{:?}", screen.log()))
+    soon(what, || screen.log().contains(what)).with_context(|| format!("{:?}", screen.log()))
 }
 
 #[test]
@@ -276,7 +272,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     load.sizes = vec![1000];
     load.pause_ms = 5;
     let steady = site.client.steady_load(&load)?;
-    wait_until("the director to have connections", SOON, || {
+    soon("the director to have connections", || {
         let listing = site.lvsadm("-L -n --stats --exact").unwrap_or_default();
         let all = rows(&listing);
         all.first()
@@ -292,7 +288,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
         let rate = service.split_whitespace().nth(5).context("a rate")?;
         Ok(rate.trim_end_matches('K').parse()?)
     };
-    wait_until("lvsadm watch to show a rate above 1", SOON, || {
+    soon("lvsadm watch to show a rate above 1", || {
         rate().is_ok_and(|rate| rate > 1.0)
     })
     .with_context(|| format!("{:?}", rate()))?;
@@ -308,8 +304,7 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     screen.send("q")?;
     screen.wait(SOON)?;
     let shown = screen.log();
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    steady.finish_ok()?;
     ensure!(shown.contains("\x1b[1mTCP"), "{shown:?}");
     ensure!(
         shown.trim_end().ends_with("\x1b[?25h\x1b[?1049l"),
@@ -332,11 +327,9 @@ fn watch_shows_rates_and_restores_terminal() -> Result<()> {
                 .map(|line| line.find('\x1b').unwrap_or(line.len()))
                 .collect()
         };
-        wait_until(
-            &format!("the terminal to have a width of {width}"),
-            SOON,
-            || widths().contains(&width),
-        )
+        soon(&format!("the terminal to have a width of {width}"), || {
+            widths().contains(&width)
+        })
         .with_context(|| format!("{:?} {:?}", widths(), screen.log()))
     };
     is_wide(&screen, 50)?;

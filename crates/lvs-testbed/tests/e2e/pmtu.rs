@@ -133,9 +133,7 @@ fn pmtu_is_discovered_nat() -> Result<()> {
 /// The server is behind a separate router, which sends ICMP errors to clients through the director.
 #[test]
 fn nat_client_receives_icmp_error_of_hop_behind_director() -> Result<()> {
-    let mut options = SiteOptions::new("pmtu-hop", Forward::Nat);
-    options.servers = 1;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers("pmtu-hop", Forward::Nat, 1))?;
     site.serve("big", SIZE)?;
     let server = site.servers[0].clone();
     let [hop] = site.testbed.hosts(["hop"])?;
@@ -205,9 +203,7 @@ fn pmtu_is_discovered_tunnels_of_ipv6() -> Result<()> {
 /// routing.
 #[test]
 fn pmtu_is_discovered_direct_routing() -> Result<()> {
-    let mut options = SiteOptions::new("pmtu-dr", Forward::Dr);
-    options.servers = 1;
-    let mut site = Site::new(options)?;
+    let mut site = Site::new(SiteOptions::with_servers("pmtu-dr", Forward::Dr, 1))?;
     site.serve("big", SIZE)?;
     for (four, six, device) in [
         ("198.51.100.0/24", "fd00:198::/64", "eth0"),
@@ -257,8 +253,7 @@ fn pmtu_discovery_disabled_causes_fragments() -> Result<()> {
 #[test]
 fn pmtu_is_discovered_with_jumbo_frames_on_one_side() -> Result<()> {
     for clamp in [&[][..], &["--clamp-mss", "auto"]] {
-        let mut options = SiteOptions::new("jumbo", Forward::Nat);
-        options.servers = 1;
+        let mut options = SiteOptions::with_servers("jumbo", Forward::Nat, 1);
         options.mtu = 9000;
         let mut site = Site::new(options)?;
         site.serve("big", SIZE)?;

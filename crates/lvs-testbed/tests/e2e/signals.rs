@@ -17,8 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const SIGNALS: &str = "1 10 12 13 14 25 26 27 29 30 35 40 64";
 
 fn site(label: &str) -> Result<Site> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers(label, Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     Site::new(options)
 }
@@ -71,8 +70,7 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         download.finish()?;
         // The signal has the same effect as SIGTERM.
         let mut dataplane = site.dataplane.take().context("it runs")?;
-        let status = dataplane.stop(Signal::SIGQUIT)?;
-        ensure!(status.success(), "{status}: {}", dataplane.log());
+        dataplane.stop_ok(Signal::SIGQUIT)?;
         let program = programs::find("lvs-dataplane")?;
         let left = site.director.run(program, &["--cleanup"])?;
         ensure!(

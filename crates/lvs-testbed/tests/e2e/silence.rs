@@ -10,9 +10,7 @@ use nix::sys::signal::Signal;
 #[test]
 #[ignore = "long"]
 fn suspended_dataplane_is_reported_and_continues_when_resumed() -> Result<()> {
-    let mut options = SiteOptions::new("silence", Forward::Nat);
-    options.servers = 1;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers("silence", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     let lvsadm = programs::find("lvsadm")?;
     site.director.install(&lvsadm, &["ipvsadm"])?;

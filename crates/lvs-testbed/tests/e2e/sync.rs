@@ -267,9 +267,7 @@ fn backup_sockets(director: &Host) -> Result<usize> {
 
 #[test]
 fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
-    let mut options = SiteOptions::new("daemons", Forward::Nat);
-    options.servers = 1;
-    let mut site = common::site(options)?;
+    let mut site = common::site(SiteOptions::with_servers("daemons", Forward::Nat, 1))?;
     let director = site.director.clone();
     site.add_service(80, "rr")?;
     let rules = site.lvsadm("-S -n")?;
@@ -397,9 +395,7 @@ fn send(site: &Site, bytes: &[u8]) -> Result<()> {
 
 #[test]
 fn invalid_sync_messages_are_counted() -> Result<()> {
-    let mut options = SiteOptions::new("nobody", Forward::Nat);
-    options.servers = 1;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers("nobody", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     site.lvsadm("--start-daemon backup --mcast-interface eth0 --syncid 5")?;
     // 224.0.0.81
@@ -440,8 +436,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
         listing.matches("192.0.2.100:40000").count() == 1,
         "the valid part of a damaged message is taken over: {listing}"
     );
-    let mut load = site.load();
-    load.requests = 20;
+    let load = site.load_of(20);
     common::ok(site.client.load(&load)?, 20)?;
     Ok(())
 }
@@ -490,9 +485,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
 
 #[test]
 fn sync_messages_of_local_users_are_ignored() -> Result<()> {
-    let mut options = SiteOptions::new("ownuser", Forward::Nat);
-    options.servers = 1;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers("ownuser", Forward::Nat, 1))?;
     let director = &site.director;
     site.lvsadm("--start-daemon backup --mcast-interface eth0")?;
     director.sh("ip route add 224.0.0.0/4 dev eth0")?;
@@ -525,9 +518,7 @@ fn sources(director: &Host) -> Result<Vec<Ipv4Addr>> {
 
 #[test]
 fn master_sends_from_first_address_of_its_interface() -> Result<()> {
-    let mut options = SiteOptions::new("primary", Forward::Nat);
-    options.servers = 1;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers("primary", Forward::Nat, 1))?;
     let director = &site.director;
     director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
     director.sh("ip addr add 192.0.2.201/24 dev d1; ip addr add 192.0.2.202/24 dev d1")?;

@@ -150,8 +150,7 @@ fn downloads_continue_from_kernel_to_dataplane_and_back() -> Result<()> {
     kernel.sh(&serve)?;
     kernel.sh("ipvsadm --start-daemon master --mcast-interface vec0")?;
 
-    let mut load = site.load();
-    load.requests = DOWNLOADS;
+    let mut load = site.load_of(DOWNLOADS);
     load.concurrency = DOWNLOADS;
     load.sizes = vec![BYTES];
     load.timeout_ms = 60_000;

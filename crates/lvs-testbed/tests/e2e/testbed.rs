@@ -93,8 +93,7 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
 /// the VIP.
 #[test]
 fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
-    let mut options = SiteOptions::new("ipip", Forward::Tun);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("ipip", Forward::Tun, 1);
     options.vip = Vip::Routed;
     let site = Site::new(options)?;
     let before = site.client.counter("Icmp", "InEchoReps")?;
@@ -110,7 +109,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
         server = site.real_address(0)
     );
     site.director.sh(&script)?;
-    lvs_testbed::wait_until("the echo reply to arrive", Duration::from_secs(20), || {
+    lvs_testbed::soon("the echo reply to arrive", || {
         site.client
             .counter("Icmp", "InEchoReps")
             .is_ok_and(|now| now == before + 1)
@@ -120,8 +119,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
 #[test]
 fn vip_of_real_server_answers_no_arp() -> Result<()> {
     for (forward, vip) in [(Forward::Dr, Vip::Dataplane), (Forward::Dr, Vip::Host)] {
-        let mut options = SiteOptions::new("arp", forward);
-        options.servers = 2;
+        let mut options = SiteOptions::with_servers("arp", forward, 2);
         options.vip = vip;
         options.offloads = false;
         ensure!(options.topology == Topology::OneArm);

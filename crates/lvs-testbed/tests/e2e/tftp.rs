@@ -13,9 +13,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, servers};
 const SIZE: u64 = 300_001;
 
 fn site(label: &str, forward: Forward, single_port: bool) -> Result<(Site, Vec<Proc>)> {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = 2;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers(label, forward, 2))?;
     site.serve("file", SIZE)?;
     let servers = site.servers.iter();
     let servers = servers.map(|server| servers::tftp(server, single_port));

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::Row as Line;
-use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, programs, soon};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -74,8 +74,7 @@ impl Director {
         if features.path != Path::Off {
             fast_path::require_permission()?;
         }
-        let mut options = SiteOptions::new(label, features.forward);
-        options.servers = 2;
+        let mut options = SiteOptions::with_servers(label, features.forward, 2);
         options.paced = Some(RATE);
         options.standby = features.peers;
         options.offloads = features.path != Path::Xdp;
@@ -103,10 +102,8 @@ impl Director {
             let words = [own, &peer, &["--fast-path", "off"]].concat();
             let host = site.standby()?;
             let dataplane = host.spawn(programs::find("lvs-dataplane")?, &words)?;
-            wait_until("the second dataplane", common::SOON, || {
-                host.has_dataplane()
-            })
-            .with_context(|| dataplane.log())?;
+            soon("the second dataplane", || host.has_dataplane())
+                .with_context(|| dataplane.log())?;
             Some(dataplane)
         } else {
             None
@@ -129,7 +126,7 @@ impl Director {
             lvsd,
             _second: second,
         };
-        wait_until("both servers to be in use", common::SOON, || {
+        soon("both servers to be in use", || {
             common::usable(&director.site).len() == 2
         })
         .with_context(|| director.lvsd.log())?;
@@ -159,7 +156,7 @@ impl Director {
         } = self.features;
         if path != Path::Off {
             let before = self.offloaded()?;
-            wait_until("offloaded packets", common::SOON, || {
+            soon("offloaded packets", || {
                 self.offloaded()
                     .is_ok_and(|count| count > before + 10 * self.downloads)
             })
@@ -168,19 +165,15 @@ impl Director {
             let source = lvs_testbed::listing::connections(&listed)?.remove(0).source;
             let question = format!("explain tcp {source} {}", self.site.service(80));
             let mut explained = String::new();
-            wait_until(
-                "explain to show an offloaded connection",
-                common::SOON,
-                || {
-                    explained = self.site.lvsadm(&question).unwrap_or_default();
-                    explained.contains("in kernel   yes\n")
-                },
-            )
+            soon("explain to show an offloaded connection", || {
+                explained = self.site.lvsadm(&question).unwrap_or_default();
+                explained.contains("in kernel   yes\n")
+            })
             .with_context(|| explained.clone())?;
         }
         // Connections of full NAT are not replicated: their local ports belong to one director.
         if peers && self.features.forward != Forward::FullNat {
-            wait_until("the peer to have all connections", common::SOON, || {
+            soon("the peer to have all connections", || {
                 let text = self
                     .site
                     .standby()
@@ -210,7 +203,7 @@ impl Director {
         };
         let before = pid()?;
         kill(Pid::from_raw(before), Signal::SIGKILL)?;
-        wait_until("another dataplane with both servers", common::SOON, || {
+        soon("another dataplane with both servers", || {
             pid().is_ok_and(|now| now != before) && common::usable(&self.site).len() == 2
         })
         .with_context(|| self.lvsd.log())
@@ -335,7 +328,7 @@ fn combined(label: &str, features: Features, downloads: u64) -> Result<()> {
         load.timeout_ms = 90_000;
         let client = director.site.client.clone();
         let running = std::thread::spawn(move || client.load(&load));
-        wait_until("all downloads", common::SOON, || {
+        soon("all downloads", || {
             killed::established(&director.site).is_ok_and(|number| number == downloads)
         })?;
         director.wait_for_features()?;

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::servers::{iperf3, nginx};
-use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, programs, wait_until};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, programs, soon};
 use nix::sys::signal::Signal;
 
 /// Removes all privileges from a program but CAP_NET_ADMIN, so that packet sockets are not
@@ -24,8 +24,7 @@ fn start(site: &mut Site) -> Result<()> {
 
 /// A site whose director forwards packets, without its dataplane.
 fn prepared(label: &str, forward: Forward, servers: usize, vip: Vip) -> Result<Site> {
-    let mut options = SiteOptions::new(label, forward);
-    options.servers = servers;
+    let mut options = SiteOptions::with_servers(label, forward, servers);
     options.vip = vip;
     options.ip_forward = true;
     let site = Site::new(options)?;
@@ -88,8 +87,7 @@ fn tun_backend_follows_added_and_removed_servers() -> Result<()> {
 fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     let site = site("hop-fullnat", Forward::FullNat, 2)?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 94;
+    let load = site.load_of(94);
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
     common::spread(&common::ok(site.director.load(&load)?, 94)?, &[47, 47])?;
     common::bulk(&site)?;
@@ -108,8 +106,7 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     let _own = nginx(&site.director, &common::on_port(8080))?;
     site.add_service(80, "rr")?;
     site.lvsadm(&format!("-a -t {} -r 10.0.0.1:8080 -m", site.service(80)))?;
-    let mut load = site.load();
-    load.requests = 94;
+    let load = site.load_of(94);
     let report = common::ok(site.client.load(&load)?, 94)?;
     let expected = [("director", 47), ("rs1", 47)].map(|(name, n)| (name.to_owned(), n));
     ensure!(report.servers == expected.into(), "{:?}", report.servers);
@@ -130,8 +127,7 @@ fn tun_backend_serves_routed_address() -> Result<()> {
     let mut site = prepared("hop-routed", Forward::Tun, 2, Vip::Routed)?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 94;
+    let load = site.load_of(94);
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
     ensure!(
         !steered(&site)?.contains("proxy"),
@@ -192,8 +188,7 @@ fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
 fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<()> {
     for forward in [Forward::Nat, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280)] {
-            let mut options = SiteOptions::new("hop-links", forward);
-            options.servers = 2;
+            let mut options = SiteOptions::with_servers("hop-links", forward, 2);
             options.vip = Vip::Dataplane;
             options.ip_forward = true;
             options.offloads = offloads;
@@ -201,8 +196,7 @@ fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<(
             let mut site = Site::new(options)?;
             start(&mut site)?;
             site.add_service(80, "rr")?;
-            let mut load = site.load();
-            load.requests = 94;
+            let load = site.load_of(94);
             common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
             common::upload(&site)?;
         }
@@ -269,16 +263,13 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     let mut site = prepared("hop-ends", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;
     let load = |site: &Site| {
-        let mut load = site.load();
-        load.requests = 20;
+        let load = site.load_of(20);
         common::ok(site.client.load(&load)?, 20)
     };
     start(&mut site)?;
     let is_steered = |site: &Site, how: &str, right: &dyn Fn(&str) -> bool| {
-        wait_until(how, common::SOON, || {
-            steered(site).is_ok_and(|now| right(&now))
-        })
-        .with_context(|| format!("{:?}", steered(site)))
+        soon(how, || steered(site).is_ok_and(|now| right(&now)))
+            .with_context(|| format!("{:?}", steered(site)))
     };
     let is_not = |site: &Site| is_steered(site, "nothing steered", &str::is_empty);
     is_not(&site)?;
@@ -330,8 +321,7 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     site.add_service(80, "rr")?;
     load(&site)?;
     let mut dataplane = site.dataplane.take().context("started above")?;
-    let status = dataplane.stop(Signal::SIGTERM)?;
-    ensure!(status.success(), "{status}: {}", dataplane.log());
+    dataplane.stop_ok(Signal::SIGTERM)?;
     common::wait_for_host_state(&site, &before)?;
     is_not(&site)
 }
@@ -342,8 +332,7 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
 fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     let site = site("hop-flap", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 10;
+    let mut load = site.load_of(10);
     common::ok(site.client.load(&load)?, 10)?;
     load.timeout_ms = 5000;
     // The order of the kernel's list of proxied neighbours changes after an entry has been removed
@@ -355,18 +344,16 @@ fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     };
     let all = sorted()?;
     let everything = || {
-        wait_until(
-            "the host to have the same rules and routes again",
-            common::SOON,
-            || sorted().is_ok_and(|now| now == all),
-        )
+        soon("the host to have the same rules and routes again", || {
+            sorted().is_ok_and(|now| now == all)
+        })
         .with_context(|| format!("{all:#?}\n{:#?}", sorted()))
     };
     site.director
         .sh("ip link set eth0 down; sleep 0.3; ip link set eth0 up")?;
     site.client.sh("ip neigh flush dev eth0")?;
     let traffic = || {
-        wait_until("traffic to flow again", common::SOON, || {
+        soon("traffic to flow again", || {
             site.client
                 .load(&load)
                 .is_ok_and(|report| report.failed == 0)
@@ -432,7 +419,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     };
     // If the server refuses the connection before the client waits for it, the error is not
     // available.
-    wait_until("a request to fail with the reason", common::SOON, || {
+    soon("a request to fail with the reason", || {
         let report = site.director.load(&own);
         report.is_ok_and(|report| {
             let mut errors = report.errors.iter();
@@ -441,8 +428,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     })?;
 
     steady.wait_for_more(100)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
     Ok(())
 }
@@ -474,13 +460,12 @@ fn tun_backend_lowers_ttl_by_one() -> Result<()> {
         site.servers[0].spawn("sh", &["-c", &at_server])?,
         site.client.spawn("sh", &["-c", &at_client])?,
     ];
-    wait_until("all listeners to be ready", common::SOON, || {
+    soon("all listeners to be ready", || {
         listeners
             .iter()
             .all(|listener| listener.log().contains("ready"))
     })?;
-    let mut load = site.load();
-    load.requests = 1;
+    let load = site.load_of(1);
     common::ok(site.client.load(&load)?, 1)?;
     for listener in &mut listeners {
         listener.wait(common::SOON)?;
@@ -494,21 +479,19 @@ fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
     let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Dataplane)?;
     site.start_dataplane_by(&NET_ADMIN_ONLY, &[])?;
     let dataplane = site.dataplane.as_ref().context("started above")?;
-    wait_until("the log to contain the message", common::SOON, || {
+    soon("the log to contain the message", || {
         let log = dataplane.log();
         log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
     })?;
     site.add_service(80, "rr")?;
-    let mut load = site.load();
-    load.requests = 10;
+    let load = site.load_of(10);
     common::ok(site.client.load(&load)?, 10)?;
     Ok(())
 }
 
 #[test]
 fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
-    let mut options = SiteOptions::new("hop-deaf", Forward::Nat);
-    options.servers = 1;
+    let mut options = SiteOptions::with_servers("hop-deaf", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
     let before = common::host_state(&site)?;
@@ -564,13 +547,12 @@ fn tun_backend_works_under_lvsd() -> Result<()> {
         requests: 20,
         ..site.load()
     };
-    wait_until("requests to succeed", common::SOON, || {
+    soon("requests to succeed", || {
         site.client
             .load(&load)
             .is_ok_and(|report| report.failed == 0 && report.servers.len() == 2)
     })
     .with_context(|| daemon.log())?;
-    let status = daemon.stop(Signal::SIGINT)?;
-    ensure!(status.success(), "{status}: {}", daemon.log());
+    daemon.stop_ok(Signal::SIGINT)?;
     common::wait_for_host_state(&site, &before)
 }

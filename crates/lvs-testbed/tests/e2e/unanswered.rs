@@ -21,9 +21,7 @@ fn doctor(site: &Site) -> Result<String> {
 /// Breaks the second of three servers, waits for the finding, repairs it, and waits for the end of
 /// the finding.
 fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()> {
-    let mut options = SiteOptions::new("unansw", forward);
-    options.servers = 3;
-    let site = common::site(options)?;
+    let site = common::site(SiteOptions::with_servers("unansw", forward, 3))?;
     site.add_service(80, "rr")?;
     let client = CLIENT.replace("VIP", &site.vip.to_string());
     let _load = site.client.spawn("sh", &["-c", &client])?;
@@ -68,9 +66,7 @@ fn doctor_reports_server_with_another_gateway() -> Result<()> {
 #[test]
 #[ignore = "long"]
 fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
-    let mut options = SiteOptions::new("unlvsd", Forward::Nat);
-    options.servers = 3;
-    let site = Site::new(options)?;
+    let site = Site::new(SiteOptions::with_servers("unlvsd", Forward::Nat, 3))?;
     let servers = (0..3).map(|index| format!("\"{}:80\"", site.real_address(index)));
     let text = format!(
         "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n[[service]]\nname = \"web\"\naddress = \"{}\"\n\

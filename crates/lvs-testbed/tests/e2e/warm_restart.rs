@@ -8,7 +8,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Site, SiteOptions, programs, soon};
 use nix::sys::signal::Signal;
 
 /// Longest time of any step on a busy machine.
@@ -92,8 +92,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
         }
         site.lvsadm_restore(&rules)?;
         site.add_service(80, "rr")?;
-        let mut load = site.load();
-        load.requests = 2;
+        let mut load = site.load_of(2);
         load.concurrency = 2;
         load.sizes = vec![60_000 * 60];
         load.timeout_ms = 60_000;
@@ -103,7 +102,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
             let listed = site.lvsadm("-L -n -c");
             listed.is_ok_and(|listed| listed.matches("ESTABLISHED").count() == 2)
         };
-        wait_until("two connections to be established", SOON, opened)?;
+        soon("two connections to be established", opened)?;
         let servers = 22_000 + site.servers.len();
         common::says(&site, &format!("servers={servers}"))?;
         kill(&mut site)?;
@@ -148,7 +147,7 @@ fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Res
             ))?;
             Ok(status.trim().to_owned())
         };
-        wait_until("the mark's service to serve", SOON, || {
+        soon("the mark's service to serve", || {
             status(9001).is_ok_and(|status| status == "0")
         })?;
         kill(&mut site)?;
@@ -166,11 +165,7 @@ fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Res
         };
         for &port in hosts {
             let is_hosts = || status(port).is_ok_and(|status| status == REFUSED);
-            wait_until(
-                &format!("the host to answer on port {port}"),
-                SOON,
-                is_hosts,
-            )?;
+            soon(&format!("the host to answer on port {port}"), is_hosts)?;
         }
         let program = programs::find("lvs-dataplane")?;
         site.director
@@ -191,7 +186,7 @@ fn files_of_removed_namespaces_are_deleted_at_start() -> Result<()> {
          for name in sock sock.lock sock.lvsd sock.lvsd.lock sock.7.lvsd.toml; do \
          echo 1 >/run/lvs/netns-12.$name; done")?;
     site.start_dataplane(&[])?;
-    wait_until("the old files to be deleted", SOON, || {
+    soon("the old files to be deleted", || {
         let left = site.director.sh("ls /run/lvs").unwrap_or_default();
         !left.contains("netns-12") && left.contains(".sock.lock")
     })

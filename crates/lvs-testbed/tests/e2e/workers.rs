@@ -186,8 +186,7 @@ fn workers_apply_changes_while_traffic_runs() -> Result<()> {
         ..own
     })?;
     report.all_ok(60)?;
-    let report = steady.finish()?;
-    report.all_ok(report.ok)?;
+    let report = steady.finish_ok()?;
     ensure!(report.servers.len() == 3, "{report:?}");
     let workers = workers(&site)?;
     ensure!(sum(&workers, "handed_over") > 0, "{workers:?}");

@@ -58,6 +58,14 @@ fn connect(api: &Arc<Api>, peer: Peer) -> (DuplexStream, tokio::task::JoinHandle
     (client, task)
 }
 
+/// A connection of `peer` that has requested the events.
+async fn stream(api: &Arc<Api>, peer: Peer) -> (DuplexStream, tokio::task::JoinHandle<()>) {
+    let (mut client, task) = connect(api, peer);
+    let written = client.write_all(STREAM.as_bytes()).await;
+    written.expect("the request is written");
+    (client, task)
+}
+
 /// Sends a request unchanged; returns the code, the header and the body of the answer.
 async fn send(api: &Arc<Api>, peer: Peer, request: &str) -> (u16, String, String) {
     let (client, _task) = connect(api, peer);
@@ -566,11 +574,7 @@ async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
 #[tokio::test(start_paused = true)]
 async fn event_stream_has_new_events_and_heartbeats() {
     let (api, _deeds) = api("web");
-    let (mut client, task) = connect(&api, stranger());
-    client
-        .write_all(STREAM.as_bytes())
-        .await
-        .expect("the request is written");
+    let (mut client, task) = stream(&api, stranger()).await;
     let head = read_to(&mut client, "\r\n\r\n").await;
     assert!(head.contains("content-type: text/event-stream"), "{head}");
     let reported = serde_json::to_string(&*event("two\nlines")).expect("JSON");
@@ -599,11 +603,7 @@ async fn event_stream_without_reader_is_closed() {
             denied: None,
         },
     ] {
-        let (mut client, mut task) = connect(&api, peer);
-        client
-            .write_all(STREAM.as_bytes())
-            .await
-            .expect("the request is written");
+        let (mut client, mut task) = stream(&api, peer).await;
         read_to(&mut client, "\r\n\r\n").await;
         let long = "x".repeat(4096);
         let sending = async {
@@ -626,11 +626,7 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
     let (api, _deeds) = api("web");
     let mut held = Vec::new();
     for _ in 0..places::STREAMS_MAX {
-        let (mut client, task) = connect(&api, stranger());
-        client
-            .write_all(STREAM.as_bytes())
-            .await
-            .expect("the request is written");
+        let (mut client, task) = stream(&api, stranger()).await;
         let head = read_to(&mut client, "\r\n\r\n").await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
         held.push((client, task));
@@ -648,11 +644,7 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
     while api.events.receiver_count() > 0 {
         tokio::task::yield_now().await;
     }
-    let (mut client, _task) = connect(&api, stranger());
-    client
-        .write_all(STREAM.as_bytes())
-        .await
-        .expect("the request is written");
+    let (mut client, _task) = stream(&api, stranger()).await;
     let head = read_to(&mut client, "\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
 }

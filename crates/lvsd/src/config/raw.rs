@@ -9,8 +9,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde::de::{self, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use crate::text::Value;
@@ -90,9 +90,10 @@ pub(super) struct RawApi {
     pub(super) dashboard: Option<bool>,
 }
 
+// `CommandLine::of` writes an option for each key, except for keys that are not serialized.
 /// `[dataplane]`: options of a dataplane that the daemon starts. A dataplane that is already
 /// running keeps the options with which it was started.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDataplane {
     /// Interfaces to use. Default: every Ethernet interface that is up and has no master.
@@ -103,6 +104,7 @@ pub(super) struct RawDataplane {
     pub(super) workers: Option<Spanned<Scalar>>,
     /// Control socket: `@name` (abstract, one for each network namespace) or a path. Default: the
     /// usual path in `/run/lvs`.
+    #[serde(skip_serializing)]
     pub(super) socket: Option<Spanned<String>>,
     /// Group, by name or number, whose members have write access to the control socket. Default:
     /// none.
@@ -110,6 +112,7 @@ pub(super) struct RawDataplane {
     /// Group whose members have read access; other users need write access. Default: all users.
     pub(super) readers: Option<Spanned<String>>,
     /// Time without an answer after which the dataplane is killed and replaced. Default: 10s.
+    #[serde(skip_serializing)]
     pub(super) hang_limit: Option<Spanned<RawDuration>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
@@ -118,6 +121,7 @@ pub(super) struct RawDataplane {
     pub(super) own_vips: Option<bool>,
     /// Local addresses towards servers with `forward = "fullnat"`: the host's, or addresses that
     /// the dataplane answers for. Default: the dataplane's.
+    #[serde(rename(serialize = "local_address"))]
     pub(super) local_addresses: Option<Spanned<OneOrMore>>,
     /// Source NAT as well, if replies would otherwise bypass the director. Default: false.
     pub(super) hairpin: Option<Spanned<bool>>,
@@ -152,6 +156,7 @@ pub(super) struct RawDataplane {
     pub(super) when_full: Option<Spanned<String>>,
     /// Path of the dataplane's program. Default: `lvs-dataplane` in the directory of `lvsd`, else
     /// in `PATH`.
+    #[serde(skip_serializing)]
     pub(super) program: Option<Spanned<String>>,
 }
 
@@ -689,15 +694,15 @@ pub(super) struct RawDuration(pub(super) Duration);
 
 /// A whole number. A number outside the range of the type becomes its lowest or highest value,
 /// which every key refuses.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Whole(pub(super) i64);
 
 /// A string or a whole number, as text.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Scalar(pub(super) String);
 
 /// A string or an array of strings.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct OneOrMore(pub(super) Vec<String>);
 
 /// The forms that a value may have in the file. A form that a type does not accept is refused with

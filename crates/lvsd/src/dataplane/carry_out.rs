@@ -239,13 +239,11 @@ const fn subject(change: &Call) -> Option<ServiceId> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use lvs_core::api::{ServerSpec, ServiceSpec, Sysctl};
     use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
 
     use super::*;
-    use crate::config::OnCheckFailure;
     use crate::dataplane::fake::World;
     use crate::reconcile::{Desired, DesiredService};
 
@@ -310,17 +308,9 @@ mod tests {
         let desired = Desired {
             file: "lvsd.toml".into(),
             services: vec![DesiredService {
-                incomplete: false,
-                undecided: None,
-                removed_at_once: None,
-                filter: lvs_core::filter::SourceFilter::default(),
-                id: id(1),
                 name: "web".to_owned(),
                 line: 7,
-                config: ServiceConfig::new(Family::V4, "rr"),
-                on_check_failure: OnCheckFailure::Quiesce,
-                drain: Duration::ZERO,
-                servers: Vec::new(),
+                ..DesiredService::of(id(1), ServiceConfig::new(Family::V4, "rr"), Vec::new())
             }],
             ..Desired::default()
         };

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use lvs_core::api::{ServerSpec, ServiceInfo};
-use lvs_core::filter::SourceFilter;
 use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
 use proptest::prelude::*;
 
@@ -55,24 +54,14 @@ prop_compose! {
     ) -> Desired {
         Desired {
             file: Files::default(),
-            services: services.into_iter().map(|(n, (rr, remove, servers))| DesiredService { incomplete: false, undecided: None,
-            removed_at_once: None,
-                id: id(n),
+            services: services.into_iter().map(|(n, (rr, remove, servers))| DesiredService {
                 name: format!("s{n}"),
-                line: 0,
-                config: ServiceConfig::new(Family::V4, if rr { "rr" } else { "wlc" }),
-                filter: SourceFilter::default(),
                 on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
-                drain: Duration::ZERO,
-                servers: servers.into_iter().map(|(n, (weight, up, admin))| DesiredServer {
-                    address: address(n),
-                    line: 0,
-                    config: ServerConfig::new(weight, Forwarding::Nat),
-                    health: if up { Health::Up } else { Health::Down },
-                    stays: false,
+                ..DesiredService::of(id(n), ServiceConfig::new(Family::V4, if rr { "rr" } else { "wlc" }), servers.into_iter().map(|(n, (weight, up, admin))| DesiredServer {
                     // Maintenance removes the server; a drain sets weight 0.
                     leaves: admin == 0,
-                }).collect(),
+                    ..DesiredServer::of(address(n), ServerConfig::new(weight, Forwarding::Nat), if up { Health::Up } else { Health::Down })
+                }).collect())
             }).collect(),
             vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
             on_drift: OnDrift::Repair,

@@ -106,6 +106,26 @@ pub struct DesiredService {
     pub removed_at_once: Option<SocketAddr>,
 }
 
+#[cfg(test)]
+impl DesiredService {
+    /// A service without a name and a line in the file.
+    pub(crate) fn of(id: ServiceId, config: ServiceConfig, servers: Vec<DesiredServer>) -> Self {
+        Self {
+            id,
+            name: String::new(),
+            line: 0,
+            config,
+            filter: SourceFilter::default(),
+            on_check_failure: OnCheckFailure::Quiesce,
+            drain: Duration::ZERO,
+            servers,
+            incomplete: false,
+            undecided: None,
+            removed_at_once: None,
+        }
+    }
+}
+
 /// The desired state of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DesiredServer {
@@ -123,6 +143,21 @@ pub struct DesiredServer {
     /// Whether the server is in maintenance: it is removed like a server that is no longer
     /// configured.
     pub leaves: bool,
+}
+
+#[cfg(test)]
+impl DesiredServer {
+    /// A server without a line in the file.
+    pub(crate) const fn of(address: SocketAddr, config: ServerConfig, health: Health) -> Self {
+        Self {
+            address,
+            line: 0,
+            config,
+            health,
+            stays: false,
+            leaves: false,
+        }
+    }
 }
 
 /// The actual state of a dataplane.

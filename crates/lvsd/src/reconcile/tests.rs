@@ -19,18 +19,10 @@ fn address(n: u8) -> SocketAddr {
 
 /// A service with `scheduler` and no servers.
 fn service(scheduler: &str) -> DesiredService {
+    let config = ServiceConfig::new(lvs_core::Family::V4, scheduler);
     DesiredService {
-        incomplete: false,
-        undecided: None,
-        removed_at_once: None,
-        filter: SourceFilter::default(),
-        id: id(1),
-        name: String::new(),
-        line: 0,
-        config: ServiceConfig::new(lvs_core::Family::V4, scheduler),
         on_check_failure: OnCheckFailure::Remove,
-        drain: Duration::ZERO,
-        servers: vec![],
+        ..DesiredService::of(id(1), config, vec![])
     }
 }
 
@@ -70,16 +62,9 @@ prop_compose! {
             unnamed: None,
             filter: None,
             file: Files::default(),
-            services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService { incomplete: false, undecided: None,
-            removed_at_once: None,
-                filter: SourceFilter::default(),
-                id: id(n),
-                name: String::new(),
-                line: 0,
-                config,
-                drain: Duration::ZERO,
+            services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService {
                 on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
-                servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), line: 0, config, health, stays: false, leaves: false }).collect(),
+                ..DesiredService::of(id(n), config, servers.into_iter().map(|(n, (config, health))| DesiredServer::of(address(n), config, health)).collect())
             }).collect(),
             vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
             sysctls: vec![("conn_reuse_mode".into(), "0".into())],
@@ -357,26 +342,11 @@ fn order_of_changes_keeps_connections() {
     let vips = |n: u8| own(&BTreeSet::from([IpAddr::from([192, 0, 2, n])]));
     let dataplane = dataplane(&[vips(9), service(1), service(9), server(1)]);
     let desired = Desired {
-        services: vec![DesiredService {
-            incomplete: false,
-            undecided: None,
-            removed_at_once: None,
-            filter: SourceFilter::default(),
-            id: id(1),
-            name: String::new(),
-            line: 0,
+        services: vec![DesiredService::of(
+            id(1),
             config,
-            on_check_failure: OnCheckFailure::Quiesce,
-            drain: Duration::ZERO,
-            servers: vec![DesiredServer {
-                address: address(2),
-                line: 0,
-                config: old,
-                health: Health::Up,
-                stays: false,
-                leaves: false,
-            }],
-        }],
+            vec![DesiredServer::of(address(2), old, Health::Up)],
+        )],
         vips: BTreeSet::from([IpAddr::from([192, 0, 2, 1])]),
         ..Desired::default()
     };
@@ -399,13 +369,9 @@ fn order_of_changes_keeps_connections() {
 #[test]
 fn directors_with_different_check_histories_choose_the_same_servers() {
     let wish = |states: [Health; 4], scheduler: &str, order: [u8; 4]| {
-        let servers = order.into_iter().map(|n| DesiredServer {
-            address: address(n),
-            line: 0,
-            config: ServerConfig::new(i32::from(n), Forwarding::Nat),
-            health: states[usize::from(n) - 1],
-            stays: false,
-            leaves: false,
+        let servers = order.into_iter().map(|n| {
+            let config = ServerConfig::new(i32::from(n), Forwarding::Nat);
+            DesiredServer::of(address(n), config, states[usize::from(n) - 1])
         });
         Desired {
             services: vec![DesiredService {
@@ -480,26 +446,11 @@ fn changed_tunnel_is_an_edit() {
         ]);
         for wanted in tunnels {
             let desired = Desired {
-                services: vec![DesiredService {
-                    incomplete: false,
-                    undecided: None,
-                    removed_at_once: None,
-                    filter: SourceFilter::default(),
-                    id: id(1),
-                    name: String::new(),
-                    line: 0,
-                    config: config.clone(),
-                    on_check_failure: OnCheckFailure::Quiesce,
-                    drain: Duration::ZERO,
-                    servers: vec![DesiredServer {
-                        address: address(1),
-                        line: 0,
-                        config: tunnelled(wanted),
-                        health: Health::Up,
-                        stays: false,
-                        leaves: false,
-                    }],
-                }],
+                services: vec![DesiredService::of(
+                    id(1),
+                    config.clone(),
+                    vec![DesiredServer::of(address(1), tunnelled(wanted), Health::Up)],
+                )],
                 ..Desired::default()
             };
             let edit = Call::ServerEdit(ServerSpec {
@@ -522,29 +473,13 @@ fn replaced(
     overdue: &[u8],
 ) -> Plan {
     let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
+    let servers = wanted.iter().map(|&(n, health)| {
+        DesiredServer::of(address(n), ServerConfig::new(1, Forwarding::Nat), health)
+    });
     let desired = Desired {
         services: vec![DesiredService {
-            incomplete: false,
-            undecided: None,
-            removed_at_once: None,
-            id: id(1),
-            name: String::new(),
-            filter: SourceFilter::default(),
-            line: 0,
-            config: config.clone(),
-            on_check_failure: OnCheckFailure::Quiesce,
             drain,
-            servers: wanted
-                .iter()
-                .map(|&(n, health)| DesiredServer {
-                    address: address(n),
-                    line: 0,
-                    config: ServerConfig::new(1, Forwarding::Nat),
-                    health,
-                    stays: false,
-                    leaves: false,
-                })
-                .collect(),
+            ..DesiredService::of(id(1), config.clone(), servers.collect())
         }],
         ..Desired::default()
     };

@@ -150,6 +150,13 @@ impl Layout {
         self.overflow_slots as usize * Self::WIDE_WORDS
     }
 
+    /// Words of each region: narrow slots, their tags, wide slots, their tags, overflow.
+    pub const fn region_words(&self) -> [usize; 5] {
+        let tags = [self.narrow_buckets as usize, self.wide_buckets as usize];
+        let (narrow, wide) = (self.narrow_words(), self.wide_words());
+        [narrow, tags[0], wide, tags[1], self.overflow_words()]
+    }
+
     /// The description, to be stored next to the memory.
     pub const fn to_words(&self) -> [u64; Self::HEADER_WORDS] {
         let mut words = [0; Self::HEADER_WORDS];
@@ -325,14 +332,15 @@ impl Memory {
     /// [`OutOfMemory`]
     pub fn try_heap(layout: Layout) -> Result<Self, OutOfMemory> {
         let bytes = layout.bytes();
+        let [narrow, narrow_tags, wide, wide_tags, overflow] = layout.region_words();
         let region = |words| Region::heap(words).ok_or(OutOfMemory { bytes });
         Ok(Self {
             layout,
-            narrow: region(layout.narrow_words())?,
-            narrow_tags: region(layout.narrow_buckets as usize)?,
-            wide: region(layout.wide_words())?,
-            wide_tags: region(layout.wide_buckets as usize)?,
-            overflow: region(layout.overflow_words())?,
+            narrow: region(narrow)?,
+            narrow_tags: region(narrow_tags)?,
+            wide: region(wide)?,
+            wide_tags: region(wide_tags)?,
+            overflow: region(overflow)?,
             quarantine: Duration::ZERO,
         })
     }
@@ -343,15 +351,11 @@ impl Memory {
     /// # Errors
     /// [`LayoutError::Damaged`] if a region is too short.
     pub fn new(layout: Layout, regions: [Region; 5]) -> Result<Self, LayoutError> {
-        let [narrow, narrow_tags, wide, wide_tags, overflow] = regions;
-        let fits = narrow.len() >= layout.narrow_words()
-            && narrow_tags.len() >= layout.narrow_buckets as usize
-            && wide.len() >= layout.wide_words()
-            && wide_tags.len() >= layout.wide_buckets as usize
-            && overflow.len() >= layout.overflow_words();
-        if !fits || layout.narrow_buckets == 0 {
+        let mut both = regions.iter().zip(layout.region_words());
+        if both.any(|(region, words)| region.len() < words) || layout.narrow_buckets == 0 {
             return Err(LayoutError::Damaged);
         }
+        let [narrow, narrow_tags, wide, wide_tags, overflow] = regions;
         Ok(Self {
             layout,
             narrow,
@@ -445,13 +449,7 @@ mod tests {
     #[test]
     fn dropped_table_drops_owners_of_its_shared_regions() {
         let layout = Layout::new(1, 1);
-        let sizes = [
-            layout.narrow_words(),
-            layout.narrow_buckets as usize,
-            layout.wide_words(),
-            layout.wide_buckets as usize,
-            layout.overflow_words(),
-        ];
+        let sizes = layout.region_words();
         let owners = sizes.map(|_| Arc::new(()));
         let regions: Vec<Region> = sizes
             .into_iter()
@@ -482,13 +480,7 @@ mod tests {
     fn short_regions_are_refused() {
         let layout = Layout::new(100, 1);
         let regions = |short: usize| {
-            let sizes = [
-                layout.narrow_words(),
-                layout.narrow_buckets as usize,
-                layout.wide_words(),
-                layout.wide_buckets as usize,
-                layout.overflow_words(),
-            ];
+            let sizes = layout.region_words();
             let mut n = 0;
             sizes.map(|size| {
                 n += 1;

@@ -616,13 +616,7 @@ fn ops() -> impl Strategy<Value = Op> {
 
 /// Memory that still exists after the table in it was dropped.
 fn borrowed(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
-    let sizes = [
-        layout.narrow_words(),
-        layout.narrow_buckets as usize,
-        layout.wide_words(),
-        layout.wide_buckets as usize,
-        layout.overflow_words(),
-    ];
+    let sizes = layout.region_words();
     sizes.map(|size| &*Box::leak(bytemuck::zeroed_slice_box(size)))
 }
 

@@ -3,27 +3,30 @@
 use super::*;
 use crate::netlink::message::{Builder, messages};
 
-fn route_message(
-    builder: &mut Builder,
-    new: bool,
-    flags: u16,
-    dst: ([u8; 4], u8),
-    kind: u8,
-    (table, metric, oif): (u8, u32, u32),
-) {
-    let af = u8::try_from(libc::AF_INET).unwrap();
-    let op = if new {
-        libc::RTM_NEWROUTE
-    } else {
-        libc::RTM_DELROUTE
+/// The type of a message about a route, and its flags.
+type Change = (u16, u16);
+const ADD: Change = (libc::RTM_NEWROUTE, 0);
+const DELETE: Change = (libc::RTM_DELROUTE, 0);
+const REPLACE: Change = (libc::RTM_NEWROUTE, 0x100);
+
+fn route(b: &mut Builder, change: Change, dst: &str, kind: u8, (metric, oif): (u32, u32)) {
+    let (dst, len) = dst.split_once('/').expect("a network");
+    let IpAddr::V4(dst) = ip(dst) else {
+        panic!("{dst}");
     };
-    builder.begin(op, flags, &[af, dst.1, 0, 0, table, 4, 0, kind, 0, 0, 0, 0]);
-    builder.attr(libc::RTA_DST, &dst.0);
-    builder.attr(libc::RTA_PRIORITY, &metric.to_ne_bytes());
+    let (af, len) = (u8::try_from(libc::AF_INET).unwrap(), len.parse().unwrap());
+    let table = if kind == libc::RTN_LOCAL { LOCAL } else { MAIN };
+    b.begin(
+        change.0,
+        change.1,
+        &[af, len, 0, 0, table, 4, 0, kind, 0, 0, 0, 0],
+    );
+    b.attr(libc::RTA_DST, &dst.octets());
+    b.attr(libc::RTA_PRIORITY, &metric.to_ne_bytes());
     if oif != 0 {
-        builder.attr(libc::RTA_OIF, &oif.to_ne_bytes());
+        b.attr(libc::RTA_OIF, &oif.to_ne_bytes());
     }
-    builder.end();
+    b.end();
 }
 
 fn apply(state: &mut NetState, builder: &Builder) -> Changes {
@@ -40,52 +43,16 @@ fn ip(s: &str) -> IpAddr {
 
 const MAIN: u8 = libc::RT_TABLE_MAIN;
 const LOCAL: u8 = libc::RT_TABLE_LOCAL;
-const REPLACE: u16 = 0x100;
 
 #[test]
 fn route_lookup_prefers_longest_prefix_then_least_metric() {
     let mut state = NetState::default();
     let mut b = Builder::new(1);
-    route_message(
-        &mut b,
-        true,
-        0,
-        ([0; 4], 0),
-        libc::RTN_UNICAST,
-        (MAIN, 0, 9),
-    );
-    route_message(
-        &mut b,
-        true,
-        0,
-        ([10, 0, 0, 0], 8),
-        libc::RTN_UNICAST,
-        (MAIN, 200, 2),
-    );
-    route_message(
-        &mut b,
-        true,
-        0,
-        ([10, 0, 0, 0], 8),
-        libc::RTN_UNICAST,
-        (MAIN, 100, 1),
-    );
-    route_message(
-        &mut b,
-        true,
-        0,
-        ([10, 1, 0, 0], 16),
-        libc::RTN_BLACKHOLE,
-        (MAIN, 0, 0),
-    );
-    route_message(
-        &mut b,
-        true,
-        0,
-        ([10, 0, 0, 1], 32),
-        libc::RTN_LOCAL,
-        (LOCAL, 0, 1),
-    );
+    route(&mut b, ADD, "0.0.0.0/0", libc::RTN_UNICAST, (0, 9));
+    route(&mut b, ADD, "10.0.0.0/8", libc::RTN_UNICAST, (200, 2));
+    route(&mut b, ADD, "10.0.0.0/8", libc::RTN_UNICAST, (100, 1));
+    route(&mut b, ADD, "10.1.0.0/16", libc::RTN_BLACKHOLE, (0, 0));
+    route(&mut b, ADD, "10.0.0.1/32", libc::RTN_LOCAL, (0, 1));
     assert!(apply(&mut state, &b).routes);
     assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(1));
     assert_eq!(state.lookup(ip("11.0.0.2")).map(|h| h.oif), Some(9));
@@ -98,37 +65,16 @@ fn route_lookup_prefers_longest_prefix_then_least_metric() {
     assert_eq!(state.lookup(ip("2001:db8::1")), None);
 
     let mut b = Builder::new(1);
-    route_message(
-        &mut b,
-        false,
-        0,
-        ([10, 0, 0, 0], 8),
-        libc::RTN_UNICAST,
-        (MAIN, 100, 1),
-    );
+    route(&mut b, DELETE, "10.0.0.0/8", libc::RTN_UNICAST, (100, 1));
     assert!(apply(&mut state, &b).routes);
     assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(2));
 
     let mut b = Builder::new(1);
-    route_message(
-        &mut b,
-        true,
-        REPLACE,
-        ([10, 0, 0, 0], 8),
-        libc::RTN_UNICAST,
-        (MAIN, 200, 7),
-    );
+    route(&mut b, REPLACE, "10.0.0.0/8", libc::RTN_UNICAST, (200, 7));
     apply(&mut state, &b);
     assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(7));
     let mut b = Builder::new(1);
-    route_message(
-        &mut b,
-        false,
-        0,
-        ([10, 0, 0, 0], 8),
-        libc::RTN_UNICAST,
-        (MAIN, 200, 7),
-    );
+    route(&mut b, DELETE, "10.0.0.0/8", libc::RTN_UNICAST, (200, 7));
     apply(&mut state, &b);
     assert_eq!(state.lookup(ip("10.0.0.2")).map(|h| h.oif), Some(9));
 }
@@ -157,14 +103,7 @@ fn gateways_of_default_routes_come_first() {
 fn unchanged_route_causes_no_notification() {
     let mut state = NetState::default();
     let mut b = Builder::new(1);
-    route_message(
-        &mut b,
-        true,
-        0,
-        ([10, 0, 0, 0], 8),
-        libc::RTN_UNICAST,
-        (MAIN, 0, 1),
-    );
+    route(&mut b, ADD, "10.0.0.0/8", libc::RTN_UNICAST, (0, 1));
     assert!(apply(&mut state, &b).routes);
     assert!(apply(&mut state, &b).is_empty());
 }

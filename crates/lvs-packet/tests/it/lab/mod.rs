@@ -10,8 +10,9 @@
 
 pub mod director;
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use etherparse::{IpHeaders, PacketBuilder, PacketBuilderStep};
 use lvs_core::tunnel::Tunnel;
 use lvs_core::{
     AcceptReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Verdict,
@@ -120,6 +121,17 @@ pub struct Service {
 }
 
 impl Service {
+    /// A service with one server; tunnels are IPIP.
+    pub fn new(method: Forwarding, protocol: Protocol, virt: &str, server: &str) -> Self {
+        Self {
+            protocol,
+            virt: virt.parse().expect("an address"),
+            server: server.parse().ok(),
+            method,
+            tunnel: Tunnel::Ipip,
+        }
+    }
+
     fn forward(&self, virt: SocketAddr) -> Verdict {
         match self.server {
             None => Verdict::Unreachable(lvs_core::DropReason::NoServer),
@@ -330,6 +342,52 @@ impl Lab {
         }
         sent
     }
+}
+
+/// An IP packet as an Ethernet frame.
+pub fn ethernet(dst: Mac, src: Mac, ip: &[u8]) -> Vec<u8> {
+    let kind = if ip[0] >> 4 == 6 { 0x86dd } else { 0x0800 };
+    [&dst.0[..], &src.0, &u16::to_be_bytes(kind), ip].concat()
+}
+
+/// A frame from the gateway of the clients.
+pub fn from_client(ip: &[u8]) -> Vec<u8> {
+    ethernet(CL_MAC, GW_MAC, ip)
+}
+
+/// The IP header of a packet with a hop limit of 64, to be continued.
+pub fn header(src: IpAddr, dst: IpAddr) -> PacketBuilderStep<IpHeaders> {
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
+        other => panic!("two families: {other:?}"),
+    }
+}
+
+/// A TCP segment of an established connection.
+pub fn tcp(src: impl Into<SocketAddr>, dst: impl Into<SocketAddr>, payload: &[u8]) -> Vec<u8> {
+    let (src, dst): (SocketAddr, SocketAddr) = (src.into(), dst.into());
+    let mut ip = Vec::new();
+    header(src.ip(), dst.ip())
+        .tcp(src.port(), dst.port(), 1000, 500)
+        .ack(77)
+        .write(&mut ip, payload)
+        .expect("writing to a vector succeeds");
+    ip
+}
+
+pub fn udp(src: impl Into<SocketAddr>, dst: impl Into<SocketAddr>, payload: &[u8]) -> Vec<u8> {
+    let (src, dst): (SocketAddr, SocketAddr) = (src.into(), dst.into());
+    let mut ip = Vec::new();
+    header(src.ip(), dst.ip())
+        .udp(src.port(), dst.port())
+        .write(&mut ip, payload)
+        .expect("writing to a vector succeeds");
+    ip
+}
+
+pub fn addr(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
 }
 
 pub fn hex(text: &str) -> Vec<u8> {

@@ -27,10 +27,8 @@ pub(crate) const READY: &str = "ready at";
 /// the log, so the dataplane may answer a request before its line is written.
 pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     let dataplane = site.dataplane.as_ref().context("it runs")?;
-    lvs_testbed::wait_until(&format!("{what:?}"), SOON, || {
-        dataplane.log().contains(what)
-    })
-    .with_context(|| dataplane.log())?;
+    lvs_testbed::soon(&format!("{what:?}"), || dataplane.log().contains(what))
+        .with_context(|| dataplane.log())?;
     Ok(dataplane.log())
 }
 
@@ -42,7 +40,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// objects only after their process has exited.
 pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
     let now = || host_state(site).unwrap_or_default();
-    lvs_testbed::wait_until("the host to be as before", SOON, || now() == before)
+    lvs_testbed::soon("the host to be as before", || now() == before)
         .with_context(|| format!("before:\n{before}\nnow:\n{}", now()))
 }
 
@@ -54,7 +52,7 @@ pub(crate) fn wait_for_counters(
     is_right: impl Fn(&[Row]) -> Result<bool>,
 ) -> Result<()> {
     let mut listing = String::new();
-    lvs_testbed::wait_until(what, SOON, || {
+    lvs_testbed::soon(what, || {
         listing = site
             .lvsadm("-L -n --stats --exact")
             .unwrap_or_else(|error| format!("{error:#}"));
@@ -62,6 +60,44 @@ pub(crate) fn wait_for_counters(
         !rows.is_empty() && is_right(&rows).unwrap_or(false)
     })
     .with_context(|| listing.clone())
+}
+
+/// The servers that answer, over some connections.
+pub(crate) fn answering(site: &Site) -> Result<Vec<String>> {
+    let text = site.client.sh(&format!(
+        "for i in 1 2 3 4 5 6; do curl -sS --max-time 60 http://{}/id; done",
+        site.vip
+    ))?;
+    let mut names: Vec<String> = text.lines().map(str::to_owned).collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// Waits until a listing has servers with these weights, by their number.
+pub(crate) fn wait_listed(
+    site: &Site,
+    listing: impl Fn() -> Result<String>,
+    expected: &[(usize, u64)],
+) -> Result<()> {
+    let address = |server| format!("{}:80", site.real_address(server));
+    let wanted = expected
+        .iter()
+        .map(|&(server, weight)| (address(server), weight));
+    let mut wanted: Vec<(String, u64)> = wanted.collect();
+    wanted.sort();
+    let listed = || -> Vec<(String, u64)> {
+        let mut servers: Vec<_> = rows(&listing().unwrap_or_default())
+            .iter()
+            .filter(|row| row.is_server())
+            .filter_map(|row| Some((row.address.clone(), row.number(1).ok()?)))
+            .collect();
+        servers.sort();
+        servers
+    };
+    let what = format!("{wanted:?}");
+    lvs_testbed::wait_until(&what, Duration::from_secs(30), || listed() == wanted)
+        .with_context(|| format!("listed: {:?}", listed()))
 }
 
 /// Maximum number of measurements until a result is good. On a busy machine, a dataplane that waits
@@ -148,7 +184,7 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     // Waits for packets in transit, and for the dataplane's usual update period.
     wait_for_snapshot();
     let is_whole = |one: &Value| one["stats"]["shown"] == one["stats"]["live"];
-    lvs_testbed::wait_until("the snapshot to count all packets", SOON, || {
+    lvs_testbed::soon("the snapshot to count all packets", || {
         let listing = site.lvsadm("--json -L -n").unwrap_or_default();
         let services: Vec<Value> = serde_json::from_str(&listing).unwrap_or_default();
         let servers = |one: &Value| one["servers"].as_array().cloned().unwrap_or_default();
@@ -229,8 +265,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     site.add_service(80, "rr")?;
     let total = requests_of_listings();
     let share = total / 4;
-    let mut load = site.load();
-    load.requests = total;
+    let load = site.load_of(total);
     let before = resets(site)?;
     let report = site.client.load(&load)?;
     report.all_ok(total)?;
@@ -377,7 +412,7 @@ pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
         if options.contains("-n ") { "" } else { "-t 1" },
     );
     let mut report = Value::Null;
-    lvs_testbed::wait_until("iperf3's server to be idle", SOON, || {
+    lvs_testbed::soon("iperf3's server to be idle", || {
         let printed = site.client.sh(&command).unwrap_or_default();
         report = serde_json::from_str(&printed).unwrap_or_default();
         let busy = report["error"]
@@ -481,7 +516,7 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     open.concurrency = 3;
     open.pause_ms = 5;
     let under_way = site.client.steady_load(&open)?;
-    lvs_testbed::wait_until("the director to list three open connections", SOON, || {
+    lvs_testbed::soon("the director to list three open connections", || {
         site.lvsadm("-L -n").is_ok_and(|text| {
             rows(&text)
                 .iter()
@@ -499,8 +534,7 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
             .any(|row| row.words[1..3] == ["0", "1"]),
         "weight 0, 1 active: {listing}"
     );
-    let report = under_way.finish()?;
-    report.all_ok(report.ok)?;
+    let report = under_way.finish_ok()?;
     ensure!(report.servers.len() == 3 && report.ok > 3, "{report:?}");
 
     // A deleted server is neither listed nor chosen. After it is added again, the table counts its

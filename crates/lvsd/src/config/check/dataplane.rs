@@ -9,12 +9,13 @@ use lvs_core::api::{LocalPool, WORKERS_MAX};
 use lvs_core::ftp::helper_ports;
 use lvs_core::mark::MarkRule;
 use lvs_core::settings::Sysctls;
+use serde_json::Value as Json;
 use toml::Spanned;
 
 use super::Checker;
 use crate::config::Dataplane;
 use crate::config::ports::{self, is_generated};
-use crate::config::raw::{OneOrMore, RawConfig, RawDataplane, RawMark};
+use crate::config::raw::{RawConfig, RawDataplane, RawMark};
 use crate::text::Diagnostic;
 
 /// The maximum of `--max-connections`.
@@ -37,9 +38,10 @@ impl Checker<'_> {
         self.groups(raw);
         self.socket(raw);
         self.hang_limit(raw);
+        self.options(raw);
         let local = self.local_pool(raw);
         Dataplane {
-            options: self.options(raw, local.as_ref()),
+            options: CommandLine::of(raw).0,
             is_routed,
             socket: text(raw.socket.as_ref()),
             group: text(raw.group.as_ref()),
@@ -52,70 +54,33 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks the options of the dataplane, and returns its command line without those about peers.
-    fn options(&mut self, raw: &RawDataplane, local: Option<&LocalPool>) -> Vec<String> {
+    /// Checks the values that the dataplane's command line contains.
+    fn options(&mut self, raw: &RawDataplane) {
         const CONNECTIONS: &str = "number of connections";
         const ERRORS: &str = "number of ICMP errors per second";
-        let mut all = CommandLine::default();
-        all.add("--interface", self.interfaces(raw));
-        let words = &["auto", "af_packet", "tun"];
-        all.add("--backend", self.one_of(raw.backend.as_ref(), words));
-        all.add("--workers", self.workers(raw));
-        let words = &["kernel", "modern"];
-        all.add("--profile", self.one_of(raw.profile.as_ref(), words));
-        all.flag("--own-vips", raw.own_vips == Some(true));
-        let addresses = local.iter().flat_map(|local| &local.addresses);
-        all.add("--local-address", addresses.map(IpAddr::to_string));
-        all.flag("--hairpin", local.is_some_and(|local| local.hairpin));
-        all.add("--xdp", list(raw.xdp.as_ref()));
-        all.add("--helper", self.helpers(raw));
-        all.add("--group", text(raw.group.as_ref()));
-        all.add("--readers", text(raw.readers.as_ref()));
-        all.add("--echo", self.echo(raw));
-        let words = &["off", "loose", "strict"];
-        all.add(
-            "--reverse-path",
-            self.one_of(raw.reverse_path.as_ref(), words),
-        );
-        let words = &["off", "auto", "on"];
-        all.add("--fast-path", self.one_of(raw.fast_path.as_ref(), words));
-        all.add(
-            "--warm-restart",
-            self.one_of(raw.warm_restart.as_ref(), words),
-        );
-        all.add(
-            "--confine",
-            self.one_of(raw.confine.as_ref(), &["off", "auto"]),
-        );
-        all.add("--clamp-mss", self.clamp_mss(raw));
-        for (name, number, what, range) in [
-            (
-                "--max-connections",
-                &raw.max_connections,
-                CONNECTIONS,
-                1..=CONNECTIONS_MAX,
-            ),
-            (
-                "--max-ipv6",
-                &raw.max_ipv6,
-                CONNECTIONS,
-                1..=CONNECTIONS_MAX,
-            ),
-            (
-                "--icmp-limit",
-                &raw.icmp_limit,
-                ERRORS,
-                0..=i64::from(u32::MAX),
-            ),
+        self.interfaces(raw);
+        self.workers(raw);
+        self.helpers(raw);
+        self.echo(raw);
+        self.clamp_mss(raw);
+        for (value, words) in [
+            (&raw.backend, &["auto", "af_packet", "tun"][..]),
+            (&raw.profile, &["kernel", "modern"]),
+            (&raw.reverse_path, &["off", "loose", "strict"]),
+            (&raw.fast_path, &["off", "auto", "on"]),
+            (&raw.warm_restart, &["off", "auto", "on"]),
+            (&raw.confine, &["off", "auto"]),
+            (&raw.when_full, &["drop", "evict"]),
         ] {
-            let number = self.number(number.as_ref(), what, range);
-            all.add(name, number.map(|number| number.to_string()));
+            self.one_of(value.as_ref(), words);
         }
-        all.add(
-            "--when-full",
-            self.one_of(raw.when_full.as_ref(), &["drop", "evict"]),
-        );
-        all.0
+        for (number, what, range) in [
+            (&raw.max_connections, CONNECTIONS, 1..=CONNECTIONS_MAX),
+            (&raw.max_ipv6, CONNECTIONS, 1..=CONNECTIONS_MAX),
+            (&raw.icmp_limit, ERRORS, 0..=i64::from(u32::MAX)),
+        ] {
+            self.number(number.as_ref(), what, range);
+        }
     }
 
     /// Reads a value that is one of a few words, which the dataplane gets unchanged.
@@ -128,9 +93,9 @@ impl Checker<'_> {
         self.word(value, &known).map(str::to_owned)
     }
 
-    fn helpers(&mut self, raw: &RawDataplane) -> Vec<String> {
+    fn helpers(&mut self, raw: &RawDataplane) {
         let Some(helpers) = &raw.helper else {
-            return Vec::new();
+            return;
         };
         for helper in &helpers.get_ref().0 {
             if let Err(error) = helper_ports(helper) {
@@ -140,12 +105,11 @@ impl Checker<'_> {
                 );
             }
         }
-        helpers.get_ref().0.clone()
     }
 
-    fn interfaces(&mut self, raw: &RawDataplane) -> Vec<String> {
+    fn interfaces(&mut self, raw: &RawDataplane) {
         let Some(interfaces) = &raw.interface else {
-            return Vec::new();
+            return;
         };
         for interface in &interfaces.get_ref().0 {
             if let Some((name, _)) = interface.split_once('=') {
@@ -182,7 +146,6 @@ impl Checker<'_> {
                 );
             }
         }
-        interfaces.get_ref().0.clone()
     }
 
     /// Checks that the groups exist: the dataplane does not start with an unknown group.
@@ -221,8 +184,8 @@ impl Checker<'_> {
         }
     }
 
-    fn echo(&mut self, raw: &RawDataplane) -> Option<String> {
-        let value = raw.echo.as_ref()?;
+    fn echo(&mut self, raw: &RawDataplane) {
+        let Some(value) = &raw.echo else { return };
         let text = value.get_ref().0.as_str();
         if !matches!(text, "answer" | "drop") && text.parse::<u32>().is_err() {
             let title = format!("`{text}` is not a valid value of `echo`");
@@ -231,13 +194,12 @@ impl Checker<'_> {
                     .help("write \"answer\", \"drop\", or the number of answers per second"),
             );
         }
-        Some(text.to_owned())
     }
 
-    fn clamp_mss(&mut self, raw: &RawDataplane) -> Option<String> {
+    fn clamp_mss(&mut self, raw: &RawDataplane) {
         // Every IPv4 host accepts this size.
         const LEAST: u16 = 536;
-        let size = raw.clamp_mss.as_ref()?;
+        let Some(size) = &raw.clamp_mss else { return };
         let text = size.get_ref().0.as_str();
         let number = text.parse::<u16>().ok().filter(|&n| n >= LEAST);
         if text != "auto" && number.is_none() {
@@ -247,11 +209,10 @@ impl Checker<'_> {
                 ),
             );
         }
-        Some(text.to_owned())
     }
 
-    fn workers(&mut self, raw: &RawDataplane) -> Option<String> {
-        let value = raw.workers.as_ref()?;
+    fn workers(&mut self, raw: &RawDataplane) {
+        let Some(value) = &raw.workers else { return };
         let text = value.get_ref().0.as_str();
         let number = text.parse::<usize>().ok();
         if text != "auto" && number.is_none_or(|n| n == 0 || n > WORKERS_MAX) {
@@ -260,7 +221,6 @@ impl Checker<'_> {
                 "write workers = 1, a number up to {WORKERS_MAX}, or \"auto\""
             )));
         }
-        Some(text.to_owned())
     }
 
     /// Checks the combinations with which a dataplane refuses to start if `fast_path = "on"`.
@@ -505,18 +465,29 @@ impl CommandLine {
         }
     }
 
-    /// Adds an option without a value, if `is_on`.
-    fn flag(&mut self, name: &str, is_on: bool) {
-        self.0.extend(is_on.then(|| name.to_owned()));
+    /// The options of a table: each of its keys is an option.
+    fn of(raw: &RawDataplane) -> Self {
+        let mut all = Self::default();
+        let table = serde_json::to_value(raw).unwrap_or_default();
+        for (key, value) in table.as_object().into_iter().flatten() {
+            let option = format!("--{}", key.replace('_', "-"));
+            match value {
+                Json::Null | Json::Bool(false) => {}
+                Json::Bool(true) => all.0.push(option),
+                Json::String(text) => all.add(&option, [text.clone()]),
+                Json::Array(list) => {
+                    let words = list.iter().filter_map(Json::as_str);
+                    all.add(&option, words.map(ToOwned::to_owned));
+                }
+                other => all.add(&option, [other.to_string()]),
+            }
+        }
+        all
     }
 }
 
 fn text(value: Option<&Spanned<String>>) -> Option<String> {
     value.map(|value| value.get_ref().clone())
-}
-
-fn list(value: Option<&Spanned<OneOrMore>>) -> Vec<String> {
-    value.map_or_else(Vec::new, |value| value.get_ref().0.clone())
 }
 
 /// Whether a key is present with this value.

@@ -12,7 +12,7 @@ fn dataplane_icmp_options_become_arguments() {
             .arguments()
             .collect::<Vec<_>>()
             .join(" "),
-        "--interface eth0.100 --interface eth1 --echo 10 --clamp-mss 1360 --icmp-limit 0"
+        "--clamp-mss 1360 --echo 10 --icmp-limit 0 --interface eth0.100 --interface eth1"
     );
     for (line, wanted) in [
         ("echo = \"host\"", "`host` is not a valid value of `echo`"),

@@ -113,7 +113,7 @@ fn services_with_many_ports_and_full_nat_exclude_some_settings() {
             + &service("forward = \"fullnat\"")),
     );
     let arguments: Vec<&str> = good.dataplane.arguments().collect();
-    assert_eq!(arguments, ["--local-address", "10.0.0.2", "--hairpin"]);
+    assert_eq!(arguments, ["--hairpin", "--local-address", "10.0.0.2"]);
 }
 
 #[test]

@@ -296,8 +296,8 @@ fn defaults_apply_and_full_file_is_parsed() {
     let full = load(FULL);
     assert_eq!(
         full.dataplane.arguments().collect::<Vec<_>>().join(" "),
-        "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --xdp eth1 --helper ftp --group adm --readers 4 --echo drop \
-         --reverse-path strict --fast-path auto --warm-restart auto --confine off --clamp-mss auto --max-connections 1000000 --max-ipv6 1000 --icmp-limit 0 --when-full drop \
+        "--backend af_packet --clamp-mss auto --confine off --echo drop --fast-path auto --group adm --helper ftp --icmp-limit 0 --interface eth0 --interface eth1 \
+         --max-connections 1000000 --max-ipv6 1000 --profile kernel --readers 4 --reverse-path strict --warm-restart auto --when-full drop --workers 1 --xdp eth1 \
          --sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:8849 --sync-key /etc/lvsd/sync.key --sync-listen 192.0.2.1 --sync-wait 30 --sync-alarm 60"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);

@@ -5,13 +5,12 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn manual_change_is_reverted() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     let mut control = daemon.world.control();
     let delete = Call::ServiceDelete { service: web() };
     control.apply(&[delete]).unwrap();
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     daemon.stop().await;
 }
 
@@ -63,7 +62,7 @@ async fn manually_drained_server_stays_drained() {
 #[tokio::test(start_paused = true)]
 async fn override_survives_reload_restart_and_dataplane() {
     let mut daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     let done = daemon.admin(AdminState::Drain).await;
     assert_eq!(done.servers.len(), 1);
     assert_eq!(done.warnings, [""; 0]);
@@ -122,16 +121,14 @@ async fn override_survives_reload_restart_and_dataplane() {
     // The next daemon reads the same stored overrides.
     let again = Running::start(world, Dead::default(), FILE);
     tokio::time::sleep(Duration::from_secs(5)).await;
-    again
-        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
-        .await;
+    again.both(0, 3).await;
     again.admin(AdminState::Ready).await;
-    again.weights(BOTH).await;
+    again.both(1, 3).await;
 
     again.admin(AdminState::Maintenance).await;
     again.weights(&[("10.0.0.2:80", 3)]).await;
     again.admin(AdminState::Ready).await;
-    again.weights(BOTH).await;
+    again.both(1, 3).await;
     let unknown = AdminSpec {
         target: Target {
             service: None,
@@ -155,7 +152,7 @@ async fn override_survives_reload_restart_and_dataplane() {
 #[tokio::test(start_paused = true)]
 async fn override_is_answered_after_dataplane_has_applied_it() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     let server: SocketAddr = "10.0.0.1:80".parse().unwrap();
     let weight = || {
         let all = daemon.world.weights(web());
@@ -191,16 +188,14 @@ async fn override_is_answered_after_dataplane_has_applied_it() {
         "{done:?}"
     );
     daemon.world.hang(false);
-    daemon
-        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.both(0, 3).await;
     daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn manual_drain_is_shown_and_can_be_ended() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     by_hand(&daemon.world, 0);
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -208,9 +203,9 @@ async fn manual_drain_is_shown_and_can_be_ended() {
     daemon.weights(&drained).await;
     assert_eq!(daemon.first_server().await.admin, AdminState::Drain);
     daemon.admin(AdminState::Ready).await;
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     daemon.stop().await;
 }
 
@@ -287,7 +282,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
         };
         let text = format!("{line}{FILE}");
         let mut daemon = Running::start(World::default(), Dead::default(), &text);
-        daemon.weights(BOTH).await;
+        daemon.both(1, 3).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
         by_hand(&daemon.world, 9);
         let delete = Call::ServerDelete {
@@ -315,7 +310,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
         } else {
             assert_eq!(status.drift, [""; 0]);
         }
-        daemon.weights(BOTH).await;
+        daemon.both(1, 3).await;
         let status = daemon.status().await;
         assert_eq!(status.drift, [""; 0]);
         daemon.stop().await;
@@ -327,8 +322,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
 async fn drain_ends_at_its_deadline() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\ndrain = \"60s\"");
     let daemon = Running::start(World::default(), Dead::default(), &text);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     daemon.world.connect(web(), "10.0.0.1:80".parse().unwrap());
     daemon.admin(AdminState::Maintenance).await;
@@ -346,12 +340,9 @@ async fn drain_ends_at_its_deadline() {
 #[tokio::test(start_paused = true)]
 async fn drain_of_the_last_usable_server_without_force_is_refused() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     daemon.dead.set("10.0.0.2:80", true);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0)])
-        .await;
+    daemon.both(1, 0).await;
     let ask = |state, force| {
         let spec = AdminSpec {
             target: Target {

@@ -7,9 +7,7 @@ async fn dead_server_gets_no_connections_from_the_start() {
     let dead = Dead::default();
     dead.set("10.0.0.2:80", true);
     let daemon = Running::start(World::default(), dead, FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0)])
-        .await;
+    daemon.both(1, 0).await;
     let bad = daemon.world.changes().iter().any(|op| {
         matches!(op, Call::ServerAdd(s) if s.server == "10.0.0.2:80".parse().unwrap() && s.config.weight != 0)
     });
@@ -20,13 +18,11 @@ async fn dead_server_gets_no_connections_from_the_start() {
 #[tokio::test(start_paused = true)]
 async fn failed_server_is_quiesced_and_returns_when_healthy() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     daemon.dead.set("10.0.0.1:80", true);
-    daemon
-        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.both(0, 3).await;
     daemon.dead.set("10.0.0.1:80", false);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     let deleted = daemon
         .world
         .changes()
@@ -43,7 +39,7 @@ async fn on_check_failure_remove_removes_the_server() {
         "forward = \"nat\"\non_check_failure = \"remove\"",
     );
     let daemon = Running::start(World::default(), Dead::default(), &text);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     daemon.dead.set("10.0.0.1:80", true);
     daemon.weights(&[("10.0.0.2:80", 3)]).await;
     daemon.stop().await;
@@ -79,15 +75,12 @@ async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
         "forward = \"nat\"\nquorum = { up = 2, down = 1 }\nsorry = \"10.0.0.99:80\"\nbelow_quorum = \"give-up\"\ndrain = \"0s\"",
     );
     let mut daemon = Running::start(World::default(), Dead::default(), &text);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let vip = "192.0.2.10".parse().unwrap();
     assert!(daemon.world.dataplane().vips().contains(&vip));
     daemon.dead.set("10.0.0.1:80", true);
-    daemon
-        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.both(0, 3).await;
     daemon.dead.set("10.0.0.2:80", true);
     daemon
         .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)])
@@ -107,7 +100,7 @@ async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
         .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)])
         .await;
     daemon.dead.set("10.0.0.2:80", false);
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(daemon.world.dataplane().vips().contains(&vip));
     let events = daemon.events();
@@ -140,8 +133,7 @@ async fn start_down_ignores_servers_in_use_until_a_check_passes() {
             ),
         );
         let first = Running::start(World::default(), Dead::default(), &text);
-        let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-        first.weights(&both).await;
+        first.both(1, 3).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
         let world = first.end(Signal::Stop).await;
         let slow = Slow::default();
@@ -156,18 +148,18 @@ async fn start_down_ignores_servers_in_use_until_a_check_passes() {
             let sorry = [("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)];
             again.weights(&sorry).await;
         } else {
-            again.weights(&both).await;
+            again.both(1, 3).await;
         }
         slow.release("10.0.0.1:80");
         slow.release("10.0.0.2:80");
-        again.weights(&both).await;
+        again.both(1, 3).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(again.world.dataplane().vips().contains(&vip));
         // A reload with new servers waits for their first checks, as a start does.
         slow.hold("10.0.0.3:80");
         again.reload(&text.replace("10.0.0.1", "10.0.0.3")).await;
         tokio::time::sleep(Duration::from_millis(500)).await;
-        again.weights(&both).await;
+        again.both(1, 3).await;
         slow.release("10.0.0.3:80");
         again
             .weights(&[("10.0.0.2:80", 3), ("10.0.0.3:80", 1)])
@@ -239,11 +231,10 @@ async fn remove_on_exit_removes_the_service_and_reports_it() {
 async fn all_servers_are_used_if_too_few_are_up() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\npanic_below = 60");
     let daemon = Running::start(World::default(), Dead::default(), &text);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     daemon.dead.set("10.0.0.1:80", true);
     tokio::time::sleep(Duration::from_secs(10)).await;
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     let status = daemon.status().await;
     assert!(status.services[0].panic);
     assert_eq!(status.services[0].servers[0].health, "down");

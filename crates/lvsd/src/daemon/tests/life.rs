@@ -5,7 +5,7 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn daemon_starts_configures_and_stops_dataplane() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let dataplane = daemon.world.dataplane();
     assert_eq!(dataplane.sysctl("conn_reuse_mode"), Some("0"));
@@ -25,7 +25,7 @@ async fn stop_after_dataplane_exit_reports_its_status() {
     let log = Log::default();
     let _listening = log.listen();
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     daemon.world.crash();
     daemon.stop().await;
     log.says("the dataplane had already exited: it ended with exit status: 1")
@@ -81,9 +81,7 @@ async fn dataplane_that_does_not_stop_is_killed() {
 async fn killed_and_restarted_daemon_changes_nothing() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.dead.set("10.0.0.1:80", true);
-    daemon
-        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.both(0, 3).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     daemon.task.abort();
     let before = daemon.world.changes().len();
@@ -99,10 +97,10 @@ async fn killed_and_restarted_daemon_changes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn dead_dataplane_is_replaced() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(10)).await;
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     assert_eq!(daemon.world.starts(), 2);
     daemon.stop().await;
 }
@@ -110,11 +108,10 @@ async fn dead_dataplane_is_replaced() {
 #[tokio::test(start_paused = true)]
 async fn own_hung_dataplane_is_killed_and_replaced() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     daemon.world.fall_silent();
     tokio::time::sleep(Duration::from_secs(5)).await;
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     assert_eq!(daemon.world.ended(), [1]);
     assert_eq!(daemon.world.starts(), 2);
 
@@ -124,7 +121,7 @@ async fn own_hung_dataplane_is_killed_and_replaced() {
     daemon.world.fall_silent();
     let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE);
     tokio::time::sleep(Duration::from_secs(5)).await;
-    again.weights(&both).await;
+    again.both(1, 3).await;
     assert_eq!(again.world.ended(), [1, 2]);
 
     // A dataplane that hangs does not prevent the exit of the daemon.
@@ -139,8 +136,7 @@ async fn lvsd_waits_for_starting_dataplane_without_answer() {
     let world = World::default();
     world.start_slowly(100);
     let daemon = Running::start(world, Dead::default(), FILE);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     assert_eq!(daemon.world.ended(), [0_u32; 0]);
     assert_eq!(daemon.world.starts(), 1);
     daemon.stop().await;
@@ -162,7 +158,7 @@ async fn hung_dataplane_of_another_program_keeps_running() {
     let world = World::default();
     world.start_foreign();
     let daemon = Running::start(world, Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     daemon.world.fall_silent();
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(daemon.world.running());
@@ -186,7 +182,7 @@ async fn lvsd_leaves_foreign_dataplane_running_without_its_services() {
         .apply(&[Call::ServiceAdd(spec.clone())])
         .unwrap();
     let daemon = Running::start(world, Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     let world = daemon.stop().await;
     assert!(world.running());
     assert_eq!(world.starts(), 0);
@@ -206,17 +202,16 @@ async fn lvsd_waits_for_return_of_foreign_dataplane() {
     let world = World::default();
     world.start_foreign();
     let daemon = Running::start(world, Dead::default(), FILE);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(1)).await;
     daemon.world.start_foreign();
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     assert_eq!(daemon.world.starts(), 0);
 
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(10)).await;
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     assert_eq!(daemon.world.starts(), 1, "the dataplane did not return");
     daemon.stop().await;
 }
@@ -235,8 +230,7 @@ async fn lvsd_exits_if_dataplane_never_starts() {
 async fn dataplane_without_contact_is_asked_to_stop() {
     let world = World::default();
     let daemon = Running::start(world, Dead::default(), FILE);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     let world = daemon.end(Signal::Stop).await;
     assert!(world.running());
     stop_dataplane(world.host()).await.unwrap();

@@ -71,9 +71,6 @@ const FILE: &str = r#"
     weight = 3
 "#;
 
-/// Both servers, with the weights in the file.
-const BOTH: &[(&str, i32)] = &[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-
 struct Running {
     world: World,
     dead: Dead,
@@ -139,6 +136,12 @@ impl Running {
             "wanted {wanted:?}, have {now:?}; done: {:#?}",
             self.world.changes()
         );
+    }
+
+    /// Waits until the servers of [`FILE`] have these weights.
+    async fn both(&self, one: i32, other: i32) {
+        let wanted = [("10.0.0.1:80", one), ("10.0.0.2:80", other)];
+        self.weights(&wanted).await;
     }
 
     /// Sends a request to the control socket, as `lvsadm` does.

@@ -5,16 +5,14 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn reload_changes_only_changed_entries() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     let before = daemon.world.changes().len();
     let requests = daemon.world.requests();
     daemon
         .reload(&FILE.replace("weight = 3", "weight = 7"))
         .await;
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 7)])
-        .await;
+    daemon.both(1, 7).await;
     let ops = daemon.world.changes();
     assert!(
         matches!(&ops[before..], [Call::ServerEdit(_)]),
@@ -54,7 +52,7 @@ async fn start_without_services_accepts_them_later() {
     let sysctls = daemon.world.dataplane();
     assert_eq!(sysctls.sysctl("conn_reuse_mode"), Some("0"));
     daemon.reload(FILE).await;
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     daemon.stop().await;
 }
 
@@ -97,7 +95,7 @@ async fn reload_sends_one_request() {
 async fn reload_that_replaces_servers_waits_for_new_ones() {
     let slow = Slow::default();
     let daemon = slow.start(FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     let others = FILE
         .replace("10.0.0.1", "10.0.0.3")
         .replace("10.0.0.2", "10.0.0.4");
@@ -105,7 +103,7 @@ async fn reload_that_replaces_servers_waits_for_new_ones() {
     slow.hold("10.0.0.4:80");
     daemon.reload(&others).await;
     tokio::time::sleep(Duration::from_millis(900)).await;
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     slow.release("10.0.0.4:80");
     daemon.weights(&[("10.0.0.4:80", 3)]).await;
     slow.release("10.0.0.3:80");
@@ -165,7 +163,7 @@ async fn service_removed_from_file_is_removed_by_reload_and_restart() {
 #[tokio::test(start_paused = true)]
 async fn plan_lists_changes_of_a_reload() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon.weights(BOTH).await;
+    daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     let before = daemon.world.changes().len();
     let planned = |text: &str| {

@@ -19,8 +19,7 @@ impl Running {
 #[tokio::test(start_paused = true)]
 async fn server_without_answers_is_suspicious_until_its_clients_are_answered() {
     let mut daemon = Running::start(World::default(), Dead::default(), FILE);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     daemon.health("up").await;
     daemon.world.set_attempts("10.0.0.2:80", 60, 0);
     daemon.world.set_attempts("10.0.0.1:80", 20, 15);
@@ -31,7 +30,7 @@ async fn server_without_answers_is_suspicious_until_its_clients_are_answered() {
     );
     assert!(server.fix.contains("default gateway"), "{server:?}");
     // Without `passive`, it keeps its connections.
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     daemon.world.set_attempts("10.0.0.1:80", 20, 0);
     let healed = daemon.health("up").await;
     assert_eq!((healed.reason.as_str(), healed.fix.as_str()), ("", ""));
@@ -68,19 +67,16 @@ async fn unanswered_flood_at_all_servers_sets_none_down() {
 async fn passive_check_sets_suspicious_server_down_until_checks_succeed() {
     let file = FILE.replace("fall = 2", "fall = 2, passive = true");
     let daemon = Running::start(World::default(), Dead::default(), &file);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     daemon.world.set_attempts("10.0.0.1:80", 20, 15);
     let server = daemon.health("down").await;
     assert!(server.reason.ends_with("(passive)"), "{server:?}");
-    daemon
-        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.both(0, 3).await;
     daemon.world.set_attempts("10.0.0.1:80", 0, 0);
     let begun = Instant::now();
     tokio::time::sleep(Duration::from_secs(50)).await;
     assert_eq!(daemon.first_server().await.health, "down");
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     assert!(begun.elapsed() < Duration::from_secs(90));
     daemon.stop().await;
 }
@@ -89,12 +85,11 @@ async fn passive_check_sets_suspicious_server_down_until_checks_succeed() {
 async fn passive_check_keeps_half_of_the_servers_up() {
     let file = FILE.replace("fall = 2", "fall = 2, passive = true");
     let daemon = Running::start(World::default(), Dead::default(), &file);
-    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     daemon.world.set_attempts("10.0.0.1:80", 20, 15);
     daemon.world.set_attempts("10.0.0.2:80", 20, 15);
     daemon.health("suspicious").await;
     tokio::time::sleep(Duration::from_secs(10)).await;
-    daemon.weights(&both).await;
+    daemon.both(1, 3).await;
     daemon.stop().await;
 }

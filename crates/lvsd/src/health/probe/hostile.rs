@@ -148,3 +148,27 @@ pub(crate) async fn survives(check: &str, words: &'static [u8]) {
         );
     }
 }
+
+/// Reads the head and the body of a request.
+pub(crate) async fn request_of(stream: &mut TcpStream) -> Option<(String, String)> {
+    let mut text = Vec::new();
+    loop {
+        let mut more = [0; 4096];
+        match stream.read(&mut more).await {
+            Ok(n @ 1..) => text.extend_from_slice(&more[..n]),
+            _ => return None,
+        }
+        let all = String::from_utf8_lossy(&text).into_owned();
+        let Some((head, body)) = all.split_once("\r\n\r\n") else {
+            continue;
+        };
+        let head = format!("{head}\r\n");
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "));
+        let length = length.map_or(0, |length| length.parse::<usize>().unwrap());
+        if body.len() >= length {
+            return Some((head, body.to_owned()));
+        }
+    }
+}

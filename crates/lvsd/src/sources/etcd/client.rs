@@ -301,8 +301,8 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::health::probe::hostile::{endless_reply, replying, serving};
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use crate::health::probe::hostile::{endless_reply, replying, request_of, serving};
+    use tokio::io::AsyncWriteExt;
 
     fn client(member: SocketAddr, login: bool) -> Client {
         client_with_limit(member, login, Duration::from_secs(60))
@@ -329,26 +329,8 @@ mod tests {
 
     /// The path, the headers in lower case and the body of a request, one after the other.
     async fn request(stream: &mut TcpStream) -> Option<String> {
-        let mut text = Vec::new();
-        loop {
-            let mut more = [0; 4096];
-            match stream.read(&mut more).await {
-                Ok(n @ 1..) => text.extend_from_slice(&more[..n]),
-                _ => return None,
-            }
-            let all = String::from_utf8_lossy(&text).into_owned();
-            let Some((head, body)) = all.split_once("\r\n\r\n") else {
-                continue;
-            };
-            let head = head.to_lowercase();
-            let length = head
-                .lines()
-                .find_map(|line| line.strip_prefix("content-length: "));
-            let length = length.map_or(0, |length| length.parse::<usize>().unwrap());
-            if body.len() >= length {
-                return Some(format!("{head}\n{body}"));
-            }
-        }
+        let (head, body) = request_of(stream).await?;
+        Some(format!("{}\n{body}", head.to_lowercase()))
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use super::*;
-use crate::health::probe::hostile::serving;
+use crate::health::probe::hostile::{request_of, serving};
 
 /// Settings with one pool.
 pub(super) fn settings(range: &str) -> Settings {
@@ -235,7 +235,7 @@ impl Fake {
     }
 
     async fn serve(&self, mut stream: TcpStream) {
-        while let Some((head, body)) = request(&mut stream).await {
+        while let Some((head, body)) = request_of(&mut stream).await {
             let watched = ["services", "endpointslices", "nodes"];
             let watched = watched
                 .into_iter()
@@ -284,30 +284,6 @@ impl Fake {
                 () = changed => {}
                 _ = stream.read(&mut ignored) => return,
             }
-        }
-    }
-}
-
-/// Reads the head and the body of a request.
-async fn request(stream: &mut TcpStream) -> Option<(String, String)> {
-    let mut text = Vec::new();
-    loop {
-        let mut more = [0; 4096];
-        match stream.read(&mut more).await {
-            Ok(n @ 1..) => text.extend_from_slice(&more[..n]),
-            _ => return None,
-        }
-        let all = String::from_utf8_lossy(&text).into_owned();
-        let Some((head, body)) = all.split_once("\r\n\r\n") else {
-            continue;
-        };
-        let head = format!("{head}\r\n");
-        let length = head
-            .lines()
-            .find_map(|line| line.strip_prefix("content-length: "));
-        let length = length.map_or(0, |length| length.parse::<usize>().unwrap());
-        if body.len() >= length {
-            return Some((head, body.to_owned()));
         }
     }
 }
@@ -530,10 +506,10 @@ async fn session_compacted_history_is_listed_again() {
 async fn client_closed_connection_is_opened_again_to_read() {
     // Each connection ends at its second request.
     let address = serving(|mut stream| async move {
-        if request(&mut stream).await.is_some() {
+        if request_of(&mut stream).await.is_some() {
             let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
             let _ = stream.write_all(answer).await;
-            request(&mut stream).await;
+            request_of(&mut stream).await;
         }
     });
     let mut settings = settings("192.0.2.0/24");
@@ -684,7 +660,7 @@ async fn session_endless_list_is_an_error() {
         let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
         let length = body.len();
         let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
-        while request(&mut stream).await.is_some() {
+        while request_of(&mut stream).await.is_some() {
             let _ = stream.write_all(answer.as_bytes()).await;
         }
     });
