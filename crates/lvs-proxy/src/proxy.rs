@@ -258,7 +258,7 @@ fn refusal(address: SocketAddr, error: &io::Error) -> String {
         io::ErrorKind::AddrNotAvailable => {
             "this host does not have the address: add it with `ip address add`, or listen at 0.0.0.0 or [::]"
         }
-        _ => "see the system's error message",
+        _ => "correct the address or the port of the service",
     };
     format!("cannot listen at {address}: {error}; {help}")
 }

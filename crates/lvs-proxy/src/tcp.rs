@@ -55,7 +55,7 @@ pub(super) async fn serve(
             Err(error) => {
                 if !complained {
                     complained = true;
-                    tracing::error!("cannot accept connections at {virt}: {error}; trying again");
+                    tracing::error!("cannot accept connections at {virt}: {error}; lvsd tries again");
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

@@ -140,7 +140,7 @@ async fn work(balancer: Arc<Balancer>, mut orders: mpsc::UnboundedReceiver<Order
             }),
         };
         if let Err(error) = started {
-            tracing::error!("cannot serve {address}: {error}");
+            tracing::error!("cannot serve {address}: {error}; restart lvsd");
         }
     }
 }

@@ -284,7 +284,7 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     {
         let _ = writeln!(
             std::io::stderr(),
-            "  tip: a configuration is named with `--config {word}`"
+            "  tip: to use this configuration, write `lvsd --config {word}`"
         );
     }
     if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
@@ -568,7 +568,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
             stop_dataplane(&address, arguments.log_format)
         }
         Ok(_only) => {
-            log::say(Level::INFO, format_args!("lvsd: none runs"));
+            log::say(Level::INFO, format_args!("lvsd: no lvsd runs"));
             Ok(())
         }
     };
@@ -844,7 +844,7 @@ fn run(
     let result = runtime.block_on(async {
         tokio::spawn(pulses.event_loop.clone().keep(BEAT));
         let pins = Pins::start(address.clone()).map_err(|error| {
-            tracing::warn!("no through-VIP checks: cannot start a thread: {error}");
+            tracing::warn!("through-VIP checks disabled: cannot start their thread: {error}; restart lvsd");
         });
         let network = Network { pins: pins.ok() };
         let events = Events::default();
@@ -853,7 +853,7 @@ fn run(
         let opened = control_socket::open(&address, &config.dataplane, Arc::clone(&api));
         if let Err(error) = opened {
             tracing::warn!(
-                "no control socket: {error}; `lvsd status` and `lvsadm drain` work without lvsd; --socket @NAME needs no rights"
+                "cannot open the control socket: {error}; commands such as `lvsd status` cannot reach this lvsd: permit lvsd to write to the directory of the socket, or use --socket @NAME, and restart lvsd"
             );
         }
         let served = api::start(&api, &events, &address);

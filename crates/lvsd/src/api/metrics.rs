@@ -498,7 +498,7 @@ impl View {
         )?;
         out.gauge(
             "lvs_address_conflicts",
-            "Other addresses of this host for which another host answers, too",
+            "Addresses of this host, other than VIPs, for which another host answers, too",
             info.conflicts.iter().filter(|one| !one.is_vip()).count(),
         )?;
         out.gauge(
@@ -882,12 +882,12 @@ type Losses = fn(&ServiceInfo) -> &[Refusals];
 const LOSSES: [(&str, &str, Losses); 2] = [
     (
         "lvs_service_refused",
-        "Packets of clients that opened no connection because they were dropped or refused, by reason",
+        "Packets that would have opened a connection, and were dropped or refused, by reason",
         |info| &info.refusals,
     ),
     (
         "lvs_service_dropped",
-        "Packets of connections that were dropped or refused, by reason",
+        "Dropped or refused packets of existing connections, by reason",
         |info| &info.drops,
     ),
 ];

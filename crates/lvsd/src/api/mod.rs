@@ -257,7 +257,7 @@ pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
                     runtime.shutdown_background();
                 }
                 Err(error) => {
-                    tracing::error!("no metrics and no API: cannot start their runtime: {error}");
+                    tracing::error!("metrics and API disabled: cannot start the runtime of the thread lvsd-api: {error}; restart lvsd");
                 }
             }
         }
@@ -266,7 +266,7 @@ pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
         .name("lvsd-api".to_owned())
         .spawn(work);
     if let Err(error) = &thread {
-        tracing::error!("no metrics and no API: cannot start their thread: {error}");
+        tracing::error!("metrics and API disabled: cannot start the thread lvsd-api: {error}; restart lvsd");
     }
     Served {
         stop: Some(stop),
@@ -342,7 +342,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                     }
                     _ => "use another address or port in [api]",
                 };
-                tracing::error!("no metrics and no API at {address}: {error}; {fix}");
+                tracing::error!("cannot serve metrics and API at {address}: {error}; {fix}");
             }
             Err(_) => {}
         }

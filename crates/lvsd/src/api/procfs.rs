@@ -142,7 +142,7 @@ impl Round {
                             note(Err(error));
                         }
                         Err(Refused::TooMany) => why.push(format!(
-                            "there are more than {} connections, so {} have none; `procfs_connections` in [api] allows more",
+                            "the connection table has more than {} entries, so {} are not written; raise `procfs_connections` in [api]",
                             self.most,
                             CONNECTIONS.join(" and ")
                         )),

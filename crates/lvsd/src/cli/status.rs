@@ -314,7 +314,7 @@ fn director(status: &DirectorStatus, now: u64) -> String {
             let _ = write!(text, "; NOT READY, waits for {}", vrrp.waits_for);
         }
         if vrrp.ignored > 0 {
-            let _ = write!(text, "; {} lines not understood", vrrp.ignored);
+            let _ = write!(text, "; {} lines were invalid", vrrp.ignored);
         }
         text.push('\n');
         for trouble in &vrrp.trouble {
@@ -426,7 +426,7 @@ fn of_director(status: &Status, now: u64) -> String {
             let seen = in_brackets(&seen.unwrap_or_default());
             let _ = writeln!(
                 text,
-                "INTERFACE DOWN: {interface}{seen}. To do: ip link set {interface} up; check its cable or its peer"
+                "INTERFACE DOWN: {interface}{seen}. To do: ip link set {interface} up; check its cable and the device at the other end"
             );
         }
         for conflict in &status.dataplane.conflicts {
@@ -477,9 +477,9 @@ fn of_director(status: &Status, now: u64) -> String {
 
 fn conflict_fix(conflict: &Conflict) -> String {
     match conflict.is_vip() {
-        true => "remove the address from one of them; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup".to_owned(),
+        true => "remove the address from one of the two hosts; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup".to_owned(),
         false => format!(
-            "give one of them another address: it is an address of this host ({} on {})",
+            "change the address of one of the two hosts; on this host, {} on {} has it",
             conflict.own_mac, conflict.interface
         ),
     }
@@ -499,7 +499,7 @@ fn drops_line(text: &mut String, drops: &[ReasonCount]) {
     }
     let _ = writeln!(
         text,
-        "dropped in five minutes: {}. To do: lvsadm drops has the meaning and the fix of each",
+        "dropped in five minutes: {}. To do: `lvsadm drops` lists the meaning and the fix of each reason",
         parts.join(", ")
     );
 }
@@ -684,7 +684,7 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
         ),
         (
             service.unheard,
-            "its servers are NOT KNOWN YET, those of the dataplane are unchanged",
+            "its servers are NOT KNOWN YET, and the servers in the dataplane are unchanged",
         ),
         (!service.quorum, "BELOW ITS QUORUM"),
         (
@@ -722,7 +722,7 @@ fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, 
     let state = format!("{}{}", server.health, since.unwrap_or_default());
     let weight = match server.weight {
         Some(weight) => format!("weight {weight}"),
-        None => "not there".to_owned(),
+        None => "not added".to_owned(),
     };
     let address = server.server.to_string();
     let _ = write!(text, "  {address:<21}");

@@ -102,7 +102,7 @@ pub(super) fn keep(path: &Path, wish: Option<&Kept>) -> Result<(), String> {
     };
     result.map_err(|error| {
         format!(
-            "undone, because it cannot be stored in {}: {error}; permit lvsd to write there, or use another directory with --state",
+            "the change was undone, because it cannot be stored in {}: {error}; permit lvsd to write there, or use another directory with --state",
             path.display()
         )
     })

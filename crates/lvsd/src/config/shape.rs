@@ -70,7 +70,7 @@ pub(super) fn part(text: &str) -> Findings {
                     .help(format!("write [[{name}]]"))
             }
             DeValue::Table(_) => {
-                Diagnostic::error(key.span(), format!("[{name}] belongs into the main file"))
+                Diagnostic::error(key.span(), format!("[{name}] belongs in the main file"))
                     .help("a file of conf.d has [[service]] and [[mark]] only")
             }
             _ => Diagnostic::error(key.span(), format!("`{name}` is in no table"))
@@ -542,7 +542,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
         } else if found == "sequence" && !expected.contains("table") {
             finding.help(match only_item(written) {
                 Some(item) => format!("write it without brackets: {item}"),
-                None => "give one value, without brackets".to_owned(),
+                None => "write one value, without brackets".to_owned(),
             })
         } else if expected.starts_with("a string") && found != "map" {
             finding.help(format!("write it in quotes: \"{}\"", one_line(written)))

@@ -79,7 +79,7 @@ pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String
                 run(&mut command, &writable.join("output"))
             });
             run.join()
-                .unwrap_or_else(|_| Err("it has panicked".to_owned()))
+                .unwrap_or_else(|_| Err("internal error of lvsd: the thread that runs keepalived panicked".to_owned()))
         });
     let _ = std::fs::remove_dir_all(&directory);
     asked

@@ -51,7 +51,7 @@ enum Member {
 }
 
 fn unknown(what: &str) -> Why {
-    format!("{what} has no counterpart")
+    format!("lvsd does not support {what}")
 }
 
 impl Reader<'_> {
@@ -140,7 +140,7 @@ impl Reader<'_> {
                 self.out.push_str(END);
                 Ok(())
             }
-            Some(_) => Err(unknown(&format!("something behind `{sign}`"))),
+            Some(_) => Err(unknown(&format!("text after `{sign}`"))),
         }
     }
 
@@ -486,7 +486,7 @@ mod tests {
             ("(?u)a", "`(?u"),
             ("a(?m)b$", "flag m"),
             ("(*UTF)a", "`(*`"),
-            ("a$b", "behind `$`"),
+            ("a$b", "after `$`"),
             ("\\Qa.b\\E", "`\\Q`"),
             ("\\Ga", "`\\G`"),
             ("\\Ka", "`\\K`"),

@@ -516,7 +516,7 @@ impl<P: Prober> Daemon<P> {
         }
         if proxied > 0 {
             let connections = counted(proxied, "proxied connection");
-            tracing::warn!("{connections} close with lvsd");
+            tracing::warn!("stopping; this closes {connections}");
         }
         if !all && self.inputs.expanded.needs_dataplane() {
             tracing::info!("stopping; the dataplane keeps forwarding (`lvsd stop --all` ends it)");

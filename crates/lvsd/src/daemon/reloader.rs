@@ -401,7 +401,7 @@ fn summary(report: &Report) -> String {
             format!("{} (and {} more)", d.title, report.errors() - 1)
         }
         Some(d) => d.title.clone(),
-        None => "no reason".to_owned(),
+        None => "the reason is unknown".to_owned(),
     }
 }
 

@@ -214,7 +214,7 @@ fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
         ("", "exactly one [[service]]"),
         ("\u{0}\u{1}", "line 1"),
         ("[[service]", "line 1"),
-        ("[lvsd]\nlog = \"off\"\n", "belongs into the main file"),
+        ("[lvsd]\nlog = \"off\"\n", "belongs in the main file"),
         (&format!("{good}{other}"), "exactly one [[service]]"),
         (
             &format!("{good}[[mark]]\nset = 1\n"),

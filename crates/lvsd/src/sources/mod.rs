@@ -529,7 +529,7 @@ impl Sources {
                 }
                 Err(why) => {
                     tracing::error!(
-                        "no servers by DNS, and no services of etcd and Kubernetes: {why}"
+                        "DNS, etcd and Kubernetes are not queried: {why}; restart lvsd"
                     );
                 }
             }

@@ -66,7 +66,7 @@ pub(super) fn dataplane(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     if !info.announced.is_empty() {
         out.gauges(
             "lvs_announced",
-            "Announcement of a virtual address to routers: 2 announced, 1 to prefer another director, 0 none",
+            "Announcement of a virtual address to routers: 2 announced, 1 announced so that routers prefer other directors, 0 not announced",
             info.announced
                 .iter()
                 .map(|vip| ([("address", vip.address.to_string())], vip.standing as u32)),
@@ -218,7 +218,7 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     }
     out.gauge(
         "lvs_left_out",
-        "Lines of `lvsd status` about source answers that are not used",
+        "Parts of source answers that lvsd does not use, as listed by `lvsd status`",
         status.left_out.len(),
     )?;
     if status.directors.is_empty() {

@@ -73,7 +73,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(time.span(), "`notify_timeout` is out of range")
-                    .help("give \"100ms\" to \"10m\""),
+                    .help("use a time from \"100ms\" to \"10m\""),
             );
         }
         let Some(words) = &raw.notify else {
@@ -119,8 +119,8 @@ pub(crate) fn check_filter(words: &str) -> Result<(), (String, String)> {
             && (part.is_empty() || !part.chars().all(name))
         {
             return Err((
-                format!("`{part}` is not a part of the program"),
-                "write a level for everything, or \"lvsd=debug\"".to_owned(),
+                format!("`{part}` is not the name of a module"),
+                "write a level for all modules, or a module and its level: \"lvsd=debug\"".to_owned(),
             ));
         }
     }

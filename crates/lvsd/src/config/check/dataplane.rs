@@ -200,7 +200,7 @@ impl Checker<'_> {
             self.report(match meant(name, facts.group_names()) {
                 Some(word) => finding.help(format!("did you mean \"{word}\"?")),
                 None => finding.help(format!(
-                    "`getent group` lists them; `groupadd --system {name}` makes this one"
+                    "`getent group` lists them; `groupadd --system {name}` creates it"
                 )),
             });
         }
@@ -414,7 +414,7 @@ impl Checker<'_> {
                 let values = Sysctls::values(key).unwrap_or_default();
                 self.report(
                     Diagnostic::error(value.span(), format!("`{text}` is not a value of {key}"))
-                        .help(format!("give {values}")),
+                        .help(format!("use {values}")),
                 );
                 continue;
             }

@@ -125,7 +125,7 @@ impl Checker<'_> {
             self.missing(
                 &spanned.span(),
                 "`forward` of the service",
-                "discovered servers have no method of their own: add forward = \"nat\", \"dr\", \"tun\", \"fullnat\" or \"proxy\" to the service",
+                "discovered servers use the forwarding method of the service: add forward = \"nat\", \"dr\", \"tun\", \"fullnat\" or \"proxy\" to the service",
             );
             return None;
         };

@@ -60,7 +60,7 @@ impl Checker<'_> {
                         value.span(),
                         format!("unknown forwarding method `{}`", value.get_ref()),
                     )
-                    .help(format!("lvsd calls it \"{word}\"")),
+                    .help(format!("write \"{word}\"")),
                 );
                 return None;
             }
@@ -152,7 +152,7 @@ impl Checker<'_> {
             let title = format!("unknown checksum of a tunnel `{}`", value.get_ref());
             self.report(
                 Diagnostic::error(value.span(), title)
-                    .help(format!("lvsd calls it \"{}\"", known.name())),
+                    .help(format!("write \"{}\"", known.name())),
             );
             return None;
         }

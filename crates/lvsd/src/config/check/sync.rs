@@ -151,7 +151,7 @@ impl Checker<'_> {
         if let Some(alarm) = alarm.filter(|alarm| !ALARM.contains(&alarm.get_ref().0)) {
             self.report(
                 Diagnostic::error(alarm.span(), "`mismatch_alarm_after` is out of range")
-                    .help("give \"1s\" to \"1d\""),
+                    .help("use a time from \"1s\" to \"1d\""),
             );
         }
         let Some(key_file) = &raw.key_file else {

@@ -318,7 +318,7 @@ impl Parts {
             match is_mask(mask, six) {
                 true => netmask = Some(mask.clone()),
                 false => service.lose(item.lost(match mask.as_str() {
-                    "0.0.0.0" => "all clients cannot count as one: each address counts separately",
+                    "0.0.0.0" => "lvsd cannot count all clients as one: each address counts separately",
                     _ => "lvsd accepts only a prefix: each address counts separately",
                 })),
             }
@@ -427,7 +427,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             {
                 let only = scheduler_of(name);
                 service.lose(item.lost(&format!(
-                    "keepalived ignores it: it is for the scheduler {only}, which precedes it"
+                    "keepalived ignores it: it applies only after a line that sets the scheduler {only}"
                 )));
             }
             "hashed" | "flag-1" => flags.push("flag-1"),
@@ -439,7 +439,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "mh-fallback" => flags.push("mh-fallback"),
             "quorum" => match value.parse::<u64>() {
                 Ok(number) if number > 0 => service.quorum_of(item).quorum = number,
-                _ => service.lose(item.lost("the result is 1, as with keepalived")),
+                _ => service.lose(item.lost("the quorum is 1, as with keepalived")),
             },
             "hysteresis" => match value.parse() {
                 Ok(number) => service.quorum_of(item).hysteresis = number,
@@ -483,10 +483,10 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "quorum_up" | "quorum_down" => {
                 service.lose(item.lost("see `notify` in [lvsd], for all events of all services"));
             }
-            "ha_suspend" => service.lose(item.lost("checks go on without the address")),
+            "ha_suspend" => service.lose(item.lost("lvsd checks servers even if this host does not have the address")),
             "smtp_alert" if !is_on(item) => {}
             "smtp_alert" => service.lose(item.lost("lvsd sends no e-mail: use `notify` in [lvsd]")),
-            "snmp_name" => service.lose(item.lost("there is no SNMP; set `name` of the service")),
+            "snmp_name" => service.lose(item.lost("lvsd does not support SNMP; set `name` of the service")),
             "" => {}
             "nb_get_retry" | "nat_mask" => {
                 service.lose(item.lost("keepalived ignores it here, too"));
