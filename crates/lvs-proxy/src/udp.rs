@@ -128,7 +128,7 @@ async fn answers(
         }
         let answered = BUFFER.with_borrow_mut(|buffer| {
             let length = session.socket.try_recv(buffer)?;
-            // As above.
+            // If the socket is full, the answer is lost, as on any path.
             let _ = socket.try_send_to(&buffer[..length], client);
             io::Result::Ok(length)
         });

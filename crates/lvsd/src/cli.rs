@@ -94,7 +94,7 @@ pub struct Arguments {
     attach: bool,
 
     /// Directory for data that must survive a reboot: the servers that operators have taken out of
-    /// service, and the last answers of DNS and etcd.
+    /// service, and the last answers of DNS, etcd and Kubernetes.
     #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
     state: PathBuf,
 
@@ -263,7 +263,7 @@ enum Command {
     Dataplane,
 }
 
-/// The change of a maintenance.
+/// The action of `lvsd maintenance`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Switch {
     /// Start maintenance.
@@ -548,7 +548,7 @@ fn address(arguments: &Arguments, config: &Config) -> Address {
         .map_or_else(Address::default, Address::new)
 }
 
-/// The last answers of DNS and etcd.
+/// The stored answers of DNS, etcd and Kubernetes.
 fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }

@@ -10,7 +10,8 @@ use lvs_api::{Address, Client};
 use crate::config::{Config, Report};
 use crate::replace::replace;
 
-/// Its path for the dataplane at `address`; `None` for an address without a path.
+/// The path of the stored configuration for the dataplane at `address`; `None` for an address
+/// without a path.
 pub fn path(address: &Address) -> Option<PathBuf> {
     address.state_file(".lvsd.toml")
 }

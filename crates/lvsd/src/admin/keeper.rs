@@ -36,7 +36,7 @@ struct State {
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
     /// Whether a thread is writing the file.
     writing: bool,
-    /// The file was not read completely. It is renamed before the next write.
+    /// Whether the file was not read completely; it is then renamed before the next write.
     unread: bool,
 }
 

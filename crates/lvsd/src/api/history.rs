@@ -13,7 +13,8 @@ use crate::snapshot::Snapshot;
 pub const STEP: Duration = Duration::from_secs(15);
 /// Maximum of stored points: those of one hour.
 const POINTS_MAX: usize = 240;
-/// Maximum number of services with a history, the first of the file: 24 bytes a point.
+/// Maximum number of services with a history: the first services of the file. Each point of a
+/// service needs 24 bytes.
 const SERVICES_MAX: usize = 4096;
 
 /// The recorded history.

@@ -140,7 +140,7 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.stats.live)
     }
 
-    /// Packets of one of its counters by reason; nothing until the dataplane has reported.
+    /// The packets of the service's counter `of`, by reason; none until the dataplane has reported.
     fn packets(&self, of: Losses) -> impl Iterator<Item = (ReasonLabels<'_>, u64)> {
         let all = self.dataplane.into_iter().flat_map(of);
         all.map(|one| {

@@ -63,7 +63,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const EVENTS_MAX: usize = 1000;
 /// Shortest interval between two log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
-/// Time limit for the removal of files.
+/// Time limit for the removal of the files of `procfs` when lvsd exits.
 const ENDING: Duration = Duration::from_secs(3);
 /// Pause between two attempts to listen on an address.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -257,7 +257,9 @@ pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
                     runtime.shutdown_background();
                 }
                 Err(error) => {
-                    tracing::error!("metrics and API disabled: cannot start the runtime of the thread lvsd-api: {error}; restart lvsd");
+                    tracing::error!(
+                        "metrics and API disabled: cannot start the runtime of the thread lvsd-api: {error}; restart lvsd"
+                    );
                 }
             }
         }
@@ -266,7 +268,9 @@ pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
         .name("lvsd-api".to_owned())
         .spawn(work);
     if let Err(error) = &thread {
-        tracing::error!("metrics and API disabled: cannot start the thread lvsd-api: {error}; restart lvsd");
+        tracing::error!(
+            "metrics and API disabled: cannot start the thread lvsd-api: {error}; restart lvsd"
+        );
     }
     Served {
         stop: Some(stop),

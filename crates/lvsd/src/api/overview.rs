@@ -20,7 +20,7 @@ use crate::verdict::{self, ServiceState};
 
 /// Maximum number of servers in the list of broken ones.
 const BROKEN_MAX: usize = 200;
-/// Greatest number of lines for each of drift, refusals and overrides.
+/// Maximum number of listed manual changes, of refused changes, and of overrides.
 const LINES_MAX: usize = 100;
 
 /// A summary of the status.
@@ -64,7 +64,7 @@ pub struct Overview {
     pub refused: Vec<String>,
     /// The first overrides of operators.
     pub admin: Vec<AdminEntry>,
-    /// Number of lines of these three that are not shown.
+    /// Number of manual changes, refused changes and overrides that are not listed.
     pub left_out: usize,
     /// Servers in the file.
     pub servers: usize,
@@ -74,7 +74,8 @@ pub struct Overview {
     pub down: usize,
     /// The total number of suspicious servers.
     pub suspicious: usize,
-    /// The first that are down, then the first that are suspicious.
+    /// Broken servers: first those that are down, then suspicious ones. The length of the list is
+    /// limited.
     pub broken: Vec<Broken>,
     /// The faults of all servers, grouped by cause; the causes with most servers come first.
     pub causes: Vec<Cause>,

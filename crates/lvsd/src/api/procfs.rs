@@ -21,7 +21,8 @@ use crate::snapshot::Snapshot;
 
 /// Interval at which the files are written.
 const EVERY: Duration = Duration::from_secs(2);
-/// Writing connections may use one in this many parts of the time.
+/// The time between the starts of two writes of the connections is at least this many times the
+/// duration of the first one.
 const SHARE: u32 = 20;
 /// Longest time to wait for a dataplane's answer.
 const PATIENCE: Duration = Duration::from_secs(2);

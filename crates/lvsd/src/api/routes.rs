@@ -72,7 +72,7 @@ const ASSETS: [(&str, &str, &[u8]); 6] = [
 
 type Reply = Response<Either<Full<Bytes>, Stream>>;
 
-/// The HTTP status of a refusal, and the fix.
+/// The HTTP status of a refusal, and its reason with a fix.
 #[derive(Debug)]
 struct Refusal(StatusCode, String);
 
@@ -102,7 +102,7 @@ struct Message {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
-    /// Author of changes that name none.
+    /// The name that is recorded for a change of this client, unless the change contains a name.
     who: String,
     /// Whether the client may make changes.
     may_change: bool,

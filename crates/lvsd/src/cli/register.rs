@@ -82,7 +82,10 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
     let mut held = None;
     loop {
         let Some(endpoint) = access.endpoints.get(next % members) else {
-            return Err("[cluster] contains no member of etcd: add etcd = [\"https://10.0.0.5:2379\"]".to_owned());
+            return Err(
+                "[cluster] contains no member of etcd: add etcd = [\"https://10.0.0.5:2379\"]"
+                    .to_owned(),
+            );
         };
         let mut client = Client::new(Arc::clone(&access), endpoint.clone());
         let over = tokio::select! {

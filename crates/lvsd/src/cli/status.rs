@@ -206,7 +206,7 @@ fn wrapped(text: &str, width: usize) -> String {
 }
 
 /// The position of the last space in the first `room` columns, at which the line is broken; `None`
-/// if the line is not longer.
+/// if the line has at most `room` columns.
 fn line_end(line: &str, room: usize) -> Option<usize> {
     let begin = line.len() - line.trim_start().len();
     let (mut columns, mut escape, mut space) = (0, false, None);

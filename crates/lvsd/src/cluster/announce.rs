@@ -146,7 +146,9 @@ impl Announcer {
         let failed = sender.clone();
         let its_door = door.clone();
         if let Err(error) = thread.spawn(move || run(&address, &turns, &its_door, &sender)) {
-            let trouble = format!("cannot start a thread: {error}; no address is announced until lvsd is restarted");
+            let trouble = format!(
+                "cannot start a thread: {error}; no address is announced until lvsd is restarted"
+            );
             tracing::error!("{trouble}");
             failed.send_modify(|announced| announced.trouble = Some(trouble));
         }

@@ -251,7 +251,8 @@ impl Cluster {
         vrrp.into_iter().chain(announced).collect()
     }
 
-    /// A new state of keepalived: the code of the fault, and the state as text.
+    /// The code of the fault and the text for a state that keepalived has reported; `None` if the
+    /// state is unchanged.
     fn take_vrrp(&mut self) -> Option<(&'static str, &'static str)> {
         let running = self.running.as_mut()?;
         let now = running.messages.borrow_and_update().state;

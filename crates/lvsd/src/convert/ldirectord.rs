@@ -28,7 +28,7 @@ impl Directive {
 #[derive(Clone, Debug, Default)]
 struct Settings {
     interval: Option<f64>,
-    /// For connections, pings and programs.
+    /// The timeout of checks by a connection, a ping or a program.
     check_timeout: Option<f64>,
     /// The timeout of negotiate checks.
     negotiate_timeout: Option<f64>,
@@ -185,7 +185,7 @@ fn digits(value: &str) -> &str {
     first(value, |c| c.is_ascii_digit())
 }
 
-/// The reason why e-mail is lost.
+/// The reason why settings for e-mail are not converted.
 const MAIL: &str = "lvsd sends no e-mail: use `notify` in [lvsd]";
 
 fn global(
@@ -209,7 +209,9 @@ fn global(
         "autoreload" if !yes(value) => return,
         "autoreload" => "the file is read again with `lvsd reload`",
         "readdquiescent" => "lvsd restores servers that another program removed",
-        "maintenancedir" => "lvsd ignores the files of that directory, and uses their servers: use `lvsadm maintenance`",
+        "maintenancedir" => {
+            "lvsd ignores the files of that directory, and uses their servers: use `lvsadm maintenance`"
+        }
         "callback" | "execute" => "see `notify` in [lvsd]",
         "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
         "emailalert" | "emailalertfrom" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
@@ -367,7 +369,9 @@ impl Building {
                 self.service.string("name", quoted(value).unwrap_or(value));
                 return;
             }
-            "login" | "passwd" | "database" | "secret" => "lvsd has no check that logs in to a server",
+            "login" | "passwd" | "database" | "secret" => {
+                "lvsd has no check that logs in to a server"
+            }
             "load" | "ignorecase" => "lvsd has no equivalent",
             "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
             "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,

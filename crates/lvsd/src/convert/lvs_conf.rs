@@ -61,7 +61,9 @@ pub(super) fn read(text: &str) -> Read {
             | "SERVER_DEFAULT_GW"
             | "SERVER_GW"
             | "RUN_REALSERVERS_CONF" => {
-                lose("lvsd does not configure addresses and routes of hosts; see `lvsadm realserver-setup`");
+                lose(
+                    "lvsd does not configure addresses and routes of hosts; see `lvsadm realserver-setup`",
+                );
             }
             _ => lose("lvsd has no equivalent"),
         }

@@ -55,9 +55,7 @@ fn text(value: &str) -> Result<&str, &'static str> {
     quoted(value)
         // ldirectord does not read such a file, but it has only one meaning.
         .or_else(|| is_bare().then_some(value))
-        .ok_or(
-            "the value must be in double quotes, without `#`; ldirectord refuses the file",
-        )
+        .ok_or("the value must be in double quotes, without `#`; ldirectord refuses the file")
 }
 
 impl Negotiation {

@@ -103,9 +103,9 @@ pub struct Options {
     pub checks: Option<Handle>,
     /// The paths and connections of a director with peers.
     pub cluster: Option<cluster::ClusterPaths>,
-    /// The path of the last answers of DNS and etcd.
+    /// The path of the stored answers of DNS, etcd and Kubernetes.
     pub sources: Option<PathBuf>,
-    /// Renewed in each iteration of the main loop.
+    /// The heartbeat of the main loop, renewed in each iteration.
     pub turns: Pulse,
     /// The sandbox of the process.
     pub confinement: Confinement,
@@ -145,7 +145,7 @@ struct Daemon<P> {
     /// changed.
     changed: bool,
     /// For each override that the dataplane has not applied yet, the sender that reports the
-    /// application. If it is dropped instead, no dataplane answers.
+    /// application. A sender that is dropped without a report means that no dataplane answers.
     unapplied: Vec<oneshot::Sender<()>>,
     /// The time of the next step.
     next: Instant,

@@ -184,7 +184,7 @@ impl<'a> CarryOut<'a> {
 /// The numbers of changes by their kind.
 #[derive(Debug, Default)]
 struct Numbers {
-    /// Changes are counted instead of logged.
+    /// Whether changes are counted instead of logged.
     in_use: bool,
     /// Services that were added, changed and removed.
     services: [usize; 3],

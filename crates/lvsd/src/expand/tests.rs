@@ -160,7 +160,8 @@ fn etcd_services_follow_services_of_the_file() {
     );
     let expanded = merged(&gathered);
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
-    // `[defaults]` applies to them, and servers of a pool follow the servers of the file.
+    // `[defaults]` applies to services of etcd, and servers of a pool follow the servers of the
+    // file.
     let wanted = [("10.0.0.1:80", 1), ("10.0.0.9:80", 4)];
     assert_eq!(
         servers(&expanded),

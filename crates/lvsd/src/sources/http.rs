@@ -118,7 +118,9 @@ impl Connection {
                 let met = tls.meet_as(stream, host).await;
                 shake(met.map_err(|why| Error::Failed(format!("TLS: {why}")))?).await
             }
-            (None, true) => Err(Error::Failed("https without a certificate authority: internal error of lvsd".to_owned())),
+            (None, true) => Err(Error::Failed(
+                "https without a certificate authority: internal error of lvsd".to_owned(),
+            )),
             (_, false) => shake(stream).await,
         }
     }

@@ -14,7 +14,7 @@ const FILE_MAX: u64 = 64 << 20;
 /// Shortest interval between two writes of the file.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Its path, for the daemon with the file at `config`.
+/// The path of the file with the stored answers, for the daemon with the configuration at `config`.
 pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
     let admin = admin::path(directory, config);
     let name = admin.to_string_lossy();

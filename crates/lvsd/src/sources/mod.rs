@@ -517,7 +517,8 @@ impl Sources {
         }
     }
 
-    /// The thread, started on the first call.
+    /// The runtime of the sources' thread, which the first call starts; `None` if the thread cannot
+    /// be started.
     fn runtime(&mut self) -> Option<Handle> {
         if self.runtime.is_none() {
             let started = start();
@@ -614,7 +615,7 @@ impl Sources {
     }
 }
 
-/// A thread with an event loop.
+/// Starts the thread of the sources, with an event loop.
 fn start() -> Result<Handle, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -101,8 +101,11 @@ impl Checker<'_> {
             .any(|own| path.starts_with(own));
         if kernels || path.parent().is_none() {
             self.report(
-                Diagnostic::error(place.span(), format!("{} is reserved for the kernel", path.display()))
-                    .help("use a directory for lvsd only: \"/run/lvs/proc\""),
+                Diagnostic::error(
+                    place.span(),
+                    format!("{} is reserved for the kernel", path.display()),
+                )
+                .help("use a directory for lvsd only: \"/run/lvs/proc\""),
             );
             return None;
         }

@@ -43,8 +43,11 @@ impl Checker<'_> {
             let place = raw.timeout.as_ref().or(raw.lease.as_ref());
             let span = place.map_or_else(|| spanned.span(), Spanned::span);
             self.report(
-                Diagnostic::warning(span, "`lease` is not longer than `timeout`: it may expire during a request")
-                    .help("set a `timeout` that is shorter than `lease`"),
+                Diagnostic::warning(
+                    span,
+                    "`lease` is not longer than `timeout`: it may expire during a request",
+                )
+                .help("set a `timeout` that is shorter than `lease`"),
             );
         }
         if lease.subsec_nanos() > 0
@@ -250,9 +253,7 @@ impl Checker<'_> {
             if let (Some(one), None) = (one, other) {
                 self.report(
                     Diagnostic::error(one.span(), format!("`{missing}` is missing"))
-                        .help(
-                            "set `cert` and `key`, or neither of them",
-                        ),
+                        .help("set `cert` and `key`, or neither of them"),
                 );
             }
         }

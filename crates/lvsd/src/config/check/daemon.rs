@@ -91,9 +91,9 @@ impl Checker<'_> {
     }
 }
 
-/// Whether `words` are a filter of the log: a level, and levels of parts, with commas between. The
-/// filter's own parser would take a misspelt level for the name of a part, and disable all other
-/// messages.
+/// Whether `words` are a filter of the log: a level, and levels of modules, separated by commas.
+/// The parser of the log's crate would accept a misspelt level as the name of a module, and disable
+/// all other messages.
 ///
 /// # Errors
 /// The error and its fix.
@@ -120,7 +120,8 @@ pub(crate) fn check_filter(words: &str) -> Result<(), (String, String)> {
         {
             return Err((
                 format!("`{part}` is not the name of a module"),
-                "write a level for all modules, or a module and its level: \"lvsd=debug\"".to_owned(),
+                "write a level for all modules, or a module and its level: \"lvsd=debug\""
+                    .to_owned(),
             ));
         }
     }

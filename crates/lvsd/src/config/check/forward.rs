@@ -151,8 +151,7 @@ impl Checker<'_> {
         if let Some(known) = all.iter().find(|checksum| checksum.option() == option) {
             let title = format!("unknown checksum of a tunnel `{}`", value.get_ref());
             self.report(
-                Diagnostic::error(value.span(), title)
-                    .help(format!("write \"{}\"", known.name())),
+                Diagnostic::error(value.span(), title).help(format!("write \"{}\"", known.name())),
             );
             return None;
         }

@@ -247,7 +247,7 @@ impl Http {
         Some(Self { port, host, pages })
     }
 
-    /// The server's address.
+    /// The address and port to which the check of `server` connects.
     pub(super) fn address(&self, server: SocketAddr) -> SocketAddr {
         self.port.address(server)
     }
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn probe_survives_any_answer() {
+    async fn http_probe_survives_any_answer() {
         survives("{ type = \"http\", body = \"well\" }", OK).await;
         survives("{ type = \"http\", regex = 'well$' }", OK).await;
         // A header and a body without an end, and invalid headers.

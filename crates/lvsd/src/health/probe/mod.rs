@@ -76,7 +76,8 @@ impl ProbeError {
         let code = match Errno::from_io_error(error) {
             Some(Errno::CONNREFUSED) => Code::Refused,
             Some(Errno::TIMEDOUT) => Code::Silent,
-            // Also of routes that prohibit, or are black holes, and of several ICMP errors.
+            // The kernel also reports these errors for routes of the types `prohibit` and
+            // `blackhole`, and for several ICMP errors.
             Some(
                 Errno::NETUNREACH
                 | Errno::HOSTUNREACH
@@ -447,7 +448,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// The name of its kind.
+            /// The name of the probe's kind.
             pub const fn name(&self) -> &'static str {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::NAME,)+

@@ -46,7 +46,12 @@ pub(super) fn parse(line: &[u8]) -> Result<Parsed, String> {
                 }
                 // A check cannot set a limit of connections here.
                 None if other.starts_with("maxconn:") => {}
-                _ => return Err(format!("it sent the unknown word {}", quoted(word.as_bytes()))),
+                _ => {
+                    return Err(format!(
+                        "it sent the unknown word {}",
+                        quoted(word.as_bytes())
+                    ));
+                }
             },
         }
     }

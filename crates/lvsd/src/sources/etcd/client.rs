@@ -81,7 +81,7 @@ impl Error {
         matches!(self, Self::Refused(NOT_FOUND, _))
     }
 
-    /// A token has run out.
+    /// Whether etcd does not accept the client's token any more.
     fn is_unknown(&self) -> bool {
         match self {
             Self::Refused(code, why) => {

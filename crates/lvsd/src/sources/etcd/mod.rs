@@ -3,11 +3,15 @@
 //! earlier keys apply until then.
 //!
 //! ```text
-//! list ──▶ Model ◀── watch       every few seconds: a read that a majority has to agree to, which
-//!            │                    a member that is cut off cannot answer, nor one whose watch has
-//!            ▼                    got stuck pass
-//!          Shared                 under a lease: what this director tells of itself
+//! list ──▶ Model ◀── watch
+//!            │
+//!            ▼
+//!          Shared
 //! ```
+//!
+//! Every few seconds, lvsd reads from the member with the consent of a majority. The read fails if
+//! the member is cut off from the other members, and shows changes that the watch did not deliver.
+//! lvsd also writes a record of this director, which etcd removes when its lease ends.
 
 mod client;
 mod keys;

@@ -139,7 +139,7 @@ fn ports(service: &Service) -> impl Iterator<Item = (&str, u16)> {
     ports.map(|port| (port.protocol.as_deref().unwrap_or("TCP"), port.port))
 }
 
-/// Which Services have which address.
+/// The addresses in use, and the Services that use them.
 #[derive(Default)]
 struct Taken<'a> {
     owners: BTreeMap<IpAddr, BTreeMap<&'a str, &'a Service>>,
@@ -335,6 +335,8 @@ struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
+    /// Reads the addresses and the pool that a Service requests.
+    ///
     /// # Errors
     /// The Service requests an address that no director can assign.
     fn of(service: &Service, settings: &'a Settings) -> Result<Self, String> {

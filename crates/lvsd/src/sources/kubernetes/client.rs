@@ -67,7 +67,7 @@ impl Error {
     }
 }
 
-/// The reason for a refusal, and the remedy.
+/// The reason for a refusal, and the fix.
 fn refusal(code: u16, why: &str) -> String {
     match code {
         401 => format!(

@@ -87,7 +87,7 @@ struct Slices {
     all: BTreeMap<String, Slice>,
     /// The EndpointSlices of each Service.
     of: BTreeMap<String, BTreeSet<String>>,
-    /// The endpoints of all.
+    /// The number of endpoints in all EndpointSlices.
     endpoints: usize,
 }
 
