@@ -722,7 +722,7 @@ fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, 
     let state = format!("{}{}", server.health, since.unwrap_or_default());
     let weight = match server.weight {
         Some(weight) => format!("weight {weight}"),
-        None => "not added".to_owned(),
+        None => "absent".to_owned(),
     };
     let address = server.server.to_string();
     let _ = write!(text, "  {address:<21}");
@@ -1041,7 +1041,7 @@ mod tests {
         status.services[0].drops = vec![refused("no_route", 2)];
         let text = text_of(&status, Look::default());
         for line in [
-            "\ndropped in five minutes: 12 no_server (3 in the last minute, first 2m10s ago, last 4s ago). To do: lvsadm drops has the meaning and the fix of each\n",
+            "\ndropped in five minutes: 12 no_server (3 in the last minute, first 2m10s ago, last 4s ago). To do: `lvsadm drops` lists the meaning and the fix of each reason\n",
             " usable\n  refused in five minutes: 8 no_server (4 in the last minute, first 2m10s ago, last 4s ago)\n  dropped in five minutes: 2 no_route (1 in the last minute, first 2m10s ago, last 4s ago)\n",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
