@@ -131,10 +131,7 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
             service.usable == 0 && service.sorry.is_none(),
             "no server receives new connections",
         ),
-        (
-            !service.quorum && service.usable > 0,
-            "it is below its quorum",
-        ),
+        (!service.quorum && service.usable > 0, "below its quorum"),
         (service.withdrawn, "its VIP is released"),
         (
             service.panic,

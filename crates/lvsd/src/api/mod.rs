@@ -161,7 +161,7 @@ impl Api {
             }
             Ok(None) => Err("lvsd is stopping; repeat the request when it runs again".to_owned()),
             Err(_) => Err(format!(
-                "lvsd has not answered within {PATIENCE:?}: its log names the cause"
+                "lvsd has not answered within {PATIENCE:?}: the log of lvsd names the cause"
             )),
         }
     }
@@ -339,7 +339,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                         "another process listens there: `ss -Hltnp` shows it; set another address in [api]"
                     }
                     std::io::ErrorKind::AddrNotAvailable => {
-                        "this host does not have the address (a VIP that the dataplane owns is not the host's)"
+                        "this host does not have the address (a VIP that the dataplane owns is not an address of the host)"
                     }
                     std::io::ErrorKind::PermissionDenied => {
                         "ports below 1024 need CAP_NET_BIND_SERVICE; use a higher one in [api]"

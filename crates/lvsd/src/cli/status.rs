@@ -479,8 +479,8 @@ fn conflict_fix(conflict: &Conflict) -> String {
     match conflict.is_vip() {
         true => "remove the address from one of the two hosts; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup".to_owned(),
         false => format!(
-            "change the address of one of the two hosts; on this host, {} on {} has it",
-            conflict.own_mac, conflict.interface
+            "change the address of one of the two hosts; on this host, {} ({}) has the address",
+            conflict.interface, conflict.own_mac
         ),
     }
 }
@@ -610,7 +610,7 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
         TablesState::Older => "an older version, services and servers not compared".to_owned(),
         TablesState::Alike => "the same services and servers as this director".to_owned(),
         TablesState::Differ => services(),
-        TablesState::Alarm => format!("ALARM: {}; lvsadm sync shows them", services()),
+        TablesState::Alarm => format!("ALARM: {}; `lvsadm sync` lists the differences", services()),
     };
     let _ = writeln!(text, "; {printed}");
 }
@@ -653,7 +653,7 @@ fn dataplane(status: &Status) -> String {
             if dataplane.is_other_version(&status.version) {
                 let _ = write!(
                     text,
-                    ", NOT the version of lvsd: it is used until the dataplane is restarted"
+                    ", NOT the version of lvsd; restart the dataplane to use the installed version"
                 );
             }
             if let Some(seconds) = verdict::late_seconds(dataplane) {
@@ -661,7 +661,7 @@ fn dataplane(status: &Status) -> String {
             }
             text
         }
-        (true, None) => "dataplane: it answers".to_owned(),
+        (true, None) => "the dataplane answers".to_owned(),
         (false, _) if dataplane.idle => "no dataplane is needed".to_owned(),
         (false, _) => "NO DATAPLANE answers; see the log of lvsd for the reason".to_owned(),
     }

@@ -35,7 +35,7 @@ pub fn text(config: &Config, services: &[Service]) -> Result<String, String> {
         }
     }
     let mut text = format!(
-        "# Made by `lvsd keepalived-config` from {}: VRRP only; services, servers and checks are lvsd's.\n\
+        "# Made by `lvsd keepalived-config` from {}: VRRP only. lvsd manages services, servers and checks.\n\
          # Identical on all directors, except for values that differ in their [vrrp].\n\
          global_defs {{\n    vrrp_version 3\n    vrrp_notify_fifo {}\n}}\n\n\
          # Written by lvsd: 0, or a negative number if keepalived should prefer another director. With\n\

@@ -68,7 +68,7 @@ fn unread(path: &Path, error: &str) -> Kept {
         "cannot read {path}: {error}; the director counts as in maintenance until `lvsd maintenance off`"
     );
     let wish = Maintenance {
-        why: Some("its stored state cannot be read".to_owned()),
+        why: Some("the stored maintenance cannot be read".to_owned()),
         ..Maintenance::default()
     };
     Kept { wish, began: None }

@@ -586,7 +586,7 @@ fn fix(error: &std::io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::NotFound => "put the configuration there, or name its file with --config",
         ErrorKind::PermissionDenied => {
-            "let the user that lvsd runs as read it and its directories (`namei -l` shows their permissions)"
+            "permit the user of lvsd to read the file and its directories (`namei -l` shows their permissions)"
         }
         ErrorKind::IsADirectory => "name a file in this directory with --config",
         _ if matches!(

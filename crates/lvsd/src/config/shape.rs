@@ -104,7 +104,7 @@ pub(super) fn remote(text: &str) -> Result<(), String> {
     }
     match table.values().any(|value| runs_programs(value.get_ref())) {
         true => Err(
-            "checks with type = \"exec\" run programs here: they are permitted in files only"
+            "checks with type = \"exec\" run programs on this host: they are permitted in files only"
                 .to_owned(),
         ),
         false => Ok(()),
@@ -139,7 +139,7 @@ impl<'a> Reader<'a> {
             let title = format!("there are more than {RULES_MAX} rules for marks");
             self.findings.push(
                 Diagnostic::error(rule.span(), title)
-                    .help("a rule has one network and several ranges of ports; is this file the intended one?"),
+                    .help("combine rules: a rule can have several ranges of ports; or check that this is the intended file"),
             );
             marks.truncate(RULES_MAX);
         }
@@ -170,7 +170,7 @@ impl<'a> Reader<'a> {
             let title = format!("there are more than {SERVICES_MAX} services");
             self.findings
                 .push(Diagnostic::error(service.span(), title).help(
-                "an array of addresses makes one service for each; is this file the intended one?",
+                "an array of addresses makes a service for each address; check that this is the intended file",
             ));
         }
         raw.mark = self.read_all(marks);

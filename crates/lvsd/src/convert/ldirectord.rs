@@ -467,7 +467,7 @@ impl Building {
                     self.service.keys.insert("one_packet", "true".to_owned());
                 }
                 false => {
-                    let why = "it is for UDP services only, as with ldirectord";
+                    let why = "it applies to UDP services only, as with ldirectord";
                     self.service.lose(directive.lost(why));
                 }
             }

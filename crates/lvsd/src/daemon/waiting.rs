@@ -12,7 +12,7 @@ use crate::dataplane::{Links, Stopped};
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// The fix for a dataplane that does not answer.
-const UNSTICK: &str = "if it was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
+const UNSTICK: &str = "if the dataplane was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
 
 /// Receives the daemon's signals. A signal that arrives during a request to the dataplane is
 /// stored.

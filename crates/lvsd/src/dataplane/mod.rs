@@ -977,7 +977,7 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
         let service = names.service_in_words(service);
         if *is {
             tracing::warn!(
-                "{server} of {service} was set to weight 0 by hand, and keeps it until its weight is changed by hand (`lvsadm undrain SERVICE SERVER`) or it is removed from the file"
+                "{server} of {service} was set to weight 0 by hand; the weight stays 0 until an operator changes it (`lvsadm undrain SERVICE SERVER`), or the server is removed from the file"
             );
         } else {
             tracing::info!("{server} of {service} is no longer drained by hand");

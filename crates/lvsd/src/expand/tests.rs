@@ -221,7 +221,7 @@ fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
             &format!("{good}[[mark]]\nset = 1\n"),
             "exactly one [[service]]",
         ),
-        (&exec, "run programs here"),
+        (&exec, "run programs on this host"),
         (
             "[[service]]\nadress = \"x\"\n",
             "line 2: unknown key `adress`",

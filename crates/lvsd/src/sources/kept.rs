@@ -75,7 +75,7 @@ pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
             Err(error) if !complained => {
                 complained = true;
                 tracing::error!(
-                    "cannot store the answers of DNS, etcd and Kubernetes in {}: {error}; an lvsd that starts while they are unreachable would not have them; use another directory with --state",
+                    "cannot store the answers of DNS, etcd and Kubernetes in {}: {error}; an lvsd that starts while these sources are unreachable would not know their servers; use another directory with --state",
                     path.display()
                 );
             }

@@ -122,7 +122,9 @@ impl SourceState {
                 if self.trouble.as_ref() != Some(why) {
                     let holds = match known {
                         true => "its last answer is still used",
-                        false => "it has not answered yet: the dataplane's services are unchanged",
+                        false => {
+                            "no answer from this source is known yet: the dataplane's services are unchanged"
+                        }
                     };
                     tracing::warn!(event = "source_lost", "{what}: {why}; {holds}");
                 }

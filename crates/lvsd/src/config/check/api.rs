@@ -58,7 +58,7 @@ impl Checker<'_> {
                 ),
                 Ok(address) if all.contains(&address) => self.report(
                     Diagnostic::error(words.span(), format!("{address} is named twice"))
-                        .help("name it once"),
+                        .help("name each address once"),
                 ),
                 Ok(address) => all.push(address),
                 Err(_) => self.report(

@@ -45,7 +45,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     span,
-                    "`lease` is not longer than `timeout`: it may expire during a request",
+                    "`lease` is not longer than `timeout`: the lease may expire during a request",
                 )
                 .help("set a `timeout` that is shorter than `lease`"),
             );

@@ -200,7 +200,7 @@ impl Checker<'_> {
             self.report(match meant(name, facts.group_names()) {
                 Some(word) => finding.help(format!("did you mean \"{word}\"?")),
                 None => finding.help(format!(
-                    "`getent group` lists them; `groupadd --system {name}` creates it"
+                    "`getent group` lists the groups; `groupadd --system {name}` creates this one"
                 )),
             });
         }

@@ -138,7 +138,7 @@ impl Checker<'_> {
                     span.clone(),
                     "the kubeconfig has no `certificate-authority`",
                 )
-                .help("write it again: kubectl config view --raw --flatten --minify"),
+                .help("write the kubeconfig again: kubectl config view --raw --flatten --minify"),
             );
             return None;
         };

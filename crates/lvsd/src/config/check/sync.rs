@@ -51,7 +51,7 @@ impl Checker<'_> {
             None => {
                 self.report(
                     Diagnostic::error(spanned.span(), "[sync.ipvs] has no interface").help(
-                        "add interface = \"...\": the one on the network of the other directors",
+                        "add interface = \"...\": the interface on the network of the other directors",
                     ),
                 );
                 String::new()
@@ -62,10 +62,9 @@ impl Checker<'_> {
             let parsed = text.parse::<IpAddr>().ok().filter(IpAddr::is_multicast);
             if parsed.is_none() {
                 let title = format!("`{text}` is not a multicast group");
-                self.report(
-                    Diagnostic::error(group.span(), title)
-                        .help("use one like 224.0.0.81 or ff02::81, or leave this key out"),
-                );
+                self.report(Diagnostic::error(group.span(), title).help(
+                    "use a multicast address such as 224.0.0.81 or ff02::81, or remove this key",
+                ));
             }
             parsed
         });
@@ -183,7 +182,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(key_file.span(), why)
-                    .label("the dataplane does not start without it")
+                    .label("the dataplane does not start without a usable key")
                     .help("all directors need the same key: openssl rand -hex 32, once"),
             );
         }
@@ -223,7 +222,7 @@ impl Checker<'_> {
                 place,
                 format!("the address family of the server {address} differs from its service's, which synchronisation does not support"),
             )
-            .context(at, "the dataplane accepts only one of the two")
+            .context(at, "the dataplane accepts either this synchronisation or servers of another family")
             .help("use a server address of the same family as the virtual address, or remove [sync.ipvs]"),
         );
     }

@@ -130,7 +130,7 @@ fn unreadable_file_reports_reason_and_fix() {
     assert!(
         denied
             .to_string()
-            .contains("let the user that lvsd runs as read it"),
+            .contains("permit the user of lvsd to read the file"),
         "{denied}"
     );
 }

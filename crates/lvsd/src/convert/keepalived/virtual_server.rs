@@ -310,7 +310,7 @@ impl Parts {
                 true => {
                     service.keys.insert("one_packet", "true".to_owned());
                 }
-                false => service.lose(item.lost("it is for UDP services only")),
+                false => service.lose(item.lost("it applies to UDP services only")),
             }
         }
         let mut netmask = None;

@@ -193,7 +193,7 @@ pub(super) struct Answer {
 /// Parses an answer to `question`; `None` if the datagram answers another question.
 pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'static str> {
     let (Some(head), Some(asked)) = (bytes.get(..12), question.get(12..)) else {
-        return Err("less than a header");
+        return Err("an incomplete header");
     };
     if question.get(..2) != Some(&head[..2]) || head[2] & 0x80 == 0 {
         return Ok(None);

@@ -98,7 +98,7 @@ impl Page {
                 let at = keys.place("path");
                 let finding = Diagnostic::error(at, format!("{path:?} is not a path"));
                 keys.report(finding.help(
-                    "write it from its first slash on: path = \"/health?full=1\"; write the host as `host`",
+                    "write the path from its first slash on: path = \"/health?full=1\"; write the host as `host`",
                 ));
             }
             page.path = path;

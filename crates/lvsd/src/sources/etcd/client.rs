@@ -57,7 +57,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Http(#[from] http::Error),
     /// The request is refused: gRPC's number, and the reason.
-    #[error("refuses it: {1}")]
+    #[error("refuses the request: {1}")]
     Refused(u32, String),
 }
 

@@ -188,7 +188,7 @@ impl Owed {
         let behind: HashMap<_, _> = found.filter(|&(key, at)| lacks(key, at)).collect();
         let still = |(key, at): (&u64, &i64)| behind.contains_key(key) && lacks(*key, *at);
         if self.behind.iter().any(still) {
-            return Some("the present values of its keys were not sent");
+            return Some("the watch did not deliver the present values of some keys");
         }
         let latest = page.kvs.iter().map(|kv| kv.mod_revision.0).max();
         self.latest = latest.unwrap_or(self.latest).max(self.latest);
@@ -199,8 +199,9 @@ impl Owed {
         // A deletion may not have been delivered yet.
         let differs = usize::try_from(page.count.0) != Ok(known.len());
         self.differ = if differs { self.differ + 1 } else { 0 };
-        (self.differ >= DIFFER_MAX)
-            .then_some("the number of its keys differs from the number that it reported")
+        (self.differ >= DIFFER_MAX).then_some(
+            "the number of keys in etcd differs from the number of keys that the watch delivered",
+        )
     }
 }
 
@@ -555,7 +556,10 @@ mod tests {
         // A later change was delivered, and this one was not.
         let announced = [("b", 19), ("d", 2)];
         let why = look(19, &[("b", 19), ("c", 18)], &announced).0;
-        assert_eq!(why, Some("the present values of its keys were not sent"));
+        assert_eq!(
+            why,
+            Some("the watch did not deliver the present values of some keys")
+        );
     }
 
     #[test]

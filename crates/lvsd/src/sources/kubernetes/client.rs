@@ -74,9 +74,9 @@ fn refusal(code: u16, why: &str) -> String {
             "does not accept the credentials (401 {why}): write a valid token to `token_file` or the kubeconfig"
         ),
         403 => format!(
-            "does not permit it (403 {why}): apply the rights of contrib/kubernetes/rbac.yaml"
+            "does not permit the request (403 {why}): apply the rights of contrib/kubernetes/rbac.yaml"
         ),
-        _ => format!("refuses it ({code} {why})"),
+        _ => format!("refuses the request ({code} {why})"),
     }
 }
 
