@@ -78,13 +78,13 @@ pub(super) struct Balancer {
 pub struct Counts {
     /// Connections, and clients that send datagrams.
     pub connections: usize,
-    /// Maximum number of clients at a time.
+    /// Maximum number of connections and clients at a time.
     pub most: usize,
-    /// Connections refused because the limit was reached.
+    /// Connections and clients that were refused because the maximum was reached.
     pub full: u64,
     /// Evicted clients.
     pub evicted: u64,
-    /// Connections without an available server.
+    /// Connections and clients for which no server was available.
     pub refused: u64,
 }
 
@@ -141,7 +141,7 @@ impl Balancer {
         self.streams.load(Ordering::Relaxed) + self.clients.held()
     }
 
-    /// Sets the greatest number of clients; present clients stay.
+    /// Sets the maximum number of connections and clients; present ones stay.
     pub(super) fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
     }
@@ -166,7 +166,7 @@ impl Balancer {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Reserves a slot for another connection; `None` if all slots are used.
+    /// Reserves a slot for another connection; `None` if all slots for connections are used.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
         let most = self.most.load(Ordering::Relaxed);
         let streams = self.streams.fetch_add(1, Ordering::Relaxed);

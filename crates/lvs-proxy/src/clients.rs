@@ -18,8 +18,8 @@ use lvs_core::api::ServiceId;
 
 use super::close_signal::CloseSignal;
 
-/// Time after which a client that has sent only once is idle: like in the kernel's connection
-/// tracking.
+/// Time without a datagram after which a new client is idle, as in the kernel's connection
+/// tracking; also the time after which an established client may be evicted.
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
 /// Maximum number of slots that are being released: an evicted client closes a socket first.
 const LEAVING_MAX: usize = 1024;
@@ -150,7 +150,7 @@ impl Clients {
     }
 
     /// Reserves a slot for `client` of `service`. At most `most` clients can have a slot;
-    /// `crowded`: TCP connections use all other slots, so that a client must be evicted.
+    /// `crowded`: all slots of the proxy are in use, so that a client must be evicted.
     pub(super) fn slot(
         self: &Arc<Self>,
         service: ServiceId,

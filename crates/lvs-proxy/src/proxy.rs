@@ -258,7 +258,9 @@ fn refusal(address: SocketAddr, error: &io::Error) -> String {
         io::ErrorKind::AddrNotAvailable => {
             "this host does not have the address: add it with `ip address add`, or listen at 0.0.0.0 or [::]"
         }
-        _ => "correct the address or the port of the service",
+        _ => {
+            "check the address and the port of the service, and the limits of this host (`ulimit -n`)"
+        }
     };
     format!("cannot listen at {address}: {error}; {help}")
 }

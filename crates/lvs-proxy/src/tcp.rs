@@ -25,7 +25,7 @@ const TRIES: usize = 3;
 /// chooses a server that has refused this connection, the balancer chooses again.
 const DRAWS: usize = 8;
 
-/// Accepts connections until `close_signal` is closed.
+/// Accepts connections until `close_signal` is set.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,

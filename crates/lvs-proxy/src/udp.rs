@@ -29,7 +29,7 @@ struct Session {
     slot: Slot,
 }
 
-/// Receives datagrams until `close_signal` is closed.
+/// Receives datagrams until `close_signal` is set.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,

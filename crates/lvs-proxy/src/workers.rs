@@ -77,7 +77,7 @@ impl Workers {
         })
     }
 
-    /// Serves until the close signal is closed.
+    /// Serves until the close signal is set.
     pub(super) fn serve(&self, listeners: Listeners, close_signal: &Arc<CloseSignal>) {
         for (worker, socket) in self.0.iter().zip(listeners.sockets) {
             // A worker exits only with the process.

@@ -34,7 +34,7 @@ struct Series {
     points: VecDeque<Point>,
 }
 
-/// Rates a second over the last interval, and the health at its end.
+/// Rates per second over the last interval, and the health at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Point {
     usable: u32,
@@ -57,13 +57,13 @@ pub struct Curves {
     pub usable: Vec<u32>,
     /// Servers in the file.
     pub servers: Vec<u32>,
-    /// New connections a second.
+    /// New connections per second.
     pub connections: Vec<f32>,
-    /// Packets a second in both directions.
+    /// Packets per second in both directions.
     pub packets: Vec<f32>,
-    /// Bytes a second from clients.
+    /// Bytes per second from clients.
     pub in_bytes: Vec<f32>,
-    /// Bytes a second to clients; none with direct routing and tunnels, whose replies bypass the
+    /// Bytes per second to clients; none with direct routing and tunnels, whose replies bypass the
     /// director.
     pub out_bytes: Vec<f32>,
 }

@@ -1,6 +1,6 @@
 //! The `Host` of a request over TCP.
 //!
-//! If an attacker lets the name of a web page resolve to an address of this network ("DNS
+//! If an attacker makes the name of a web page resolve to an address of this network ("DNS
 //! rebinding"), the browser of an operator sends requests with that name to this director, and the
 //! page reads the answers. So requests are answered only if the name is a known name of this
 //! director. Addresses are accepted, because an attacker cannot control them.

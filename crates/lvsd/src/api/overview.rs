@@ -54,7 +54,7 @@ pub struct Overview {
     pub director: DirectorStatus,
     /// The sources of servers and services besides the file.
     pub sources: Vec<SourceStatus>,
-    /// Rates a second, summed over all services.
+    /// Rates per second, summed over all services.
     pub rates: Counts,
     /// Longest recent delay of a check's start after its due time, in milliseconds.
     pub check_lag_ms: u64,
@@ -81,7 +81,8 @@ pub struct Overview {
     pub causes: Vec<Cause>,
     /// The number of all causes, including those that are not listed.
     pub causes_in_all: usize,
-    /// The services: broken ones first, then the others in the order of the file.
+    /// The services: first the broken ones, then the degraded, the suspicious and the OK ones;
+    /// those of one state in the order of the file.
     pub services: Vec<Summary>,
     /// Numbers of dropped packets by reason.
     pub drops: Vec<ReasonCount>,
@@ -148,7 +149,7 @@ pub struct Summary {
     pub active: u64,
     /// Inactive connections.
     pub inactive: u64,
-    /// Rates a second.
+    /// Rates per second.
     pub rates: Counts,
 }
 

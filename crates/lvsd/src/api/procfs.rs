@@ -101,7 +101,7 @@ pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::
     }
 }
 
-/// The content of all files at one update.
+/// One update of all files.
 struct Round {
     tree: Tree,
     snapshot: Arc<Snapshot>,
@@ -150,7 +150,7 @@ impl Round {
                     }
                 }
             }
-            // The next round reads the new state.
+            // The dataplane does not answer; the next round asks again.
             Err(_) => self.tree.without(&CONNECTIONS),
         }
         why

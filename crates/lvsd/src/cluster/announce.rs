@@ -67,7 +67,7 @@ pub(super) enum Began {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WantedAnnouncements {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
-    /// The director is in maintenance.
+    /// The start of the maintenance; `None` if the director is not in maintenance.
     pub(super) maintenance: Option<Began>,
     pub(super) settings: Announce,
 }
@@ -101,7 +101,7 @@ impl WantedAnnouncements {
 /// The state of the announcements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Announced {
-    /// `None` before the first answer.
+    /// The readiness of the dataplane; `None` before its first answer.
     pub(super) readiness: Option<Readiness>,
     pub(super) vips: Vec<AnnouncedVip>,
     /// The reason why the dataplane does not answer.

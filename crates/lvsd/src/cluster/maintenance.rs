@@ -34,7 +34,7 @@ impl Kept {
         }
     }
 
-    /// The maintenance, with its begin by the present wall clock.
+    /// The maintenance, with its start by the present wall clock.
     pub(super) fn shown(&self, now: Now) -> Maintenance {
         let began = self.began.as_ref().and_then(Moment::of_this_boot);
         Maintenance {
@@ -44,7 +44,7 @@ impl Kept {
     }
 }
 
-/// The path of the maintenance, for the daemon with the overrides at `admin`.
+/// The path of the file that stores the maintenance, for the daemon with the overrides at `admin`.
 pub fn path(admin: &Path) -> PathBuf {
     let name = admin.to_string_lossy();
     let name = name.strip_suffix(".admin.json").unwrap_or(&name);
@@ -80,7 +80,7 @@ pub(super) fn check(wish: Option<&Maintenance>) -> Result<(), String> {
     for text in words.flatten() {
         if text.chars().count() > WORDS_MAX || text.contains(char::is_control) {
             return Err(format!(
-                "use a reason of one line of at most {WORDS_MAX} characters"
+                "use a name and a reason of one line each, of at most {WORDS_MAX} characters"
             ));
         }
     }

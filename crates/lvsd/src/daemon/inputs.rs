@@ -45,13 +45,14 @@ pub(super) struct Inputs<P> {
     pub(super) admin: Admin,
     /// Servers that an operator has set ready although they were drained by hand in the dataplane.
     pub(super) readied: HashSet<Key>,
-    /// The VRRP state of this director, and the states of its peers.
+    /// The VRRP state, the maintenance and the announcements of this director.
     pub(super) cluster: Cluster,
     /// The answers of DNS, etcd and Kubernetes.
     pub(super) sources: Sources,
     /// The dataplane as the daemon last saw it.
     pub(super) dataplane: Observed,
-    /// Servers that accept health checks, but do not answer connections of clients.
+    /// Suspicious servers: clients get no answers from them, although their health checks may
+    /// succeed.
     pub(super) suspects: HashMap<Key, Suspicion>,
 }
 

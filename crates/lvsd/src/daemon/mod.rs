@@ -2,7 +2,7 @@
 //! overrides, and brings the dataplane to it step by step.
 //!
 //! ```text
-//! file, DNS, etcd ──▶ Reloader ──┐
+//! file, sources ────▶ Reloader ──┐
 //! checks ────────────────────────┤
 //! operators, keepalived ─────────┼──▶ Inputs ──▶ Policy ──▶ desired() ──▶ Goal ──▶ Links::step
 //! dataplane ─────────────────────┘                 │                                  │
@@ -161,7 +161,7 @@ struct Daemon<P> {
 enum Event {
     /// The daemon must exit.
     Stop {
-        /// The dataplane must exit as well.
+        /// Whether the dataplane must exit as well.
         all: bool,
     },
     /// The file must be read again.
@@ -265,7 +265,7 @@ async fn next_input(
 /// another owner loses lvsd's services and VIPs.
 ///
 /// # Errors
-/// It does not exit; the text is the reason.
+/// The dataplane does not exit; the text is the reason.
 pub async fn stop_dataplane(host: impl Host) -> Result<(), String> {
     let link = Links::new(Box::new(host), true, Instant::now());
     waiting::stop(Box::new(link)).await
@@ -376,8 +376,8 @@ impl<P: Prober> Daemon<P> {
         self.next = Instant::now();
     }
 
-    /// Makes one step towards the desired state. Returns no result if the daemon must exit while
-    /// the dataplane processes a request.
+    /// Makes one step towards the desired state. Returns `None` if the daemon must exit while the
+    /// dataplane processes a request.
     async fn step(
         &mut self,
         link: Box<Links>,
@@ -471,7 +471,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Decides about all services, and reports the decisions to peers, routers and operators.
+    /// Decides about all services, and passes the decisions to keepalived, to the announcements of
+    /// addresses and to operators.
     fn decide(&mut self) {
         let transitions = self.policy.decide(&self.inputs);
         let announcements = self.policy.announcements(&self.inputs);

@@ -170,7 +170,7 @@ struct Task {
     /// The number of unanswered connection attempts in the dataplane when the last check of the
     /// server succeeded, for each service.
     unanswered: HashMap<Key, u32>,
-    /// The effect of clients without an answer.
+    /// Sends requests to the task, because clients got no answer.
     prompts: mpsc::Sender<Prompt>,
     abort: AbortHandle,
 }

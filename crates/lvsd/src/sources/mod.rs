@@ -50,7 +50,7 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gathered {
-    /// The servers of each name in DNS that was ever answered.
+    /// The servers of each name in DNS for which an answer was ever received.
     pub dns: BTreeMap<String, Vec<Record>>,
     /// Services and servers in etcd; `None` until etcd has answered once.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -388,7 +388,8 @@ impl Sources {
     }
 
     /// Sets the DNS names, the etcd cluster and the Kubernetes cluster to follow. `in_force` are
-    /// the valid texts of etcd's services.
+    /// the valid texts of etcd's services; `made` are the services of Kubernetes that the daemon
+    /// uses or refuses.
     pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
         let &Wanted {
             lookups,
@@ -507,7 +508,7 @@ impl Sources {
         }
     }
 
-    /// Writes the state of this director to etcd.
+    /// Sets the state of this director, which the sources' thread writes to etcd.
     pub(crate) fn announce(&self, announced: Director) {
         if self.etcd.is_none() {
             return;

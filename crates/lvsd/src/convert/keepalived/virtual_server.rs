@@ -490,7 +490,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "smtp_alert" if !is_on(item) => {}
             "smtp_alert" => service.lose(item.lost("lvsd sends no e-mail: use `notify` in [lvsd]")),
             "snmp_name" => {
-                service.lose(item.lost("lvsd does not support SNMP; set `name` of the service"))
+                service.lose(item.lost("lvsd does not support SNMP; set `name` of the service"));
             }
             "" => {}
             "nb_get_retry" | "nat_mask" => {

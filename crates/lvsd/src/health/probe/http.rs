@@ -238,7 +238,7 @@ impl Http {
         if !(1..=URLS_MAX).contains(&pages.len()) {
             let at = keys.place("urls");
             keys.report(
-                Diagnostic::error(at, format!("{} pages", pages.len())).help(format!(
+                Diagnostic::error(at, format!("the check has {} URLs", pages.len())).help(format!(
                     "write 1 to {URLS_MAX} URLs: urls = [{{ path = \"/a\" }}, {{ path = \"/b\" }}]"
                 )),
             );
@@ -323,7 +323,8 @@ fn authority(server: SocketAddr, scheme: &str) -> String {
     }
 }
 
-/// The path of a redirect: always on the same server, even if the redirect contains another host.
+/// The host and the path of a redirect. The next request goes to the same server, even if the
+/// redirect contains another host.
 pub(super) fn follow(
     location: &str,
     scheme: &str,

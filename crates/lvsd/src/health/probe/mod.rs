@@ -234,14 +234,14 @@ impl Asked<'_> {
             reason.text.push_str(&format!(" ({}{of})", icmp.name()));
             if icmp.is_of_filter() {
                 let on = sender.unwrap_or(ip);
-                let fix = format!("a filter rejects it; on {on}: nft list ruleset");
+                let fix = format!("a filter rejects the packets; on {on}: nft list ruleset");
                 return ProbeError::Server(reason.of(Code::Filtered).with_fix(fix));
             }
         } else if Errno::from_io_error(error) == Some(Errno::CONNREFUSED) {
             let listener = self.via.filter(|via| !via.method.translates());
             let listener = listener.map_or(target, |via| via.virt);
             let fix = format!(
-                "on {ip}: does a program listen on {listener} (ss -ltn), or does a filter reject it with a reset (nft list ruleset)?"
+                "on {ip}: does a program listen on {listener} (ss -ltn), or does a filter reject connections with a reset (nft list ruleset)?"
             );
             return ProbeError::Server(reason.with_fix(fix));
         }

@@ -62,7 +62,7 @@ impl ProbeKind for Smtp {
     }
 }
 
-/// Sends `HELO`, and then `QUIT`.
+/// Reads the greeting, sends `EHLO`, reads its answer, and sends `QUIT`.
 pub(super) async fn talk<S>(stream: S, helo: &str) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin,

@@ -44,7 +44,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Parsed, String> {
                 Some(Ok(percent)) if percent <= PERCENT_MAX => {
                     parsed.advice.weight = Some(Weight::Percent(percent));
                 }
-                // A check cannot set a limit of connections here.
+                // `maxconn` is ignored: a check cannot set a limit of connections.
                 None if other.starts_with("maxconn:") => {}
                 _ => {
                     return Err(format!(

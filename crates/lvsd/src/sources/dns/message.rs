@@ -51,8 +51,9 @@ pub(super) enum Data {
 /// The content of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// The records, and the shortest TTL of the records and of the aliases that lead to them.
+    /// The records.
     pub(super) records: Vec<Data>,
+    /// The shortest TTL, in seconds, of the records and of the aliases that lead to them.
     pub(super) ttl: u32,
 }
 

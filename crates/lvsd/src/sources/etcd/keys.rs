@@ -44,7 +44,7 @@ pub struct Etcd {
     pub prefix: String,
     /// The identity of the etcd cluster.
     pub cluster: i64,
-    /// The last change.
+    /// The revision of the last change of services and servers.
     pub revision: i64,
     /// Services, by the names of their keys.
     pub services: BTreeMap<String, Text>,

@@ -181,7 +181,7 @@ impl Owed {
     }
 
     /// Records the result of a probe; `known` contains the delivered revisions of keys. Returns the
-    /// reason if the watch is overdue for too long.
+    /// reason if all keys must be listed again.
     fn look(&mut self, page: Ranged, known: &HashMap<u64, i64>) -> Option<&'static str> {
         let lacks = |key: u64, revision: i64| known.get(&key).is_none_or(|known| *known < revision);
         let found = page.kvs.iter().map(|kv| (hash(kv), kv.mod_revision.0));
@@ -362,7 +362,7 @@ impl Session<'_> {
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
-            "etcd, {}: {why}; complete up to revision {}, all keys are read again",
+            "etcd, {}: {why}; lvsd has the changes up to revision {}, and reads all keys again",
             self.settings.prefix,
             self.seen
         );
@@ -425,8 +425,8 @@ impl Session<'_> {
         self.keep_at = Instant::now() + GATHER;
     }
 
-    /// Whether an event is a foreign change of this director's record. If so, the record is written
-    /// again, so that the other process notices too.
+    /// Whether this director must write its record again: because an event deleted the record, or
+    /// because another process has begun to write it. That process then notices, too.
     fn of_twin(&mut self, event: &message::Event) -> bool {
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let own = format!("{prefix}directors/{name}");

@@ -181,7 +181,7 @@ impl Writers {
     }
 }
 
-/// An API server.
+/// A client of an API server.
 pub(super) struct Client {
     settings: Arc<Settings>,
     connection: Reopened,

@@ -448,7 +448,7 @@ impl<'a> Nodes<'a> {
     /// The node ports of a Service, with their weights.
     ///
     /// # Errors
-    /// It has no node port.
+    /// The port of the Service has no `nodePort`.
     fn servers(
         &self,
         model: &'a Model,

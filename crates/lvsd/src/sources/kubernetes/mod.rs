@@ -51,7 +51,7 @@ use crate::health::probe::Tls;
 const PAGE: usize = 500;
 /// Maximum number of objects of a list.
 const LISTED_MAX: usize = 100_000;
-/// Maximum of pages of a list.
+/// Maximum number of pages of a list.
 const PAGES_MAX: usize = 2000;
 /// Time limit for reading a complete list.
 const LIST_TIME: Duration = Duration::from_secs(300);
@@ -138,7 +138,7 @@ pub struct Kubernetes {
 pub(super) struct View {
     /// Messages about refused objects.
     pub(super) left_out: Vec<String>,
-    /// The objects that are refused.
+    /// Number of refused objects.
     pub(super) refused: usize,
     /// The director that writes addresses.
     pub(super) leader: Option<String>,
@@ -158,7 +158,7 @@ pub(super) fn by_service(refused: &BTreeMap<String, String>) -> BTreeMap<String,
     services
 }
 
-/// Follows an API server until it is aborted.
+/// Follows an API server until the task is aborted.
 pub(super) fn follow(settings: Settings, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let settings = Arc::new(settings);
