@@ -147,7 +147,8 @@ impl Admin {
         admin
     }
 
-    /// Reads the overrides of a file; returns whether the file has entries that were not accepted.
+    /// Reads the overrides of a file; returns whether the file was not read completely, so that it
+    /// must be renamed before the next write.
     fn read_from(&mut self, path: &Path, owner: bool, now: Now) -> bool {
         let text = match std::fs::read(path) {
             Ok(text) => text,

@@ -789,7 +789,7 @@ impl Early {
         Ok(this)
     }
 
-    /// Registers the signals with the daemon.
+    /// Sends the daemon a message for each of these signals that arrives.
     fn listen(&self, kinds: &[(SignalKind, Signal)]) -> Result<(), String> {
         let _runtime = self.runtime.enter();
         for &(kind, message) in kinds {

@@ -18,9 +18,9 @@ pub struct ServerView {
 pub struct Decision {
     /// Whether the service has its quorum.
     pub quorum: bool,
-    /// Panic mode: too few servers are up, and all are used.
+    /// Whether the service is in panic mode: too few servers are up, so that all are used.
     pub panic: bool,
-    /// The sorry server replaces the other servers.
+    /// Whether the sorry server replaces the other servers.
     pub sorry: bool,
     /// Whether the service's VIP is withdrawn.
     pub withdrawn: bool,

@@ -1,7 +1,8 @@
 //! The last valid configuration, next to the dataplane's socket. If the file is invalid when lvsd
 //! restarts after a crash, lvsd continues with this configuration.
 //!
-//! It is used only while the same dataplane runs. After a reboot an invalid file is refused.
+//! It is used only while the same dataplane runs, or has crashed. After a reboot, or after the
+//! dataplane was stopped, an invalid file is refused.
 
 use std::path::{Path, PathBuf};
 

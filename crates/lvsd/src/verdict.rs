@@ -62,7 +62,7 @@ pub fn in_file(service: &ServiceStatus) -> impl Iterator<Item = &ServerStatus> {
     servers.filter(|server| server.configured.is_some())
 }
 
-/// The servers of the file with this health.
+/// Number of servers of the file with this health.
 pub fn count(service: &ServiceStatus, health: &str) -> usize {
     in_file(service)
         .filter(|server| server.health == health)

@@ -51,7 +51,7 @@ impl fmt::Debug for Keeper {
 pub struct Kept(Option<oneshot::Receiver<Result<(), String>>>);
 
 impl Kept {
-    /// A keeper without a file: every write completes at once.
+    /// A write without a file, which is complete at once.
     pub(super) const fn nowhere() -> Self {
         Self(None)
     }

@@ -100,7 +100,7 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
                         format!("{key} cannot be removed, and expires within {lease:?}: {endpoint} {error}")
                     })?;
                 }
-                tracing::info!("{key} is withdrawn");
+                tracing::info!("{key} is no longer registered");
                 return Ok(());
             }
             Err(why) => {
@@ -140,7 +140,7 @@ async fn stay(
                         *held = Some(id);
                         let put = client.put(key, value, id).await;
                         if put.is_ok() {
-                            tracing::info!("{key} is {value}");
+                            tracing::info!("registered {key}: {value}");
                         } else {
                             *held = None;
                         }

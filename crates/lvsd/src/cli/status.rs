@@ -265,7 +265,8 @@ fn one_line(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Starts or ends the maintenance of the director, and prints its VRRP state.
+/// Starts or ends the maintenance of the director, if `on` is set. Prints the maintenance and VRRP
+/// state.
 pub(super) fn maintenance(
     dataplane: &Address,
     on: Option<bool>,
@@ -284,7 +285,7 @@ pub(super) fn maintenance(
     super::write(text.as_bytes())
 }
 
-/// The state of a director among its peers.
+/// The lines about the maintenance, VRRP and announcements of a director.
 fn director(status: &DirectorStatus, now: u64) -> String {
     let mut text = String::new();
     match &status.maintenance {

@@ -98,7 +98,7 @@ pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came 
     let packet = match Packet::parse(bytes) {
         Ok(packet) => packet,
         Err(_) if cut && bytes.len() >= 12 => return Came::Cut,
-        Err(_) => return Came::Refused("nonsense"),
+        Err(_) => return Came::Refused("an invalid message"),
     };
     if !packet.has_flags(PacketFlag::RESPONSE) {
         return Came::Strange;
@@ -256,7 +256,7 @@ mod tests {
         cut[2] |= 2;
         assert_eq!(www(&cut), Came::Cut);
         assert_eq!(www(&cut[..40]), Came::Cut);
-        assert_eq!(www(&good[..40]), Came::Refused("nonsense"));
+        assert_eq!(www(&good[..40]), Came::Refused("an invalid message"));
         let mut failed = good;
         failed[3] = (failed[3] & 0xf0) | 2;
         assert_eq!(www(&failed), Came::Refused("SERVFAIL"));

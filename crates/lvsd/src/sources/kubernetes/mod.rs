@@ -409,7 +409,7 @@ impl<'a> Session<'a> {
         );
     }
 
-    /// Processes a line of a watch; `None` if the watch has ended.
+    /// Processes a line of a watch; `line` is `None` at the end of the watch.
     fn take(&mut self, watch: &mut Watch, line: Option<Vec<u8>>) -> Result<Brought, Error> {
         let Some(line) = line else {
             return Ok(Brought::End);
@@ -616,7 +616,7 @@ impl<'a> Session<'a> {
                     );
                     events.extend(self.event(&key, "Normal", "AddressAssigned", &message));
                 }
-                // The watch reports its present state.
+                // The watch reports the present state of the Service.
                 Err(error) if error.is_conflict() || error.is_missing() => {}
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
@@ -636,7 +636,8 @@ impl<'a> Session<'a> {
         fault.map_or(Ok(!passing), Err)
     }
 
-    /// Writes an Event for each Service that is refused for another reason than before.
+    /// Writes an Event for each Service that is refused for another reason than before. Returns
+    /// true if more are due.
     async fn complain(&mut self, mut left: usize) -> Result<bool, Error> {
         let mut refused = self.shared.refused_by_daemon();
         refused.retain(|key, _| self.model.services.contains_key(key));
