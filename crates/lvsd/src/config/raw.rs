@@ -148,6 +148,8 @@ pub(super) struct RawDataplane {
     pub(super) icmp_limit: Option<Spanned<Whole>>,
     /// Maximum number of connections in the connection table. Default: the dataplane's.
     pub(super) max_connections: Option<Spanned<Whole>>,
+    /// Maximum number of IPv6 connections among them, with the kernel fast path. Default: the
+    /// dataplane's.
     pub(super) max_ipv6: Option<Spanned<Whole>>,
     /// The action of a full table on a new connection: `drop` or `evict`. Default: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
@@ -301,8 +303,7 @@ pub(super) struct RawKubernetes {
     pub(super) lease: Option<Spanned<String>>,
     /// Name of this director, unique in the cluster. Default: the name of the host.
     pub(super) director: Option<Spanned<String>>,
-    /// Time after which lvsd uses another API server or connects again, if it gets no answer.
-    /// Default: 5s.
+    /// Time without an answer after which a request fails, and lvsd connects again. Default: 5s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
     /// Pools from which Services are assigned addresses.
     pub(super) pool: Vec<Spanned<RawPool>>,
@@ -477,7 +478,8 @@ pub(super) struct RawProxy {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawFilter {
-    /// Networks whose connections are accepted. Default: none.
+    /// Networks whose connections are accepted. If any are set, connections from all other networks
+    /// are refused. Default: none.
     pub(super) allow: Option<Spanned<OneOrMore>>,
     /// Networks whose connections are refused. Default: none.
     pub(super) deny: Option<Spanned<OneOrMore>>,
@@ -630,9 +632,11 @@ pub(super) struct RawCheckTable {
     pub(super) interval: Option<Spanned<RawDuration>>,
     /// Time after which a check has failed. Default: `2s`.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Number of consecutive successful checks after which a server is up again. Default: 2.
+    /// Number of consecutive successful checks after which a server is up again. Default: 2; 1 for
+    /// the types `agent` and `file`.
     pub(super) rise: Option<Spanned<Whole>>,
-    /// Number of consecutive failed checks after which the server is down. Default: 3.
+    /// Number of consecutive failed checks after which the server is down. Default: 3; 1 for the
+    /// types `agent` and `file`.
     pub(super) fall: Option<Spanned<Whole>>,
     /// Interval of checks while their results contradict the present state. Default: a fifth of
     /// `interval`.
@@ -641,7 +645,7 @@ pub(super) struct RawCheckTable {
     pub(super) jitter: Option<Spanned<Whole>>,
     /// Path of the check: `server`, or `service` through the VIP. Default: `server`.
     pub(super) via: Option<Spanned<String>>,
-    /// Whether a suspicious server is taken out; or the number of consecutive unanswered connection
+    /// Whether a suspicious server is set down; or the number of consecutive unanswered connection
     /// attempts of clients after which the server is checked at once. Default: `false`.
     pub(super) passive: Option<Spanned<RawPassive>>,
     /// Keys of this kind of check.

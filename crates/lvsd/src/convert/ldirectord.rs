@@ -249,8 +249,9 @@ struct Building {
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,
     one_packet: Option<Directive>,
-    /// Flags of the scheduler, and the positions of their lines.
+    /// Flags of the scheduler.
     flags: Vec<String>,
+    /// The line of the flags.
     flags_directive: Directive,
     bad: Option<&'static str>,
 }

@@ -50,7 +50,7 @@ impl Checker<'_> {
             match word.parse::<SocketAddr>() {
                 Ok(address) if address.port() == 0 => self.report(
                     Diagnostic::error(words.span(), "lvsd cannot listen on port 0")
-                        .help("name one, as in \"127.0.0.1:9560\""),
+                        .help("write a port, as in \"127.0.0.1:9560\""),
                 ),
                 Ok(address) if address.ip().is_multicast() => self.report(
                     Diagnostic::error(words.span(), format!("{} is a multicast address", address.ip()))

@@ -68,7 +68,7 @@ impl Checker<'_> {
             Some(ServiceId::Fwmark { .. }) => impossible(
                 place,
                 "a proxy listens on one port, and has no marks",
-                "write a [[service]] with address and port for each",
+                "write a [[service]] for each address and port",
             ),
             Some(ServiceId::Sctp { .. }) => impossible(
                 place,
