@@ -21,7 +21,7 @@ use super::Options;
 use super::clients::{Admission, Clients, Slot};
 use super::close_signal::CloseSignal;
 
-/// The longest timeout that ipvsadm permits.
+/// The longest timeout that ipvsadm permits, in seconds.
 const NEVER: u32 = 31 * 86_400;
 /// Number of moved bytes at which the proxy reports them, if `COUNT_AFTER` has not passed before.
 const COUNT_BYTES: u64 = 1 << 20;
@@ -65,7 +65,7 @@ pub(super) struct Balancer {
     clients: Arc<Clients>,
     /// Maximum number of connections and clients.
     most: AtomicUsize,
-    /// Connections and clients that were refused because there were that many.
+    /// Number of connections and clients that were refused because the maximum was reached.
     full: AtomicU64,
     /// Evicted clients.
     evicted: AtomicU64,
@@ -78,13 +78,13 @@ pub(super) struct Balancer {
 pub struct Counts {
     /// Connections, and clients that send datagrams.
     pub connections: usize,
-    /// Maximum number of clients at a time.
+    /// Maximum number of connections and clients at a time.
     pub most: usize,
-    /// Connections refused because the limit was reached.
+    /// Connections and clients that were refused because the maximum was reached.
     pub full: u64,
     /// Evicted clients.
     pub evicted: u64,
-    /// Connections without an available server.
+    /// Connections and clients for which no server was available.
     pub refused: u64,
 }
 
@@ -141,7 +141,7 @@ impl Balancer {
         self.streams.load(Ordering::Relaxed) + self.clients.held()
     }
 
-    /// Sets the greatest number of clients; present clients stay.
+    /// Sets the maximum number of connections and clients; present ones stay.
     pub(super) fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
     }
@@ -166,7 +166,7 @@ impl Balancer {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Reserves a slot for another connection; `None` if all slots are used.
+    /// Reserves a slot for another connection; `None` if all slots for connections are used.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
         let most = self.most.load(Ordering::Relaxed);
         let streams = self.streams.fetch_add(1, Ordering::Relaxed);
@@ -262,7 +262,8 @@ pub(super) struct Entry {
     pub(super) close_signal: Arc<CloseSignal>,
     /// Moved bytes that were not reported yet, in each direction.
     pending: [AtomicU64; 2],
-    /// Time of the last movement, and of the last report; on the balancer's clock.
+    /// The time at which the last bytes were moved, and the time of the last report to the
+    /// director, in milliseconds on the balancer's clock.
     moved: AtomicU64,
     reported: AtomicU64,
 }
@@ -330,7 +331,8 @@ impl Entry {
             .handle_packet(&PacketMeta::new(hook, tuple, transport, len), now);
     }
 
-    /// Waits until nothing has moved for the present value of `limit`.
+    /// Waits until no bytes have been moved for the time that `limit` returns, which may change
+    /// during the wait.
     pub(super) async fn idle(&self, limit: impl Fn() -> Duration) {
         loop {
             let limit = u64::try_from(limit().as_millis()).unwrap_or(u64::MAX);

@@ -18,8 +18,8 @@ use lvs_core::api::ServiceId;
 
 use super::close_signal::CloseSignal;
 
-/// Time after which a client that has sent only once is idle: like in the kernel's connection
-/// tracking.
+/// Time without a datagram after which a new client is idle, as in the kernel's connection
+/// tracking; also the time after which an established client may be evicted.
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
 /// Maximum number of slots that are being released: an evicted client closes a socket first.
 const LEAVING_MAX: usize = 1024;
@@ -49,11 +49,12 @@ struct Table {
 /// The clients of a service.
 #[derive(Debug, Default)]
 struct Queue {
-    /// The client's unique number.
+    /// The unique number of the queue.
     number: u64,
     /// New clients in order of arrival.
     new: BTreeMap<u64, Arc<Client>>,
-    /// Active clients in the order in which they became active.
+    /// Established clients, in the order in which they were established or last examined for an
+    /// eviction.
     talking: BTreeMap<u64, Arc<Client>>,
     sources: HashMap<IpAddr, usize>,
 }
@@ -148,7 +149,8 @@ impl Clients {
         self.table().held
     }
 
-    /// A slot for `client` at `service` among `most`; `crowded` if TCP connections use all slots.
+    /// Reserves a slot for `client` of `service`. At most `most` clients can have a slot;
+    /// `crowded`: all slots of the proxy are in use, so that a client must be evicted.
     pub(super) fn slot(
         self: &Arc<Self>,
         service: ServiceId,
@@ -279,7 +281,8 @@ impl Slot {
         self.client.talks.load(Ordering::Relaxed)
     }
 
-    /// Its idle limit, if established clients have the limit `idle`.
+    /// The time without a datagram after which the client is idle; `idle` is this time for
+    /// established clients.
     pub(super) fn patience(&self, idle: Duration) -> Duration {
         match self.talks() {
             true => idle,
@@ -439,7 +442,8 @@ mod tests {
         }
         assert!(own.len() <= 10, "{}", own.len());
         assert!(others.iter().filter(|one| taken(one)).count() <= 1);
-        // No client of it is near the front, so that the search is short.
+        // No client of this source is among the first clients of the queue, which are the only ones
+        // that are examined.
         assert!(refused > 0);
         // Without other services, the service may use all slots.
         let alone = Arc::new(Clients::default());

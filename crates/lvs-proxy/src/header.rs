@@ -69,7 +69,7 @@ pub enum Read {
     Partial,
     /// A header of this length, and the original client, unless the sender is the client itself.
     Header(usize, Option<SocketAddr>),
-    /// The text is not a header.
+    /// The bytes are not a header.
     Nonsense,
 }
 
@@ -249,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn proxy_header_parser_accepts_any_bytes(
+        fn proxy_header_parser_does_not_panic_on_any_bytes(
             start in prop_oneof![Just(&b""[..]), Just(&b"PROXY TCP4 "[..]), Just(&SIGNATURE[..])],
             rest in proptest::collection::vec(any::<u8>(), 0..200),
         ) {

@@ -2,9 +2,9 @@
 //! needs no dataplane and, for ports from 1024 on, no privileges.
 //!
 //! ```text
-//!             ┌ listener ─ accept ─┐                         ┌▶ tcp: two pumps (pipe) ──▶ server
-//! lvs-proxy-N ┤                    ├─ Balancer: who gets it? ────┤
-//!             └ socket ── datagram ┘  (lvs_core::Director)   └▶ udp: a socket a client ─▶ server
+//!             ┌ listener ─ accept ─┐                             ┌▶ tcp: two pumps (pipe) ─▶ server
+//! lvs-proxy-N ┤                    ├─ Balancer: chooses server ──┤
+//!             └ socket ── datagram ┘  (lvs_core::Director)       └▶ udp: a socket a client ▶ server
 //! ```
 //!
 //! `balancer` is a director of `lvs-core` that receives events of connections instead of packets,

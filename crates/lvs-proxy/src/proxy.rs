@@ -20,8 +20,8 @@ use super::workers::{Listeners, Workers};
 const CONNECTIONS_MAX: usize = 100_000;
 /// Minimum number of connections that must be possible.
 const CONNECTIONS_MIN: usize = 16;
-/// Descriptors for other purposes than listeners and checks: the API's 128, the sockets' 64, files,
-/// and the event loops of threads.
+/// Descriptors for other purposes than listeners and checks: 128 connections of the API, 64 of the
+/// control socket, files, and the event loops of threads.
 const RESERVE: usize = 384;
 /// Maximum number of descriptors for pipes.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
@@ -160,7 +160,7 @@ impl Proxy {
         services.collect()
     }
 
-    /// The filters of all services, and of each.
+    /// The filters by service; the key `None` is the filter of all services.
     pub fn filters(&self) -> HashMap<Option<ServiceId>, FilterLists> {
         let inner = self.0.balancer.lock();
         let filters = inner.director.control.filters();
@@ -258,7 +258,9 @@ fn refusal(address: SocketAddr, error: &io::Error) -> String {
         io::ErrorKind::AddrNotAvailable => {
             "this host does not have the address: add it with `ip address add`, or listen at 0.0.0.0 or [::]"
         }
-        _ => "see the system's error message",
+        _ => {
+            "check the address and the port of the service, and the limits of this host (`ulimit -n`)"
+        }
     };
     format!("cannot listen at {address}: {error}; {help}")
 }

@@ -21,11 +21,11 @@ use super::pipe::pump;
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
 /// Maximum number of servers that are tried for one connection.
 const TRIES: usize = 3;
-/// Number of choices of the balancer for each server that has not refused yet: servers are chosen
-/// for simultaneous clients in turn, and a scheduler may choose the same server again.
+/// Maximum number of choices of the balancer before each attempt to connect. If the scheduler
+/// chooses a server that has refused this connection, the balancer chooses again.
 const DRAWS: usize = 8;
 
-/// Accepts connections until `close_signal` is closed.
+/// Accepts connections until `close_signal` is set.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,
@@ -55,7 +55,9 @@ pub(super) async fn serve(
             Err(error) => {
                 if !complained {
                     complained = true;
-                    tracing::error!("cannot accept connections at {virt}: {error}; trying again");
+                    tracing::error!(
+                        "cannot accept connections at {virt}: {error}; lvsd tries again"
+                    );
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

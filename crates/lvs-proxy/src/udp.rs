@@ -29,7 +29,7 @@ struct Session {
     slot: Slot,
 }
 
-/// Receives datagrams until `close_signal` is closed.
+/// Receives datagrams until `close_signal` is set.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,
@@ -128,7 +128,7 @@ async fn answers(
         }
         let answered = BUFFER.with_borrow_mut(|buffer| {
             let length = session.socket.try_recv(buffer)?;
-            // As above.
+            // If the socket is full, the answer is lost, as on any path.
             let _ = socket.try_send_to(&buffer[..length], client);
             io::Result::Ok(length)
         });

@@ -77,7 +77,7 @@ impl Workers {
         })
     }
 
-    /// Serves until the close signal is closed.
+    /// Serves until the close signal is set.
     pub(super) fn serve(&self, listeners: Listeners, close_signal: &Arc<CloseSignal>) {
         for (worker, socket) in self.0.iter().zip(listeners.sockets) {
             // A worker exits only with the process.
@@ -140,7 +140,7 @@ async fn work(balancer: Arc<Balancer>, mut orders: mpsc::UnboundedReceiver<Order
             }),
         };
         if let Err(error) = started {
-            tracing::error!("cannot serve {address}: {error}");
+            tracing::error!("cannot serve {address}: {error}; restart lvsd");
         }
     }
 }

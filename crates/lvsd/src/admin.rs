@@ -23,7 +23,7 @@ const ENTRIES_MAX: usize = 65_536;
 
 /// The longest wait for the disk at the end of the daemon.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Interval of the checks whether a drain is complete.
+/// Interval of the checks whether all overrides are stored, when the daemon exits.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The overrides of operators.
@@ -41,10 +41,11 @@ pub struct Admin {
 struct StoredOverride {
     #[serde(flatten)]
     entry: AdminEntry,
-    /// Its deadline on the boot-time clock, which is not adjusted when the wall clock is set.
+    /// The deadline of the override on the boot-time clock, which is not adjusted when the wall
+    /// clock is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
-    /// The start of the override on that clock.
+    /// The start of the override on the boot-time clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     began: Option<Moment>,
 }
@@ -85,7 +86,8 @@ impl StoredOverride {
     }
 }
 
-/// The path of the overrides in a state directory, for the daemon with this file: each has its own.
+/// The path of the file with overrides in a state directory. Each configuration file has a separate
+/// file of overrides.
 pub fn path(directory: &Path, config: &Path) -> PathBuf {
     let config = whole(config).unwrap_or_else(|_| config.to_owned());
     let name = config.to_string_lossy();
@@ -145,7 +147,8 @@ impl Admin {
         admin
     }
 
-    /// Reads the overrides of a file; returns whether the file has entries that were not accepted.
+    /// Reads the overrides of a file; returns whether the file was not read completely, so that it
+    /// must be renamed before the next write.
     fn read_from(&mut self, path: &Path, owner: bool, now: Now) -> bool {
         let text = match std::fs::read(path) {
             Ok(text) => text,
@@ -245,8 +248,8 @@ impl Admin {
         shown.collect()
     }
 
-    /// Sets an override. The state `ready` removes all overrides of these servers, or of some of
-    /// them.
+    /// Sets an override. The state `ready` removes all overrides that concern only servers of its
+    /// target.
     ///
     /// # Errors
     /// The override is invalid; the text is the reason. Nothing has changed.
@@ -297,7 +300,8 @@ impl Admin {
     }
 
     /// Starts to write the current overrides, completely or not at all, on a thread of the calling
-    /// runtime. A later call writes later, or replaces this one.
+    /// runtime. If a write is in progress, this one waits; a later call replaces a write that
+    /// waits.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
             Some(keeper) => keeper.keep(self.entries.values().cloned().collect()),

@@ -94,7 +94,7 @@ pub struct Arguments {
     attach: bool,
 
     /// Directory for data that must survive a reboot: the servers that operators have taken out of
-    /// service, and the last answers of DNS and etcd.
+    /// service, and the last answers of DNS, etcd and Kubernetes.
     #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
     state: PathBuf,
 
@@ -263,7 +263,7 @@ enum Command {
     Dataplane,
 }
 
-/// The change of a maintenance.
+/// The action of `lvsd maintenance`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Switch {
     /// Start maintenance.
@@ -284,7 +284,7 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     {
         let _ = writeln!(
             std::io::stderr(),
-            "  tip: a configuration is named with `--config {word}`"
+            "  tip: to use this configuration, write `lvsd --config {word}`"
         );
     }
     if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
@@ -548,7 +548,7 @@ fn address(arguments: &Arguments, config: &Config) -> Address {
         .map_or_else(Address::default, Address::new)
 }
 
-/// The last answers of DNS and etcd.
+/// The stored answers of DNS, etcd and Kubernetes.
 fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }
@@ -561,14 +561,17 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
             let signal = if all { Kill::INT } else { Kill::TERM };
             end_politely(pid, signal, STOP_LIMIT)
         }
-        Err(LockError::Held(None)) => Err("an lvsd runs, and its process id is unknown".to_owned()),
+        Err(LockError::Held(None)) => Err(
+            "an lvsd runs, but its process id is unknown; `pgrep -x lvsd` lists the processes"
+                .to_owned(),
+        ),
         Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
         Ok(_only) if all => {
             last_good::forget(&address);
             stop_dataplane(&address, arguments.log_format)
         }
         Ok(_only) => {
-            log::say(Level::INFO, format_args!("lvsd: none runs"));
+            log::say(Level::INFO, format_args!("lvsd: no lvsd runs"));
             Ok(())
         }
     };
@@ -617,7 +620,10 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     let result = match steer(address) {
         // The daemon reads its file, and logs the errors of the file.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
-        Err(LockError::Held(None)) => Err("an lvsd runs, and its process id is unknown".to_owned()),
+        Err(LockError::Held(None)) => Err(
+            "an lvsd runs, but its process id is unknown; `pgrep -x lvsd` lists the processes"
+                .to_owned(),
+        ),
         Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
         Ok(_only) => Err("no lvsd runs; start it with `systemctl start lvsd`".to_owned()),
     };
@@ -783,7 +789,7 @@ impl Early {
         Ok(this)
     }
 
-    /// Registers the signals with the daemon.
+    /// Sends the daemon a message for each of these signals that arrives.
     fn listen(&self, kinds: &[(SignalKind, Signal)]) -> Result<(), String> {
         let _runtime = self.runtime.enter();
         for &(kind, message) in kinds {
@@ -844,7 +850,7 @@ fn run(
     let result = runtime.block_on(async {
         tokio::spawn(pulses.event_loop.clone().keep(BEAT));
         let pins = Pins::start(address.clone()).map_err(|error| {
-            tracing::warn!("no through-VIP checks: cannot start a thread: {error}");
+            tracing::warn!("through-VIP checks disabled: cannot start their thread: {error}; restart lvsd");
         });
         let network = Network { pins: pins.ok() };
         let events = Events::default();
@@ -853,7 +859,7 @@ fn run(
         let opened = control_socket::open(&address, &config.dataplane, Arc::clone(&api));
         if let Err(error) = opened {
             tracing::warn!(
-                "no control socket: {error}; `lvsd status` and `lvsadm drain` work without lvsd; --socket @NAME needs no rights"
+                "cannot open the control socket: {error}; commands such as `lvsd status` cannot reach this lvsd: permit lvsd to write to the directory of the socket, or use --socket @NAME, and restart lvsd"
             );
         }
         let served = api::start(&api, &events, &address);

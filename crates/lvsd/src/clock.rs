@@ -26,8 +26,8 @@ pub struct Now {
 }
 
 impl Now {
-    /// Reads both clocks. Their difference stays the same until one of them is set: `unix` may be
-    /// too low by up to a second.
+    /// Reads both clocks. `unix` is computed from `boot` and the whole seconds between both clocks,
+    /// so that both advance together. So `unix` may be up to a second too low.
     pub fn read() -> Self {
         let boot = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

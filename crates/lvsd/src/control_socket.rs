@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn client_gets_answers_and_events() {
+    async fn control_socket_client_gets_answers_and_events() {
         let directory = tempfile::tempdir().expect("a directory");
         let dataplane = Address::new(directory.path().join("e.sock"));
         let mut events = Events::default();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_event_stream_frees_its_place() {
+    async fn closed_event_stream_frees_its_slot() {
         let directory = tempfile::tempdir().expect("a directory");
         let dataplane = Address::new(directory.path().join("e.sock"));
         let (sender, _requests) = channel();

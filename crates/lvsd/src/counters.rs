@@ -14,7 +14,7 @@ pub const BOUNDS: [f64; 13] = [
 /// Histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Counts of each class of [`BOUNDS`], and beyond.
+    /// The number of durations in each bucket of [`BOUNDS`], and above the last bound.
     pub classes: [u64; BOUNDS.len() + 1],
     /// The sum of all durations, in microseconds.
     pub sum_us: u64,
@@ -76,7 +76,7 @@ pub struct Counts {
 pub enum CheckOutcome {
     /// The check succeeded.
     Good,
-    /// Checks that failed.
+    /// The check failed.
     Failed,
     /// The host could not make the check.
     NotMade,

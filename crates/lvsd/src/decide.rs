@@ -18,9 +18,9 @@ pub struct ServerView {
 pub struct Decision {
     /// Whether the service has its quorum.
     pub quorum: bool,
-    /// Panic mode: too few servers are up, and all are used.
+    /// Whether the service is in panic mode: too few servers are up, so that all are used.
     pub panic: bool,
-    /// The sorry server replaces the other servers.
+    /// Whether the sorry server replaces the other servers.
     pub sorry: bool,
     /// Whether the service's VIP is withdrawn.
     pub withdrawn: bool,
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn decide_sorry_server_overrides_the_minimum_share() {
+    fn decide_sorry_server_overrides_panic_mode() {
         let service =
             service("quorum = { up = 3, down = 2 }\npanic_below = 60\nsorry = \"10.0.0.99\"");
         let both: Vec<(bool, bool)> = walk(&service, &[4, 2, 1, 2, 3])
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn all_servers_are_used_below_the_minimum_share() {
+    fn decide_below_panic_threshold_uses_all_servers() {
         let lone = service("panic_below = 50");
         let panic: Vec<bool> = walk(&lone, &[4, 2, 1, 0, 2])
             .iter()

@@ -51,7 +51,7 @@ pub fn desired(
         vips: vips.unwrap_or_default(),
         sysctls: config.sysctls.clone(),
         sync: config.sync.clone(),
-        // A file without rules for marks leaves the rules of others as they are.
+        // A file without rules for marks leaves the rules of other programs unchanged.
         marks: (!config.marks.is_empty()).then(|| config.marks.clone()),
         port_marks: discovered.port_marks.clone(),
         filter: config.filter.clone(),
@@ -232,7 +232,7 @@ mod tests {
             desired(&self.config, &self.discovered, health, &overrides)
         }
 
-        /// Weight, health and departure of each server.
+        /// Weight and health of each server, and whether it is in maintenance.
         fn servers(&self) -> Vec<(i32, Health, bool)> {
             let servers = &self.desired().services[0].servers;
             let servers = servers.iter();

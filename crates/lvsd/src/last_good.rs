@@ -1,7 +1,8 @@
 //! The last valid configuration, next to the dataplane's socket. If the file is invalid when lvsd
 //! restarts after a crash, lvsd continues with this configuration.
 //!
-//! It is used only while the same dataplane runs. After a reboot an invalid file is refused.
+//! It is used only while the same dataplane runs, or has crashed. After a reboot, or after the
+//! dataplane was stopped, an invalid file is refused.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,8 @@ use lvs_api::{Address, Client};
 use crate::config::{Config, Report};
 use crate::replace::replace;
 
-/// Its path for the dataplane at `address`; `None` for an address without a path.
+/// The path of the stored configuration for the dataplane at `address`; `None` for an address
+/// without a path.
 pub fn path(address: &Address) -> Option<PathBuf> {
     address.state_file(".lvsd.toml")
 }

@@ -4,14 +4,14 @@
 //! config/         TOML ──▶ checked Config, or all errors in it
 //! convert/        conversion of other programs' files
 //! health/         health checks, a task for each
-//! sources/        the answers of DNS and etcd
-//! expand/         Config and the answers of DNS and etcd ──▶ all services (pure)
+//! sources/        the answers of DNS, etcd and Kubernetes
+//! expand/         Config and the answers of the sources ──▶ all services (pure)
 //! decide          quorum, panic mode and sorry server of a service (pure)
 //! admin           the administrative states of servers, which operators set
 //! desired         Config + Discovered + Health + Overrides ──▶ Desired (pure)
 //! reconcile/      Desired and the state of the dataplane ──▶ ordered changes (pure)
 //! dataplane/      the connection to the dataplane: attach or start, apply changes, replace a lost one
-//! daemon/         the loop that joins them
+//! daemon/         the main loop, which uses all of these modules
 //! cluster/        keepalived, announcements, maintenance of this director
 //! requests        requests of clients to the loop
 //! snapshot        the state of daemon and dataplane at one moment

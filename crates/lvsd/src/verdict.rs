@@ -62,7 +62,7 @@ pub fn in_file(service: &ServiceStatus) -> impl Iterator<Item = &ServerStatus> {
     servers.filter(|server| server.configured.is_some())
 }
 
-/// The servers of the file with this health.
+/// Number of servers of the file with this health.
 pub fn count(service: &ServiceStatus, health: &str) -> usize {
     in_file(service)
         .filter(|server| server.health == health)
@@ -131,10 +131,7 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
             service.usable == 0 && service.sorry.is_none(),
             "no server receives new connections",
         ),
-        (
-            !service.quorum && service.usable > 0,
-            "it is below its quorum",
-        ),
+        (!service.quorum && service.usable > 0, "below its quorum"),
         (service.withdrawn, "its VIP is released"),
         (
             service.panic,

@@ -1,10 +1,12 @@
 //! The service manager's watchdog, which is reset as long as all parts of lvsd make progress.
 //!
 //! ```text
-//! event loop ── beats ──┐
-//! its turns ────────────┤  the dataplane, with its packets, has answered in them
-//! checks ───── beats ───┴──▶ a thread that does nothing else ── WATCHDOG=1 ──▶ the service manager
+//! event loop ── beats ───────────┐
+//! main loop ─── its iterations ──┼──▶ thread lvsd-watchdog ── WATCHDOG=1 ──▶ the service manager
+//! checks ────── beats ───────────┘
 //! ```
+//!
+//! An iteration of the main loop includes the requests to the dataplane, and waits for its answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -379,7 +379,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         let plan = || ask(&site, &site.director, "d1", "plan").unwrap_or_default();
         wait_until("a plan without a change", PATIENCE, || {
             let plan = plan();
-            plan.contains("nothing to change") && plan.contains("etcd, which are not known yet")
+            plan.contains("nothing to change") && plan.contains("etcd, which have not answered yet")
         })
         .with_context(plan)?;
     }
@@ -807,9 +807,12 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     })?;
     // etcd before 3.4.31 and 3.5.13 sometimes loses its notice, with all pending events.
     let reported = format!("its history up to revision {revision} was compacted");
-    let (log, lost) = (lvsd.log(), "the present values of its keys were not sent");
+    let (log, lost) = (
+        lvsd.log(),
+        "the watch did not deliver the present values of some keys",
+    );
     let read_again =
-        (log.contains(&reported) || log.contains(lost)) && log.contains("all keys are read again");
+        (log.contains(&reported) || log.contains(lost)) && log.contains("reads all keys again");
     // On a busy machine, a request of lvsd takes longer than its second, and a new connection reads all keys.
     let connected_again = log.matches("answers again").count() > 1;
     ensure!(read_again || connected_again, "{log}");

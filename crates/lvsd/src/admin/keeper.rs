@@ -36,7 +36,7 @@ struct State {
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
     /// Whether a thread is writing the file.
     writing: bool,
-    /// The file was not read completely. It is renamed before the next write.
+    /// Whether the file was not read completely; it is then renamed before the next write.
     unread: bool,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Debug for Keeper {
 pub struct Kept(Option<oneshot::Receiver<Result<(), String>>>);
 
 impl Kept {
-    /// A keeper without a file: every write completes at once.
+    /// A write without a file, which is complete at once.
     pub(super) const fn nowhere() -> Self {
         Self(None)
     }
@@ -64,7 +64,7 @@ impl Kept {
         match self.0 {
             None => Ok(()),
             Some(reported) => reported.await.unwrap_or_else(|_| {
-                Err("lvsd exits before the disk has confirmed the override; it applies if `lvsd status` still shows it after a start".to_owned())
+                Err("lvsd exits before the override is stored; after the next start of lvsd, `lvsd status` shows whether the override applies".to_owned())
             }),
         }
     }
@@ -140,7 +140,7 @@ impl Keeper {
         if unread {
             let aside = put_aside(path).map_err(|error| {
                 format!(
-                    "cannot store the override: {} could neither be read nor be renamed ({error}); repair it, or move it away, and restart lvsd; the override is lost at that restart",
+                    "cannot store the override: {} could neither be read nor be renamed ({error}); repair or remove that file, and restart lvsd; the restart discards this override",
                     path.display()
                 )
             })?;
@@ -153,7 +153,7 @@ impl Keeper {
         }
         (self.write)(path, all).map_err(|error| {
             format!(
-                "cannot store the override in {}: {error}; it is lost when lvsd is restarted",
+                "cannot store the override in {}: {error}; a restart of lvsd discards the override",
                 path.display()
             )
         })
@@ -187,7 +187,7 @@ pub(super) fn put_aside(path: &Path) -> io::Result<PathBuf> {
         }
     }
     Err(io::Error::other(format!(
-        "there are {ASIDE_MAX} such files; remove the unneeded ones"
+        "the maximum of {ASIDE_MAX} damaged files is reached; remove those that you do not need"
     )))
 }
 

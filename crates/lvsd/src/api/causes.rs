@@ -25,7 +25,7 @@ pub struct Cause {
     pub code: String,
     /// The reason, without a server's address at the start.
     pub reason: String,
-    /// The fix for suspicious servers.
+    /// The fix; empty if none is known.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,

@@ -13,7 +13,8 @@ use crate::snapshot::Snapshot;
 pub const STEP: Duration = Duration::from_secs(15);
 /// Maximum of stored points: those of one hour.
 const POINTS_MAX: usize = 240;
-/// Maximum number of services with a history, the first of the file: 24 bytes a point.
+/// Maximum number of services with a history: the first services of the file. Each point of a
+/// service needs 24 bytes.
 const SERVICES_MAX: usize = 4096;
 
 /// The recorded history.
@@ -33,7 +34,7 @@ struct Series {
     points: VecDeque<Point>,
 }
 
-/// Rates a second over the last interval, and the health at its end.
+/// Rates per second over the last interval, and the health at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Point {
     usable: u32,
@@ -56,13 +57,13 @@ pub struct Curves {
     pub usable: Vec<u32>,
     /// Servers in the file.
     pub servers: Vec<u32>,
-    /// New connections a second.
+    /// New connections per second.
     pub connections: Vec<f32>,
-    /// Packets a second in both directions.
+    /// Packets per second in both directions.
     pub packets: Vec<f32>,
-    /// Bytes a second from clients.
+    /// Bytes per second from clients.
     pub in_bytes: Vec<f32>,
-    /// Bytes a second to clients; none with direct routing and tunnels, whose replies bypass the
+    /// Bytes per second to clients; none with direct routing and tunnels, whose replies bypass the
     /// director.
     pub out_bytes: Vec<f32>,
 }

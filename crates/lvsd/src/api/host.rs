@@ -1,8 +1,8 @@
 //! The `Host` of a request over TCP.
 //!
-//! If an attacker lets the name of a web page resolve to an address of this network ("DNS
-//! rebinding"), the browser of an operator sends requests with that name to this director, and the
-//! page reads the answers. So requests are answered only if the name is a known name of this
+//! An attacker can make the name of a web page resolve to an address of this network ("DNS
+//! rebinding"). The browser of an operator then sends requests with that name to this director, and
+//! the page reads the answers. So requests are answered only if the name is a known name of this
 //! director. Addresses are accepted, because an attacker cannot control them.
 
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -26,7 +26,8 @@ const HEAD_MAX: usize = 16 << 10;
 const HEADERS_MAX: usize = 64;
 /// Longest time that the request line and the headers may take.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
-/// Listens on an address. A daemon that starts soon after this one can listen on it, too.
+/// Listens on an address. After this process has exited, another daemon can listen on the address
+/// at once.
 pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     use tokio::net::TcpSocket;
     let socket = match address {

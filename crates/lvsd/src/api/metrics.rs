@@ -140,7 +140,7 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.stats.live)
     }
 
-    /// Packets of one of its counters by reason; nothing until the dataplane has reported.
+    /// The packets of the service's counter `of`, by reason; none until the dataplane has reported.
     fn packets(&self, of: Losses) -> impl Iterator<Item = (ReasonLabels<'_>, u64)> {
         let all = self.dataplane.into_iter().flat_map(of);
         all.map(|one| {
@@ -498,7 +498,7 @@ impl View {
         )?;
         out.gauge(
             "lvs_address_conflicts",
-            "Other addresses of this host for which another host answers, too",
+            "Addresses of this host, other than VIPs, for which another host answers, too",
             info.conflicts.iter().filter(|one| !one.is_vip()).count(),
         )?;
         out.gauge(
@@ -882,12 +882,12 @@ type Losses = fn(&ServiceInfo) -> &[Refusals];
 const LOSSES: [(&str, &str, Losses); 2] = [
     (
         "lvs_service_refused",
-        "Packets of clients that opened no connection because they were dropped or refused, by reason",
+        "Packets that would have opened a connection, and were dropped or refused, by reason",
         |info| &info.refusals,
     ),
     (
         "lvs_service_dropped",
-        "Packets of connections that were dropped or refused, by reason",
+        "Dropped or refused packets of existing connections, by reason",
         |info| &info.drops,
     ),
 ];

@@ -63,7 +63,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const EVENTS_MAX: usize = 1000;
 /// Shortest interval between two log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
-/// Time limit for the removal of files.
+/// Time limit for the removal of the files of `procfs` when lvsd exits.
 const ENDING: Duration = Duration::from_secs(3);
 /// Pause between two attempts to listen on an address.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -161,7 +161,7 @@ impl Api {
             }
             Ok(None) => Err("lvsd is stopping; repeat the request when it runs again".to_owned()),
             Err(_) => Err(format!(
-                "lvsd has not answered within {PATIENCE:?}: its log names the cause"
+                "lvsd has not answered within {PATIENCE:?}: the log of lvsd names the cause"
             )),
         }
     }
@@ -257,7 +257,9 @@ pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
                     runtime.shutdown_background();
                 }
                 Err(error) => {
-                    tracing::error!("no metrics and no API: cannot start their runtime: {error}");
+                    tracing::error!(
+                        "metrics and API disabled: cannot start the runtime of the thread lvsd-api: {error}; restart lvsd"
+                    );
                 }
             }
         }
@@ -266,7 +268,9 @@ pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
         .name("lvsd-api".to_owned())
         .spawn(work);
     if let Err(error) = &thread {
-        tracing::error!("no metrics and no API: cannot start their thread: {error}");
+        tracing::error!(
+            "metrics and API disabled: cannot start the thread lvsd-api: {error}; restart lvsd"
+        );
     }
     Served {
         stop: Some(stop),
@@ -335,14 +339,14 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                         "another process listens there: `ss -Hltnp` shows it; set another address in [api]"
                     }
                     std::io::ErrorKind::AddrNotAvailable => {
-                        "this host does not have the address (a VIP that the dataplane owns is not the host's)"
+                        "this host does not have the address (a VIP that the dataplane owns is not an address of the host)"
                     }
                     std::io::ErrorKind::PermissionDenied => {
                         "ports below 1024 need CAP_NET_BIND_SERVICE; use a higher one in [api]"
                     }
                     _ => "use another address or port in [api]",
                 };
-                tracing::error!("no metrics and no API at {address}: {error}; {fix}");
+                tracing::error!("cannot serve metrics and API at {address}: {error}; {fix}");
             }
             Err(_) => {}
         }

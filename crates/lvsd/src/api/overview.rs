@@ -20,7 +20,7 @@ use crate::verdict::{self, ServiceState};
 
 /// Maximum number of servers in the list of broken ones.
 const BROKEN_MAX: usize = 200;
-/// Greatest number of lines for each of drift, refusals and overrides.
+/// Maximum number of listed manual changes, of refused changes, and of overrides.
 const LINES_MAX: usize = 100;
 
 /// A summary of the status.
@@ -54,7 +54,7 @@ pub struct Overview {
     pub director: DirectorStatus,
     /// The sources of servers and services besides the file.
     pub sources: Vec<SourceStatus>,
-    /// Rates a second, summed over all services.
+    /// Rates per second, summed over all services.
     pub rates: Counts,
     /// Longest recent delay of a check's start after its due time, in milliseconds.
     pub check_lag_ms: u64,
@@ -64,7 +64,7 @@ pub struct Overview {
     pub refused: Vec<String>,
     /// The first overrides of operators.
     pub admin: Vec<AdminEntry>,
-    /// Number of lines of these three that are not shown.
+    /// Number of manual changes, refused changes and overrides that are not listed.
     pub left_out: usize,
     /// Servers in the file.
     pub servers: usize,
@@ -74,13 +74,15 @@ pub struct Overview {
     pub down: usize,
     /// The total number of suspicious servers.
     pub suspicious: usize,
-    /// The first that are down, then the first that are suspicious.
+    /// Broken servers: first those that are down, then suspicious ones. The length of the list is
+    /// limited.
     pub broken: Vec<Broken>,
     /// The faults of all servers, grouped by cause; the causes with most servers come first.
     pub causes: Vec<Cause>,
     /// The number of all causes, including those that are not listed.
     pub causes_in_all: usize,
-    /// The services: broken ones first, then the others in the order of the file.
+    /// The services: first the broken ones, then the degraded, the suspicious and the OK ones;
+    /// those of one state in the order of the file.
     pub services: Vec<Summary>,
     /// Numbers of dropped packets by reason.
     pub drops: Vec<ReasonCount>,
@@ -147,7 +149,7 @@ pub struct Summary {
     pub active: u64,
     /// Inactive connections.
     pub inactive: u64,
-    /// Rates a second.
+    /// Rates per second.
     pub rates: Counts,
 }
 

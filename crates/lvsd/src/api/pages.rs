@@ -9,8 +9,8 @@ use tokio::sync::Mutex;
 
 use crate::snapshot::Snapshot;
 
-/// Maximum of versions of one page that are stored for slow clients; a further client receives the
-/// last version.
+/// Maximum number of old versions of one page that are stored for slow clients; a further client
+/// receives the last version.
 const HELD_MAX: usize = 3;
 
 /// Maximum, in bytes, of all answers for single clients that wait to be sent.

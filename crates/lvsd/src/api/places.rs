@@ -9,9 +9,9 @@ use lvs_sys::lock;
 
 /// Maximum number of connections over TCP.
 const TCP_MAX: usize = 128;
-/// Maximum of TCP connections of one source: an IPv4 address, or an IPv6 /64.
+/// Maximum number of TCP connections of one source: an IPv4 address, or an IPv6 /64.
 pub(super) const SOURCE_MAX: usize = 32;
-/// Maximum number of event streams among these connections.
+/// Maximum number of event streams of one source.
 pub(super) const STREAMS_MAX: usize = 8;
 
 /// The client to which a slot belongs.

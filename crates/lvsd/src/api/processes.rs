@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn own_process_has_memory_and_other_name_has_no_usage() {
+    fn usage_is_read_only_if_process_has_expected_name() {
         let name = fs::read_to_string("/proc/self/comm").expect("a name");
         let pid = std::process::id();
         let usage = usage(pid, name.trim_end()).expect("this process");

@@ -21,7 +21,8 @@ use crate::snapshot::Snapshot;
 
 /// Interval at which the files are written.
 const EVERY: Duration = Duration::from_secs(2);
-/// Writing connections may use one in this many parts of the time.
+/// The time between the starts of two writes of the connections is at least this many times the
+/// duration of the first one.
 const SHARE: u32 = 20;
 /// Longest time to wait for a dataplane's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -100,7 +101,7 @@ pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::
     }
 }
 
-/// The content of all files at one update.
+/// One update of all files.
 struct Round {
     tree: Tree,
     snapshot: Arc<Snapshot>,
@@ -142,14 +143,14 @@ impl Round {
                             note(Err(error));
                         }
                         Err(Refused::TooMany) => why.push(format!(
-                            "there are more than {} connections, so {} have none; `procfs_connections` in [api] allows more",
+                            "the connection table has more than {} entries, so {} are not written; raise `procfs_connections` in [api]",
                             self.most,
                             CONNECTIONS.join(" and ")
                         )),
                     }
                 }
             }
-            // The next round reads the new state.
+            // The dataplane does not answer; the next round asks again.
             Err(_) => self.tree.without(&CONNECTIONS),
         }
         why

@@ -24,7 +24,8 @@ const BODY_MAX: usize = 16 << 10;
 /// Delay before a wrong token is refused.
 const WRONG_TOKEN: Duration = Duration::from_millis(500);
 
-/// The content security policy: a browser may only show the answers.
+/// The content security policy: a page may load scripts, styles and images only from lvsd, and may
+/// connect only to lvsd.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -72,7 +73,7 @@ const ASSETS: [(&str, &str, &[u8]); 6] = [
 
 type Reply = Response<Either<Full<Bytes>, Stream>>;
 
-/// The HTTP status of a refusal, and the fix.
+/// The HTTP status of a refusal, and its reason with a fix.
 #[derive(Debug)]
 struct Refusal(StatusCode, String);
 
@@ -102,11 +103,11 @@ struct Message {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
-    /// Author of changes that name none.
+    /// The name that is recorded for a change of this client, unless the change contains a name.
     who: String,
     /// Whether the client may make changes.
     may_change: bool,
-    /// The reason for the refusal, and the fix.
+    /// The reason why the client may not make changes, and the fix; empty if it may.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     why: String,
 }
@@ -115,7 +116,7 @@ pub(super) struct Whoami {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Past {
-    /// Start of the daemon that has counted them, in milliseconds since 1970.
+    /// Start of the daemon that has numbered the events, in milliseconds since 1970.
     started_ms: u64,
     /// The events in their order.
     events: Vec<Event>,

@@ -82,7 +82,10 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
     let mut held = None;
     loop {
         let Some(endpoint) = access.endpoints.get(next % members) else {
-            return Err("no member of etcd is named".to_owned());
+            return Err(
+                "[cluster] contains no member of etcd: add etcd = [\"https://10.0.0.5:2379\"]"
+                    .to_owned(),
+            );
         };
         let mut client = Client::new(Arc::clone(&access), endpoint.clone());
         let over = tokio::select! {
@@ -97,7 +100,7 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
                         format!("{key} cannot be removed, and expires within {lease:?}: {endpoint} {error}")
                     })?;
                 }
-                tracing::info!("{key} is withdrawn");
+                tracing::info!("{key} is no longer registered");
                 return Ok(());
             }
             Err(why) => {
@@ -137,7 +140,7 @@ async fn stay(
                         *held = Some(id);
                         let put = client.put(key, value, id).await;
                         if put.is_ok() {
-                            tracing::info!("{key} is {value}");
+                            tracing::info!("registered {key}: {value}");
                         } else {
                             *held = None;
                         }

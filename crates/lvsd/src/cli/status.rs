@@ -206,7 +206,7 @@ fn wrapped(text: &str, width: usize) -> String {
 }
 
 /// The position of the last space in the first `room` columns, at which the line is broken; `None`
-/// if the line is not longer.
+/// if the line has at most `room` columns.
 fn line_end(line: &str, room: usize) -> Option<usize> {
     let begin = line.len() - line.trim_start().len();
     let (mut columns, mut escape, mut space) = (0, false, None);
@@ -265,7 +265,8 @@ fn one_line(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Starts or ends the maintenance of the director, and prints its VRRP state.
+/// Starts or ends the maintenance of the director, if `on` is set. Prints the maintenance and VRRP
+/// state.
 pub(super) fn maintenance(
     dataplane: &Address,
     on: Option<bool>,
@@ -284,7 +285,7 @@ pub(super) fn maintenance(
     super::write(text.as_bytes())
 }
 
-/// The state of a director among its peers.
+/// The lines about the maintenance, VRRP and announcements of a director.
 fn director(status: &DirectorStatus, now: u64) -> String {
     let mut text = String::new();
     match &status.maintenance {
@@ -314,7 +315,7 @@ fn director(status: &DirectorStatus, now: u64) -> String {
             let _ = write!(text, "; NOT READY, waits for {}", vrrp.waits_for);
         }
         if vrrp.ignored > 0 {
-            let _ = write!(text, "; {} lines not understood", vrrp.ignored);
+            let _ = write!(text, "; {} lines were invalid", vrrp.ignored);
         }
         text.push('\n');
         for trouble in &vrrp.trouble {
@@ -426,7 +427,7 @@ fn of_director(status: &Status, now: u64) -> String {
             let seen = in_brackets(&seen.unwrap_or_default());
             let _ = writeln!(
                 text,
-                "INTERFACE DOWN: {interface}{seen}. To do: ip link set {interface} up; check its cable or its peer"
+                "INTERFACE DOWN: {interface}{seen}. To do: ip link set {interface} up; check its cable and the device at the other end"
             );
         }
         for conflict in &status.dataplane.conflicts {
@@ -477,10 +478,10 @@ fn of_director(status: &Status, now: u64) -> String {
 
 fn conflict_fix(conflict: &Conflict) -> String {
     match conflict.is_vip() {
-        true => "remove the address from one of them; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup".to_owned(),
+        true => "remove the address from one of the two hosts; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup".to_owned(),
         false => format!(
-            "give one of them another address: it is an address of this host ({} on {})",
-            conflict.own_mac, conflict.interface
+            "change the address of one of the two hosts; on this host, {} ({}) has the address",
+            conflict.interface, conflict.own_mac
         ),
     }
 }
@@ -499,7 +500,7 @@ fn drops_line(text: &mut String, drops: &[ReasonCount]) {
     }
     let _ = writeln!(
         text,
-        "dropped in five minutes: {}. To do: lvsadm drops has the meaning and the fix of each",
+        "dropped in five minutes: {}. To do: `lvsadm drops` lists the meaning and the fix of each reason",
         parts.join(", ")
     );
 }
@@ -610,7 +611,7 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
         TablesState::Older => "an older version, services and servers not compared".to_owned(),
         TablesState::Alike => "the same services and servers as this director".to_owned(),
         TablesState::Differ => services(),
-        TablesState::Alarm => format!("ALARM: {}; lvsadm sync shows them", services()),
+        TablesState::Alarm => format!("ALARM: {}; `lvsadm sync` lists the differences", services()),
     };
     let _ = writeln!(text, "; {printed}");
 }
@@ -653,7 +654,7 @@ fn dataplane(status: &Status) -> String {
             if dataplane.is_other_version(&status.version) {
                 let _ = write!(
                     text,
-                    ", NOT the version of lvsd: it is used until the dataplane is restarted"
+                    ", NOT the version of lvsd; restart the dataplane to use the installed version"
                 );
             }
             if let Some(seconds) = verdict::late_seconds(dataplane) {
@@ -661,7 +662,7 @@ fn dataplane(status: &Status) -> String {
             }
             text
         }
-        (true, None) => "dataplane: it answers".to_owned(),
+        (true, None) => "the dataplane answers".to_owned(),
         (false, _) if dataplane.idle => "no dataplane is needed".to_owned(),
         (false, _) => "NO DATAPLANE answers; see the log of lvsd for the reason".to_owned(),
     }
@@ -684,7 +685,7 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
         ),
         (
             service.unheard,
-            "its servers are NOT KNOWN YET, those of the dataplane are unchanged",
+            "its servers are NOT KNOWN YET, and the servers in the dataplane are unchanged",
         ),
         (!service.quorum, "BELOW ITS QUORUM"),
         (
@@ -722,7 +723,7 @@ fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, 
     let state = format!("{}{}", server.health, since.unwrap_or_default());
     let weight = match server.weight {
         Some(weight) => format!("weight {weight}"),
-        None => "not there".to_owned(),
+        None => "absent".to_owned(),
     };
     let address = server.server.to_string();
     let _ = write!(text, "  {address:<21}");
@@ -1041,7 +1042,7 @@ mod tests {
         status.services[0].drops = vec![refused("no_route", 2)];
         let text = text_of(&status, Look::default());
         for line in [
-            "\ndropped in five minutes: 12 no_server (3 in the last minute, first 2m10s ago, last 4s ago). To do: lvsadm drops has the meaning and the fix of each\n",
+            "\ndropped in five minutes: 12 no_server (3 in the last minute, first 2m10s ago, last 4s ago). To do: `lvsadm drops` lists the meaning and the fix of each reason\n",
             " usable\n  refused in five minutes: 8 no_server (4 in the last minute, first 2m10s ago, last 4s ago)\n  dropped in five minutes: 2 no_route (1 in the last minute, first 2m10s ago, last 4s ago)\n",
         ] {
             assert!(text.contains(line), "{line}\n{text}");

@@ -67,7 +67,7 @@ pub(super) enum Began {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WantedAnnouncements {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
-    /// The director is in maintenance.
+    /// The start of the maintenance; `None` if the director is not in maintenance.
     pub(super) maintenance: Option<Began>,
     pub(super) settings: Announce,
 }
@@ -101,7 +101,7 @@ impl WantedAnnouncements {
 /// The state of the announcements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Announced {
-    /// `None` before the first answer.
+    /// The readiness of the dataplane; `None` before its first answer.
     pub(super) readiness: Option<Readiness>,
     pub(super) vips: Vec<AnnouncedVip>,
     /// The reason why the dataplane does not answer.
@@ -146,7 +146,9 @@ impl Announcer {
         let failed = sender.clone();
         let its_door = door.clone();
         if let Err(error) = thread.spawn(move || run(&address, &turns, &its_door, &sender)) {
-            let trouble = format!("cannot start a thread: {error}; nothing is announced");
+            let trouble = format!(
+                "cannot start a thread: {error}; no address is announced until lvsd is restarted"
+            );
             tracing::error!("{trouble}");
             failed.send_modify(|announced| announced.trouble = Some(trouble));
         }

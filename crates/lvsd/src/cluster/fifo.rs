@@ -63,7 +63,7 @@ pub(super) struct Messages {
     pub(super) state: Option<State>,
     /// Number of received states.
     pub(super) changes: u64,
-    /// Lines that were not understood, or too long.
+    /// Number of lines that were invalid or too long.
     pub(super) ignored: u64,
     /// The reason why the FIFO cannot be read.
     pub(super) trouble: Option<String>,
@@ -133,7 +133,7 @@ impl Lines {
     }
 }
 
-/// Listens until the task is aborted.
+/// Starts a task that reads the messages of keepalived until it is aborted.
 pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Messages>, JoinHandle<()>) {
     let (sender, receiver) = watch::channel(Messages::default());
     (receiver, tokio::spawn(read_messages(path, sender)))

@@ -35,11 +35,11 @@ pub fn text(config: &Config, services: &[Service]) -> Result<String, String> {
         }
     }
     let mut text = format!(
-        "# Made by `lvsd keepalived-config` from {}: VRRP only; services, servers and checks are lvsd's.\n\
-         # The same on each director, but for what [vrrp] has different there.\n\
+        "# Made by `lvsd keepalived-config` from {}: VRRP only. lvsd manages services, servers and checks.\n\
+         # Identical on all directors, except for values that differ in their [vrrp].\n\
          global_defs {{\n    vrrp_version 3\n    vrrp_notify_fifo {}\n}}\n\n\
-         # Written by lvsd: 0, or less where another director is to be preferred; {unfit} where this one must\n\
-         # not be active, as before lvsd has said anything.\n\
+         # Written by lvsd: 0, or a negative number if keepalived should prefer another director. With\n\
+         # {unfit}, the initial value, this director is never active.\n\
          track_file {INSTANCE} {{\n    file {}\n    weight 1\n    init_file {unfit}\n}}\n\n\
          vrrp_instance {INSTANCE} {{\n    state BACKUP\n    interface {}\n    virtual_router_id {}\n    priority {}\n    advert_int {}\n",
         config.path.replace(char::is_control, " "),

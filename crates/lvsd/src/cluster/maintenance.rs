@@ -34,7 +34,7 @@ impl Kept {
         }
     }
 
-    /// The maintenance, with its begin by the present wall clock.
+    /// The maintenance, with its start by the present wall clock.
     pub(super) fn shown(&self, now: Now) -> Maintenance {
         let began = self.began.as_ref().and_then(Moment::of_this_boot);
         Maintenance {
@@ -44,7 +44,7 @@ impl Kept {
     }
 }
 
-/// The path of the maintenance, for the daemon with the overrides at `admin`.
+/// The path of the file that stores the maintenance, for the daemon with the overrides at `admin`.
 pub fn path(admin: &Path) -> PathBuf {
     let name = admin.to_string_lossy();
     let name = name.strip_suffix(".admin.json").unwrap_or(&name);
@@ -68,7 +68,7 @@ fn unread(path: &Path, error: &str) -> Kept {
         "cannot read {path}: {error}; the director counts as in maintenance until `lvsd maintenance off`"
     );
     let wish = Maintenance {
-        why: Some("its stored state cannot be read".to_owned()),
+        why: Some("the stored maintenance cannot be read".to_owned()),
         ..Maintenance::default()
     };
     Kept { wish, began: None }
@@ -80,7 +80,7 @@ pub(super) fn check(wish: Option<&Maintenance>) -> Result<(), String> {
     for text in words.flatten() {
         if text.chars().count() > WORDS_MAX || text.contains(char::is_control) {
             return Err(format!(
-                "use a reason of one line of at most {WORDS_MAX} characters"
+                "use a name and a reason of one line each, of at most {WORDS_MAX} characters"
             ));
         }
     }
@@ -102,7 +102,7 @@ pub(super) fn keep(path: &Path, wish: Option<&Kept>) -> Result<(), String> {
     };
     result.map_err(|error| {
         format!(
-            "undone, because it cannot be stored in {}: {error}; permit lvsd to write there, or use another directory with --state",
+            "the change was undone, because it cannot be stored in {}: {error}; permit lvsd to write there, or use another directory with --state",
             path.display()
         )
     })

@@ -235,7 +235,7 @@ impl Cluster {
         }
     }
 
-    /// Removes and returns the news.
+    /// Removes and returns the changes since the last call.
     pub(crate) fn take(&mut self) -> Vec<News> {
         let vrrp = self.take_vrrp().map(|(code, words)| News {
             event: "vrrp",
@@ -251,7 +251,8 @@ impl Cluster {
         vrrp.into_iter().chain(announced).collect()
     }
 
-    /// A new state of keepalived: the code of the fault, and the state as text.
+    /// The code of the fault and the text for a state that keepalived has reported; `None` if the
+    /// state is unchanged.
     fn take_vrrp(&mut self) -> Option<(&'static str, &'static str)> {
         let running = self.running.as_mut()?;
         let now = running.messages.borrow_and_update().state;
@@ -284,8 +285,8 @@ impl Cluster {
         self.follow();
     }
 
-    /// Starts or ends the maintenance, and stores the change. A repeated change keeps the previous
-    /// time and reason.
+    /// Starts or ends the maintenance, and stores the change. A repeated start keeps the time of
+    /// the first one; without a reason, it also keeps the previous name and reason.
     ///
     /// keepalived and the dataplane are informed before the change is stored, because a busy disk
     /// may need seconds.

@@ -26,8 +26,9 @@ pub(super) struct Fitness {
 }
 
 impl Fitness {
-    /// Excludes only a director that would break connections. A director in maintenance, or with
-    /// missing servers, is active only if no better director exists.
+    /// The number for the track file. It excludes only a director that would break connections. A
+    /// director in maintenance, or with missing servers, is active only if no better director
+    /// exists.
     pub(super) fn value(self) -> i16 {
         match (self.ready, self.maintenance, self.quorum) {
             (false, _, _) => UNFIT,

@@ -137,7 +137,7 @@ impl<P: Clone> Taken<P> {
     }
 }
 
-/// Whether packets to the server are packets of the service, which has its address.
+/// Whether packets to `server` are packets of the service `other`, which has the same address.
 pub(crate) fn is_it(server: SocketAddr, other: &Service) -> bool {
     let port = server.port();
     let its_port = match (&other.ports, other.id.endpoint()) {

@@ -176,7 +176,7 @@ mod tests {
             ("x = 1\n", "`x` is in no table"),
             (
                 "[sysctl]\nsync_version = 0\n",
-                "[sysctl] belongs into the main file",
+                "[sysctl] belongs in the main file",
             ),
             (
                 "[[service.server]]\naddress = \"10.0.0.2\"\n",

@@ -81,7 +81,7 @@ pub struct Config {
     pub filter: Option<SourceFilter>,
     /// The services, in the order of the file.
     pub services: Vec<Service>,
-    /// The table `[defaults]` as text, for services of etcd.
+    /// The table `[defaults]` as text, for services of etcd and Kubernetes.
     defaults: String,
 }
 
@@ -119,7 +119,7 @@ pub struct Daemon {
     pub notify: Vec<String>,
     /// The user and the group of the notify command.
     pub notify_user: Option<(u32, u32)>,
-    /// Time after which that program is killed; `None` for [`Self::NOTIFY_TIMEOUT`].
+    /// Time after which the notification program is killed; `None` for [`Self::NOTIFY_TIMEOUT`].
     pub notify_timeout: Option<Duration>,
 }
 
@@ -188,7 +188,8 @@ pub struct Dataplane {
     pub hang_limit: Option<Duration>,
     /// The dataplane owns every VIP.
     pub own_vips: bool,
-    /// Local addresses of full NAT, and hairpin; `None` leaves the dataplane's unchanged.
+    /// Local addresses of full NAT, and hairpin; `None` leaves the dataplane's local addresses
+    /// unchanged.
     pub local: Option<LocalPool>,
     /// Peers, with which the dataplane replicates connections.
     pub peers: Option<Peers>,
@@ -226,7 +227,8 @@ impl Vrrp {
     pub const ADVERT: Duration = Duration::from_millis(300);
     /// The default priority.
     pub const PRIORITY: u8 = 200;
-    /// The addition to the priority during maintenance: an able director takes over.
+    /// The value that is added to the priority during maintenance, so that a director that is not
+    /// in maintenance takes over.
     pub const MAINTENANCE: i16 = -100;
     /// The value that is added to the priority below a quorum, so that a director with all its
     /// services takes over.
@@ -258,18 +260,18 @@ impl Default for Announce {
 pub struct HostAddress {
     /// The address.
     pub ip: IpAddr,
-    /// Prefix length of its network.
+    /// Prefix length of the address's network.
     pub len: u8,
-    /// Its interface; keepalived's default is the interface of the advertisements.
+    /// The interface of the address; keepalived's default is the interface of the advertisements.
     pub device: Option<String>,
 }
 
 /// The peers that replicate connections with this director.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
-    /// Their addresses and ports.
+    /// Addresses and ports of the peers.
     pub addresses: Vec<SocketAddr>,
-    /// The options about them on the dataplane's command line.
+    /// The options about peers on the dataplane's command line.
     pub options: Vec<String>,
     /// File with the key that all peers use.
     pub key_file: String,
@@ -336,7 +338,7 @@ pub enum OnCheckFailure {
 /// `[[service]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Number of its line, from 1.
+    /// Number of the line in the file, from 1.
     pub line: usize,
     /// Name in logs.
     pub name: String,
@@ -415,7 +417,7 @@ impl Service {
         self.id.address()
     }
 
-    /// Adds `by` to its line numbers.
+    /// Adds `by` to the line numbers of the service and of its servers.
     pub(crate) fn move_lines(&mut self, by: usize) {
         self.line += by;
         if let Some(discovery) = &mut self.discovery {
@@ -435,7 +437,7 @@ impl Service {
 /// `[[service.server]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Number of its line, from 1.
+    /// Number of the line in the file, from 1.
     pub line: usize,
     /// Address and port.
     pub address: SocketAddr,
@@ -584,7 +586,7 @@ fn fix(error: &std::io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::NotFound => "put the configuration there, or name its file with --config",
         ErrorKind::PermissionDenied => {
-            "let the user that lvsd runs as read it and its directories (`namei -l` shows their permissions)"
+            "permit the user of lvsd to read the file and its directories (`namei -l` shows their permissions)"
         }
         ErrorKind::IsADirectory => "name a file in this directory with --config",
         _ if matches!(

@@ -1,10 +1,10 @@
 //! Services with several ports: `address = "192.0.2.10:8000-8999"`, `"192.0.2.10:80,443"`,
 //! `"192.0.2.10:*"`.
 //!
-//! In IPVS, a service has one port or a mark. So each of these is a service with a mark from a
-//! reserved range, and mark rules of the dataplane set this mark on its packets. A service with one
-//! port of the same address has precedence, as in IPVS over a service with port 0: the rule
-//! excludes its port.
+//! In IPVS, a service has one port or a mark. So lvsd configures a service with several ports as a
+//! service with a mark from a reserved range. Mark rules of the dataplane set this mark on its
+//! packets. If another service has one port of the same address, the rule excludes that port. So
+//! the service with one port has precedence, as it has in IPVS over a service with port 0.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;

@@ -39,7 +39,7 @@ pub(super) struct RawConfig {
     pub(super) service: Vec<Spanned<RawService>>,
     /// Default keys of services; merged into each service as a table.
     pub(super) defaults: RawDefaults,
-    /// The `[defaults]` table as text, for services of etcd.
+    /// The `[defaults]` table as text, for services of etcd and Kubernetes.
     #[serde(skip)]
     pub(super) defaults_text: String,
     pub(super) mark: Vec<Spanned<RawMark>>,
@@ -67,7 +67,7 @@ pub(super) struct RawDaemon {
     pub(super) notify: Option<Spanned<OneOrMore>>,
     /// User that runs the notify command. Default: `nobody`.
     pub(super) notify_user: Option<Spanned<String>>,
-    /// Time after which that program is killed. Default: 10s.
+    /// Time after which the notify command is killed. Default: 10s.
     pub(super) notify_timeout: Option<Spanned<RawDuration>>,
 }
 
@@ -123,11 +123,12 @@ pub(super) struct RawDataplane {
     /// the dataplane answers for. Default: the dataplane's.
     #[serde(rename(serialize = "local_address"))]
     pub(super) local_addresses: Option<Spanned<OneOrMore>>,
-    /// Source NAT as well, if replies would otherwise bypass the director. Default: false.
+    /// Translate the source address, too, if replies would otherwise bypass the director. Default:
+    /// false.
     pub(super) hairpin: Option<Spanned<bool>>,
     /// Application helpers: `ftp`, or `ftp=PORT,...`. Default: none.
     pub(super) helper: Option<Spanned<OneOrMore>>,
-    /// Echo requests to addresses that the dataplane owns: `answer` (1000 in a second), `drop`, or
+    /// Echo requests to addresses that the dataplane owns: `answer` (1000 per second), `drop`, or
     /// the number of answers per second. Default: `answer`.
     pub(super) echo: Option<Spanned<Scalar>>,
     /// Reverse-path check of requests to services: `off`, `loose` or `strict`. Default: `off`.
@@ -144,13 +145,15 @@ pub(super) struct RawDataplane {
     /// Whether the dataplane is sandboxed by seccomp and Landlock: `off` or `auto`. Default:
     /// `auto`.
     pub(super) confine: Option<Spanned<String>>,
-    /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default:
-    /// untouched.
+    /// Maximum segment size of new TCP connections: `auto` or bytes. Default: untouched.
     pub(super) clamp_mss: Option<Spanned<Scalar>>,
-    /// ICMP errors in a second to all receivers; 0 for no limit. Default: the dataplane's.
+    /// Maximum number of ICMP errors per second to all receivers together; 0 for no limit. Default:
+    /// the dataplane's.
     pub(super) icmp_limit: Option<Spanned<Whole>>,
-    /// Bound of the connection table, in connections. Default: the dataplane's.
+    /// Maximum number of connections in the connection table. Default: the dataplane's.
     pub(super) max_connections: Option<Spanned<Whole>>,
+    /// Maximum number of IPv6 connections among them, with the kernel fast path. Default: the
+    /// dataplane's.
     pub(super) max_ipv6: Option<Spanned<Whole>>,
     /// The action of a full table on a new connection: `drop` or `evict`. Default: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
@@ -164,9 +167,10 @@ pub(super) struct RawDataplane {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawSync {
-    /// By multicast, in the protocol of the kernel's IPVS. Default: none.
+    /// Synchronisation by multicast, in the protocol of the kernel's IPVS. Default: none.
     pub(super) ipvs: Option<Spanned<RawSyncIpvs>>,
-    /// With directors that run lvsd: every connection, from the start on. Default: none.
+    /// Replication of every connection with other directors that run lvsd, from the start of the
+    /// connection on. Default: none.
     pub(super) peers: Option<Spanned<RawSyncPeers>>,
 }
 
@@ -214,8 +218,8 @@ pub(super) struct RawVrrp {
     pub(super) interface: Option<Spanned<String>>,
     /// Virtual router number, the same on all directors of a cluster, 1 to 255. Required.
     pub(super) router_id: Option<Spanned<Whole>>,
-    /// 1 to 254. Use the same on all directors, so that addresses are not moved without need.
-    /// Default: 200.
+    /// Priority of this director, 1 to 254. Use the same on all directors, so that addresses are
+    /// not moved without need. Default: 200.
     pub(super) priority: Option<Spanned<Whole>>,
     /// Time between two advertisements; a director from which three are missing counts as failed.
     /// Default: 300ms.
@@ -255,7 +259,8 @@ pub(super) struct RawCluster {
     pub(super) etcd: Option<Spanned<OneOrMore>>,
     /// The prefix of all keys. Default: `/lvs/`.
     pub(super) prefix: Option<Spanned<String>>,
-    /// File with the certificates of the authorities that sign the members'. Required with `https`.
+    /// File with the certificates of the authorities that sign the members' certificates. Required
+    /// with `https`.
     pub(super) ca: Option<Spanned<String>>,
     /// File with the certificate that lvsd presents. Default: none.
     pub(super) cert: Option<Spanned<String>>,
@@ -284,12 +289,12 @@ pub(super) struct RawKubernetes {
     pub(super) context: Option<Spanned<String>>,
     /// API server: `https://10.0.0.5:6443`. Required, except with `kubeconfig` and inside a pod.
     pub(super) server: Option<Spanned<String>>,
-    /// File with the certificates of the authorities that sign the API server's. Required with
-    /// `https`.
+    /// File with the certificates of the authorities that sign the API server's certificate.
+    /// Required with `https`.
     pub(super) ca: Option<Spanned<String>>,
     /// File with the token of a ServiceAccount, read again for each request. Default: none.
     pub(super) token_file: Option<Spanned<String>>,
-    /// File with the certificate that lvsd shows. Default: none.
+    /// File with the certificate that lvsd presents. Default: none.
     pub(super) cert: Option<Spanned<String>>,
     /// File with the private key of that certificate. Required with `cert`.
     pub(super) key: Option<Spanned<String>>,
@@ -303,8 +308,7 @@ pub(super) struct RawKubernetes {
     pub(super) lease: Option<Spanned<String>>,
     /// Name of this director, unique in the cluster. Default: the name of the host.
     pub(super) director: Option<Spanned<String>>,
-    /// Time after which lvsd uses another API server or connects again, if it gets no answer.
-    /// Default: 5s.
+    /// Time without an answer after which a request fails, and lvsd connects again. Default: 5s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
     /// Pools from which Services are assigned addresses.
     pub(super) pool: Vec<Spanned<RawPool>>,
@@ -420,7 +424,7 @@ pub(super) struct RawService {
     /// Source of further servers: `{ dns = "_http._tcp.example.org" }`, `{ etcd = "web" }`.
     /// Default: none.
     pub(super) discover: Option<Spanned<RawDiscover>>,
-    /// Its servers: `["10.0.0.11:80", { address = "10.0.0.12:80", weight = 2 }]`.
+    /// Real servers of the service: `["10.0.0.11:80", { address = "10.0.0.12:80", weight = 2 }]`.
     pub(super) servers: Vec<Spanned<RawTarget>>,
     /// More servers, each as a separate table.
     pub(super) server: Vec<Spanned<RawServer>>,
@@ -479,7 +483,8 @@ pub(super) struct RawProxy {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawFilter {
-    /// Networks whose connections are accepted. Default: none.
+    /// Networks whose connections are accepted. If any are set, connections from all other networks
+    /// are refused. Default: none.
     pub(super) allow: Option<Spanned<OneOrMore>>,
     /// Networks whose connections are refused. Default: none.
     pub(super) deny: Option<Spanned<OneOrMore>>,
@@ -495,13 +500,13 @@ pub(super) struct RawFilter {
 pub(super) struct RawLimits {
     /// Maximum number of simultaneous connections. Default: no limit.
     pub(super) connections: Option<Spanned<Whole>>,
-    /// New connections a second. Default: no limit.
+    /// Maximum number of new connections per second. Default: no limit.
     pub(super) rate: Option<Spanned<Whole>>,
     /// Maximum number of new connections per second from one source. Default: no limit.
     pub(super) source_rate: Option<Spanned<Whole>>,
     /// Bits of an IPv4 address that identify a source. Default: 32.
     pub(super) source_bits_v4: Option<Spanned<Whole>>,
-    /// Bits of an IPv6 address that make a source. Default: 64.
+    /// Bits of an IPv6 address that identify a source. Default: 64.
     pub(super) source_bits_v6: Option<Spanned<Whole>>,
 }
 
@@ -577,7 +582,7 @@ pub(super) struct RawServer {
     /// Address and port; without a port, the service's. With many ports, the destination port of
     /// the client. Required.
     pub(super) address: Option<Spanned<String>>,
-    /// 0 to 2147483647; a server with 0 gets no new connections. Default: 1.
+    /// Weight, 0 to 2147483647; a server with weight 0 gets no new connections. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,
     /// Overrides the forwarding method of the service.
     pub(super) forward: Option<Spanned<String>>,
@@ -626,15 +631,17 @@ pub(super) enum RawCheck {
 /// The table of a check: the common keys, and the keys that [`Probe`](crate::health::Probe) reads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RawCheckTable {
-    /// A kind of check. Required.
+    /// The type of the check. Required.
     pub(super) kind: Option<Spanned<String>>,
     /// Interval between the starts of two checks. Default: `5s`.
     pub(super) interval: Option<Spanned<RawDuration>>,
     /// Time after which a check has failed. Default: `2s`.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Number of consecutive successful checks after which a server is up again. Default: 2.
+    /// Number of consecutive successful checks after which a server is up again. Default: 2; 1 for
+    /// the types `agent` and `file`.
     pub(super) rise: Option<Spanned<Whole>>,
-    /// Failed checks in a row after which the server is down. Default: 3.
+    /// Number of consecutive failed checks after which the server is down. Default: 3; 1 for the
+    /// types `agent` and `file`.
     pub(super) fall: Option<Spanned<Whole>>,
     /// Interval of checks while their results contradict the present state. Default: a fifth of
     /// `interval`.
@@ -643,7 +650,7 @@ pub(super) struct RawCheckTable {
     pub(super) jitter: Option<Spanned<Whole>>,
     /// Path of the check: `server`, or `service` through the VIP. Default: `server`.
     pub(super) via: Option<Spanned<String>>,
-    /// Whether a suspicious server is taken out; or the number of consecutive unanswered connection
+    /// Whether a suspicious server is set down; or the number of consecutive unanswered connection
     /// attempts of clients after which the server is checked at once. Default: `false`.
     pub(super) passive: Option<Spanned<RawPassive>>,
     /// Keys of this kind of check.
@@ -673,8 +680,8 @@ pub(super) struct RawMark {
     pub(super) interface: Option<Spanned<String>>,
     /// Source address or network. Default: any.
     pub(super) source: Option<Spanned<String>>,
-    /// Address or network that they go to; required with `mark`. Default with `source` and `drop`
-    /// or `host`: any service.
+    /// Destination address or network of the packets; required with `mark`. Default with `source`
+    /// and `drop` or `host`: any service.
     pub(super) destination: Option<Spanned<String>>,
     /// `tcp`, `udp` or `sctp`. Default: all three.
     pub(super) protocol: Option<Spanned<String>>,
@@ -798,7 +805,7 @@ deserialize_by_shape!(
     RawCheck,
 );
 
-/// A table whose keys are derived from a type.
+/// Reads a table whose keys are the fields of type `T`.
 fn keys_of<'de, T: Deserialize<'de>, A: MapAccess<'de>>(map: A) -> Result<T, A::Error> {
     T::deserialize(de::value::MapAccessDeserializer::new(map))
 }

@@ -70,7 +70,7 @@ pub(super) fn part(text: &str) -> Findings {
                     .help(format!("write [[{name}]]"))
             }
             DeValue::Table(_) => {
-                Diagnostic::error(key.span(), format!("[{name}] belongs into the main file"))
+                Diagnostic::error(key.span(), format!("[{name}] belongs in the main file"))
                     .help("a file of conf.d has [[service]] and [[mark]] only")
             }
             _ => Diagnostic::error(key.span(), format!("`{name}` is in no table"))
@@ -104,7 +104,7 @@ pub(super) fn remote(text: &str) -> Result<(), String> {
     }
     match table.values().any(|value| runs_programs(value.get_ref())) {
         true => Err(
-            "checks with type = \"exec\" run programs here: they are permitted in files only"
+            "checks with type = \"exec\" run programs on this host: they are permitted in files only"
                 .to_owned(),
         ),
         false => Ok(()),
@@ -139,7 +139,7 @@ impl<'a> Reader<'a> {
             let title = format!("there are more than {RULES_MAX} rules for marks");
             self.findings.push(
                 Diagnostic::error(rule.span(), title)
-                    .help("a rule has one network and several ranges of ports; is this file the intended one?"),
+                    .help("combine rules: a rule can have several ranges of ports; or check that this is the intended file"),
             );
             marks.truncate(RULES_MAX);
         }
@@ -170,7 +170,7 @@ impl<'a> Reader<'a> {
             let title = format!("there are more than {SERVICES_MAX} services");
             self.findings
                 .push(Diagnostic::error(service.span(), title).help(
-                "an array of addresses makes one service for each; is this file the intended one?",
+                "an array of addresses makes a service for each address; check that this is the intended file",
             ));
         }
         raw.mark = self.read_all(marks);
@@ -542,7 +542,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
         } else if found == "sequence" && !expected.contains("table") {
             finding.help(match only_item(written) {
                 Some(item) => format!("write it without brackets: {item}"),
-                None => "give one value, without brackets".to_owned(),
+                None => "write one value, without brackets".to_owned(),
             })
         } else if expected.starts_with("a string") && found != "map" {
             finding.help(format!("write it in quotes: \"{}\"", one_line(written)))

@@ -78,8 +78,9 @@ pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String
                 confine(&programs, &writable)?;
                 run(&mut command, &writable.join("output"))
             });
-            run.join()
-                .unwrap_or_else(|_| Err("it has panicked".to_owned()))
+            run.join().unwrap_or_else(|_| {
+                Err("internal error of lvsd: the thread that runs keepalived panicked".to_owned())
+            })
         });
     let _ = std::fs::remove_dir_all(&directory);
     asked

@@ -72,7 +72,7 @@ const TIMEOUT_MAX: f64 = 600.0;
 /// Maximum number of consecutive failures that a check may require before a server is down.
 const FALL_MAX: f64 = 1000.0;
 
-/// The reason why `warmup` is lost.
+/// The reason why `warmup` is not converted.
 pub(super) const WARMUP: &str =
     "first checks are not delayed; a server is not used before its first check";
 

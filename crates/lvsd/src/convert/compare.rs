@@ -126,8 +126,8 @@ fn method(server: &config::Server) -> String {
     }
 }
 
-/// Compares a service. `ours` are all services with the name that keepalived has for it; `None` if
-/// its servers have been compared before.
+/// Compares a service. `ours` are the services of the result that keepalived prints under this
+/// name. It is `None` if the servers under this name were compared before.
 fn of_service(
     name: &str,
     service: &config::Service,

@@ -12,7 +12,7 @@ const ROOM: usize = super::ADDRESSES_MAX;
 /// Services by name, `192.0.2.1:80 tcp` or `mark 7 ipv4`.
 pub(super) type Services = BTreeMap<String, TheirService>;
 
-/// A service.
+/// A service, as keepalived prints it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct TheirService {
     /// `None` for services that keepalived has only named.
@@ -248,7 +248,7 @@ fn named_service(ip: IpAddr, port: u16, protocol: &str) -> String {
     format!("[{ip}]:{}:{port}", protocol.to_ascii_lowercase())
 }
 
-/// A line of a virtual server.
+/// Reads a line about a virtual server.
 fn service(line: &str, one: &mut Virtual) {
     if let Some(ip) = value(line, "VS VIP") {
         let port = value(line, "VPORT").and_then(|port| port.parse().ok());
@@ -332,7 +332,8 @@ fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) 
         }
     };
     for name in names {
-        // The kernel has one service for both, with the servers of both.
+        // Two virtual servers with one name are one service in the kernel, with the servers of
+        // both.
         match services.get_mut(&name) {
             Some(first) => first.servers.extend(one.seen.servers.iter().cloned()),
             None => {

@@ -28,7 +28,7 @@ impl Directive {
 #[derive(Clone, Debug, Default)]
 struct Settings {
     interval: Option<f64>,
-    /// For connections, pings and programs.
+    /// The timeout of checks by a connection, a ping or a program.
     check_timeout: Option<f64>,
     /// The timeout of negotiate checks.
     negotiate_timeout: Option<f64>,
@@ -185,7 +185,7 @@ fn digits(value: &str) -> &str {
     first(value, |c| c.is_ascii_digit())
 }
 
-/// The reason why e-mail is lost.
+/// The reason why settings for e-mail are not converted.
 const MAIL: &str = "lvsd sends no e-mail: use `notify` in [lvsd]";
 
 fn global(
@@ -208,8 +208,10 @@ fn global(
         "logfile" => "lvsd logs to standard error, which systemd keeps in the journal",
         "autoreload" if !yes(value) => return,
         "autoreload" => "the file is read again with `lvsd reload`",
-        "readdquiescent" => "servers that are removed by hand come back",
-        "maintenancedir" => "servers that have a file there serve again: use `lvsadm maintenance`",
+        "readdquiescent" => "lvsd restores servers that another program removed",
+        "maintenancedir" => {
+            "lvsd ignores the files of that directory, and uses their servers: use `lvsadm maintenance`"
+        }
         "callback" | "execute" => "see `notify` in [lvsd]",
         "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
         "emailalert" | "emailalertfrom" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
@@ -247,8 +249,9 @@ struct Building {
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,
     one_packet: Option<Directive>,
-    /// Flags of the scheduler, and the positions of their lines.
+    /// Flags of the scheduler.
     flags: Vec<String>,
+    /// The line of the flags.
     flags_directive: Directive,
     bad: Option<&'static str>,
 }
@@ -315,7 +318,7 @@ impl Building {
                 ];
                 let (value, more) = value.split_once(char::is_whitespace).unwrap_or((value, ""));
                 if !more.is_empty() {
-                    let why = format!("ldirectord passes over `{more}`");
+                    let why = format!("ldirectord ignores `{more}`");
                     self.service.lose(directive.lost(&why));
                 }
                 let flags: Vec<&str> = value.split(',').filter(|flag| !flag.is_empty()).collect();
@@ -362,17 +365,19 @@ impl Building {
                 self.one_packet = yes(value).then(|| directive.clone());
                 return;
             }
-            "ops" => "neither yes nor no, and ldirectord does not read the file",
+            "ops" => "neither yes nor no, and ldirectord refuses the file",
             "servicename" => {
                 self.service.string("name", quoted(value).unwrap_or(value));
                 return;
             }
-            "login" | "passwd" | "database" | "secret" => "no check of lvsd's logs in to a server",
+            "login" | "passwd" | "database" | "secret" => {
+                "lvsd has no check that logs in to a server"
+            }
             "load" | "ignorecase" => "lvsd has no equivalent",
             "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
             "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
             "comment" => "it is for e-mail, which lvsd does not send",
-            "monitorfile" => "`lvsd events` has what happens",
+            "monitorfile" => "`lvsd events` shows what happens",
             _ => match self.negotiation.take(key, value) {
                 Some(Ok(())) => return,
                 Some(Err(why)) => why,
@@ -449,7 +454,7 @@ impl Building {
             Some("udp") if self.service.fwmark.is_none() => true,
             Some("tcp" | "fwm" | "udp") | None => false,
             Some(other) => {
-                let why = format!("protocol={other}: it is tcp");
+                let why = format!("protocol={other}: tcp is used");
                 self.service.lose(self.directive.lost(&why));
                 false
             }
@@ -463,7 +468,7 @@ impl Building {
                     self.service.keys.insert("one_packet", "true".to_owned());
                 }
                 false => {
-                    let why = "it is for UDP services only, as with ldirectord";
+                    let why = "it applies to UDP services only, as with ldirectord";
                     self.service.lose(directive.lost(why));
                 }
             }

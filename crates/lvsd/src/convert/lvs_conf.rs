@@ -26,7 +26,7 @@ pub(super) fn read(text: &str) -> Read {
                 "VS_NAT" => forward = "nat",
                 "VS_DR" => forward = "dr",
                 "VS_TUN" => forward = "tun",
-                _ => lose("it is VS_NAT, VS_DR or VS_TUN"),
+                _ => lose("expected VS_NAT, VS_DR or VS_TUN"),
             },
             // VIP=eth0:110 192.168.1.110 255.255.255.255 192.168.1.110
             "VIP" => match words.iter().find_map(|word| word.parse().ok()) {
@@ -50,7 +50,7 @@ pub(super) fn read(text: &str) -> Read {
                 Err(why) => lose(&why),
             },
             "INITIAL_STATE" if value.trim() == "on" => {}
-            "INITIAL_STATE" => lose("services exist when lvsd has started"),
+            "INITIAL_STATE" => lose("lvsd always creates the services when it starts"),
             "CLEAR_IPVS_TABLES" => lose("lvsd removes only its own services"),
             "DIP"
             | "DIRECTOR_INSIDEIP"
@@ -61,7 +61,9 @@ pub(super) fn read(text: &str) -> Read {
             | "SERVER_DEFAULT_GW"
             | "SERVER_GW"
             | "RUN_REALSERVERS_CONF" => {
-                lose("addresses and routes are the host's (`lvsadm realserver-setup`)");
+                lose(
+                    "lvsd does not configure addresses and routes of hosts; see `lvsadm realserver-setup`",
+                );
             }
             _ => lose("lvsd has no equivalent"),
         }
@@ -79,7 +81,7 @@ pub(super) fn read(text: &str) -> Read {
 /// `t telnet rr 192.168.1.11 192.168.1.12:telnet,3`.
 fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
     let [protocol, service_port, algorithm, servers @ ..] = words else {
-        return Err("it has a protocol, a port, a scheduler and servers".to_owned());
+        return Err("expected a protocol, a port, a scheduler and servers".to_owned());
     };
     let port_number = port(service_port).ok_or_else(|| format!("{service_port} is not a port"))?;
     if vips.is_empty() {

@@ -55,9 +55,7 @@ fn text(value: &str) -> Result<&str, &'static str> {
     quoted(value)
         // ldirectord does not read such a file, but it has only one meaning.
         .or_else(|| is_bare().then_some(value))
-        .ok_or(
-            "ldirectord reads it from a double quote to the last one of the line, which `#` ends, and does not read the file",
-        )
+        .ok_or("the value must be in double quotes, without `#`; ldirectord refuses the file")
 }
 
 impl Negotiation {
@@ -83,7 +81,7 @@ impl Negotiation {
             Ok("") if key == "virtualhost" => {
                 Err("ldirectord sends an empty `Host`; lvsd does not")
             }
-            Ok("") => Err("it is empty, and ldirectord does not read the file"),
+            Ok("") => Err("it is empty, and ldirectord refuses the file"),
             Ok(value) => {
                 *place = Some(value.to_owned());
                 Ok(())
@@ -150,7 +148,7 @@ impl Negotiation {
             Some(rest) => {
                 let end = rest.find('/').unwrap_or(rest.len());
                 lost.push(format!(
-                    "request={request}: the server itself is asked, for {}",
+                    "request={request}: lvsd sends the request to the real server, for {}",
                     &rest[end..]
                 ));
                 &rest[end..]
@@ -182,7 +180,7 @@ impl Negotiation {
         let name = self.request.as_deref().unwrap_or("/");
         let name = name.strip_prefix('/').unwrap_or(name);
         if !datagrams {
-            lost.push("service=dns: the question goes over UDP".to_owned());
+            lost.push("service=dns: lvsd sends the query over UDP".to_owned());
         }
         // An address becomes a reverse look-up.
         let (name, record) = match name.parse::<Ipv4Addr>() {
@@ -209,10 +207,10 @@ impl Negotiation {
                 return;
             }
             (_, None) => lost.push(
-                "no `receive`: ldirectord uses no server then; here any answer is good".to_owned(),
+                "no `receive`: ldirectord uses no server then; lvsd accepts any answer".to_owned(),
             ),
             (_, Some(receive)) => lost.push(format!(
-                "receive={receive}: the answers are not compared with it; any answer is good"
+                "receive={receive}: lvsd does not compare the answers with it; it accepts any answer"
             )),
         }
         check.insert("record", quote(record));

@@ -51,7 +51,7 @@ enum Member {
 }
 
 fn unknown(what: &str) -> Why {
-    format!("{what} has no counterpart")
+    format!("lvsd does not support {what}")
 }
 
 impl Reader<'_> {
@@ -140,7 +140,7 @@ impl Reader<'_> {
                 self.out.push_str(END);
                 Ok(())
             }
-            Some(_) => Err(unknown(&format!("something behind `{sign}`"))),
+            Some(_) => Err(unknown(&format!("text after `{sign}`"))),
         }
     }
 
@@ -486,11 +486,11 @@ mod tests {
             ("(?u)a", "`(?u"),
             ("a(?m)b$", "flag m"),
             ("(*UTF)a", "`(*`"),
-            ("a$b", "behind `$`"),
+            ("a$b", "after `$`"),
             ("\\Qa.b\\E", "`\\Q`"),
             ("\\Ga", "`\\G`"),
             ("\\Ka", "`\\K`"),
-            // It consumes `\r\n` without backtracking.
+            // `\R` consumes `\r\n` without backtracking.
             ("a\\Rb", "`\\R`"),
             ("\\p{L}", "`\\p`"),
             ("\\u0041", "`\\u`"),
@@ -525,7 +525,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn pcre_parser_accepts_any_text(text in "\\PC{0,40}", caseless: bool) {
+        fn pcre_parser_does_not_panic_on_any_text(text in "\\PC{0,40}", caseless: bool) {
             let _ = converted(&text, caseless);
         }
     }

@@ -129,7 +129,7 @@ fn macros_can_be_the_bounds_of_a_sequence() {
 }
 
 #[test]
-fn groups_of_a_file_have_a_common_bound() {
+fn groups_of_a_file_share_one_limit_of_addresses() {
     let group = "virtual_server_group g {\n 2001:db8::1-ffff 80\n fwmark 7\n}\n";
     let server = "virtual_server group g {\n protocol TCP\n real_server 2001:db8:1::1 80 {\n }\n}\n\
                       virtual_server group g {\n protocol UDP\n real_server 2001:db8:1::1 80 {\n }\n}\n";
@@ -187,7 +187,7 @@ fn macros_above_limits_are_refused() {
 }
 
 #[test]
-fn ranges_of_a_file_have_a_common_bound() {
+fn ranges_of_a_file_share_one_limit_of_addresses() {
     let service = |n: u32| {
         format!(
             "virtual=192.0.2.{n}:80\n real=10.{n}.0.0->10.{n}.127.255:80 gate\n real=10.{n}.200.1:80 gate\n"
@@ -246,7 +246,7 @@ fn checks(config: &Config) -> Vec<String> {
 }
 
 #[test]
-fn each_kind_of_keepalived_has_its_counterpart() {
+fn each_check_of_keepalived_is_converted() {
     let server = |n: u8, check: &str| format!("real_server 10.0.0.{n} 80 {{ {check} }}\n");
     let all = [
         ("TCP_CHECK { connect_port 81 }", "tcp 10.0.0.1:81", ""),
@@ -328,7 +328,7 @@ fn each_kind_of_keepalived_has_its_counterpart() {
 }
 
 #[test]
-fn each_check_of_ldirectord_has_its_counterpart() {
+fn each_check_of_ldirectord_is_converted() {
     let service = |n: usize, lines: &str| {
         format!("virtual=192.0.2.{n}:80\n\treal=10.0.0.{n}:80 masq\n\t{lines}\n")
     };
@@ -575,7 +575,7 @@ fn timeout_above_the_interval_is_kept() {
 }
 
 #[test]
-fn groups_have_ranges_and_networks() {
+fn ranges_and_networks_of_a_group_are_expanded() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server_group g {\n 192.0.2.8/30 80\n 192.0.3.254-192.0.4.1 80\n 192.0.5.1-2 80\n \

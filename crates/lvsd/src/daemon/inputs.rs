@@ -30,7 +30,8 @@ use crate::words::counted;
 pub(super) struct Inputs<P> {
     /// The configuration in use.
     pub(super) config: Arc<Config>,
-    /// Its services, with the services and servers of DNS and etcd.
+    /// The services of the configuration, with the services and servers of DNS, etcd and
+    /// Kubernetes.
     pub(super) expanded: Expanded,
     /// The VIPs that the dataplane should own, determined when the configuration was loaded.
     pub(super) vips: BTreeSet<IpAddr>,
@@ -44,13 +45,14 @@ pub(super) struct Inputs<P> {
     pub(super) admin: Admin,
     /// Servers that an operator has set ready although they were drained by hand in the dataplane.
     pub(super) readied: HashSet<Key>,
-    /// The VRRP state of this director, and the states of its peers.
+    /// The VRRP state, the maintenance and the announcements of this director.
     pub(super) cluster: Cluster,
-    /// The answers of DNS and etcd.
+    /// The answers of DNS, etcd and Kubernetes.
     pub(super) sources: Sources,
     /// The dataplane as the daemon last saw it.
     pub(super) dataplane: Observed,
-    /// Servers that accept health checks, but do not answer connections of clients.
+    /// Suspicious servers: clients get no answers from them, although their health checks may
+    /// succeed.
     pub(super) suspects: HashMap<Key, Suspicion>,
 }
 
@@ -90,7 +92,7 @@ pub(super) struct Observed {
     pub(super) found: Arc<Found>,
     /// Whether there has been a comparison.
     pub(super) compared: bool,
-    /// The time of its last answer.
+    /// The time of the dataplane's last answer.
     pub(super) last_answer: LastAnswer,
     /// The process id of the dataplane and whether it answers.
     pub(super) contact: (Option<u32>, bool),
@@ -197,8 +199,8 @@ impl<P: Prober> Inputs<P> {
         })
     }
 
-    /// The services whose source has not answered yet, and the effect on them according to the last
-    /// state of the dataplane.
+    /// The services whose source has not answered yet. For each: whether the dataplane may have
+    /// servers of the service, and whether the announcement of its VIP must wait.
     fn unheard(&self) -> Vec<(ServiceId, bool, bool)> {
         let services = self.expanded.services.iter();
         let unheard = services.filter(|service| service.unheard);

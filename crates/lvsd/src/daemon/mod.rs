@@ -2,7 +2,7 @@
 //! overrides, and brings the dataplane to it step by step.
 //!
 //! ```text
-//! file, DNS, etcd ──▶ Reloader ──┐
+//! file, sources ────▶ Reloader ──┐
 //! checks ────────────────────────┤
 //! operators, keepalived ─────────┼──▶ Inputs ──▶ Policy ──▶ desired() ──▶ Goal ──▶ Links::step
 //! dataplane ─────────────────────┘                 │                                  │
@@ -103,9 +103,9 @@ pub struct Options {
     pub checks: Option<Handle>,
     /// The paths and connections of a director with peers.
     pub cluster: Option<cluster::ClusterPaths>,
-    /// The path of the last answers of DNS and etcd.
+    /// The path of the stored answers of DNS, etcd and Kubernetes.
     pub sources: Option<PathBuf>,
-    /// Renewed in each iteration of the main loop.
+    /// The heartbeat of the main loop, renewed in each iteration.
     pub turns: Pulse,
     /// The sandbox of the process.
     pub confinement: Confinement,
@@ -145,7 +145,7 @@ struct Daemon<P> {
     /// changed.
     changed: bool,
     /// For each override that the dataplane has not applied yet, the sender that reports the
-    /// application. If it is dropped instead, no dataplane answers.
+    /// application. A sender that is dropped without a report means that no dataplane answers.
     unapplied: Vec<oneshot::Sender<()>>,
     /// The time of the next step.
     next: Instant,
@@ -161,7 +161,7 @@ struct Daemon<P> {
 enum Event {
     /// The daemon must exit.
     Stop {
-        /// The dataplane must exit as well.
+        /// Whether the dataplane must exit as well.
         all: bool,
     },
     /// The file must be read again.
@@ -265,7 +265,7 @@ async fn next_input(
 /// another owner loses lvsd's services and VIPs.
 ///
 /// # Errors
-/// It does not exit; the text is the reason.
+/// The dataplane does not exit; the text is the reason.
 pub async fn stop_dataplane(host: impl Host) -> Result<(), String> {
     let link = Links::new(Box::new(host), true, Instant::now());
     waiting::stop(Box::new(link)).await
@@ -376,8 +376,8 @@ impl<P: Prober> Daemon<P> {
         self.next = Instant::now();
     }
 
-    /// Makes one step towards the desired state. Returns no result if the daemon must exit while
-    /// the dataplane processes a request.
+    /// Makes one step towards the desired state. Returns `None` if the daemon must exit while the
+    /// dataplane processes a request.
     async fn step(
         &mut self,
         link: Box<Links>,
@@ -471,7 +471,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Decides about all services, and reports the decisions to peers, routers and operators.
+    /// Decides about all services, and passes the decisions to keepalived, to the announcements of
+    /// addresses and to operators.
     fn decide(&mut self) {
         let transitions = self.policy.decide(&self.inputs);
         let announcements = self.policy.announcements(&self.inputs);
@@ -516,7 +517,7 @@ impl<P: Prober> Daemon<P> {
         }
         if proxied > 0 {
             let connections = counted(proxied, "proxied connection");
-            tracing::warn!("{connections} close with lvsd");
+            tracing::warn!("stopping; this closes {connections}");
         }
         if !all && self.inputs.expanded.needs_dataplane() {
             tracing::info!("stopping; the dataplane keeps forwarding (`lvsd stop --all` ends it)");

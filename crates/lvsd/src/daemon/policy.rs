@@ -103,7 +103,7 @@ impl Policy {
         self.decisions.values().all(|decision| decision.quorum)
     }
 
-    /// The VIPs that routers should learn, each with the state of its services.
+    /// The VIPs to announce to routers, each with the state of its services.
     pub(super) fn announcements<P: Prober>(
         &self,
         inputs: &Inputs<P>,

@@ -1,5 +1,5 @@
-//! Reloads: the file and the answers of DNS and etcd are read and checked outside of the loop, one
-//! at a time, and then loaded or refused.
+//! Reloads: the file and the answers of DNS, etcd and Kubernetes are read and checked outside of
+//! the loop, one at a time, and then loaded or refused.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -24,9 +24,9 @@ use crate::words::counted;
 /// The part of the configuration that is read again: the file, the sources, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reading {
-    /// The answers of DNS and etcd, with the file in force.
+    /// The answers of the sources, with the file in force.
     Sources,
-    /// The file, with the answers of DNS and etcd.
+    /// The file, with the answers of the sources.
     File,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Done {
     read: Result<Read, LoadError>,
 }
 
-/// A file, and its services with the answers of DNS and etcd.
+/// A file, and its services with the answers of the sources.
 pub(super) struct Read {
     config: Arc<Config>,
     expanded: Expanded,
@@ -62,15 +62,16 @@ pub(super) struct Reloader {
     /// The read that starts when the present one is done.
     again: Option<Reading>,
     done: (mpsc::Sender<Box<Done>>, mpsc::Receiver<Box<Done>>),
-    /// The next file may remove any number of servers.
+    /// Whether the next file may remove any number of servers.
     forced: bool,
     /// The clients that wait for the reload.
     clients: Vec<oneshot::Sender<Answer>>,
-    /// The answers of DNS and etcd that are in force.
+    /// The answers of DNS, etcd and Kubernetes that are in force.
     pub(super) gathered: Gathered,
-    /// The last certain number of servers of each service.
+    /// The number of servers of each service at the last load. While the source of a service has
+    /// not answered, its earlier number stays.
     standing: HashMap<ServiceId, Standing>,
-    /// The reason why the answers of DNS and etcd were refused as a whole.
+    /// The reason why the answers of the sources were refused as a whole.
     pub(super) held_back: Option<String>,
     /// The result of the last read of the file.
     status: LoadStatus,
@@ -233,7 +234,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Loads the answers of DNS and etcd with the file in force.
+    /// Loads the answers of the sources with the file in force.
     fn take_expanded(&mut self, read: Read, link: &Links) {
         let expanded = read.expanded;
         let in_force = &mut self.inputs.expanded;
@@ -401,7 +402,7 @@ fn summary(report: &Report) -> String {
             format!("{} (and {} more)", d.title, report.errors() - 1)
         }
         Some(d) => d.title.clone(),
-        None => "no reason".to_owned(),
+        None => "the reason is unknown".to_owned(),
     }
 }
 

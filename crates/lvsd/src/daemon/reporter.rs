@@ -35,7 +35,7 @@ pub(super) struct Reporter {
     /// its exit.
     commands: (oneshot::Sender<()>, JoinHandle<()>),
     pub(super) started: Instant,
-    /// `READY=1` was sent once.
+    /// Whether `READY=1` was sent.
     pub(super) ready: bool,
     /// Whether `RELOADING=1` was sent, and `READY=1` is pending.
     reloading: bool,

@@ -23,12 +23,11 @@ use crate::snapshot::Snapshot;
 /// Maximum number of servers whose checks have separate histograms: each has 16 lines in the
 /// metrics.
 const CHECK_TIMES_MAX: usize = 500;
-/// Longest time that a client waits until the dataplane has applied its override. Clients wait for
-/// 30 seconds.
+/// Longest time that lvsd waits until the dataplane has applied an override, before it answers the
+/// client. It is less than the 30 seconds after which clients stop waiting.
 const APPLY_LIMIT: Duration = Duration::from_secs(20);
 /// The warning of an override that the dataplane has not applied.
-const UNAPPLIED: &str =
-    "the dataplane has not applied this yet, and lvsd repeats it: `lvsd status` shows the weights";
+const UNAPPLIED: &str = "the dataplane has not applied the change yet, and lvsd repeats it: `lvsd status` shows the weights";
 
 /// The next request. Without a socket it never returns.
 pub(super) async fn next(requests: &mut Option<mpsc::Receiver<Request>>) -> Option<Request> {

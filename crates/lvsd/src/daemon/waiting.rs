@@ -12,7 +12,7 @@ use crate::dataplane::{Links, Stopped};
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// The fix for a dataplane that does not answer.
-const UNSTICK: &str = "if it was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
+const UNSTICK: &str = "if the dataplane was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
 
 /// Receives the daemon's signals. A signal that arrives during a request to the dataplane is
 /// stored.
@@ -37,10 +37,10 @@ impl Signals {
         }
     }
 
-    /// Returns after lvsd has received a signal to stop while `dataplane` handles a request. If the
-    /// dataplane continues to run, it returns at once. Otherwise it logs the wait, and returns with
-    /// a message if the dataplane does not answer within the time limit of a stop. The signal is
-    /// stored. `lets_go` means that some services end with lvsd.
+    /// Waits for a signal to stop while `dataplane` handles a request, and stores the signal. If
+    /// lvsd can exit without the dataplane, this function then returns `Ok` at once. Otherwise it
+    /// logs that lvsd waits, and returns an error if the request has not ended within
+    /// [`STOP_LIMIT`]. `lets_go`: lvsd removes some services when it exits.
     pub(super) async fn hurries(&mut self, dataplane: &str, lets_go: bool) -> Result<(), String> {
         loop {
             match self.early {

@@ -170,7 +170,7 @@ impl<'a> CarryOut<'a> {
         let mut refusal = format!("cannot {what}: {}", failure.message);
         if let Call::ServiceAdd(spec) = change {
             self.broken.insert(spec.service);
-            refusal.push_str("; its servers are not added until it is");
+            refusal.push_str("; its servers are not added until the service is");
         }
         self.refusals.push(refusal);
     }
@@ -184,7 +184,7 @@ impl<'a> CarryOut<'a> {
 /// The numbers of changes by their kind.
 #[derive(Debug, Default)]
 struct Numbers {
-    /// Changes are counted instead of logged.
+    /// Whether changes are counted instead of logged.
     in_use: bool,
     /// Services that were added, changed and removed.
     services: [usize; 3],
@@ -385,7 +385,7 @@ mod tests {
         assert!(
             refusals[1].starts_with(
                 "cannot add service web (tcp 192.0.2.1:80, scheduler no-such) at lvsd.toml:7: "
-            ) && refusals[1].ends_with("; its servers are not added until it is"),
+            ) && refusals[1].ends_with("; its servers are not added until the service is"),
             "{refusals:#?}"
         );
         assert!(

@@ -88,7 +88,7 @@ pub trait DataplaneControl: Send {
     /// See [`ControlError`].
     fn local(&mut self) -> Result<LocalPool, ControlError>;
 
-    /// Counted reasons of drops and of packets passed to the host.
+    /// The numbers of dropped packets and of packets passed to the host, by reason.
     ///
     /// # Errors
     /// See [`ControlError`].

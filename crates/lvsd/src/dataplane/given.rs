@@ -16,15 +16,15 @@ use crate::reconcile::{Actual, Desired};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Given {
-    /// The dataplane.
+    /// The identity of the dataplane.
     dataplane: String,
     /// The sysctls that were set, and their values before.
     sysctls: BTreeMap<String, String>,
-    /// Rules for marks were set.
+    /// Whether rules for marks were set.
     marks: bool,
     /// Whether a filter for all services was set.
     filter: bool,
-    /// Synchronisation daemons were started.
+    /// Whether synchronisation daemons were started.
     daemons: bool,
     /// Servers whose weight another program has set to 0, as `lvsadm drain` does.
     drained: Vec<(ServiceId, SocketAddr)>,
@@ -130,7 +130,7 @@ impl Given {
         match &desired.marks {
             Some(_) => self.marks = true,
             None if self.marks => {
-                // Until the dataplane has none of them.
+                // lvsd removes its rules, and repeats that until the dataplane has none of them.
                 self.marks = actual.marks.iter().any(|rule| !is_generated(rule));
                 desired.marks = self.marks.then(Vec::new);
             }
@@ -139,7 +139,7 @@ impl Given {
         match &desired.filter {
             Some(filter) => self.filter = !filter.is_off(),
             None if self.filter => {
-                // Until the filter is off.
+                // lvsd turns off its filter, and repeats that until the dataplane has no filter.
                 self.filter = actual.filters.contains_key(&None);
                 desired.filter = self.filter.then(SourceFilter::default);
             }
@@ -148,7 +148,7 @@ impl Given {
         match &desired.sync {
             Some(daemons) => self.daemons = !daemons.is_empty(),
             None if self.daemons => {
-                // Until the dataplane has none of them.
+                // lvsd stops the daemons, and repeats that until the dataplane has none of them.
                 self.daemons = !actual.daemons.is_empty();
                 desired.sync = self.daemons.then(Vec::new);
             }

@@ -18,7 +18,7 @@ use lvs_proxy::{self as proxy, Proxy};
 /// The desired state of the proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Proxied {
-    /// The desired services of the dataplane.
+    /// The desired services of the proxy.
     pub desired: Desired,
     /// The options of each service.
     pub options: HashMap<ServiceId, proxy::Options>,
@@ -168,7 +168,7 @@ impl Links {
             .map_or(0, |(proxy, _)| proxy.connections())
     }
 
-    /// The counters of the proxy; `None` if no service is proxied.
+    /// The counters of the proxy; `None` until a service was proxied.
     pub fn proxied(&self) -> Option<proxy::Counts> {
         self.proxy.as_ref().map(|(proxy, _)| proxy.counts())
     }

@@ -54,8 +54,8 @@ use crate::reconcile::{Actual, Desired, Plan, diff};
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// The interval of attempts to connect to a starting dataplane.
 const START_POLL: Duration = Duration::from_millis(20);
-/// The interval of comparisons with a dataplane in sync: it may have died, or an operator may have
-/// changed services of lvsd.
+/// The interval of comparisons with a dataplane in sync: the dataplane may have exited, or an
+/// operator may have changed services of lvsd.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// The interval of the cheap check whether the dataplane's process still exists.
 const POLL: Duration = Duration::from_millis(200);
@@ -250,7 +250,7 @@ pub struct ObservedServer {
 /// The result of a request to stop the dataplane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// The dataplane has accepted the request to stop, or none runs.
+    /// The dataplane has accepted the request to stop, or no dataplane runs.
     Asked,
     /// The dataplane had exited before; contains its exit status, if available.
     Already(String),
@@ -586,8 +586,8 @@ impl Link {
         }
     }
 
-    /// Applies the differences to `goal`. Returns the number of refused changes, or `None` if it
-    /// was interrupted.
+    /// Applies the differences to `goal`. Returns the number of refused changes, or `None` if the
+    /// step was interrupted.
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
         let mut refusals = Vec::new();
         let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
@@ -977,7 +977,7 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
         let service = names.service_in_words(service);
         if *is {
             tracing::warn!(
-                "{server} of {service} was set to weight 0 by hand, and keeps it until its weight is changed by hand (`lvsadm undrain SERVICE SERVER`) or it is removed from the file"
+                "{server} of {service} was set to weight 0 by hand; the weight stays 0 until an operator changes it (`lvsadm undrain SERVICE SERVER`), or the server is removed from the file"
             );
         } else {
             tracing::info!("{server} of {service} is no longer drained by hand");

@@ -62,7 +62,7 @@ pub(super) fn planned_changes(
     for id in &plan.unnamed {
         let service = names.service_in_words(id);
         left.push(format!(
-            "leave {service} unchanged: it may be in Kubernetes or etcd, which are not known yet"
+            "leave {service} unchanged: it may be in Kubernetes or etcd, which have not answered yet"
         ));
     }
     for id in &plan.conflicts {

@@ -69,7 +69,7 @@ pub fn lock(address: &Address) -> Result<Steering, String> {
             let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
             format!(
                 "another lvsd{pid} manages the dataplane at {address} in this network namespace; \
-                 send that one a SIGHUP to reload, or stop it first"
+                 send SIGHUP to that lvsd to reload its file, or stop it first"
             )
         }
         LockError::Io(error) => {

@@ -2,13 +2,12 @@
 //! [`expand`], a pure function.
 //!
 //! ```text
-//! Config ────┐                                            services of the file, as they are
-//!            ├──▶ expand ──▶ Expanded ── services ──────▶ services of etcd behind them
-//!            │                  │                         services of Kubernetes behind those
-//! Gathered ──┘                  │                         servers of DNS and etcd behind each one's own
-//!                               └──────── left_out ─────▶ what cannot be used, and why
+//! Config ────┐
+//!            ├──▶ expand ──▶ Expanded ──┬── services: 1. of the file, 2. of etcd, 3. of Kubernetes
+//! Gathered ──┘                          └── left_out: unusable answers, with the reasons
 //! ```
 //!
+//! In each service, the servers of DNS and etcd follow those that the service itself names.
 //! The file has precedence. Each key of etcd is checked separately, and an invalid value is
 //! replaced by the last valid value of its key.
 
@@ -38,7 +37,7 @@ pub struct Expanded {
     pub port_marks: Vec<String>,
     /// The files and keys of services.
     pub files: Files,
-    /// The unusable answers of DNS and etcd, as text.
+    /// The unusable answers of DNS, etcd and Kubernetes, as text.
     pub left_out: Vec<String>,
     /// The keys of etcd whose services are used: their names and texts.
     pub in_force: Vec<(String, String)>,

@@ -160,7 +160,8 @@ fn etcd_services_follow_services_of_the_file() {
     );
     let expanded = merged(&gathered);
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
-    // `[defaults]` applies to them, and servers of a pool follow the servers of the file.
+    // `[defaults]` applies to services of etcd, and servers of a pool follow the servers of the
+    // file.
     let wanted = [("10.0.0.1:80", 1), ("10.0.0.9:80", 4)];
     assert_eq!(
         servers(&expanded),
@@ -214,13 +215,13 @@ fn invalid_etcd_services_alone_are_ignored_and_keep_their_last_valid_text() {
         ("", "exactly one [[service]]"),
         ("\u{0}\u{1}", "line 1"),
         ("[[service]", "line 1"),
-        ("[lvsd]\nlog = \"off\"\n", "belongs into the main file"),
+        ("[lvsd]\nlog = \"off\"\n", "belongs in the main file"),
         (&format!("{good}{other}"), "exactly one [[service]]"),
         (
             &format!("{good}[[mark]]\nset = 1\n"),
             "exactly one [[service]]",
         ),
-        (&exec, "run programs here"),
+        (&exec, "run programs on this host"),
         (
             "[[service]]\nadress = \"x\"\n",
             "line 2: unknown key `adress`",

@@ -74,7 +74,7 @@ pub struct Report {
     up: Option<bool>,
     /// The reason why the server is down; empty while it is up.
     reason: Reason,
-    /// The last check has failed, for that reason.
+    /// Whether the last check has failed; the reason is in `reason`.
     failed: bool,
     advice: Advice,
     /// Set while this host cannot make the check.
@@ -167,9 +167,10 @@ struct Task {
     since: Instant,
     not_made: Option<NotMade>,
     record: Arc<Mutex<Record>>,
-    /// The dataplane's counters when the last check of the server succeeded, for each service.
+    /// The number of unanswered connection attempts in the dataplane when the last check of the
+    /// server succeeded, for each service.
     unanswered: HashMap<Key, u32>,
-    /// The effect of clients without an answer.
+    /// Sends requests to the task, because clients got no answer.
     prompts: mpsc::Sender<Prompt>,
     abort: AbortHandle,
 }
@@ -202,7 +203,8 @@ impl<P: Prober> Checks<P> {
         Self::counted_in(prober, runtime, Arc::default())
     }
 
-    /// Checks whose resource use is counted in `counters`.
+    /// Makes an empty set of checks as [`new`](Self::new). Results and durations are counted in
+    /// `counters`.
     pub fn counted_in(
         prober: P,
         runtime: Option<Handle>,
@@ -400,7 +402,7 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// Whether a suspicious server is set down.
+    /// Whether the check sets its server down when the server is suspicious (`passive = true`).
     pub fn goes_by_clients(&self, key: &Key) -> bool {
         let question = self.questions.get(key);
         question.is_some_and(|question| question.passive == Some(Passive::TakesOut))
@@ -603,7 +605,7 @@ impl<P: Prober> Runner<P> {
         self.out_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Checks because clients got no answer; false if the receiver was dropped.
+    /// Checks the server at once, because clients got no answer; false if the receiver was dropped.
     async fn prompted(&mut self, attempts: u32, due: Instant) -> bool {
         self.timing.counters.prompted();
         let result = self.probe(due).await;

@@ -63,7 +63,7 @@ impl OwnAddress {
         match self {
             Self::Good => Reason {
                 code: Code::ClientPath,
-                text: format!("{text}, but the same check of its own address succeeds"),
+                text: format!("{text}, but the same check of the server's own address succeeds"),
                 fix: format!("on {ip}: {long}, and does a filter drop some (nft list ruleset)?"),
             },
             _ => Reason {
@@ -80,11 +80,14 @@ impl OwnAddress {
         match self {
             Self::Good => Reason {
                 code: Code::ClientPath,
-                text: format!("{silent}, but the same check of its own address succeeds"),
+                text: format!("{silent}, but the same check of the server's own address succeeds"),
                 fix,
             },
             Self::Failed(own) => {
-                let text = format!("{silent}; the same check of its own address: {}", own.text);
+                let text = format!(
+                    "{silent}; the same check of the server's own address: {}",
+                    own.text
+                );
                 match own.code {
                     // Nothing on the path to the server works.
                     Code::NextHop | Code::Unreachable | Code::Filtered => Reason { text, ..own },
@@ -97,12 +100,12 @@ impl OwnAddress {
             }
             Self::Silent => Reason {
                 code: Code::Silent,
-                text: format!("{silent}, nor did its own address"),
+                text: format!("{silent}, and the server's own address did not answer, either"),
                 fix: filter,
             },
             Self::NotMade(why) => Reason {
                 code: Code::Silent,
-                text: format!("{silent}; lvsd could not check its own address: {why}"),
+                text: format!("{silent}; lvsd could not check the server's own address: {why}"),
                 fix: filter,
             },
         }
@@ -171,7 +174,7 @@ impl Prober for Network {
                 None => mac,
             };
             let text = format!(
-                "{target}: the reply arrived through {router} on {interface}, not from the server itself: its default gateway is not this director"
+                "{target}: the reply arrived through {router} on {interface}, not from the server itself: the server's default gateway is not this director"
             );
             let code = Code::OtherGateway;
             return Err(ProbeError::Server(Reason { code, text, fix }));
@@ -184,7 +187,7 @@ impl Prober for Network {
         };
         if !strict.is_empty() {
             let text = format!(
-                "{silent}: rp_filter of this director dropped packets during the check; it is strict on {}",
+                "{silent}: rp_filter of this director dropped packets during the check; rp_filter is strict on {}",
                 strict.join(", ")
             );
             let settings = strict
@@ -244,7 +247,7 @@ mod tests {
         let reason = stalled(OwnAddress::Good);
         assert_eq!(reason.code, Code::ClientPath);
         assert!(
-            reason.text.ends_with("its own address succeeds"),
+            reason.text.ends_with("the server's own address succeeds"),
             "{reason}"
         );
         assert_eq!(stalled(OwnAddress::Silent).code, Code::Stalled);

@@ -68,7 +68,7 @@ impl Pins {
 
     async fn ask(&self, call: Call) -> Result<Value, String> {
         let (reply, answer) = oneshot::channel();
-        let gone = || "lvsd is ending".to_owned();
+        let gone = || "lvsd is exiting".to_owned();
         let request = Request { call, reply };
         self.0.send(request).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?

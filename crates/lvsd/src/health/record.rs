@@ -28,7 +28,8 @@ const DAY: u64 = 24;
 pub(super) struct Record {
     begun: Instant,
     last: Duration,
-    /// Number of consecutive slow checks at the last check that took [`SLOW`] or longer.
+    /// Number of the most recent checks that all took [`SLOW`] or longer; 0 if the last check was
+    /// faster.
     slow: u64,
     all: Times,
     /// The last minutes. The index of each is its number modulo 5.

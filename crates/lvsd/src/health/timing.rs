@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Number of steps for each doubling.
 const STEPS: usize = 8;
-/// Number of buckets, from 1 µs to an hour.
+/// Number of buckets: for durations from 1 µs to more than 4 hours.
 const BUCKETS: usize = 32 * STEPS;
 
 /// Samples of times, for quantiles.

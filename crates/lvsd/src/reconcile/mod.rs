@@ -58,7 +58,7 @@ pub struct Desired {
     /// If set, the list of services may be incomplete: the dataplane's services stay until all
     /// sources have answered.
     pub unnamed: Option<Unnamed>,
-    /// Adopt services without an owner.
+    /// Whether lvsd adopts services without an owner.
     pub adopt: bool,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
@@ -71,7 +71,7 @@ pub struct Desired {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unnamed {
     /// The VIPs of services that are in the file or the sources. Of all other VIPs, the dataplane
-    /// keeps those that it owns. `None`: it may own no VIPs.
+    /// keeps those that it owns. `None`: the dataplane may own no VIPs.
     pub beside: Option<BTreeSet<IpAddr>>,
 }
 
@@ -98,8 +98,8 @@ pub struct DesiredService {
     /// Whether the list of servers may be incomplete: the dataplane's servers stay until the source
     /// has answered.
     pub incomplete: bool,
-    /// The sorry server while it is not decided whether the service needs it: if the dataplane has
-    /// it, it is not removed.
+    /// The sorry server while lvsd has not decided whether the service needs it: a sorry server in
+    /// the dataplane then stays.
     pub undecided: Option<SocketAddr>,
     /// The sorry server, if it is removed at once instead of drained: weight 0 would not send its
     /// persistent clients away.

@@ -23,7 +23,7 @@ const HEAD_MAX: usize = 16 << 10;
 /// Maximum length, in characters, of the reason in an error response.
 const REFUSAL_MAX: usize = 300;
 
-/// A server of HTTP.
+/// An HTTP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Whether the connection uses TLS.
@@ -118,7 +118,9 @@ impl Connection {
                 let met = tls.meet_as(stream, host).await;
                 shake(met.map_err(|why| Error::Failed(format!("TLS: {why}")))?).await
             }
-            (None, true) => Err(Error::Failed("TLS without an authority".to_owned())),
+            (None, true) => Err(Error::Failed(
+                "https without a certificate authority: internal error of lvsd".to_owned(),
+            )),
             (_, false) => shake(stream).await,
         }
     }

@@ -14,7 +14,7 @@ const FILE_MAX: u64 = 64 << 20;
 /// Shortest interval between two writes of the file.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Its path, for the daemon with the file at `config`.
+/// The path of the file with the stored answers, for the daemon with the configuration at `config`.
 pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
     let admin = admin::path(directory, config);
     let name = admin.to_string_lossy();
@@ -75,7 +75,7 @@ pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
             Err(error) if !complained => {
                 complained = true;
                 tracing::error!(
-                    "cannot store the answers of DNS, etcd and Kubernetes in {}: {error}; an lvsd that starts while they are unreachable would not have them; use another directory with --state",
+                    "cannot store the answers of DNS, etcd and Kubernetes in {}: {error}; an lvsd that starts while these sources are unreachable would not know their servers; use another directory with --state",
                     path.display()
                 );
             }

@@ -50,7 +50,7 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gathered {
-    /// The servers of each name in DNS that was ever answered.
+    /// The servers of each name in DNS for which an answer was ever received.
     pub dns: BTreeMap<String, Vec<Record>>,
     /// Services and servers in etcd; `None` until etcd has answered once.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,7 +122,9 @@ impl SourceState {
                 if self.trouble.as_ref() != Some(why) {
                     let holds = match known {
                         true => "its last answer is still used",
-                        false => "it has not answered yet: the dataplane's services are unchanged",
+                        false => {
+                            "no answer from this source is known yet: the dataplane's services are unchanged"
+                        }
                     };
                     tracing::warn!(event = "source_lost", "{what}: {why}; {holds}");
                 }
@@ -386,7 +388,8 @@ impl Sources {
     }
 
     /// Sets the DNS names, the etcd cluster and the Kubernetes cluster to follow. `in_force` are
-    /// the valid texts of etcd's services.
+    /// the valid texts of etcd's services; `made` are the services of Kubernetes that the daemon
+    /// uses or refuses.
     pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
         let &Wanted {
             lookups,
@@ -505,7 +508,7 @@ impl Sources {
         }
     }
 
-    /// Writes the state of this director to etcd.
+    /// Sets the state of this director, which the sources' thread writes to etcd.
     pub(crate) fn announce(&self, announced: Director) {
         if self.etcd.is_none() {
             return;
@@ -517,7 +520,8 @@ impl Sources {
         }
     }
 
-    /// The thread, started on the first call.
+    /// The runtime of the sources' thread, which the first call starts; `None` if the thread cannot
+    /// be started.
     fn runtime(&mut self) -> Option<Handle> {
         if self.runtime.is_none() {
             let started = start();
@@ -529,7 +533,7 @@ impl Sources {
                 }
                 Err(why) => {
                     tracing::error!(
-                        "no servers by DNS, and no services of etcd and Kubernetes: {why}"
+                        "DNS, etcd and Kubernetes are not queried: {why}; restart lvsd"
                     );
                 }
             }
@@ -614,7 +618,7 @@ impl Sources {
     }
 }
 
-/// A thread with an event loop.
+/// Starts the thread of the sources, with an event loop.
 fn start() -> Result<Handle, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

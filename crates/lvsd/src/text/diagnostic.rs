@@ -55,8 +55,8 @@ pub struct Diagnostic {
     pub help: Option<String>,
 }
 
-/// Maximum length of a title, a label or a fix in bytes. They quote words of the file, whose length
-/// is not limited.
+/// Maximum length of a title, a label or a fix in bytes. These texts quote words of the file, whose
+/// length is not limited.
 const TEXT_MAX: usize = 600;
 
 /// Shortens a text of more than [`TEXT_MAX`] bytes to its beginning and its end.

@@ -30,7 +30,7 @@
     return element;
   }
 
-  // Makes a node like a fresh one, and keeps what is the same: focus, a pressed button and a selection stay.
+  // Changes the node `old` so that it equals `fresh`. Equal parts stay, and with them the focus, a pressed button and a selection.
   function patch(old, fresh) {
     const element = old.nodeType === Node.ELEMENT_NODE;
     const same = old.nodeType === fresh.nodeType && (!element || (old.tagName === fresh.tagName && old.dataset.key === fresh.dataset.key));

@@ -10,7 +10,7 @@ use super::Out;
 use crate::clock::unix_time;
 use crate::cluster::vrrp_states;
 
-/// Whether the director is in maintenance, and its VRRP state.
+/// Writes whether the director is in maintenance, and its VRRP state.
 pub(super) fn alone_or_not(out: &mut Out<'_>, director: &DirectorStatus) -> fmt::Result {
     out.gauge(
         "lvs_maintenance",
@@ -66,7 +66,7 @@ pub(super) fn dataplane(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     if !info.announced.is_empty() {
         out.gauges(
             "lvs_announced",
-            "Announcement of a virtual address to routers: 2 announced, 1 to prefer another director, 0 none",
+            "Announcement of a virtual address to routers: 2 announced, 1 announced so that routers prefer other directors, 0 not announced",
             info.announced
                 .iter()
                 .map(|vip| ([("address", vip.address.to_string())], vip.standing as u32)),
@@ -116,7 +116,7 @@ fn label(peer: SocketAddr) -> [(&'static str, String); 1] {
     [("peer", peer.ip().to_string())]
 }
 
-/// Whether this director has received the connections of its peers.
+/// Writes whether this director has received the connections of its peers.
 fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     let each =
         |value: fn(&PeerStanding) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
@@ -137,7 +137,8 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     )
 }
 
-/// Whether the schedulers of peers choose the same servers as the scheduler of this director.
+/// Writes whether peers have the same services and servers as this director, so that all of them
+/// choose the same servers.
 fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     let each =
         |value: fn(&TablesInfo) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
@@ -218,7 +219,7 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     }
     out.gauge(
         "lvs_left_out",
-        "Lines of `lvsd status` about source answers that are not used",
+        "Parts of source answers that lvsd does not use, as listed by `lvsd status`",
         status.left_out.len(),
     )?;
     if status.directors.is_empty() {

@@ -75,7 +75,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     vip.span(),
-                    "the directors share no connections: some break whenever routers redistribute packets",
+                    "the directors share no connections: some connections break whenever routers redistribute packets",
                 )
                 .help("add [sync.peers] with addresses and key_file"),
             );
@@ -96,7 +96,7 @@ impl Checker<'_> {
             return Some(time);
         }
         let title = match range.contains(&time) {
-            true => format!("{name} is in whole seconds"),
+            true => format!("{name} is not a whole number of seconds"),
             false => format!("{name} is out of range"),
         };
         self.report(Diagnostic::error(value.span(), title).help(help));

@@ -50,7 +50,7 @@ impl Checker<'_> {
             match word.parse::<SocketAddr>() {
                 Ok(address) if address.port() == 0 => self.report(
                     Diagnostic::error(words.span(), "lvsd cannot listen on port 0")
-                        .help("name one, as in \"127.0.0.1:9560\""),
+                        .help("write a port, as in \"127.0.0.1:9560\""),
                 ),
                 Ok(address) if address.ip().is_multicast() => self.report(
                     Diagnostic::error(words.span(), format!("{} is a multicast address", address.ip()))
@@ -58,7 +58,7 @@ impl Checker<'_> {
                 ),
                 Ok(address) if all.contains(&address) => self.report(
                     Diagnostic::error(words.span(), format!("{address} is named twice"))
-                        .help("name it once"),
+                        .help("name each address once"),
                 ),
                 Ok(address) => all.push(address),
                 Err(_) => self.report(
@@ -101,8 +101,11 @@ impl Checker<'_> {
             .any(|own| path.starts_with(own));
         if kernels || path.parent().is_none() {
             self.report(
-                Diagnostic::error(place.span(), format!("{} is the kernel's", path.display()))
-                    .help("use a directory for lvsd only: \"/run/lvs/proc\""),
+                Diagnostic::error(
+                    place.span(),
+                    format!("{} is reserved for the kernel", path.display()),
+                )
+                .help("use a directory for lvsd only: \"/run/lvs/proc\""),
             );
             return None;
         }

@@ -43,8 +43,11 @@ impl Checker<'_> {
             let place = raw.timeout.as_ref().or(raw.lease.as_ref());
             let span = place.map_or_else(|| spanned.span(), Spanned::span);
             self.report(
-                Diagnostic::warning(span, "a lease expires before the time limit of a request")
-                    .help("use a `timeout` that is shorter than `lease`"),
+                Diagnostic::warning(
+                    span,
+                    "`lease` is not longer than `timeout`: the lease may expire during a request",
+                )
+                .help("set a `timeout` that is shorter than `lease`"),
             );
         }
         if lease.subsec_nanos() > 0
@@ -249,10 +252,8 @@ impl Checker<'_> {
         for (one, other, missing) in [(cert, key, "key"), (key, cert, "cert")] {
             if let (Some(one), None) = (one, other) {
                 self.report(
-                    Diagnostic::error(one.span(), format!("`{missing}` is missing next to it"))
-                        .help(
-                            "a certificate and its key belong together: configure both, or neither",
-                        ),
+                    Diagnostic::error(one.span(), format!("`{missing}` is missing"))
+                        .help("set `cert` and `key`, or neither of them"),
                 );
             }
         }

@@ -73,7 +73,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(time.span(), "`notify_timeout` is out of range")
-                    .help("give \"100ms\" to \"10m\""),
+                    .help("use a time from \"100ms\" to \"10m\""),
             );
         }
         let Some(words) = &raw.notify else {
@@ -91,9 +91,9 @@ impl Checker<'_> {
     }
 }
 
-/// Whether `words` are a filter of the log: a level, and levels of parts, with commas between. The
-/// filter's own parser would take a misspelt level for the name of a part, and disable all other
-/// messages.
+/// Whether `words` are a filter of the log: a level, and levels of modules, separated by commas.
+/// The parser of the log's crate would accept a misspelt level as the name of a module, and disable
+/// all other messages.
 ///
 /// # Errors
 /// The error and its fix.
@@ -119,8 +119,9 @@ pub(crate) fn check_filter(words: &str) -> Result<(), (String, String)> {
             && (part.is_empty() || !part.chars().all(name))
         {
             return Err((
-                format!("`{part}` is not a part of the program"),
-                "write a level for everything, or \"lvsd=debug\"".to_owned(),
+                format!("`{part}` is not the name of a module"),
+                "write a level for all modules, or a module and its level: \"lvsd=debug\""
+                    .to_owned(),
             ));
         }
     }

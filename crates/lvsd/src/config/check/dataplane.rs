@@ -163,7 +163,7 @@ impl Checker<'_> {
             self.report(match meant(name, facts.group_names()) {
                 Some(word) => finding.help(format!("did you mean \"{word}\"?")),
                 None => finding.help(format!(
-                    "`getent group` lists them; `groupadd --system {name}` makes this one"
+                    "`getent group` lists the groups; `groupadd --system {name}` creates this one"
                 )),
             });
         }
@@ -374,7 +374,7 @@ impl Checker<'_> {
                 let values = Sysctls::values(key).unwrap_or_default();
                 self.report(
                     Diagnostic::error(value.span(), format!("`{text}` is not a value of {key}"))
-                        .help(format!("give {values}")),
+                        .help(format!("use {values}")),
                 );
                 continue;
             }

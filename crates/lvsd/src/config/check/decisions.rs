@@ -66,7 +66,7 @@ impl Checker<'_> {
                         crate::words::counted(servers, "server")
                     ),
                 )
-                .label("it is never reached")
+                .label("the quorum is never reached")
                 .help("use at most the number of servers"),
             );
         }

@@ -49,7 +49,7 @@ impl Checker<'_> {
                         words.span(),
                         format!("{} name servers are configured", words.get_ref().0.len()),
                     )
-                    .help(format!("configure 1 to {NAME_SERVERS_MAX}, or leave the key out for those of /etc/resolv.conf")),
+                    .help(format!("configure 1 to {NAME_SERVERS_MAX} name servers, or remove the key to use those of /etc/resolv.conf")),
                 );
             }
         }
@@ -125,7 +125,7 @@ impl Checker<'_> {
             self.missing(
                 &spanned.span(),
                 "`forward` of the service",
-                "discovered servers have no method of their own: add forward = \"nat\", \"dr\", \"tun\", \"fullnat\" or \"proxy\" to the service",
+                "discovered servers use the forwarding method of the service: add forward = \"nat\", \"dr\", \"tun\", \"fullnat\" or \"proxy\" to the service",
             );
             return None;
         };

@@ -60,7 +60,7 @@ impl Checker<'_> {
                         value.span(),
                         format!("unknown forwarding method `{}`", value.get_ref()),
                     )
-                    .help(format!("lvsd calls it \"{word}\"")),
+                    .help(format!("write \"{word}\"")),
                 );
                 return None;
             }
@@ -108,7 +108,7 @@ impl Checker<'_> {
                 at.clone(),
                 format!("the scheduler {name} needs servers that are reached by NAT"),
             )
-            .label("their replies do not pass through the director, which measures their response time")
+            .label("replies of these servers bypass the director, so that it cannot measure their response time")
             .context(scheduler.span(), "the scheduler")
             .help("set forward = \"nat\", or another scheduler, such as \"wlc\""),
         );
@@ -151,8 +151,7 @@ impl Checker<'_> {
         if let Some(known) = all.iter().find(|checksum| checksum.option() == option) {
             let title = format!("unknown checksum of a tunnel `{}`", value.get_ref());
             self.report(
-                Diagnostic::error(value.span(), title)
-                    .help(format!("lvsd calls it \"{}\"", known.name())),
+                Diagnostic::error(value.span(), title).help(format!("write \"{}\"", known.name())),
             );
             return None;
         }

@@ -16,8 +16,8 @@ use crate::text::{Diagnostic, Findings, Keys, unknown_key};
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Divisor of the interval for the next check after a changed result; the result is not shorter
-/// than the minimum.
+/// While results contradict the present state, the default interval is `interval` divided by this
+/// number, but at least [`FAST_MIN`].
 const FAST_PART: u32 = 5;
 const FAST_MIN: Duration = Duration::from_millis(100);
 const DEFAULT_JITTER: u8 = 5;
@@ -143,7 +143,7 @@ impl Checker<'_> {
             ),
             _ if vip.is_some_and(|vip| vip.get_ref() == "host") => (
                 "the host connects to its own address without the dataplane",
-                "remove `via`, or `vip = \"host\"` with the address on the host: the dataplane owns it then",
+                "remove `via`; or remove `vip = \"host\"`, and the address from the host, so that the dataplane owns the address",
             ),
             (Some((_, virt)), _) => {
                 return Some(Via {
@@ -188,11 +188,11 @@ impl Checker<'_> {
             Passive::Asks(_) if tcp && nat => return Some(()),
             Passive::TakesOut => (
                 "`passive` is for TCP services",
-                "remove it: connections of other protocols are not counted",
+                "remove `passive`: connections of other protocols are not counted",
             ),
             Passive::Asks(_) if !tcp => (
                 "`passive` with a number is for TCP services",
-                "remove it: a missing answer to a datagram is not a failure",
+                "remove `passive`: a missing answer to a datagram is not a failure",
             ),
             Passive::Asks(_) => (
                 "`passive` with a number needs servers that are reached by NAT",
@@ -299,7 +299,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::warning(fast.span(), "`fast_interval` is longer than `interval`").help(
-                    "it is the time to the next check after a changed result: make it shorter",
+                    "`fast_interval` is the interval while results contradict the present state: make it shorter than `interval`",
                 ),
             );
         }

@@ -138,7 +138,7 @@ impl Checker<'_> {
                     span.clone(),
                     "the kubeconfig has no `certificate-authority`",
                 )
-                .help("write it again: kubectl config view --raw --flatten --minify"),
+                .help("write the kubeconfig again: kubectl config view --raw --flatten --minify"),
             );
             return None;
         };
@@ -294,7 +294,9 @@ impl Checker<'_> {
             Some(name) => {
                 let title = match others.iter().any(|other| other.name == *name.get_ref()) {
                     true => Some("two pools have this name"),
-                    false => (!is_name(name.get_ref())).then_some("it is not the name of a pool"),
+                    false => {
+                        (!is_name(name.get_ref())).then_some("this is not a valid name of a pool")
+                    }
                 };
                 if let Some(title) = title {
                     self.report(Diagnostic::error(name.span(), title).help(

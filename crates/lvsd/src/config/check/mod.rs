@@ -245,7 +245,7 @@ impl Checker<'_> {
             None => return,
             Some(c) => (
                 format!("{what} contains the character U+{:04X}", u32::from(c)),
-                "remove it: it could make one log line appear as two".to_owned(),
+                "remove this character: it could divide a line of the log".to_owned(),
             ),
         };
         self.report(Diagnostic::error(value.span(), title).help(help));

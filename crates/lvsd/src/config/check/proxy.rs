@@ -68,7 +68,7 @@ impl Checker<'_> {
             Some(ServiceId::Fwmark { .. }) => impossible(
                 place,
                 "a proxy listens on one port, and has no marks",
-                "write a [[service]] with address and port for each",
+                "write a [[service]] for each address and port",
             ),
             Some(ServiceId::Sctp { .. }) => impossible(
                 place,
@@ -133,8 +133,8 @@ impl Checker<'_> {
             let time = value.get_ref().0;
             if !TIMES.contains(&time) {
                 self.report(
-                    Diagnostic::error(value.span(), "the time is out of range")
-                        .help("give \"100ms\" to \"31d\""),
+                    Diagnostic::error(value.span(), "this time of the proxy is out of range")
+                        .help("use a time from \"100ms\" to \"31d\""),
                 );
             }
             time

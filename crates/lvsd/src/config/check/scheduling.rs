@@ -78,7 +78,7 @@ impl Checker<'_> {
                         format!("the scheduler {scheduler} has no such flag"),
                     )
                     .help(format!(
-                        "remove it, or set scheduler = \"{}\" (flag `{}`)",
+                        "remove the flag, or set scheduler = \"{}\" (flag `{}`)",
                         owner.name,
                         flag.get_ref()
                             .trim_start_matches(owner.name)
@@ -222,7 +222,7 @@ impl Checker<'_> {
                         at.span(),
                         "clients of a server that drains are refused for up to 30 s",
                     )
-                    .label("the scheduler chooses no other server for them")
+                    .label("the scheduler chooses no other server for these clients")
                     .help(fix(
                         fallback,
                         "drain = \"0s\" to delete servers at once, or \"30s\" to accept this",
@@ -261,7 +261,7 @@ impl Checker<'_> {
             "a server whose check fails stays in the service: `on_server_down` then has no effect";
         let (at, title, help) = if config.extras.on_server_down != OnServerDown::Kernel {
             let at = given.or(raw.on_server_down.as_ref());
-            let help = "set on_check_failure = \"remove\"; keep this if only servers that are removed from the file count as down";
+            let help = "set on_check_failure = \"remove\"; keep `on_server_down` if only servers that are removed from the file count as down";
             (at.map(Spanned::span), moot, help.to_owned())
         } else if given.is_some() {
             return chosen;

@@ -85,7 +85,7 @@ impl Checker<'_> {
                     label(&listener.id)
                 );
                 self.report(Diagnostic::error(server.place, title).help(
-                    "each connection would return to the proxy until the maximum is reached: use the address and port of a real server",
+                    "each connection would return to the proxy until its maximum number of connections is reached: use the address and port of a real server",
                 ));
                 continue;
             }

@@ -101,7 +101,7 @@ impl Checker<'_> {
             );
             let finding = Diagnostic::error(at.span(), title);
             self.report(match &raw.max_connections {
-                Some(upper) => finding.context(upper.span(), "the most connections").help(
+                Some(upper) => finding.context(upper.span(), "the maximum number of connections").help(
                     "a server gets connections again below `resume_below`, which must be at most `max_connections`",
                 ),
                 None => {
@@ -326,7 +326,7 @@ pub(super) fn no_address(word: &str) -> (String, &'static str) {
     }
     let named = host.chars().any(char::is_alphabetic) && !host.contains(':');
     let help = if named {
-        "names are not resolved, so that the result of a reload does not depend on the time; write the numbers: \"192.0.2.10:80\""
+        "names are not resolved here, so that a file always has the same meaning; write the address: \"192.0.2.10:80\""
     } else {
         "write \"192.0.2.10:80\" or \"[2001:db8::1]:443\""
     };

@@ -72,7 +72,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(name.span(), title)
                     .context(first, "the first one")
-                    .help("use a different name for each; the log contains it"),
+                    .help("use a different name for each service: the log identifies services by their names"),
             );
         }
     }
@@ -251,7 +251,7 @@ impl Checker<'_> {
                     Diagnostic::error(place, format!("server {} exists twice", checked.address))
                         .context(first, "the first one")
                         .help(
-                            "remove one of them; to send more connections to it, raise its weight",
+                            "remove one of the two entries; to send more connections to the server, raise its weight",
                         ),
                 );
             }
@@ -296,7 +296,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::error(mark.span(), "a service has an address or a mark, not both")
                         .context(address.span(), "the address")
-                        .help("remove one of them"),
+                        .help("remove `address` or `fwmark`"),
                 );
                 None
             }
@@ -332,7 +332,7 @@ impl Checker<'_> {
                             family.span(),
                             "`family` is for a service with a mark only",
                         )
-                        .help("remove it; the address determines the family"),
+                        .help("remove `family`; the address determines the family"),
                     );
                 }
                 if raw.protocol.is_some() && protocol.is_none() {

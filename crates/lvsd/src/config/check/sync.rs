@@ -51,7 +51,7 @@ impl Checker<'_> {
             None => {
                 self.report(
                     Diagnostic::error(spanned.span(), "[sync.ipvs] has no interface").help(
-                        "add interface = \"...\": the one on the network of the other directors",
+                        "add interface = \"...\": the interface on the network of the other directors",
                     ),
                 );
                 String::new()
@@ -62,10 +62,9 @@ impl Checker<'_> {
             let parsed = text.parse::<IpAddr>().ok().filter(IpAddr::is_multicast);
             if parsed.is_none() {
                 let title = format!("`{text}` is not a multicast group");
-                self.report(
-                    Diagnostic::error(group.span(), title)
-                        .help("use one like 224.0.0.81 or ff02::81, or leave this key out"),
-                );
+                self.report(Diagnostic::error(group.span(), title).help(
+                    "use a multicast address such as 224.0.0.81 or ff02::81, or remove this key",
+                ));
             }
             parsed
         });
@@ -151,7 +150,7 @@ impl Checker<'_> {
         if let Some(alarm) = alarm.filter(|alarm| !ALARM.contains(&alarm.get_ref().0)) {
             self.report(
                 Diagnostic::error(alarm.span(), "`mismatch_alarm_after` is out of range")
-                    .help("give \"1s\" to \"1d\""),
+                    .help("use a time from \"1s\" to \"1d\""),
             );
         }
         let Some(key_file) = &raw.key_file else {
@@ -183,7 +182,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(key_file.span(), why)
-                    .label("the dataplane does not start without it")
+                    .label("the dataplane does not start without a usable key")
                     .help("all directors need the same key: openssl rand -hex 32, once"),
             );
         }
@@ -223,7 +222,7 @@ impl Checker<'_> {
                 place,
                 format!("the address family of the server {address} differs from its service's, which synchronisation does not support"),
             )
-            .context(at, "the dataplane accepts only one of the two")
+            .context(at, "the dataplane accepts either this synchronisation or servers of another family")
             .help("use a server address of the same family as the virtual address, or remove [sync.ipvs]"),
         );
     }

@@ -73,7 +73,7 @@ impl Checker<'_> {
         if interface.is_none() {
             self.report(
                 Diagnostic::error(spanned.span(), "[vrrp] has no interface").help(
-                    "add interface = \"...\": the one on which the directors receive each other's advertisements",
+                    "add interface = \"...\": the interface on which the directors receive each other's advertisements",
                 ),
             );
         }

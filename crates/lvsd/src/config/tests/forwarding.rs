@@ -228,7 +228,7 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
             "{ type = \"gre\", checksum = \"csum\" }",
             "4:37",
             "unknown checksum of a tunnel `csum`",
-            "lvsd calls it \"full\"",
+            "write \"full\"",
         ),
         (
             "{ type = \"gre\", checksum = \"ful\" }",

@@ -250,7 +250,7 @@ fn settings_invalid_for_start_or_dataplane_are_refused() {
         ("[lvsd]\nlog = \"\"\n".into(), "2:7 `` is not a log level"),
         (
             "[lvsd]\nlog = \"l[d=debug\"\n".into(),
-            "2:7 `l[d` is not a part of the program",
+            "2:7 `l[d` is not the name of a module",
         ),
         (
             "[dataplane]\nmax_connections = 268435457\n".into(),

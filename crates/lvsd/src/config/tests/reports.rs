@@ -40,7 +40,7 @@ error: unknown forwarding method `masq`
 5 | forward = "masq"
   |           ^^^^^^
   |
-  = help: lvsd calls it "nat"
+  = help: write "nat"
 
 error: unknown key `intervall`
  --> test.toml:6:25
@@ -130,7 +130,7 @@ fn unreadable_file_reports_reason_and_fix() {
     assert!(
         denied
             .to_string()
-            .contains("let the user that lvsd runs as read it"),
+            .contains("permit the user of lvsd to read the file"),
         "{denied}"
     );
 }
@@ -295,9 +295,9 @@ fn syntax_errors_name_their_cause() {
         ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 value of a wrong type", "double brackets"),
         ("[dataplane]\nfast_path = [\"on\"]\n".into(), "2:13 value of a wrong type", "write it without brackets: \"on\"\n"),
         ("[dataplane]\nfast_path = [\n  'on', ]\n".into(), "2:13 value of a wrong type", "write it without brackets: 'on'\n"),
-        ("[dataplane]\nfast_path = [\"off\", \"on\"]\n".into(), "2:13 value of a wrong type", "give one value, without brackets\n"),
-        ("[dataplane]\nfast_path = []\n".into(), "2:13 value of a wrong type", "give one value, without brackets\n"),
-        ("[dataplane]\nfast_path = [[\"on\"]]\n".into(), "2:13 value of a wrong type", "give one value, without brackets\n"),
+        ("[dataplane]\nfast_path = [\"off\", \"on\"]\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = []\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = [[\"on\"]]\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
         ("[dataplane]\nfast_path = { on = true }\n".into(), "2:13 value of a wrong type", "expected a string, found a table\n"),
         ("[dataplane]\nfast_path = true\n".into(), "2:13 value of a wrong type", "write it in quotes: \"true\"\n"),
         ("[dataplane]\ninterface = [[\"eth0\"]]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"eth0\"\n"),

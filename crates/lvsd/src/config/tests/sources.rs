@@ -173,7 +173,7 @@ fn invalid_cluster_is_refused() {
     }
     for (keys, words) in [
         ("ca = \"/etc/ssl/ca.pem\"", "this file is not used"),
-        ("lease = \"2s\"", "before the time limit of a request"),
+        ("lease = \"2s\"", "the lease may expire during a request"),
     ] {
         let keys = format!("etcd = \"http://e\"\n{keys}");
         let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect(words);

@@ -152,13 +152,13 @@ fn globals(item: &Item, outside: &mut Outside, lost: &mut Vec<String>) {
                 "it continues to apply to VRRP; events of services are sent to the program of `notify` in [lvsd]"
             }
             "notification_email" => {
-                "it stays for VRRP; lvsd sends no e-mail about servers: use `notify` in [lvsd]"
+                "it continues to apply to VRRP; lvsd sends no e-mail about servers: use `notify` in [lvsd]"
             }
             "smtp_alert" | "smtp_alert_checker" if is_on(item) => {
                 "lvsd sends no e-mail about servers: use `notify` in [lvsd]"
             }
             "rs_init_notifies" => "see `notify` in [lvsd]",
-            "nftables_ipvs" => "a service of each address is made instead of a mark",
+            "nftables_ipvs" => "the result has a service for each address instead of a mark",
             "checker_log_all_failures" if is_on(item) => {
                 "lvsd logs changes: `lvsd status` shows the last reason"
             }
@@ -178,7 +178,7 @@ fn certificate(item: &Item) -> String {
             "ca" => {
                 "keepalived does not verify servers with it; set `ca` of the checks of type https to do so"
             }
-            "password" => "a key of the checks of type https has no password",
+            "password" => "checks of type https cannot use a key with a password",
             _ => "lvsd has no equivalent",
         },
     )

@@ -30,7 +30,7 @@ pub(super) struct Physical {
     pub(super) include: bool,
     /// The name of the macro that the line defines.
     pub(super) defines: Option<String>,
-    /// A line for some hosts.
+    /// Whether the line is for some hosts only.
     pub(super) conditional: bool,
     /// Whether a definition continues on the next line.
     pub(super) continues: bool,
@@ -332,7 +332,8 @@ impl<'a> Reader<'a> {
         at: &SourcePlace,
         work: &mut Vec<Work>,
     ) -> Result<(), String> {
-        let bad = "it cannot be read: ~SEQ(NAME, FIRST, STEP, LAST) or ~LST(NAME, VALUE, ...)";
+        let bad =
+            "invalid syntax: expected ~SEQ(NAME, FIRST, STEP, LAST) or ~LST(NAME, VALUE, ...)";
         let parts = text
             .split_once('(')
             .and_then(|(word, rest)| Some((word, rest.split_once(')')?)));
@@ -460,7 +461,7 @@ impl<'a> Reader<'a> {
                     self.lose(
                         at,
                         text,
-                        "${_INSTANCE} is a host's: name it with --config-id ID, as `keepalived -i ID` does",
+                        "${_INSTANCE} is the name of a host: set it with --config-id ID, as `keepalived -i ID` does",
                     );
                 }
                 return Ok(None);
@@ -468,7 +469,8 @@ impl<'a> Reader<'a> {
             Some("_RANDOM") => {
                 let least = words.next().unwrap_or("0").to_owned();
                 if self.reported.insert("_RANDOM") {
-                    let why = format!("nothing is random here: ${{_RANDOM}} is {least}");
+                    let why =
+                        format!("the converter uses no random numbers: ${{_RANDOM}} is {least}");
                     self.lose(at, text, &why);
                 }
                 least

@@ -217,7 +217,7 @@ fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
 
 impl Method {
     /// Parses `NAT`, `TUN type gue port 6080 csum`; `from` is the index of the method among the
-    /// words. Reasons for lost words are added to `lost`.
+    /// words. The reasons why words are not converted are added to `lost`.
     fn parse(item: &Item, from: usize, lost: &mut Vec<String>) -> Option<Self> {
         let forward = match item.word(from) {
             "NAT" => "nat",
@@ -310,7 +310,7 @@ impl Parts {
                 true => {
                     service.keys.insert("one_packet", "true".to_owned());
                 }
-                false => service.lose(item.lost("it is for UDP services only")),
+                false => service.lose(item.lost("it applies to UDP services only")),
             }
         }
         let mut netmask = None;
@@ -318,7 +318,9 @@ impl Parts {
             match is_mask(mask, six) {
                 true => netmask = Some(mask.clone()),
                 false => service.lose(item.lost(match mask.as_str() {
-                    "0.0.0.0" => "all clients cannot count as one: each address counts separately",
+                    "0.0.0.0" => {
+                        "lvsd cannot count all clients as one: each address counts separately"
+                    }
                     _ => "lvsd accepts only a prefix: each address counts separately",
                 })),
             }
@@ -373,7 +375,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
         service.lost.extend(passed_over(item));
         service.lost.extend(checks::bad_timing(item, false));
         match item.name() {
-            // Checks and servers use them.
+            // These settings are read when checks and servers are converted.
             "delay_loop" | "inhibit_on_failure" | "retry" | "delay_before_retry"
             | "connect_timeout" | "virtualhost" => {}
             "warmup" => service.lose(item.lost(checks::WARMUP)),
@@ -427,7 +429,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             {
                 let only = scheduler_of(name);
                 service.lose(item.lost(&format!(
-                    "keepalived ignores it: it is for the scheduler {only}, which precedes it"
+                    "keepalived ignores it: it applies only after a line that sets the scheduler {only}"
                 )));
             }
             "hashed" | "flag-1" => flags.push("flag-1"),
@@ -439,7 +441,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "mh-fallback" => flags.push("mh-fallback"),
             "quorum" => match value.parse::<u64>() {
                 Ok(number) if number > 0 => service.quorum_of(item).quorum = number,
-                _ => service.lose(item.lost("the result is 1, as with keepalived")),
+                _ => service.lose(item.lost("the quorum is 1, as with keepalived")),
             },
             "hysteresis" => match value.parse() {
                 Ok(number) => service.quorum_of(item).hysteresis = number,
@@ -483,10 +485,13 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "quorum_up" | "quorum_down" => {
                 service.lose(item.lost("see `notify` in [lvsd], for all events of all services"));
             }
-            "ha_suspend" => service.lose(item.lost("checks go on without the address")),
+            "ha_suspend" => service
+                .lose(item.lost("lvsd checks servers even if this host does not have the address")),
             "smtp_alert" if !is_on(item) => {}
             "smtp_alert" => service.lose(item.lost("lvsd sends no e-mail: use `notify` in [lvsd]")),
-            "snmp_name" => service.lose(item.lost("there is no SNMP; set `name` of the service")),
+            "snmp_name" => {
+                service.lose(item.lost("lvsd does not support SNMP; set `name` of the service"));
+            }
             "" => {}
             "nb_get_retry" | "nat_mask" => {
                 service.lose(item.lost("keepalived ignores it here, too"));

@@ -1,4 +1,4 @@
-//! Quorum, minimum share, sorry server and VIP against a model of the documentation.
+//! Quorum, `panic_below`, sorry server and VIP against a model of the documentation.
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn turns() -> impl proptest::strategy::Strategy<Value = Vec<Turn>> {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { cases: 32, ..Default::default() })]
 
-    /// Quorum with hysteresis, minimum share, sorry server and VIP, for any sequence of events and
+    /// Quorum with hysteresis, `panic_below`, sorry server and VIP, for any sequence of events and
     /// overrides.
     #[test]
     fn decisions_agree_with_the_model(

@@ -90,7 +90,7 @@ async fn file_with_services_in_unread_etcd_removes_no_service() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_remove_counts_servers_that_wait_for_etcd() {
+async fn max_removed_percent_counts_servers_while_etcd_is_unread() {
     let mut text = String::new();
     for n in 1..=30 {
         text.push_str(&format!(
@@ -133,7 +133,7 @@ async fn unread_pool_without_servers_in_dataplane_is_below_quorum() {
         let web = &reported.services[0];
         assert!(web.unheard && !web.quorum, "{web:?}");
         let world = daemon.end(Signal::Stop).await;
-        // Until an operator sets one.
+        // After an operator has added a server, the service has its quorum.
         let spec = lvs_core::api::ServerSpec {
             service: self::web(),
             server: ([10, 0, 0, 1], 80).into(),

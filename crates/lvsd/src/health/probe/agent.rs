@@ -87,7 +87,7 @@ mod tests {
         for (words, wanted) in [
             (&b"down # no disk\n"[..], "no disk"),
             (b"", "its answer is empty"),
-            (b"\xff\xfe\n", "it says"),
+            (b"\xff\xfe\n", "it sent the unknown word"),
             (&[b'a'; 4000], "more than 1 KiB"),
         ] {
             let server = answering(words).await;

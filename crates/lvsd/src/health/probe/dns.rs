@@ -10,7 +10,7 @@ use crate::text::{Diagnostic, Keys};
 
 /// The maximum length of an answer; the query contains this length.
 const ANSWER_MAX: usize = 1232;
-/// Maximum number of ignored datagrams: from other senders, or answers to other queries.
+/// Maximum number of datagrams that are ignored because they answer other queries.
 const STRANGE_MAX: usize = 16;
 
 /// Kinds of records of a query.
@@ -58,7 +58,7 @@ impl ProbeKind for Dns {
             let at = keys.place("name");
             keys.report(
                 Diagnostic::error(at, format!("{name:?} is not a domain name"))
-                    .help("labels of 1 to 63 letters, digits, `-` and `_` with dots between them: name = \"www.example.org\""),
+                    .help("write labels of 1 to 63 letters, digits, `-` and `_` with dots between them: name = \"www.example.org\""),
             );
             return None;
         }
@@ -110,7 +110,7 @@ impl ProbeKind for Dns {
         let question = question(id, &self.name, self.record).unwrap_or_default();
         socket.send(&question).await.map_err(failed)?;
         let mut bytes = [0; ANSWER_MAX];
-        let mut why = String::new();
+        let mut why = "only other queries".to_owned();
         for _ in 0..STRANGE_MAX {
             let n = socket.recv(&mut bytes).await.map_err(failed)?;
             why = match read(&bytes[..n], &question) {
@@ -193,7 +193,7 @@ pub(super) struct Answer {
 /// Parses an answer to `question`; `None` if the datagram answers another question.
 pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'static str> {
     let (Some(head), Some(asked)) = (bytes.get(..12), question.get(12..)) else {
-        return Err("less than a header");
+        return Err("an incomplete header");
     };
     if question.get(..2) != Some(&head[..2]) || head[2] & 0x80 == 0 {
         return Ok(None);

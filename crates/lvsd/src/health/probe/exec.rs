@@ -20,7 +20,7 @@ const OUTPUT_MAX: usize = 1024;
 pub struct Exec {
     /// The command and its arguments.
     command: Vec<String>,
-    /// Exit codes from 2 on are weights.
+    /// Whether an exit code from 2 on sets the weight, to the code less 2.
     dynamic: bool,
     /// The user and the group that run the program.
     user: Option<(u32, u32)>,
@@ -51,7 +51,7 @@ impl ProbeKind for Exec {
             let at = keys.place("user");
             keys.report(
                 Diagnostic::error(at, format!("there is no user {name:?}"))
-                    .help("use one of /etc/passwd, by name or number"),
+                    .help("use a user of /etc/passwd, by name or number"),
             );
             return None;
         }

@@ -21,7 +21,7 @@ const READS_MAX: usize = 64;
 /// Maximum number of concurrent reads in one directory, because it is on one disk.
 const DIRECTORY_MAX: usize = 8;
 
-/// A file's first line.
+/// A check that reads the first line of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct File {
     path: String,

@@ -98,7 +98,7 @@ impl Page {
                 let at = keys.place("path");
                 let finding = Diagnostic::error(at, format!("{path:?} is not a path"));
                 keys.report(finding.help(
-                    "write it from its first slash on: path = \"/health?full=1\"; write the host as `host`",
+                    "write the path from its first slash on: path = \"/health?full=1\"; write the host as `host`",
                 ));
             }
             page.path = path;
@@ -238,7 +238,7 @@ impl Http {
         if !(1..=URLS_MAX).contains(&pages.len()) {
             let at = keys.place("urls");
             keys.report(
-                Diagnostic::error(at, format!("{} pages", pages.len())).help(format!(
+                Diagnostic::error(at, format!("the check has {} URLs", pages.len())).help(format!(
                     "write 1 to {URLS_MAX} URLs: urls = [{{ path = \"/a\" }}, {{ path = \"/b\" }}]"
                 )),
             );
@@ -247,7 +247,7 @@ impl Http {
         Some(Self { port, host, pages })
     }
 
-    /// The server's address.
+    /// The address and port to which the check of `server` connects.
     pub(super) fn address(&self, server: SocketAddr) -> SocketAddr {
         self.port.address(server)
     }
@@ -323,7 +323,8 @@ fn authority(server: SocketAddr, scheme: &str) -> String {
     }
 }
 
-/// The path of a redirect: always on the same server, even if the redirect contains another host.
+/// The host and the path of a redirect. The next request goes to the same server, even if the
+/// redirect contains another host.
 pub(super) fn follow(
     location: &str,
     scheme: &str,
@@ -601,7 +602,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn probe_survives_any_answer() {
+    async fn http_probe_survives_any_answer() {
         survives("{ type = \"http\", body = \"well\" }", OK).await;
         survives("{ type = \"http\", regex = 'well$' }", OK).await;
         // A header and a body without an end, and invalid headers.

@@ -77,7 +77,7 @@ mod tests {
     ];
 
     #[tokio::test]
-    async fn probe_survives_any_answer() {
+    async fn https_probe_survives_any_answer() {
         survives("{ type = \"https\" }", HELLO).await;
         let quick = "{ type = \"https\", timeout = \"250ms\", interval = \"1s\" }";
         for (first, then) in [
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_when_the_configuration_is_loaded() {
+    fn https_certificate_files_are_read_with_the_configuration() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("pem");
         std::fs::write(&file, "no certificate of this kind").expect("written");

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_without_icmp_error_has_none() {
+    fn socket_without_icmp_error_reports_none() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         IcmpError::keep(&socket, IpAddr::from([127, 0, 0, 1]), true);
         assert_eq!(IcmpError::of(&socket), None);

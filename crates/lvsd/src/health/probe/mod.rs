@@ -76,7 +76,8 @@ impl ProbeError {
         let code = match Errno::from_io_error(error) {
             Some(Errno::CONNREFUSED) => Code::Refused,
             Some(Errno::TIMEDOUT) => Code::Silent,
-            // Also of routes that prohibit, or are black holes, and of several ICMP errors.
+            // The kernel also reports these errors for routes of the types `prohibit` and
+            // `blackhole`, and for several ICMP errors.
             Some(
                 Errno::NETUNREACH
                 | Errno::HOSTUNREACH
@@ -233,14 +234,14 @@ impl Asked<'_> {
             reason.text.push_str(&format!(" ({}{of})", icmp.name()));
             if icmp.is_of_filter() {
                 let on = sender.unwrap_or(ip);
-                let fix = format!("a filter rejects it; on {on}: nft list ruleset");
+                let fix = format!("a filter rejects the packets; on {on}: nft list ruleset");
                 return ProbeError::Server(reason.of(Code::Filtered).with_fix(fix));
             }
         } else if Errno::from_io_error(error) == Some(Errno::CONNREFUSED) {
             let listener = self.via.filter(|via| !via.method.translates());
             let listener = listener.map_or(target, |via| via.virt);
             let fix = format!(
-                "on {ip}: does a program listen on {listener} (ss -ltn), or does a filter reject it with a reset (nft list ruleset)?"
+                "on {ip}: does a program listen on {listener} (ss -ltn), or does a filter reject connections with a reset (nft list ruleset)?"
             );
             return ProbeError::Server(reason.with_fix(fix));
         }
@@ -447,7 +448,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// The name of its kind.
+            /// The name of the probe's kind.
             pub const fn name(&self) -> &'static str {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::NAME,)+

@@ -62,7 +62,7 @@ impl ProbeKind for Smtp {
     }
 }
 
-/// Sends `HELO`, and then `QUIT`.
+/// Reads the greeting, sends `EHLO`, reads its answer, and sends `QUIT`.
 pub(super) async fn talk<S>(stream: S, helo: &str) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn probe_survives_any_answer() {
+    async fn smtp_probe_survives_any_answer() {
         survives("{ type = \"smtp\" }", GOOD).await;
         let server = crate::health::probe::hostile::endless(b"", b"220-mx\r\n").await;
         let output = format!("{:?}", probe("{ type = \"smtp\" }", server).await);

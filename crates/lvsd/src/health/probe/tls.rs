@@ -326,7 +326,13 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
         true => builder.with_protocol_versions(&[&rustls::version::TLS12]),
         false => builder.with_safe_default_protocol_versions(),
     };
-    let builder = builder.map_err(|error| ("type", error.to_string(), "report this".to_owned()))?;
+    let builder = builder.map_err(|error| {
+        (
+            "type",
+            error.to_string(),
+            "this is an internal error of lvsd: report it".to_owned(),
+        )
+    })?;
     let verifier: Arc<dyn ServerCertVerifier> = match &of.ca {
         None => Arc::new(AnyCertificate),
         Some(pem) => {

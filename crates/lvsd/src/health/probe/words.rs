@@ -34,8 +34,8 @@ pub(super) fn parse(line: &[u8]) -> Result<Parsed, String> {
             "up" => parsed.down = None,
             down @ ("down" | "fail" | "failed" | "stopped") => {
                 parsed.down = Some(match description {
-                    "" => format!("it says {down:?}"),
-                    why => format!("it says {down:?}: {}", quoted(why.as_bytes())),
+                    "" => format!("it reports {down:?}"),
+                    why => format!("it reports {down:?}: {}", quoted(why.as_bytes())),
                 });
             }
             "ready" => parsed.advice.drains = Some(false),
@@ -44,9 +44,14 @@ pub(super) fn parse(line: &[u8]) -> Result<Parsed, String> {
                 Some(Ok(percent)) if percent <= PERCENT_MAX => {
                     parsed.advice.weight = Some(Weight::Percent(percent));
                 }
-                // A check cannot set a limit of connections here.
+                // `maxconn` is ignored: a check cannot set a limit of connections.
                 None if other.starts_with("maxconn:") => {}
-                _ => return Err(format!("it says {}", quoted(word.as_bytes()))),
+                _ => {
+                    return Err(format!(
+                        "it sent the unknown word {}",
+                        quoted(word.as_bytes())
+                    ));
+                }
             },
         }
     }
@@ -80,11 +85,11 @@ mod tests {
             assert_eq!(parse(line.as_bytes()), Ok(parsed), "{line}");
         }
         for (line, why) in [
-            ("down", "it says \"down\""),
-            ("up stopped", "it says \"stopped\""),
+            ("down", "it reports \"down\""),
+            ("up stopped", "it reports \"stopped\""),
             (
                 "fail#disk\x1b[2J full",
-                "it says \"fail\": \"disk\\u{1b}[2J full\"",
+                "it reports \"fail\": \"disk\\u{1b}[2J full\"",
             ),
         ] {
             let parsed = parse(line.as_bytes()).expect("words");

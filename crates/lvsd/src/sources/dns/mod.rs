@@ -15,7 +15,7 @@ use crate::sources::Lookups;
 /// Maximum number of names that are looked up.
 pub(crate) const NAMES_MAX: usize = 1024;
 
-/// A name for a query, in lower case and without a dot at its end.
+/// A name for a query, in lower case and without a dot at its end; `None` if it is invalid.
 pub(crate) fn name_of(text: &str) -> Option<String> {
     let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
     let label = |label: &str| {

@@ -57,7 +57,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Http(#[from] http::Error),
     /// The request is refused: gRPC's number, and the reason.
-    #[error("refuses it: {1}")]
+    #[error("refuses the request: {1}")]
     Refused(u32, String),
 }
 
@@ -81,7 +81,7 @@ impl Error {
         matches!(self, Self::Refused(NOT_FOUND, _))
     }
 
-    /// A token has run out.
+    /// Whether etcd does not accept the client's token any more.
     fn is_unknown(&self) -> bool {
         match self {
             Self::Refused(code, why) => {

@@ -1,9 +1,9 @@
 //! The meaning of the keys under the prefix (pure).
 //!
 //! ```text
-//! services/NAME     a service, as a file of conf.d has it
+//! services/NAME     a service, in the syntax of a file of conf.d
 //! servers/POOL/ID   a server that has registered itself
-//! directors/NAME    a director that lives
+//! directors/NAME    a director whose lease is valid
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -44,7 +44,7 @@ pub struct Etcd {
     pub prefix: String,
     /// The identity of the etcd cluster.
     pub cluster: i64,
-    /// The last change.
+    /// The revision of the last change of services and servers.
     pub revision: i64,
     /// Services, by the names of their keys.
     pub services: BTreeMap<String, Text>,
@@ -88,6 +88,8 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
+    /// The address, port and weight of the registered server.
+    ///
     /// # Errors
     /// The address is invalid.
     pub(crate) fn record(&self) -> Result<Record, String> {

@@ -123,7 +123,8 @@ pub(super) struct Range {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) revision: Option<Number>,
     pub(super) keys_only: bool,
-    /// Returns only keys that were changed then or later; the count includes all keys.
+    /// Requests only keys that were changed at this revision or later; the count in the answer
+    /// includes all keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) min_mod_revision: Option<Number>,
 }
@@ -189,7 +190,7 @@ pub(super) struct Create {
     pub(super) key: Bytes,
     pub(super) range_end: Bytes,
     pub(super) start_revision: Number,
-    /// Whether the message is one fragment of a longer message.
+    /// Whether etcd may split a long answer into several messages.
     pub(super) fragment: bool,
 }
 

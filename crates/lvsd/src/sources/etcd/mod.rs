@@ -3,11 +3,15 @@
 //! earlier keys apply until then.
 //!
 //! ```text
-//! list ──▶ Model ◀── watch       every few seconds: a read that a majority has to agree to, which
-//!            │                    a member that is cut off cannot answer, nor one whose watch has
-//!            ▼                    got stuck pass
-//!          Shared                 under a lease: what this director tells of itself
+//! list ──▶ Model ◀── watch
+//!            │
+//!            ▼
+//!          Shared
 //! ```
+//!
+//! Every few seconds, lvsd reads from the member with the consent of a majority. The read fails if
+//! the member is cut off from the other members, and shows changes that the watch did not deliver.
+//! lvsd also writes a record of this director, which etcd removes when its lease ends.
 
 mod client;
 mod keys;
@@ -177,14 +181,14 @@ impl Owed {
     }
 
     /// Records the result of a probe; `known` contains the delivered revisions of keys. Returns the
-    /// reason if the watch is overdue for too long.
+    /// reason if all keys must be listed again.
     fn look(&mut self, page: Ranged, known: &HashMap<u64, i64>) -> Option<&'static str> {
         let lacks = |key: u64, revision: i64| known.get(&key).is_none_or(|known| *known < revision);
         let found = page.kvs.iter().map(|kv| (hash(kv), kv.mod_revision.0));
         let behind: HashMap<_, _> = found.filter(|&(key, at)| lacks(key, at)).collect();
         let still = |(key, at): (&u64, &i64)| behind.contains_key(key) && lacks(*key, *at);
         if self.behind.iter().any(still) {
-            return Some("the present values of its keys were not sent");
+            return Some("the watch did not deliver the present values of some keys");
         }
         let latest = page.kvs.iter().map(|kv| kv.mod_revision.0).max();
         self.latest = latest.unwrap_or(self.latest).max(self.latest);
@@ -195,8 +199,9 @@ impl Owed {
         // A deletion may not have been delivered yet.
         let differs = usize::try_from(page.count.0) != Ok(known.len());
         self.differ = if differs { self.differ + 1 } else { 0 };
-        (self.differ >= DIFFER_MAX)
-            .then_some("the number of its keys differs from the number that it reported")
+        (self.differ >= DIFFER_MAX).then_some(
+            "the number of keys in etcd differs from the number of keys that the watch delivered",
+        )
     }
 }
 
@@ -357,7 +362,7 @@ impl Session<'_> {
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
-            "etcd, {}: {why}; complete up to revision {}, all keys are read again",
+            "etcd, {}: {why}; lvsd has the changes up to revision {}, and reads all keys again",
             self.settings.prefix,
             self.seen
         );
@@ -420,8 +425,8 @@ impl Session<'_> {
         self.keep_at = Instant::now() + GATHER;
     }
 
-    /// Whether an event is a foreign change of this director's record. If so, the record is written
-    /// again, so that the other process notices too.
+    /// Whether this director must write its record again: because an event deleted the record, or
+    /// because another process has begun to write it. That process then notices, too.
     fn of_twin(&mut self, event: &message::Event) -> bool {
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let own = format!("{prefix}directors/{name}");
@@ -551,7 +556,10 @@ mod tests {
         // A later change was delivered, and this one was not.
         let announced = [("b", 19), ("d", 2)];
         let why = look(19, &[("b", 19), ("c", 18)], &announced).0;
-        assert_eq!(why, Some("the present values of its keys were not sent"));
+        assert_eq!(
+            why,
+            Some("the watch did not deliver the present values of some keys")
+        );
     }
 
     #[test]

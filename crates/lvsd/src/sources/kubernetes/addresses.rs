@@ -112,7 +112,7 @@ pub struct Pool {
     pub name: String,
     /// Address ranges of the pool.
     pub ranges: Vec<Range>,
-    /// Services that request no pool get addresses of this pool.
+    /// Whether Services that request no pool get addresses of this pool.
     pub auto_assign: bool,
 }
 
@@ -139,7 +139,7 @@ fn ports(service: &Service) -> impl Iterator<Item = (&str, u16)> {
     ports.map(|port| (port.protocol.as_deref().unwrap_or("TCP"), port.port))
 }
 
-/// Which Services have which address.
+/// The addresses in use, and the Services that use them.
 #[derive(Default)]
 struct Taken<'a> {
     owners: BTreeMap<IpAddr, BTreeMap<&'a str, &'a Service>>,
@@ -182,7 +182,7 @@ impl<'a> Taken<'a> {
 pub(super) struct Assigned {
     /// The addresses that a Service has in its status and may use.
     pub(super) given: BTreeMap<String, Vec<IpAddr>>,
-    /// The addresses that its status should have instead.
+    /// The addresses that the status of a Service should have instead.
     pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
     /// The reasons why Services do not have the addresses that they request.
     pub(super) refused: BTreeMap<String, String>,
@@ -335,6 +335,8 @@ struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
+    /// Reads the addresses and the pool that a Service requests.
+    ///
     /// # Errors
     /// The Service requests an address that no director can assign.
     fn of(service: &Service, settings: &'a Settings) -> Result<Self, String> {
@@ -374,7 +376,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// The pools that may assign the requested address.
+    /// The pools from which the Service may get an address.
     fn pools(&self, settings: &'a Settings) -> impl Iterator<Item = &'a Pool> {
         settings.pools.iter().filter(|pool| match self.pool {
             Some(own) => own.name == pool.name,

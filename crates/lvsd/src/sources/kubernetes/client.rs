@@ -67,16 +67,16 @@ impl Error {
     }
 }
 
-/// The reason for a refusal, and the remedy.
+/// The reason for a refusal, and the fix.
 fn refusal(code: u16, why: &str) -> String {
     match code {
         401 => format!(
             "does not accept the credentials (401 {why}): write a valid token to `token_file` or the kubeconfig"
         ),
         403 => format!(
-            "does not permit it (403 {why}): apply the rights of contrib/kubernetes/rbac.yaml"
+            "does not permit the request (403 {why}): apply the rights of contrib/kubernetes/rbac.yaml"
         ),
-        _ => format!("refuses it ({code} {why})"),
+        _ => format!("refuses the request ({code} {why})"),
     }
 }
 
@@ -181,7 +181,7 @@ impl Writers {
     }
 }
 
-/// An API server.
+/// A client of an API server.
 pub(super) struct Client {
     settings: Arc<Settings>,
     connection: Reopened,

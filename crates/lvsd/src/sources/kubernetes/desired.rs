@@ -116,6 +116,8 @@ fn http_path(check: &str) -> Option<&str> {
 }
 
 impl<'a> Options<'a> {
+    /// Reads and checks the annotations of a Service.
+    ///
     /// # Errors
     /// An annotation is invalid.
     fn of(service: &'a Service) -> Result<Self, String> {
@@ -446,7 +448,7 @@ impl<'a> Nodes<'a> {
     /// The node ports of a Service, with their weights.
     ///
     /// # Errors
-    /// It has no node port.
+    /// The port of the Service has no `nodePort`.
     fn servers(
         &self,
         model: &'a Model,
@@ -805,7 +807,7 @@ mod tests {
             ("10.1.0.6:8080", 1),
         ];
         assert_eq!(servers(&of(&service, &slices, &[])), named(wanted));
-        // A port of another name has none.
+        // A port with another name has no endpoints.
         let other = service.replace(r#""name":"http""#, r#""name":"x""#);
         assert_eq!(servers(&of(&other, &slices, &[])), []);
     }

@@ -51,7 +51,7 @@ use crate::health::probe::Tls;
 const PAGE: usize = 500;
 /// Maximum number of objects of a list.
 const LISTED_MAX: usize = 100_000;
-/// Maximum of pages of a list.
+/// Maximum number of pages of a list.
 const PAGES_MAX: usize = 2000;
 /// Time limit for reading a complete list.
 const LIST_TIME: Duration = Duration::from_secs(300);
@@ -138,7 +138,7 @@ pub struct Kubernetes {
 pub(super) struct View {
     /// Messages about refused objects.
     pub(super) left_out: Vec<String>,
-    /// The objects that are refused.
+    /// Number of refused objects.
     pub(super) refused: usize,
     /// The director that writes addresses.
     pub(super) leader: Option<String>,
@@ -158,7 +158,7 @@ pub(super) fn by_service(refused: &BTreeMap<String, String>) -> BTreeMap<String,
     services
 }
 
-/// Follows an API server until it is aborted.
+/// Follows an API server until the task is aborted.
 pub(super) fn follow(settings: Settings, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let settings = Arc::new(settings);
@@ -409,7 +409,7 @@ impl<'a> Session<'a> {
         );
     }
 
-    /// Processes a line of a watch; `None` if the watch has ended.
+    /// Processes a line of a watch; `line` is `None` at the end of the watch.
     fn take(&mut self, watch: &mut Watch, line: Option<Vec<u8>>) -> Result<Brought, Error> {
         let Some(line) = line else {
             return Ok(Brought::End);
@@ -616,7 +616,7 @@ impl<'a> Session<'a> {
                     );
                     events.extend(self.event(&key, "Normal", "AddressAssigned", &message));
                 }
-                // The watch reports its present state.
+                // The watch reports the present state of the Service.
                 Err(error) if error.is_conflict() || error.is_missing() => {}
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
@@ -636,7 +636,8 @@ impl<'a> Session<'a> {
         fault.map_or(Ok(!passing), Err)
     }
 
-    /// Writes an Event for each Service that is refused for another reason than before.
+    /// Writes an Event for each Service that is refused for another reason than before. Returns
+    /// true if more are due.
     async fn complain(&mut self, mut left: usize) -> Result<bool, Error> {
         let mut refused = self.shared.refused_by_daemon();
         refused.retain(|key, _| self.model.services.contains_key(key));

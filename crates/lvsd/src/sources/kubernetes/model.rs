@@ -19,7 +19,7 @@ const NODES_MAX: usize = 5000;
 const NAME_MAX: usize = 253;
 /// Maximum number of bytes of a Service's annotations that are stored.
 pub(super) const ANNOTATIONS_MAX: usize = 16 << 10;
-/// Maximum number of ports of a Service that are served.
+/// Maximum number of ports of a Service; a Service with more ports is refused.
 pub(super) const PORTS_MAX: usize = 256;
 /// Maximum number of addresses that are read from the status of a Service.
 const INGRESS_MAX: usize = 64;
@@ -87,7 +87,7 @@ struct Slices {
     all: BTreeMap<String, Slice>,
     /// The EndpointSlices of each Service.
     of: BTreeMap<String, BTreeSet<String>>,
-    /// The endpoints of all.
+    /// The number of endpoints in all EndpointSlices.
     endpoints: usize,
 }
 

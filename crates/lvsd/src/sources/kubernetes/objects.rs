@@ -284,7 +284,8 @@ impl Named {
     }
 }
 
-/// A page of a list. Its items are parsed one by one, so that only invalid items are omitted.
+/// A page of a list. Its items are parsed one by one, so that an invalid item does not affect the
+/// others.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct List {
