@@ -420,7 +420,10 @@ fn main() -> ExitCode {
     // Without a log, the dataplane still forwards packets.
     let _log =
         log::start(filter, mark, args.access.log_format, "lvs-dataplane").inspect_err(|error| {
-            log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
+            log::say(
+                Level::ERROR,
+                format_args!("lvs-dataplane: cannot start the log thread: {error}"),
+            );
         });
     if let (false, false) = (confinement.not_by.is_empty(), args.restart.cleanup) {
         warn!("the dataplane is {confinement}");

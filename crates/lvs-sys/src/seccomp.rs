@@ -97,7 +97,7 @@ pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
         -1 => Err(io::Error::last_os_error()),
         // With this flag, the kernel returns the number of a thread that has a filter of its own.
         thread => Err(io::Error::other(format!(
-            "thread {thread} has another filter"
+            "thread {thread} already has another seccomp filter"
         ))),
     }
 }

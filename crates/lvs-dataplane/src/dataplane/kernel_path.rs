@@ -93,7 +93,7 @@ impl Wanted {
         if self.wanted == UseKernel::Try && self.warm_restart.is_some() && !fast_path.outlives() {
             return Err(FastPathError::Setting {
                 why: "a kill of the dataplane would end its connections (--warm-restart): nothing can be pinned in /sys/fs/bpf, see the log",
-                fix: "repair that, or use --fast-path auto",
+                fix: "correct the problem that the log reports (mount -t bpf bpf /sys/fs/bpf mounts the file system), or use --fast-path auto",
             });
         }
         let workers = 0..steering.workers().get();
@@ -137,7 +137,9 @@ pub(super) enum WithDataplane {
     Marks,
     #[error("a capture shows its packets")]
     Captured,
-    #[error("the number of its server is higher than 4,096")]
+    #[error(
+        "the kernel fast path has room for 4,096 servers, and the connection's server is not among them"
+    )]
     Number,
     #[error("the kernel has not provided memory for local addresses yet")]
     Locals,

@@ -471,7 +471,7 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
 fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
     for daemon in &waiting {
         warn!(
-            "a synchronisation daemon of the previous dataplane waits for {}",
+            "a synchronisation daemon of the previous dataplane starts as soon as the interface {} is up",
             daemon.interface
         );
     }

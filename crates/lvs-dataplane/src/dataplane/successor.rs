@@ -196,7 +196,7 @@ impl Snapshot {
         if let Err(error) = text.and_then(|text| state.save(&text)) {
             warn!(
                 code = "warm_restart_incomplete",
-                "services and servers cannot be stored for a warm restart: {error}: if this dataplane is killed, its connections end"
+                "cannot store services and servers for a warm restart: {error}; if this dataplane is killed, its connections end"
             );
             return;
         }

@@ -556,7 +556,10 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
         );
     }
     if about != own {
-        return Err("it was another version, or the number of processors has changed".to_owned());
+        return Err(
+            "its version stored them in another format, or the number of processors has changed"
+                .to_owned(),
+        );
     }
     let (description, division) = description.split_at(Layout::HEADER_WORDS);
     let description = description.try_into().map_err(|_| "a map is too short")?;

@@ -186,7 +186,7 @@ impl Loopback {
         self.entries.clear();
         warn!(
             code = "local_clients_off",
-            "connections from this host to services on its own addresses reach the host's own ports: {error}. That the dataplane receives them needs Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF in the initial user namespace. After the fix, restart the dataplane"
+            "connections from this host to services on its own addresses reach the host's own ports: {error}. The dataplane receives them only with Linux 6.6 or newer with CONFIG_NET_XGRESS, and with CAP_BPF in the initial user namespace. After the fix, restart the dataplane"
         );
     }
 }

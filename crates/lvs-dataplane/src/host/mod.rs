@@ -76,7 +76,7 @@ pub enum HostError {
     NoXdpInterface(String),
     /// The kernel does not report which interfaces can send frames that XDP forwards.
     #[error(
-        "cannot use --xdp, for which the kernel must report the features of interfaces (Linux 6.3): {0}"
+        "cannot use --xdp: the kernel does not report which interfaces support XDP (this requires Linux 6.3): {0}"
     )]
     Xdp(#[source] std::io::Error),
 }

@@ -63,7 +63,7 @@ pub enum SteeringError {
     Permission,
     /// The kernel has no policy routing.
     #[error(
-        "the kernel has no policy routing ({source}), with which the replies of real servers are routed to the director: it needs CONFIG_IP_MULTIPLE_TABLES, for IPv6 CONFIG_IPV6_MULTIPLE_TABLES"
+        "the kernel has no policy routing ({source}), which routes the replies of real servers to the director: use a kernel with CONFIG_IP_MULTIPLE_TABLES, for IPv6 CONFIG_IPV6_MULTIPLE_TABLES"
     )]
     Unsupported {
         /// The error of the kernel.

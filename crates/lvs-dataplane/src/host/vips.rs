@@ -240,7 +240,10 @@ impl Vips {
         if let Err(error) = socket.set_group(port.ifindex, group.0, member)
             && member
         {
-            warn!("{}: hosts may not find {addr} there: {error}", port.name);
+            warn!(
+                "{}: hosts may not resolve {addr} there: cannot join its multicast group: {error}",
+                port.name
+            );
         }
     }
 

@@ -123,7 +123,7 @@ fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {
         match socket.recv(buf, libc::MSG_TRUNC) {
             Ok(len) if len > buf.len() => {
                 return Err(io::Error::other(
-                    "the kernel's answer is longer than any known one",
+                    "the kernel's netlink answer exceeds the receive buffer",
                 ));
             }
             Ok(_) => return Ok(()),

@@ -41,7 +41,9 @@ pub(super) fn run(
         poller.add(outbox.wake().as_fd());
         let until = next.saturating_duration_since(Instant::now());
         if let Err(error) = poller.wait(Some(until)) {
-            tracing::error!("the synchronisation master cannot wait: {error}");
+            tracing::error!(
+                "the synchronisation master stops: it cannot wait for its sockets: {error}"
+            );
             return;
         }
         send(outbox.take(), &sockets, counts, &mut manner);
@@ -109,7 +111,7 @@ fn send(
                 count(&counts.sent, 1);
                 count(&counts.sent_bytes, message.bytes.len() as u64);
                 if !manner.well {
-                    info!("synchronisation messages are sent again");
+                    info!("the interface accepts synchronisation messages again");
                 }
                 manner.well = true;
             }

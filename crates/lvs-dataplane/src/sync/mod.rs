@@ -128,7 +128,8 @@ impl Daemons {
         let sockets = Sockets::open(daemon, ports, sock_size)?;
         let failed = |what: &str, error: io::Error| {
             let role = role(daemon.role);
-            let text = format!("the synchronisation {role} has no {what}: {error}");
+            let text =
+                format!("cannot start the synchronisation {role}: no {what} is available: {error}");
             Failure::new(FailureCode::Internal, text)
         };
         let wake = EventFd::new().map_err(|error| failed("descriptor", error))?;

@@ -289,7 +289,7 @@ impl WarmRestart {
         match self.area().save(text) {
             true => Ok(()),
             false => Err(io::Error::other(format!(
-                "they need {} MiB, and the limit is {}",
+                "services and servers need {} MiB, and the limit is {} MiB",
                 text.len() >> 20,
                 TEXT >> 20
             ))),
@@ -366,7 +366,7 @@ fn found(state_keeper: &StateKeeper) -> Result<Mapped, String> {
     let head = head.map_err(|error| error.to_string())?;
     let word = |n: usize| head.words()[n].load(Acquire);
     if (word(head::MAGIC), word(head::VERSION)) != (MAGIC, VERSION) {
-        return Err("it was another version".to_owned());
+        return Err("its version stored them in another format".to_owned());
     }
     let description = std::array::from_fn(|n| word(head::TABLE + n));
     let layout = Layout::from_words(&description).map_err(|error| error.to_string())?;

@@ -296,7 +296,7 @@ fn call_once(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<
     send(&stream, what, with)?;
     let (answer, descriptor) = receive(&stream)?;
     if answer != DONE {
-        return Err(refused("the state keeper refuses"));
+        return Err(refused("the state keeper cannot handle the request"));
     }
     Ok(descriptor)
 }

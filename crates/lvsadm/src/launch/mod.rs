@@ -218,7 +218,7 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     };
     let why_no_files = |error: io::Error| {
         complain(&format!(
-            "{error}: the files of IPVS in /proc are missing, so that ipvsadm -Lc fails: they need FUSE and CAP_SYS_ADMIN"
+            "{error}: /proc has no files of IPVS, so that ipvsadm -Lc fails: provide FUSE (modprobe fuse), and run lvs-run as root (CAP_SYS_ADMIN)"
         ));
     };
     match mounts::prepare() {
@@ -305,7 +305,10 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
     let supervisor = match Supervisor::new(listener, places, address) {
         Ok(supervisor) => Arc::new(supervisor),
         Err(error) => {
-            let _ = write!(program, "/proc cannot be read: {error}");
+            let _ = write!(
+                program,
+                "cannot read the network namespace in /proc: {error}"
+            );
             return;
         }
     };
@@ -371,7 +374,8 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     let mut bytes = [IoSliceMut::new(&mut probe)];
     let flags = RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(program, &mut bytes, &mut control, flags);
-    let received = received.map_err(|error| format!("no filter was received: {error}"))?;
+    let received = received
+        .map_err(|error| format!("cannot receive the descriptor of the seccomp filter: {error}"))?;
     if received.bytes == 0 {
         return Ok(None);
     }
@@ -380,15 +384,18 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
         _ => None,
     });
     let mut next = || fds.as_mut().and_then(Iterator::next);
-    let (fd, files) = (next().ok_or("no filter was received")?, next());
+    let (fd, files) = (
+        next().ok_or("received no descriptor of the seccomp filter")?,
+        next(),
+    );
     let peer = rustix::net::sockopt::socket_peercred(program)
-        .map_err(|error| format!("the program is not known: {error}"))?;
+        .map_err(|error| format!("cannot read the process id of the program: {error}"))?;
     let mut copy = PROBE;
     copy.fill(0);
     Memory::open(peer.pid.as_raw_pid().cast_unsigned())
         .and_then(|memory| memory.read(usize::from_ne_bytes(probe) as u64, &mut copy))
         .map_err(|error| {
-            format!("the memory of the program cannot be read: {error}: CAP_SYS_PTRACE is needed")
+            format!("cannot read the memory of the program: {error}: run lvs-run as root (CAP_SYS_PTRACE)")
         })?;
     Ok(Some((Listener::from(fd), files, peer.pid)))
 }

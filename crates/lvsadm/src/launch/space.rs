@@ -81,7 +81,8 @@ impl Link {
             return Ok(String::new());
         }
         let mut report =
-            "the dataplane has restarted without services: added those of the program".to_owned();
+            "the dataplane has restarted without services: added the services of the program again"
+                .to_owned();
         for request in self.kept.requests() {
             match client.call::<Done>(&request) {
                 Ok(_) => {}
@@ -406,7 +407,7 @@ impl Dataplane for Connection<'_> {
         self.ask(|client| client.call::<Done>(&call))?;
         if !self.link.kept.keep(&call) {
             log(&format!(
-                "the program has configured more than {CHANGES_MAX} services and servers: a dataplane that restarts does                  not get them again; use warm restart"
+                "the program has configured more than {CHANGES_MAX} services and servers: if the dataplane restarts, lvs-run does not restore them; use warm restart (lvs-dataplane --warm-restart)"
             ));
         }
         Ok(())

@@ -448,7 +448,7 @@ impl Supervisor {
             Ok(()) => Answer::Sent,
             Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
                 self.complain(&format!(
-                    "thread {} may not have descriptor {place}: it finds no IPVS by netlink; raise its limit (ulimit -n)",
+                    "thread {} cannot use IPVS over netlink: its limit of descriptors is below {place}; raise it (ulimit -n)",
                     caller.thread
                 ));
                 return None;

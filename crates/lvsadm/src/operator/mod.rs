@@ -380,7 +380,9 @@ pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
         Some(name) => format!("did you mean `lvsadm help {name}'?"),
         None => "`lvsadm help' lists the commands".to_owned(),
     };
-    Err(format!("lvsadm help: nothing is called {word:?}; {hint}\n"))
+    Err(format!(
+        "lvsadm help: no command or scheduler has the name {word:?}; {hint}\n"
+    ))
 }
 
 #[cfg(test)]

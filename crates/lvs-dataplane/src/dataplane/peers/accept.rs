@@ -41,7 +41,9 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
         poller.add(peers.wake.as_fd());
         poller.add(socket.as_fd());
         if let Err(error) = poller.wait(None) {
-            error!("cannot wait for peers: {error}");
+            error!(
+                "peers can no longer connect: cannot wait for connections: {error}; restart the dataplane"
+            );
             return;
         }
         while !peers.is_stopping() {
@@ -63,7 +65,9 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
                 peers.count(|counts| &counts.refused_address);
                 if complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
                     complained = Some(Instant::now());
-                    warn!("{ip} has connected, and is not one of the peers");
+                    warn!(
+                        "refused a connection from {ip}, which is not a configured peer (--sync-peer)"
+                    );
                 }
                 continue;
             };
@@ -206,7 +210,7 @@ fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &H
     if let Some(before) = before {
         let _ = before.shutdown(Shutdown::Both);
     }
-    info!("sending the connections to peer {}", peer.address);
+    info!("replicating the connections to peer {}", peer.address);
     sender::run(peers, peer, stream, handshake);
     {
         let mut state = peer.state();

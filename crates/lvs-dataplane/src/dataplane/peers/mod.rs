@@ -460,14 +460,14 @@ impl Peers {
             *warned = true;
             warn!(
                 code = "peer_behind",
-                "{} has not been in step for {} s ({}): connections that it has opened since break when this director takes over; see lvsadm sync",
+                "peer {} has not been in step for {} s ({}): connections that it has opened since then break when this director takes over; see lvsadm sync",
                 peer.address,
                 standing.seconds,
                 standing.state
             );
         } else if standing.is_in_step() && *warned {
             *warned = false;
-            info!("{} is in step again", peer.address);
+            info!("peer {} is in step again", peer.address);
         }
     }
 

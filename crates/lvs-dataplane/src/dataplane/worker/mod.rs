@@ -202,7 +202,7 @@ impl Worker {
             && let Err(error) = lvs_sys::run_on(cpu)
         {
             warn!(
-                "packet worker {} runs on any processor (sched_setaffinity to {cpu}: {error})",
+                "packet worker {} is not bound to processor {cpu} (sched_setaffinity: {error}): it runs on any processor",
                 self.number
             );
             self.others.cpu = None;
@@ -229,7 +229,7 @@ impl Worker {
                 (false, false) => self.until_next_timer(),
             };
             if let Err(error) = poller.wait(Some(until)) {
-                error!("cannot wait for packets: {error}");
+                error!("packet worker stops: it cannot wait for packets: {error}");
                 break;
             }
             let is_ready = |places: [Option<usize>; 2]| {
@@ -841,7 +841,7 @@ impl Worker {
             && tables.port(PortId::LOCAL).is_none()
         {
             explanation.verdict.push_str(&format!(
-                "; but packets of this host to {dst} reach its own ports: that the dataplane receives them needs Linux 6.6, CAP_BPF and packet sockets (not --backend tun)"
+                "; but packets from this host to {dst} reach the host's own ports: the dataplane receives them only with Linux 6.6 or newer, CAP_BPF and packet sockets (not --backend tun)"
             ));
         }
         explanation

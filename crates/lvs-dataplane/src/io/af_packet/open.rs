@@ -315,7 +315,7 @@ impl<'a> Opening<'a> {
         }
         if self.waits {
             let nothing = socket.only_nothing();
-            nothing.map_err(self.fail("filter everything"))?;
+            nothing.map_err(self.fail("set a filter that drops all frames"))?;
         } else {
             self.filter(&socket)?;
         }
