@@ -12,9 +12,10 @@ use lvs_core::{Forwarding, Tuple, Verdict};
 /// Maximum number of simultaneous captures. A worker copies each packet to one capture after the
 /// other.
 pub(super) const READERS_MAX: usize = 8;
-/// Maximum bytes of packets that wait for a reader. The reader loses packets above this limit.
+/// Maximum number of bytes of the packets that wait for a reader. The reader loses packets above
+/// this limit.
 const BYTES_MAX: usize = 4 << 20;
-/// Packets that may wait for a reader. The reader loses the packets that exceed it.
+/// Maximum number of packets that wait for a reader. The reader loses packets above this limit.
 pub(super) const QUEUE: usize = 4096;
 
 /// The number of readers, limited to [`READERS_MAX`].

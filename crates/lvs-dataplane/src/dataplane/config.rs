@@ -33,7 +33,8 @@ pub struct PeersConfig {
     pub peers: Vec<SocketAddr>,
     /// The file with the key that all peers share.
     pub key_file: PathBuf,
-    /// The longest wait at the start for peers that cannot be reached; zero for no wait.
+    /// Time after the start for which this director waits for peers that cannot be reached, before
+    /// it is ready without them; zero for no wait.
     pub wait: Duration,
     /// The longest time that the service table of a peer may differ without an alarm.
     pub alarm: Duration,
@@ -42,7 +43,7 @@ pub struct PeersConfig {
 /// The configuration of a dataplane.
 #[derive(Debug, Default)]
 pub struct Config {
-    /// The interface through which packets are received and sent.
+    /// The mechanism by which packets are received and sent: packet sockets or a TUN device.
     pub backend: Backend,
     /// Whether the kernel forwards established connections.
     pub fast_path: UseKernel,
@@ -75,7 +76,8 @@ pub struct Config {
     /// Source addresses of full NAT towards servers. The dataplane answers ARP for an address that
     /// the host does not have.
     pub local_addresses: Vec<IpAddr>,
-    /// Source NAT as well, if replies would otherwise bypass the director.
+    /// Whether NAT also translates the source address of a client whose replies would otherwise
+    /// bypass the director.
     pub hairpin: bool,
     /// Settings of the packet pipeline that IPVS does not have.
     pub settings: Settings,
@@ -136,7 +138,7 @@ pub enum UseKernel {
     On,
 }
 
-/// The reason why a dataplane did not start. The host is as it was before.
+/// The reason why a dataplane did not start. The configuration of the host is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {

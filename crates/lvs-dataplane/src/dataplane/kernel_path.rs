@@ -21,7 +21,8 @@ use lvs_packet::ways::NoWay;
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) wanted: UseKernel,
-    /// The number of connections in wide slots.
+    /// The maximum number of connections in wide slots: with an IPv6 address of the client or the
+    /// server.
     pub(super) wide: usize,
     /// The state keeper, for a dataplane without the kernel fast path.
     pub(super) warm_restart: Option<StateKeeper>,
@@ -102,7 +103,8 @@ impl Wanted {
         Ok((Arc::new(fast_path), memories))
     }
 
-    /// A further obstacle, if the configuration does not name the kernel fast path.
+    /// Returns an obstacle if the state keeper has the connections of the predecessor, and the
+    /// configuration does not require the kernel fast path.
     fn held_elsewhere(&self) -> Option<Against> {
         let held = self.warm_restart.as_ref().is_some_and(StateKeeper::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
@@ -157,8 +159,8 @@ fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     }
 }
 
-/// Removes the kernel fast path that a killed predecessor left: it and this dataplane would forward
-/// the same packets.
+/// Removes the kernel fast path that a killed predecessor left: otherwise both the left programs
+/// and this dataplane would forward the same packets.
 fn end_what_is_left() {
     match FastPath::clean_up() {
         Ok(0) => {}
@@ -202,8 +204,8 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
     Some(Against { why, fix })
 }
 
-/// The number of connections in wide slots, out of `connections`: all of them in a table of usual
-/// size.
+/// The number of connections, out of `connections`, for which the table has wide slots: all of them
+/// in a table of usual size.
 pub(super) fn wide(connections: usize) -> usize {
     const ALL_OF: usize = 1 << 20;
     (connections / 4).max(connections.min(ALL_OF))

@@ -481,7 +481,8 @@ fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
     }
 }
 
-/// Opens the memory that a state keeper holds, and creates shards whose tables are in it.
+/// Opens the memory that a state keeper keeps open, and creates shards whose tables are in this
+/// memory.
 fn open_warm_restart(
     control: &Control,
     workers: NonZeroUsize,
@@ -499,7 +500,7 @@ fn open_warm_restart(
     .ok()
 }
 
-/// The division of packets among several workers.
+/// Returns the rule that divides packets among several workers.
 fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Steering {
     // Knowledge of the seed of one hash must not reveal the seed of the other.
     let seed = options.seed.rotate_left(32) ^ 0x6c76_7377_6f72_6b65;

@@ -38,7 +38,8 @@ pub(super) struct Keeping {
     unkept: AtomicBool,
     /// Held while state is stored.
     storing: Mutex<()>,
-    /// Time at which counters are stored again, and services, too, if there are many.
+    /// Earliest time at which counters are stored again; if there are many services, they are
+    /// stored again at this time, too.
     rests_until: Mutex<Option<SystemInstant>>,
 }
 
@@ -280,8 +281,8 @@ pub(super) enum Inheritance {
 /// Shards, and the connections that they take over.
 pub(super) type Shards = (Vec<Shard>, Option<Inheritance>);
 
-/// The shards of a dataplane with tables in `memories`. `left`: tables of a predecessor in other
-/// memory.
+/// Creates the shards of a dataplane with tables in `memories`. `left` contains the tables of a
+/// predecessor, if they are in other memory.
 pub(super) fn shards(
     control: &Control,
     state: &dyn WarmState,
@@ -308,8 +309,9 @@ pub(super) fn shards(
     (shards, inheritance)
 }
 
-/// Takes over the connections of a predecessor, and the counters of `records`. The kernel fast path
-/// forwards nothing in the meantime. `steering`: the worker of each connection.
+/// Takes over the connections of a predecessor, and the counters of `records`. Until this function
+/// returns, the kernel fast path forwards nothing. `steering` determines the worker of each
+/// connection.
 pub(super) fn take_over(
     context: &Context,
     shards: &mut [Shard],

@@ -33,7 +33,7 @@ use lvs_sys::{MapPlace, SharedMap};
 const PLACE: &str = "lvs_locals";
 const ENDS: &str = "lvs_local_ends";
 
-/// Number of slots in one bucket of the map ([`Layout::WAYS`]).
+/// Number of slots in one bucket of the connection table ([`Layout::WAYS`]).
 const WAYS: u32 = 8;
 const _: () = assert!(WAYS as usize == Layout::WAYS);
 
@@ -85,7 +85,7 @@ impl Slots {
         }
     }
 
-    /// Slots outside of the overflow, of all regions.
+    /// Number of slots in all regions, without the overflow.
     const fn in_place(self) -> u32 {
         let one = self.narrow.saturating_add(self.wide);
         one.saturating_mul(self.workers)

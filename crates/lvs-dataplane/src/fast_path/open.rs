@@ -33,7 +33,7 @@ use lvs_sys::{
 
 /// The compiled programs.
 pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
-/// The maximum number of virtual services that programs use without a dataplane.
+/// The maximum number of virtual services in the map that the programs use while no dataplane runs.
 const SERVICES: u32 = 1 << 17;
 /// Maximum number of consecutive successors that may exit early. Then the inherited state may be
 /// the reason for their crashes, and the next successor does not use it.
@@ -437,7 +437,8 @@ impl Programs {
     }
 }
 
-/// Checks that the kernel has atomic operations with results, which the programs need most.
+/// Checks that the kernel's BPF has atomic operations that return a result (Linux 5.12), which the
+/// programs use.
 fn try_atomics() -> Result<(), FastPathError> {
     let op = |code, registers, offset, immediate| Instruction {
         code,

@@ -47,7 +47,7 @@ pub(super) const ANOTHER: &str =
 const TURN: Duration = Duration::from_secs(1);
 /// Pause between two attempts to lock the directory.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Attempts to lock a directory that other dataplanes remove.
+/// Maximum number of attempts to lock a directory that other dataplanes may remove.
 const ATTEMPTS: usize = 100;
 
 /// The directory of a network namespace.
@@ -345,7 +345,8 @@ mod tests {
         pins.claim().expect("the directory is not locked");
     }
 
-    /// A sweep locks all other directories for a moment.
+    /// A sweep locks the directories of all other namespaces for a moment, while one of them may be
+    /// claimed.
     #[test]
     fn sweep_does_not_block_a_claim() {
         let root = tempfile::tempdir().expect("a directory");
@@ -364,7 +365,8 @@ mod tests {
         });
     }
 
-    /// A claim is on the directory that exists, even if others remove directories.
+    /// A claim locks the directory that exists, even if another dataplane removes the directory at
+    /// the same time.
     #[test]
     fn removed_directory_is_claimed_again() {
         let root = tempfile::tempdir().expect("a directory");

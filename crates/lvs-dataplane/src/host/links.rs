@@ -30,7 +30,8 @@ fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// Maximum number of frames that bypass the attached programs of the kernel fast path.
+/// Number of frames that may bypass the attached programs before the kernel fast path is suspended
+/// for good.
 const MISSED_MAX: u32 = 8;
 
 impl Keeper {
@@ -99,7 +100,8 @@ impl Keeper {
         }
     }
 
-    /// Updates the local ports after an address was added to the host or removed from it.
+    /// Updates the port ranges of the local addresses of full NAT after an address was added to the
+    /// host or removed from it.
     fn follow_local_pool(&self) {
         if self.pool.addresses.is_empty() {
             return;
@@ -402,8 +404,8 @@ impl Keeper {
         );
     }
 
-    /// Renames an interface; its other state is unchanged. Its port gets the name with the other
-    /// properties.
+    /// Applies the new name of an interface to the shield. The port of the interface gets the name
+    /// later, with the other properties.
     fn rename(&mut self, old: &str, name: &str) {
         info!("{old} is called {name} now");
         // Add the new interface first, so that the host never receives a handled frame.

@@ -32,15 +32,15 @@ use crate::io::tun::TunError;
 use crate::netlink::NetlinkError;
 use lvs_packet::net::PortId;
 
-/// The interface through which packets are received and sent.
+/// The mechanism by which packets are received and sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
-    /// By packet sockets, or through a TUN device if packet sockets are not permitted.
+    /// Packet sockets, or a TUN device if packet sockets are not permitted.
     #[default]
     Auto,
-    /// Packets arrive on packet sockets.
+    /// Packet sockets on the interfaces.
     AfPacket,
-    /// Through a TUN device to which the host routes the packets.
+    /// A TUN device into which the host routes the packets.
     Tun,
 }
 
@@ -88,8 +88,8 @@ pub(crate) fn is_interface_name(name: &str) -> bool {
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_wrong)
 }
 
-/// The rest of the dataplane, for the keeper. No method blocks for long, and the keeper may wait
-/// for each of them: only callers of a change wait for the keeper.
+/// The functions of the dataplane that the keeper calls. A method may block, but not for long: only
+/// the callers of a change wait for the keeper.
 pub(crate) trait DataplaneSide: Send + Sync {
     /// The director's control half. The lock is held for one short operation at a time.
     fn control(&self) -> MutexGuard<'_, Control>;

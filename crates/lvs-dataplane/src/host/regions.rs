@@ -56,8 +56,8 @@ impl Regions {
     }
 }
 
-/// The first addresses of the regions between prefixes of addresses of this width; `None` if there
-/// are too many.
+/// Returns the first address of each region; `width` is the number of bits of an address. `None` if
+/// there are too many prefixes.
 fn starts(prefixes: impl Iterator<Item = Prefix>, width: u8) -> Option<Vec<u128>> {
     let mut starts = vec![0];
     for (number, prefix) in prefixes.enumerate() {

@@ -2,8 +2,8 @@
 //!
 //! The cost of an update is in proportion to the change: added services and servers are intercepted
 //! at once. Removed ones stay intercepted until the keeper examines the whole configuration, which
-//! it does after a second without changes. That is harmless, because the dataplane reinjects
-//! packets that belong to the host.
+//! it does after a second without changes. Until then, the dataplane reinjects the packets of
+//! removed services into the host.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -45,7 +45,8 @@ pub(crate) enum Touched {
 }
 
 impl Update {
-    /// The update that these calls require; `None` if they do not concern packets.
+    /// The update of the host that these calls require; `None` if they change nothing that concerns
+    /// packets.
     pub(crate) fn of(applied: &Applied, calls: &[Call]) -> Option<Self> {
         if applied.is_empty() {
             return None;

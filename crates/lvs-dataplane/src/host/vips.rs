@@ -61,9 +61,9 @@ const HANDOVER: Duration = Duration::from_secs(3);
 struct Claim {
     mac: Mac,
     port: PortId,
-    /// Time at which the claim becomes a conflict.
+    /// Time at which the announcement becomes a conflict.
     due: Instant,
-    /// The answers of the other host so far.
+    /// Counter of the ARP and neighbour discovery answers of the other host so far.
     answers: RecentCounter,
 }
 
@@ -72,7 +72,7 @@ struct Claim {
 pub(super) struct KnownConflict {
     pub(super) mac: Mac,
     pub(super) port: PortId,
-    /// The answers of the other host.
+    /// Counter of the ARP and neighbour discovery answers of the other host.
     answers: RecentCounter,
     /// The time of the last log line.
     logged: Instant,

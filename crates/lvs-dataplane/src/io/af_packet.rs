@@ -2,16 +2,16 @@
 //! partial checksums.
 //!
 //! Frames are received in a ring (`TPACKET_V2`), changed there, and sent from there. A frame that
-//! does not fit into its slot is received by `recvmmsg`, in its order. The newer ring,
+//! does not fit into its slot is received by `recvmmsg`, in the order of arrival. The newer ring,
 //! `TPACKET_V3`, passes on a block only when it is full or a millisecond has passed, which would be
 //! the latency of an idle director. A slot of `TPACKET_V2` can be read as soon as the kernel has
 //! filled it. Under load it is not slower, as long as its slots are spread over the cache
 //! ([`SLOT`]). If rings are not permitted, all frames are received by `recvmmsg`, directly into
 //! their buffers.
 //!
-//! Frames are sent without `PACKET_QDISC_BYPASS`, because with it, a device that cannot segment
-//! refuses super-packets (`ENOBUFS`), which the ordinary path cuts in software, and frames would
-//! bypass the host's egress rules.
+//! Frames are sent without `PACKET_QDISC_BYPASS`. With this option, a device that cannot segment
+//! would refuse super-packets (`ENOBUFS`), which the ordinary path segments in software, and frames
+//! would bypass the host's egress rules.
 //!
 //! The socket receives a *copy* of each frame that the host receives, before the host's own
 //! filters. The [shield](crate::host::shield) hides the originals from the host. The kernel also
@@ -326,9 +326,9 @@ impl Firsts {
     }
 }
 
-/// The caller's frames after the frames that receive data. Buffers and vacant frames are exchanged
-/// with them. So two interfaces can share a batch without allocating buffers, if one receives into
-/// a ring and the other into the queue of a socket.
+/// The part of the caller's batch after the frames that receive data; buffers and vacant frames are
+/// exchanged with it. Two interfaces can thus share a batch without allocating buffers, if one
+/// receives from a ring and the other from the queue of a socket.
 struct Rest<'a> {
     frames: &'a mut [Frame],
     /// Index from which on no frame is vacant.

@@ -24,8 +24,8 @@ use lvs_packet::wire::{decrement_ttl, increment_ttl};
 use lvs_sys::TunOptions;
 
 /// The device through which all packets of a director pass. It is a [`HostDevice`] with forwarding
-/// enabled. It accepts packets from the host's own addresses, which the outer headers of tunnels
-/// have, and may have several queues.
+/// enabled. It accepts packets whose source is an address of the host, as in the outer headers of
+/// tunnels, and may have several queues.
 #[derive(Debug)]
 pub struct HopDevice {
     host: HostDevice,

@@ -216,7 +216,7 @@ impl PacketIo for Tun {
 /// Reverse-path filtering must not apply to it, because a reinjected packet has the source of a
 /// client elsewhere. The kernel uses the greater value of `net.ipv4.conf.all.rp_filter` and the
 /// device's own, so `all` must be 0. If it is not, the dataplane first moves its value into the
-/// interfaces, and into `default` for later ones. So the filter of every other interface is
+/// interfaces, and into `default` for later ones. The filter of every other interface is therefore
 /// unchanged at every moment, even after a `kill -9`. An orderly stop restores all values (drop the
 /// device on a thread of the network namespace in which it was created). If an operator sets `all`
 /// again while the dataplane runs, the host filters reinjected packets.
@@ -396,8 +396,8 @@ struct Moved {
 }
 
 impl RpFilter {
-    /// Makes `all` 0 under `conf` without a change for any interface but `except` and the devices to
-    /// the host.
+    /// Sets `all` below `conf` to 0. The filter of each interface stays unchanged, except for
+    /// `except` and the devices through which packets reach the host.
     fn clear(conf: &Path, except: &str) -> io::Result<Self> {
         let mut this = Self::default();
         let all = conf.join("all/rp_filter");

@@ -15,7 +15,7 @@ use super::{family_of, octets};
 /// `rt_protos`.
 pub(crate) const PROTOCOL: u8 = 76;
 
-/// A route, a policy rule or a proxy neighbour. They are ordered as they are added; they are
+/// A route, a policy rule or a proxy neighbour. Entries are added in the order of this type, and
 /// deleted in the opposite order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entry {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A packet worker never waits. If the outbox is full, a message is dropped and counted. The backup
-//! passes the next portion when an earlier one is complete; in the meantime datagrams wait in the
+//! passes the next portion when an earlier one is complete; until then, datagrams wait in the
 //! buffers of the sockets.
 
 mod backup;
@@ -38,7 +38,7 @@ use self::sockets::Sockets;
 use lvs_sys::EventFd;
 use lvs_sys::lock;
 
-/// The director, as the daemons' threads need it.
+/// The functions of the director that the daemons' threads call.
 pub(crate) trait Director: Send + Sync {
     /// Due messages of the control half.
     fn messages(&self) -> Vec<Message>;
@@ -222,7 +222,7 @@ const fn role(role: SyncRole) -> &'static str {
     }
 }
 
-/// The multicast group of a daemon with complete settings.
+/// The multicast group of a daemon: the configured one, or the default.
 fn group(daemon: &SyncDaemon) -> IpAddr {
     daemon.group.unwrap_or_else(|| lvs_core::sync::GROUP.into())
 }

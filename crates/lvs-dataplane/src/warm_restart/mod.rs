@@ -50,7 +50,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
 /// any word.
 const VERSION: u64 = 2;
 
-/// Words at the beginning.
+/// Indices of the words at the beginning of the memory.
 mod head {
     pub(super) const MAGIC: usize = 0;
     pub(super) const VERSION: usize = 1;
@@ -320,7 +320,7 @@ impl WarmRestart {
         is_alive(&self.mapped, now);
     }
 
-    /// Distance of the clock of the deadlines from a clock that shows `now`.
+    /// Returns by how much the clock of the deadlines is ahead of a clock that shows `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
         let then = lvs_sys::monotonic().wrapping_sub(self.mapped.word(head::BASE));
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
@@ -354,8 +354,8 @@ fn is_alive(mapped: &Mapped, now: Instant) {
     mapped.set(head::ALIVE, (now + WITHOUT_DATAPLANE).as_nanos());
 }
 
-/// Whether a successor may still take over the state of a dataplane with this base time whose last
-/// sign of life was at `alive`.
+/// Whether a successor may still take over the state of a dataplane: `alive` is the end of the
+/// permitted time, by the dataplane's clock, whose zero is at `base`.
 fn is_worth_waiting(base: u64, alive: u64) -> bool {
     lvs_sys::monotonic().wrapping_sub(base) < alive
 }

@@ -20,8 +20,8 @@ use lvs_sys::random;
 const PROOF: Duration = Duration::from_secs(3);
 /// Maximum number of unauthenticated connections from one address.
 const GREETINGS_MAX: usize = 2;
-/// The longest wait until this director owns the connections borrowed from an earlier run of a
-/// peer.
+/// Time limit for this director to take over the connections that it borrowed from an earlier run
+/// of a peer.
 const SETTLE: Duration = Duration::from_secs(10);
 /// Shortest interval between two log lines about clients that are not peers.
 const COMPLAIN: Duration = Duration::from_secs(60);

@@ -132,7 +132,7 @@ struct State {
     /// The identity of the peer's run from which this director receives.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
-    /// This director has borrowed connections of the peer, and does not own them yet.
+    /// This director stores connections that the peer owns, and has not taken them over yet.
     lends: bool,
     trouble: Option<(Trouble, String)>,
     /// Number of connections received in the full sync so far.

@@ -61,7 +61,8 @@ const QUEUE_BYTES: usize = 16 << 10;
 /// Maximum time that SYNs wait for their processing during a SYN flood.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
-/// Interval at which all messages are sent, full or not.
+/// A stopping worker sends all synchronisation messages that are due within this time, that is, all
+/// of them.
 const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
 /// Interval between two rounds of housekeeping.
@@ -82,7 +83,7 @@ pub(crate) struct Worker {
     requests: Requests,
     clients: LocalClients,
     captures: Vec<Capture>,
-    /// Counters for the keeper.
+    /// Counters that the keeper logs.
     logged: Logged,
     next_housekeeping: Instant,
     /// The time at which changes were last passed on to peers.
@@ -124,11 +125,11 @@ struct Others {
     taken: Vec<Parcel>,
 }
 
-/// The counters of a worker for the keeper.
+/// The counters of a worker that the keeper logs.
 #[derive(Default)]
 struct Logged {
-    /// Number of resets sent since the first of the servers went down whose connections are still
-    /// being closed.
+    /// Number of TCP resets sent since the worker began to close the connections of servers that
+    /// went down.
     resets: usize,
     /// Packets refused because the table was full, at the last report to the keeper.
     full: u64,
@@ -518,8 +519,8 @@ impl Worker {
 
     // --- several workers -------------------------------------------------------------------------
 
-    /// Passes the frames of other workers to them, and keeps the others of the `count` frames in
-    /// the batch.
+    /// Passes the frames that belong to other workers to these workers; the rest of the `count`
+    /// frames remain in the batch.
     fn hand_over(&mut self, port: PortId, count: usize) {
         if self.pipeline.share.is_none() {
             return;
@@ -892,7 +893,8 @@ impl Worker {
     }
 }
 
-/// The network and the intercepted traffic, for the pipeline.
+/// Returns the network and the intercepted traffic of a view, in the form that the pipeline
+/// requires.
 fn env(network: &TakenView) -> Env<'_, TakenView> {
     let view = network.view();
     Env {

@@ -29,7 +29,8 @@ const FIRST_SLOT: usize = 5 * 64;
 /// worker does not run for 40 ms.
 const FIRST_SLOTS: usize = 16_384;
 
-/// Several workers share the slots; each gets at least 1/`SHARE_LEAST` of them.
+/// Several workers share the slots of an interface; each worker gets at least 1/`SHARE_LEAST` of
+/// them.
 const SHARE_LEAST: usize = 4;
 
 /// Receive buffer for SYNs with data (TCP Fast Open).
@@ -80,9 +81,9 @@ pub enum OpenError {
 /// on the interface again.
 ///
 /// ```text
-///  send, marked ─▶ egress: program turns it round ─▶ ingress: our packet socket does not take it (the mark)
-///                                                            the shield takes the mark off and lets it pass
-///                                                            the host sees it as it came
+///  send with mark ─▶ egress: the program redirects it ─▶ ingress: the packet socket ignores it (mark)
+///                                                                 the shield removes the mark and accepts it
+///                                                                 the host receives the original frame
 /// ```
 ///
 /// If such a frame leaves the interface nevertheless, no host accepts it ([`lvs_sys::turned`]).
@@ -262,7 +263,7 @@ struct Opening<'a> {
     xdp: bool,
     /// Number of workers that share the interface.
     workers: usize,
-    /// Whether the socket must not receive yet.
+    /// Whether the socket must not receive before it joins the fanout group.
     waits: bool,
 }
 
