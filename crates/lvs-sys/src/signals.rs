@@ -46,8 +46,8 @@ impl Ignored {
 /// SIGUSR2, SIGALRM and the like, and real-time signals. Programs that it starts ignore them, too.
 pub fn ignore_signals() -> Ignored {
     let ignore = |&signal: &i32| {
-        // SAFETY: takes numbers; to ignore a signal runs no code of ours. A signal that cannot be
-        // ignored is refused, and stays as it is.
+        // SAFETY: takes numbers; an ignored signal runs no handler. The kernel refuses a signal
+        // that cannot be ignored, and its action is unchanged.
         let before = unsafe { libc::signal(signal, libc::SIG_IGN) };
         before == libc::SIG_DFL
     };

@@ -22,7 +22,8 @@ pub struct TurnBack {
 /// The bit of a link-layer address that marks it as locally administered, in its first byte.
 const LOCAL: u8 = 0x02;
 
-/// Changes a received frame into the form from which the program restores the received frame.
+/// Changes a received frame to the form in which it is sent with the mark; the program restores the
+/// received frame from this form.
 pub fn turned(frame: &mut [u8]) {
     if let Some((addresses, _)) = frame.split_first_chunk_mut::<12>() {
         addresses.rotate_left(6);
@@ -120,8 +121,8 @@ impl TurnBack {
         Ok(TurnedBack { _link: link })
     }
 
-    /// Whether the program is at the egress of an interface and the first one there: a program
-    /// before it may withhold frames.
+    /// Whether the program is at the egress of an interface and the first one there: an earlier
+    /// program may drop frames.
     ///
     /// # Errors
     /// If the interface does not exist, or the kernel does not report its programs.

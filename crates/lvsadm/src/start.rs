@@ -1,4 +1,5 @@
-//! Starting of a dataplane if none answers and the user requests it.
+//! Connecting to a dataplane, and starting one if none answers and the user has set
+//! `LVS_AUTOSTART=1`.
 
 use std::env;
 use std::fs::OpenOptions;

@@ -99,7 +99,7 @@ impl Capture {
         if !takes(&self.filter, tuple, packet.dropped) {
             return true;
         }
-        // Hexadecimal.
+        // The control socket sends frames in hexadecimal.
         let length = packet.frame.len() * 2;
         if reader.waiting.load(Ordering::Acquire) + length > BYTES_MAX {
             self.lost += 1;

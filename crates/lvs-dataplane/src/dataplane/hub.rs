@@ -272,7 +272,7 @@ impl Outgoing {
     pub(super) fn linger(&self, time: Duration) {
         let queue = self.queue();
         if !queue.closed {
-            // A notification means that there is work, and the queue already contains work.
+            // The queue already contains work, so a notification would end the wait at once.
             drop(queue);
             std::thread::sleep(time);
         }

@@ -316,7 +316,8 @@ impl FastPath {
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         let path = self.pins.as_ref()?.path(ENDS);
         let found = Ends::pinned(&path).and_then(|ends| {
-            // That dataplane may have been killed before the programs could find this map.
+            // The predecessor may have been killed before it made this map available to the
+            // programs.
             self.locals.place.put(&ends)?;
             let left = ends.entries()?.into_iter().collect();
             Ok(LocalsLeft {

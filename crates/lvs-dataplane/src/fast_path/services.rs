@@ -271,7 +271,7 @@ mod tests {
     const HOST: i32 = -1;
 
     #[test]
-    fn program_without_dataplane_holds_packets_that_open_connections() {
+    fn program_without_dataplane_drops_packets_that_open_connections() {
         let Some(fast_path) = open() else { return };
         let services = [
             (Protocol::TCP, "192.0.2.1:80"),

@@ -407,7 +407,8 @@ impl Keeper {
         for from in &self.requests {
             requests.extend(from.try_iter().take(REQUESTS_MAX));
         }
-        // This is first, because a packet that waits for a neighbour may wait for this change too.
+        // Hide the answers before the neighbours are resolved: the packet that waits for a
+        // neighbour may belong to one of these connections.
         self.hide_local_clients(&requests);
         let now = self.dataplane.now();
         for request in requests {
@@ -640,7 +641,7 @@ impl Keeper {
     pub(crate) fn announce(&mut self, spec: &AnnounceSpec) {
         let (announced, mut routes) = self.routes();
         if announced.set(spec, &mut routes) {
-            // This is first: no packet may arrive for an address that is not intercepted yet.
+            // Intercept the packets of an address before it is announced.
             self.update_or_warn();
         }
         self.follow_announced();

@@ -440,8 +440,8 @@ impl Receiver {
         let limit = frames.len().min(BATCH);
         let (frames, rest) = frames.split_at_mut(limit);
         let mut rest = Rest::new(rest);
-        // If only few frames arrived after this, these slots would stay in use, and the ring would
-        // stop at them one round later.
+        // Returns the slots of the previous batch. If only few frames arrived from now on, these
+        // slots would otherwise stay in use, and the ring would stop at them one round later.
         for frame in frames.iter_mut().chain(&mut *rest.frames) {
             if frame.slot().is_some() {
                 drop(frame.take());

@@ -177,7 +177,7 @@ fn pattern(position: usize) -> u8 {
 }
 
 #[test]
-fn idle_round_trip_is_answered() {
+fn echo_through_idle_packet_sockets_is_answered() {
     idle_round_trip(open);
     idle_round_trip(open_without_ring);
     idle_round_trip(open_two_queues);

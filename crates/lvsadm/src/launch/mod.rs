@@ -240,7 +240,7 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     Ok(())
 }
 
-/// The reason why no filter could be installed.
+/// Returns the reason why the seccomp filter could not be installed, and the fix.
 fn refusal(error: &io::Error) -> String {
     let fix = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",
@@ -251,8 +251,8 @@ fn refusal(error: &io::Error) -> String {
     format!("cannot install the seccomp filter: {error}: {fix}")
 }
 
-/// Sends the listener and the supervisor's end of the file system to the supervisor, and waits
-/// until it is ready.
+/// Sends the listener and the descriptor of the FUSE file system to the supervisor, and waits until
+/// the supervisor is ready.
 fn hand_over(
     mut supervisor: UnixStream,
     listener: &Listener,
@@ -277,7 +277,8 @@ fn hand_over(
     }
 }
 
-/// First word of the supervisor, as soon as it answers calls.
+/// Message from the supervisor to the program when it is ready to answer calls; any other message
+/// is an error.
 const READY: &str = "ready";
 
 /// The supervisor reads these bytes from the memory of the program, to check whether it is
@@ -346,7 +347,7 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     if notify::detach(&supervisor)? == Side::Caller {
         return Ok(own);
     }
-    // Only the supervisor has the name of the program.
+    // Only the supervisor process has the name `lvs-run`.
     let _ = rustix::thread::set_name(c"lvs-run-watch");
     // All other descriptors are closed here: no object that owns one of them is used.
     let program = pidfd_open(program, PidfdFlags::empty());
@@ -361,8 +362,8 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     std::process::exit(0)
 }
 
-/// The parts that a supervisor receives: the listener, its end of the file system, and the program's process
-/// id.
+/// The objects that a supervisor receives: the listener, its descriptor of the FUSE file system,
+/// and the process id of the program.
 type TakenOver = (Listener, Option<OwnedFd>, Pid);
 
 /// Receives the listener of a program, and finds its process id; `None` if the program ends or

@@ -62,7 +62,7 @@ pub(crate) struct Operator {
     /// The command's arguments, as a synopsis.
     pub(crate) arguments: &'static str,
     pub(crate) summary: &'static str,
-    /// The other lines of its help text and its manual page.
+    /// The description in its help text and its manual page, after the summary.
     pub(crate) text: &'static str,
     pub(crate) flags: &'static [Flag],
     /// The command's arguments in examples, without its name.

@@ -321,7 +321,7 @@ fn closed_output_pipe_is_not_an_error() {
 }
 
 #[test]
-fn restore_reads_all_lines() {
+fn restore_continues_after_refused_lines() {
     let at = address("restore");
     let _dataplane = start(&at);
     let mut child = program("ipvsadm", &at)

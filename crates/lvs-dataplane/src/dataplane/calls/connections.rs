@@ -31,7 +31,7 @@ impl Handle {
                 starts[number] = next;
             }
             if first {
-                // A listing starts to arrive at once.
+                // The client receives the first part of the listing at once.
                 out.flush()?;
             }
             if starts.iter().all(Option::is_none) {

@@ -107,7 +107,8 @@ impl Worker {
         if epoch == 0 {
             return Some(WithDataplane::Change);
         }
-        // The dataplane ignores some packets from tunnels.
+        // With `ignore_tunneled`, packets that the host has decapsulated are not for the director,
+        // and the BPF programs do not know which ones these are.
         let judges = self.network.view().ignore_tunneled;
         judges.then_some(WithDataplane::IgnoreTunneled)
     }

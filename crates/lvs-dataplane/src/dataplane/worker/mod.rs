@@ -806,8 +806,7 @@ impl Worker {
         );
     }
 
-    // --- requests of the control socket
-    // -----------------------------------------------------------
+    // --- requests of the control socket ----------------------------------------------------------
 
     /// The director and its decisions.
     pub(super) const fn decider(&self) -> &Decider {

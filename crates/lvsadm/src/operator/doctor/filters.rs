@@ -1,5 +1,5 @@
-//! Filters of the host: filters that are meant for packets of services but do not receive them, and
-//! filters that receive them.
+//! Findings about filters of the host: filters that name services but do not receive their packets,
+//! and filters that may drop packets of services.
 
 use lvs_core::api::{Info, ServiceInfo};
 use lvs_sys::attached::{self, Place};
@@ -56,7 +56,7 @@ pub(super) fn ruleset() -> String {
     .concat()
 }
 
-/// Advice on filters for packets of services.
+/// The fix for rules that do not receive packets of services: filters that do receive them.
 const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with `lvsadm mark add --destination VIP --drop`; or filter on the servers, before the director, or in an XDP program (see docs/security.md)";
 
 /// Fix for a finding that may be intended.
@@ -97,7 +97,7 @@ struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    /// Parses a line with the hook of a chain; other lines are ignored.
+    /// Reads the hook of the chain from a line; ignores other lines.
     fn stands(&mut self, line: &'a str) {
         for side in [Side::Ingress, Side::Egress] {
             let hook = line.split_once(" hook ");
