@@ -36,8 +36,8 @@ enum Owners {
 // SAFETY: the pointer is to a mapping that this value owns until it is dropped; the mapping is not
 // bound to a thread.
 unsafe impl Send for Arena {}
-// SAFETY: a shared reference gives no access to the memory except by `lend`, which gives each slot
-// to one owner at a time.
+// SAFETY: a shared reference permits access to the memory only through `lend`, which lends each
+// slot to one owner at a time.
 unsafe impl Sync for Arena {}
 
 impl Arena {

@@ -36,7 +36,7 @@ impl Ignored {
     /// ignored.
     pub fn restore(self) {
         for signal in self.0 {
-            // SAFETY: takes numbers; the default action runs no code of ours.
+            // SAFETY: takes numbers; the default action runs no handler.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
     }
@@ -59,7 +59,7 @@ pub fn ignore_signals() -> Ignored {
 /// its background processes.
 pub fn restore_signals() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
-        // SAFETY: takes numbers; the default action runs no code of ours.
+        // SAFETY: takes numbers; the default action runs no handler.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }

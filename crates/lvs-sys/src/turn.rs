@@ -112,7 +112,7 @@ impl TurnBack {
         self.mark
     }
 
-    /// Attaches the program at the egress of an interface, before `tc` filters that are there.
+    /// Attaches the program to the egress of an interface, before all `tc` filters.
     ///
     /// # Errors
     /// If the interface does not exist, or the kernel has no tcx (Linux 6.6).
@@ -121,8 +121,8 @@ impl TurnBack {
         Ok(TurnedBack { _link: link })
     }
 
-    /// Whether the program is at the egress of an interface and the first one there: an earlier
-    /// program may drop frames.
+    /// Whether the program is attached to the egress of an interface, and is the first program of
+    /// this egress: an earlier program may drop frames.
     ///
     /// # Errors
     /// If the interface does not exist, or the kernel does not report its programs.
@@ -135,7 +135,8 @@ impl TurnBack {
 mod tests {
     use super::*;
 
-    /// Without the program, no host accepts such a frame, and no switch learns from it.
+    /// If the program does not restore the frame, no host accepts the sent frame, and no switch
+    /// learns a wrong port from it.
     #[test]
     fn turned_frame_has_swapped_and_marked_addresses() {
         let mut frame = *b"\x02own..\x52theirs";

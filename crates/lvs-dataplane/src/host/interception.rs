@@ -217,7 +217,8 @@ impl Interception {
         }
     }
 
-    /// Sets the interfaces on which the host answers for own addresses.
+    /// With the TUN backend, sets the interfaces on which the host answers ARP and neighbour
+    /// discovery for the dataplane's own addresses.
     pub(super) fn set_interfaces(
         &mut self,
         interfaces: BTreeMap<u32, String>,

@@ -658,8 +658,7 @@ impl Keeper {
         self.announced.report(self.dataplane.now())
     }
 
-    /// The virtual addresses that the dataplane answers for, without the local addresses of full
-    /// NAT.
+    /// The virtual addresses that the dataplane owns, without the local addresses of full NAT.
     pub(crate) fn answered_vips(&self) -> Vec<IpAddr> {
         let local: HashSet<IpAddr> = self.local_addresses().collect();
         let own = self.intercept.own_vips.iter().copied();

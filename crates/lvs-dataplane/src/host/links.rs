@@ -42,7 +42,8 @@ impl Keeper {
         };
         let ways = changes.links || changes.addresses || changes.routes || changes.moved;
         self.next.tables_differ |= ways || changes.resynchronised;
-        // Also set if a neighbour is being resolved again, or has answered as before.
+        // This flag is also set if the state of a neighbour has changed, but not its link-layer
+        // address.
         self.next.neighbours_differ |= !changes.neighbours.is_empty();
         if changes.links || changes.addresses || changes.routes || changes.resynchronised {
             self.tables.follow_routes();
@@ -371,7 +372,8 @@ impl Keeper {
         }
     }
 
-    /// With the TUN backend, sets the interfaces on which the host answers for own addresses.
+    /// With the TUN backend, sets the interfaces on which the host answers ARP and neighbour
+    /// discovery for the dataplane's own addresses.
     fn answer_on_links(&mut self) -> Result<(), HostError> {
         let automatic = self.setup.interfaces.is_empty();
         let links = self.tables.state.links().filter(|link| {

@@ -331,9 +331,9 @@ impl Keeper {
         reached
     }
 
-    /// The addresses for which the dataplane answers ARP and neighbour discovery: the configured
-    /// ones, or with `--own-vips` all addresses of services, in both cases without the host's
-    /// addresses.
+    /// The own addresses of the dataplane: the configured ones, with `--own-vips` all addresses of
+    /// services, those that are announced by routes, and the local addresses of full NAT; all
+    /// without addresses of the host.
     fn choose_own(&self, vips: &HashSet<IpAddr>) -> HashSet<IpAddr> {
         let all = self.setup.own_all_vips.then_some(vips);
         self.own_vips
@@ -346,8 +346,9 @@ impl Keeper {
             .collect()
     }
 
-    /// Adds the virtual addresses to the next snapshot. The host does not own addresses that it
-    /// routes into a device: the dataplane answers packets to their unused ports.
+    /// Adds the virtual addresses to the next snapshot. With the TUN backend, all of them count as
+    /// own: the host routes them into a device, so the dataplane answers packets to their unused
+    /// ports.
     fn set_reached(
         &mut self,
         reached: HashSet<IpAddr>,

@@ -35,8 +35,8 @@ const GAPS: [Duration; 3] = [
 ];
 /// The number of probes for other hosts with a service's address.
 const PROBES: u8 = 2;
-/// The time between two rounds of probes for other hosts that begin to use such an address, and the
-/// number of addresses of a round.
+/// The time between two rounds of probes for other hosts that have begun to use an address of this
+/// director, and the number of addresses of a round.
 const WATCH_PERIOD: Duration = Duration::from_secs(10);
 const WATCHED: usize = 64;
 /// The number of announcements of an address after another host has announced it, and the shortest
@@ -127,7 +127,7 @@ pub(super) struct Vips {
     /// The socket for announcements and probes. `None` with the TUN backend: the host answers for
     /// the addresses.
     socket: Option<PacketSocket>,
-    /// The addresses that the dataplane answers for.
+    /// The own addresses of the dataplane, each with its remaining announcements.
     own: HashMap<IpAddr, Burst>,
     /// Interfaces on which all own addresses are announced again, and the time of the last
     /// announcement there.
@@ -321,8 +321,8 @@ impl Vips {
     }
 
     /// Schedules one probe for each of the next addresses of this director, if the next round is
-    /// due. The probes find a host that adds such an address later without an announcement, and
-    /// then answers requests of clients.
+    /// due. The probes find a host that has added one of these addresses without an announcement,
+    /// and answers requests of clients.
     fn watch(&mut self, tables: &Tables, now: Instant) {
         if now < self.next_watch {
             return;
@@ -340,8 +340,8 @@ impl Vips {
         }
     }
 
-    /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not
-    /// answered.
+    /// Schedules probes for the other hosts of conflicts. A conflict is over if the other host has
+    /// not answered the probes.
     fn probe_conflicts(&mut self, tables: &Tables, now: Instant) {
         self.conflicts.retain(|addr, conflict| {
             if now < conflict.probed + CONFLICT_PROBE_PERIOD {
@@ -529,7 +529,7 @@ impl Vips {
         }
     }
 
-    /// Records that another host answers for an address of a service or of this host. It is a
+    /// Records that another host answers for an address of a service or of this host. It becomes a
     /// conflict if this director still has the address after [`HANDOVER`]. The dataplane then
     /// announces the address again to the neighbours, if it owns the address.
     pub(super) fn report_conflict(

@@ -434,8 +434,8 @@ impl Receiver {
             .is_none_or(|(ethertype, bits)| vlan::insert(frame, ethertype, bits))
     }
 
-    /// Receives from a ring, and receives from the socket queue the frames that the ring announces
-    /// there.
+    /// Receives the frames of a ring in order. If a slot only marks a frame in the socket queue,
+    /// receives the frame from the queue.
     fn take_from_ring(&mut self, inlet: &mut Inlet, frames: &mut [Frame]) -> Taken {
         let limit = frames.len().min(BATCH);
         let (frames, rest) = frames.split_at_mut(limit);

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_save_keeps_the_previous_text() {
+    fn save_of_too_long_text_leaves_no_saved_text() {
         let words = text_words(32);
         let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let area = Area {

@@ -751,7 +751,7 @@ fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
 
 /// The host removes any number of tags of VLAN 0.
 #[test]
-fn priority_tagged_packets_are_hidden() {
+fn packets_with_several_priority_tags_are_hidden() {
     let net = net();
     let host = net.director.run(|| UdpSocket::bind("10.1.0.1:7").unwrap());
     let to = net.director.run(|| {

@@ -108,7 +108,7 @@ impl SharedArray {
         Self::map(file.try_clone()?.into(), offset, words)
     }
 
-    /// Opens the array that was pinned under this name and has at least that many words.
+    /// Opens the array that was pinned under this name and has at least `words` words.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another map.

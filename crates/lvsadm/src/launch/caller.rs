@@ -153,7 +153,8 @@ impl Caller {
     }
 }
 
-/// The user namespace of a thread, and whether it has CAP_NET_ADMIN there; `None` if it has exited.
+/// Returns the user namespace of a thread, and whether the thread has CAP_NET_ADMIN in it; `None`
+/// if the thread has exited.
 fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
     let user = namespace(directory, USER)?;
     // Without a thread number, the call would read the capabilities of this thread.

@@ -1,8 +1,9 @@
 //! `lvs-run`: runs a program that uses the interfaces of IPVS, which a dataplane answers.
 //!
 //! The program gets real sockets of generic netlink, at high descriptor numbers. A seccomp filter
-//! reports the requests that it sends there. The supervisor, a second process, answers requests of
-//! the family `IPVS` from a socket of its own. The kernel handles all other calls.
+//! reports the requests that the program sends to these sockets. The supervisor, a second process,
+//! answers requests of the family `IPVS` from a socket of its own. The kernel handles all other
+//! calls.
 
 mod caller;
 mod family;

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_restore_adds_removes_and_moves_prefixes() {
+    fn filter_add_and_del_add_remove_and_move_prefixes() {
         let before = lists("10.0.0.0/8", "10.1.0.0/16");
         let more = added(before.clone(), lists("10.1.0.0/16", "::1"));
         assert_eq!(more, lists("10.0.0.0/8 10.1.0.0/16", "::1"));

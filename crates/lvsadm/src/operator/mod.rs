@@ -260,8 +260,9 @@ fn by_name<'a>(run: &Invocation<'_>, word: &'a str) -> Result<Cow<'a, str>, Trou
     }
 }
 
-/// Reads `VIP:PORT`, `udp:VIP:PORT`, `fwmark:N`, `fwmark6:N` and the like, and a server, by the
-/// rules of ipvsadm's options; or the name of a service of lvsd.
+/// Parses a service (`VIP:PORT`, `udp:VIP:PORT`, `fwmark:N` or another form of the help text) and a
+/// server, by the rules of ipvsadm's options. The service can also be the name of a service of
+/// lvsd.
 fn service_and_server(
     run: &Invocation<'_>,
     service: &str,

@@ -148,8 +148,8 @@ fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
             None
         }
         Err(_) => {
-            // The client sends no proof, or has closed the connection, perhaps because of our
-            // proof.
+            // The client sends no proof, or has closed the connection, perhaps because it rejects
+            // this director's proof.
             peers.count(|counts| &counts.refused_key);
             None
         }

@@ -348,8 +348,8 @@ impl Peers {
         }
     }
 
-    /// Runs a job at a packet worker as [`on_worker`](Self::on_worker) does, and waits for its
-    /// answer; `None` without an answer.
+    /// Runs a job at a packet worker as [`on_worker`](Self::on_worker) does, and waits for the
+    /// worker's answer; `None` if the worker does not answer.
     fn ask_worker<T: Send + 'static>(
         &self,
         number: usize,

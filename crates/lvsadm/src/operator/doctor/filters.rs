@@ -37,8 +37,8 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
             if place != Place::Ingress && again {
                 continue;
             }
-            // Without permission to list programs, which few users but root have, nothing is
-            // reported; the same applies to nft.
+            // Usually, only root may list programs and nf_tables rules. Without this permission,
+            // doctor reports nothing about them.
             let names = attached::names(name, place).unwrap_or_default();
             programs(device, place, &names, findings);
         }

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_full_connection_tracking_is_a_finding() {
+    fn doctor_nearly_full_connection_tracking_is_a_finding() {
         for (count, max, found) in [
             ("949\n", "1000\n", false),
             ("950\n", "1000\n", true),
