@@ -272,7 +272,8 @@ impl Outgoing {
     pub(super) fn linger(&self, time: Duration) {
         let queue = self.queue();
         if !queue.closed {
-            // The queue already contains work, so a notification would end the wait at once.
+            // Sleep instead of waiting for a notification: the first new message would end the
+            // wait.
             drop(queue);
             std::thread::sleep(time);
         }

@@ -460,7 +460,10 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
         );
         // A daemon that an operator has started in the meantime is kept.
         if !waits && failure.code != FailureCode::Running {
-            warn!("state of the previous dataplane: {}", failure.message);
+            warn!(
+                "a synchronisation daemon of the previous dataplane was not restored: {}",
+                failure.message
+            );
         }
         waits
     };

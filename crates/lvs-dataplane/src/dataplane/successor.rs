@@ -26,8 +26,8 @@ use crate::warm_restart::Record;
 use lvs_packet::steer::Steering;
 use lvs_sys::lock;
 
-/// With at most this number of services and servers, each change is stored at once. With more,
-/// changes are stored within a second.
+/// With fewer services and fewer servers than this, each change is stored at once. With more,
+/// changes are stored later, usually within a second.
 const FEW: usize = 256;
 
 /// The state that is stored for a successor, and the time of storing.
@@ -216,7 +216,9 @@ fn known(call: Value) -> Option<Call> {
     let known = serde_json::from_value(call);
     known
         .inspect_err(|error| {
-            warn!("the state of the previous dataplane cannot be taken over: {error}");
+            warn!(
+                "a part of the state of the previous dataplane is unknown to this version: {error}"
+            );
         })
         .ok()
 }
@@ -247,7 +249,7 @@ pub(super) fn restore(
         for call in calls {
             if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
                 warn!(
-                    "state of the previous dataplane: {}",
+                    "a part of the state of the previous dataplane was not restored: {}",
                     refused.failure.message
                 );
             }

@@ -347,7 +347,8 @@ impl Keeper {
         }
     }
 
-    /// Closes interfaces that were removed or replaced, and applies new names.
+    /// Closes interfaces that were removed or have become ports of a bridge or bond, and applies
+    /// new names.
     fn let_go_of_links(&mut self) {
         let mut gone = Vec::new();
         let mut renamed = Vec::new();

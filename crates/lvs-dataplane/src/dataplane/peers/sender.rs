@@ -98,10 +98,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
     }
     match ended {
         Some(error @ FrameError::Io(_)) => {
-            info!(
-                "peer {} has closed the replication session: {error}",
-                peer.address
-            );
+            info!("replication to peer {} has ended: {error}", peer.address);
         }
         Some(error) => {
             peers.count_ended(&error);

@@ -170,7 +170,8 @@ impl Worker {
         })
     }
 
-    /// Offloads a connection whose packets only need to be counted.
+    /// Offloads a connection; `None` if it is not offloadable, or the maps of the programs have no
+    /// room for it.
     fn publish(
         &mut self,
         conn: ConnId,

@@ -569,8 +569,8 @@ impl Worker {
         }
     }
 
-    /// Processes parcels from other workers, in one call at most as many as the frames of a batch;
-    /// true if there may be more.
+    /// Processes parcels from other workers, about as many as the frames of [`BATCHES_PER_TURN`]
+    /// batches; true if there may be more.
     pub(super) fn take_parcels(&mut self) -> bool {
         let mut parcels = std::mem::take(&mut self.others.taken);
         let more = self
