@@ -210,7 +210,10 @@ impl Decider {
         } = question;
         let (action, why) = match mark {
             Some(0) => (None, String::new()),
-            Some(mark) => (Some(MarkAction::Mark(*mark)), "as given".to_owned()),
+            Some(mark) => (
+                Some(MarkAction::Mark(*mark)),
+                "set in the request".to_owned(),
+            ),
             None => {
                 let to_service = self.intercept.is_to_service(tuple);
                 marked_by(&self.marks, tuple, interface.as_deref(), to_service)
