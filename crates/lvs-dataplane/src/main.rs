@@ -415,7 +415,8 @@ fn main() -> ExitCode {
         .with_env_var("LVS_LOG")
         .with_default_directive(Level::INFO.into())
         .from_env_lossy();
-    // Both programs write to the same standard error.
+    // lvsd, which has started this dataplane, writes to the same standard error: mark the lines of
+    // the dataplane.
     let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
     // Without a log, the dataplane still forwards packets.
     let _log =

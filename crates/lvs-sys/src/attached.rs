@@ -120,7 +120,7 @@ pub fn names(interface: &str, place: Place) -> io::Result<Vec<String>> {
     for id in ids(ifindex, place)? {
         match name(id) {
             Ok(name) => names.push(name),
-            // The interface was removed in the meantime.
+            // The program was removed after the kernel had listed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }

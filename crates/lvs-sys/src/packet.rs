@@ -345,6 +345,7 @@ impl PacketSocket {
     }
 
     /// Returns the interface to which the socket is bound; `None` after the interface was removed.
+    ///
     /// # Errors
     /// No error is known for a bound socket.
     pub fn interface(&self) -> io::Result<Option<u32>> {

@@ -72,7 +72,7 @@ impl TurnBack {
         let mut program = vec![
             op(0xbf, 0x16, 0, 0),                   // r6 = skb
             op(0x61, 0x12, MARK, 0),                // w2 = skb->mark
-            op(0xb4, 0x00, 0, TCX_NEXT),            // w0 = what others say
+            op(0xb4, 0x00, 0, TCX_NEXT),            // w0 = the next program decides
             op(0x56, 0x02, 34, mark.cast_signed()), // if w2 != mark goto end
             op(0xb7, 0x02, 0, 0),                   // r2 = 0
             op(0xbf, 0xa3, 0, 0),                   // r3 = stack
@@ -96,7 +96,7 @@ impl TurnBack {
             op(0x85, 0x00, 0, BPF_FUNC_STORE_BYTES),
             op(0x55, 0x00, 4, 0),                 // if r0 != 0 goto drop
             op(0x61, 0x61, IFINDEX, 0),           // w1 = skb->ifindex
-            op(0xb7, 0x02, 0, BPF_F_INGRESS),     // r2 = in, not out
+            op(0xb7, 0x02, 0, BPF_F_INGRESS),     // r2 = to the ingress
             op(0x85, 0x00, 0, BPF_FUNC_REDIRECT), // r0 = bpf_redirect(r1, r2)
             op(0x95, 0x00, 0, 0),                 // return r0
             op(0xb4, 0x00, 0, TCX_DROP),          // drop: w0 = drop

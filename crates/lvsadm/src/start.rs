@@ -65,7 +65,7 @@ fn start(address: &Address) -> Result<Client, String> {
         };
         if let Some(status) = ended {
             return Err(format!(
-                "{} ended at once ({status}); see {LOG}",
+                "{} has exited ({status}) without an answer; see {LOG}",
                 program.display()
             ));
         }

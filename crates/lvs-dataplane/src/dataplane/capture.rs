@@ -12,8 +12,8 @@ use lvs_core::{Forwarding, Tuple, Verdict};
 /// Maximum number of simultaneous captures. A worker copies each packet to one capture after the
 /// other.
 pub(super) const READERS_MAX: usize = 8;
-/// Maximum number of bytes of the packets that wait for a reader. The reader loses packets above
-/// this limit.
+/// Maximum number of bytes of the packets that wait for a reader, in hexadecimal: two for each byte
+/// of a frame. The reader loses packets above this limit.
 const BYTES_MAX: usize = 4 << 20;
 /// Maximum number of packets that wait for a reader. The reader loses packets above this limit.
 pub(super) const QUEUE: usize = 4096;
@@ -58,7 +58,7 @@ pub(super) struct Capture {
 /// filter.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// Bytes of packets that wait.
+    /// Bytes of the packets that wait, in hexadecimal.
     waiting: AtomicUsize,
 }
 

@@ -83,9 +83,10 @@ pub struct Config {
     pub settings: Settings,
     /// The maximum number of connections; `None` for 2^20.
     pub max_connections: Option<usize>,
-    /// Number of connections of IPv6, or to servers of another family, for which the [kernel fast
-    /// path](Self::fast_path) allocates memory at the start; `None` for a quarter of all. Without
-    /// the kernel fast path, memory is allocated when such connections open.
+    /// The maximum number of connections whose client or server has an IPv6 address, if the [kernel
+    /// fast path](Self::fast_path) allocates the memory for all connections at the start; `None`
+    /// for all of up to 2^20 connections, and a quarter of more. Without the kernel fast path, it
+    /// has no effect: memory is allocated when such connections open.
     pub max_ipv6: Option<usize>,
     /// Policy for a new connection if the table is full.
     pub when_full: WhenFull,

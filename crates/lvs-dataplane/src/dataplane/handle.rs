@@ -206,8 +206,8 @@ impl DataplaneSide for Handle {
     }
 
     fn local_addresses(&self) -> Option<Vec<IpAddr>> {
-        // Connections of a predecessor have no local addresses, and no worker runs that could
-        // answer.
+        // Before the workers run, none of them can answer: the keeper then knows only the
+        // configured addresses.
         if !self.threads.have_worked() {
             return Some(Vec::new());
         }

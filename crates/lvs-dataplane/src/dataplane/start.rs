@@ -43,7 +43,8 @@ use lvs_sys::random;
 #[derive(Debug)]
 pub struct Dataplane {
     handle: Arc<Handle>,
-    /// The threads of the packet workers, then the keeper's.
+    /// The threads of the packet workers and the keeper, and the thread that starts the
+    /// synchronisation daemons of a predecessor when their interfaces are up.
     threads: Vec<JoinHandle<()>>,
     server: Option<server::Handle>,
 }

@@ -524,7 +524,9 @@ fn fits(
     if divided.workers() != steering.workers()
         || !(alone || divided.by_address() == steering.by_address())
     {
-        return Err("it had another number of workers (--workers)");
+        return Err(
+            "it had another number of workers (--workers), or differed in the use of the FTP helper (--helper ftp)",
+        );
     }
     let like = Layout {
         keys: left.keys,

@@ -172,7 +172,7 @@ impl Vips {
         })
     }
 
-    /// The addresses that the dataplane answers for.
+    /// The dataplane's own addresses.
     pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.own.keys().copied()
     }

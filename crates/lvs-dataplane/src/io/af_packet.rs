@@ -48,7 +48,8 @@ pub struct SocketCounters {
     pub send_down: u64,
     /// Frames that were not sent for another reason.
     pub send_other: u64,
-    /// Frames that were longer than the receive buffer, and were therefore dropped.
+    /// Received frames that were dropped because they were longer than the receive buffer, or had
+    /// no valid virtio header.
     pub receive_cut: u64,
 }
 
@@ -116,7 +117,8 @@ impl AfPacket {
     }
 
     /// Received frames that were lost since the interface was opened: because a ring or receive
-    /// buffer was full, or because they were longer than the buffer. Reads the kernel's counter.
+    /// buffer was full, or because they were longer than the buffer or had no valid virtio header.
+    /// Reads the kernel's counter.
     pub fn drops(&mut self) -> u64 {
         let firsts = self.firsts.as_mut().map_or(0, |firsts| firsts.inlet.lost());
         self.inlet.lost() + firsts + self.receiver.cut
@@ -392,7 +394,7 @@ struct Receiver {
     /// Buffers of the caller that frames of the ring have replaced, and that are not in the batch.
     /// Frames from the socket queue use them.
     spare: Vec<Frame>,
-    /// Frames that were longer than the receive buffer, and were therefore dropped.
+    /// See [`SocketCounters::receive_cut`].
     cut: u64,
 }
 

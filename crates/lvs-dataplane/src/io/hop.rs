@@ -56,7 +56,7 @@ impl HopDevice {
             // The host has already checked the source of each packet on the interface on which it
             // arrived.
             write_setting(&conf.join("accept_local"), 1)
-                .map_err(failed(name, "accept the host's own addresses"))?;
+                .map_err(failed(name, "permit the host's own addresses as sources"))?;
             write_setting(&conf.join("forwarding"), 1).map_err(failed(name, "switch on forwarding"))
         })?;
         Requests::open()

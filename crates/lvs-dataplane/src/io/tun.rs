@@ -42,7 +42,7 @@ pub enum TunError {
         name: String,
     },
     /// Another error of a system call.
-    #[error("cannot {step} of the device {name}: {source}")]
+    #[error("device {name}: cannot {step}: {source}")]
     Os {
         /// The device.
         name: String,
@@ -259,7 +259,7 @@ impl HostDevice {
             let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
             write_setting(&conf.join("accept_local"), 1)
                 .and_then(|()| write_setting(&conf.join("route_localnet"), 1))
-                .map_err(failed(name, "accept the host's own addresses"))
+                .map_err(failed(name, "permit the host's own addresses as sources"))
         })
     }
 
@@ -275,19 +275,19 @@ impl HostDevice {
         let conf = PathBuf::from("/proc/sys/net/ipv4/conf");
         write_setting(&conf.join(name).join("rp_filter"), 0)
             .map_err(fail("switch off rp_filter"))?;
-        let rp_filter =
-            RpFilter::clear(&conf, name).map_err(fail("replace net.ipv4.conf.all.rp_filter"))?;
+        let rp_filter = RpFilter::clear(&conf, name)
+            .map_err(fail("move net.ipv4.conf.all.rp_filter to the interfaces"))?;
         // No link-local address and no router solicitations. A host without IPv6 has nothing to
         // set.
         let conf6 = Path::new("/proc/sys/net/ipv6/conf").join(name);
         if conf6.is_dir() {
             write_setting(&conf6.join("addr_gen_mode"), 1)
-                .map_err(fail("switch off IPv6 addresses"))?;
+                .map_err(fail("switch off automatic IPv6 addresses"))?;
             write_setting(&conf6.join("accept_ra"), 0)
-                .map_err(fail("switch off IPv6 autoconfiguration"))?;
+                .map_err(fail("switch off IPv6 router advertisements"))?;
         }
         prepare(name)?;
-        lvs_sys::set_up(name).map_err(fail("set the link up"))?;
+        lvs_sys::set_up(name).map_err(fail("bring the link up"))?;
         Ok(Self {
             tun,
             _rp_filter: rp_filter,

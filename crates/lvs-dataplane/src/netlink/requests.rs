@@ -72,8 +72,8 @@ impl Requests {
         }
     }
 
-    /// Requests a whole table. A table that changes while it is read is still consistent with the
-    /// later events.
+    /// Requests a whole table. If the table changes during the reading, the later events report the
+    /// changes.
     pub(crate) fn dump(
         &mut self,
         kind: u16,

@@ -111,7 +111,7 @@ impl Daemons {
     /// `sync_ports` when the first daemon starts; `sock_size` is `sync_sock_size`.
     ///
     /// # Errors
-    /// If the kernel would refuse to start the daemon.
+    /// If IPVS would refuse to start the daemon, or no descriptor or thread is available.
     pub(crate) fn prepare(
         &self,
         daemon: &SyncDaemon,

@@ -6,7 +6,7 @@ use std::{fs, io};
 /// The process in which [`detach`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The process that called [`detach`]; contains the new process's id.
+    /// The process that called [`detach`].
     Caller,
     /// The new process, in a separate session, so that no terminal can interrupt it.
     Detached,

@@ -39,7 +39,10 @@ pub struct Call {
 
 /// The system calls that the filter reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the field names are those of the system calls")]
+#[allow(
+    missing_docs,
+    reason = "the variants have the names of the system calls"
+)]
 pub enum Kind {
     Socket,
     Sendto,

@@ -26,7 +26,7 @@ impl NamespaceId {
         Self::new(meta.dev(), meta.ino())
     }
 
-    /// The identity with the device and inode of that file.
+    /// The identity of the namespace whose file in `/proc/PID/ns` has this device and inode.
     pub const fn new(device: u64, inode: u64) -> Self {
         Self { device, inode }
     }

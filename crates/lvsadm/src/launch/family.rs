@@ -597,7 +597,7 @@ pub(super) fn rows(stats: &Stats) -> [u64; 10] {
 /// The low 32 bits, as the kernel shows its counters in old structures.
 #[allow(
     clippy::cast_possible_truncation,
-    reason = "the dataplane of this test supports it"
+    reason = "the fields of the kernel's structure have 32 bits"
 )]
 pub(super) const fn low(value: u64) -> u32 {
     value as u32

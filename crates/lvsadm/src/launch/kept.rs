@@ -41,8 +41,9 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Records a change that was made. Returns `false` if the maximum of changes is reached: then
-    /// no further change is recorded.
+    /// Records a change that was made. Returns `false` when the maximum of changes is reached: the
+    /// recorded changes are then discarded, and no change is recorded until the program deletes all
+    /// services.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();

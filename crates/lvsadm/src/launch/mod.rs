@@ -121,8 +121,8 @@ impl Invocation {
     }
 }
 
-/// Runs `lvs-run` with these arguments, and returns its exit status if the command could not be
-/// executed.
+/// Runs `lvs-run` with these arguments. It returns, with the exit status, only if the command is
+/// not executed.
 pub fn main(words: impl IntoIterator<Item = OsString>) -> u8 {
     let invocation = match Invocation::parse(words) {
         Ok(invocation) => invocation,
@@ -199,8 +199,7 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     let listener = match notify::install(&places) {
         Ok(listener) => listener,
         Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {
-            // The supervisor of this launcher detects that its end of the pair was closed, and
-            // exits.
+            // The supervisor of this launcher exits when the launcher closes its end of the pair.
             let probe = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC);
             if !probe.is_ok_and(|socket| is_placed(&socket)) {
                 return Err(

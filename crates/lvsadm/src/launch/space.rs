@@ -351,7 +351,8 @@ impl Connection<'_> {
         }
     }
 
-    /// Applies the stored configuration to the dataplane of a new connection.
+    /// Prepares a new connection: restores the configuration of the program if the dataplane has
+    /// restarted without it.
     fn joined(&mut self, mut client: Client) -> Result<Client, Error> {
         if self.link.known.is_some() && !self.link.kept.is_empty() {
             // The directory with the lock may be a new one, too.

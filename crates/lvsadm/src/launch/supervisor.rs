@@ -387,7 +387,7 @@ impl Supervisor {
     }
 
     /// Enters the network namespace of a caller that reads or changes a file. All callers may read
-    /// the files of namespaces in use, and of the first namespace.
+    /// the files of namespaces in use, and of the launcher's namespace.
     pub(super) fn of_file(
         &self,
         caller: &Caller,

@@ -84,7 +84,7 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// Returns the output of this command.
+    /// Returns the error message.
     fn text(&self) -> String {
         match self {
             Self::Usage(text) | Self::Dataplane(text) | Self::Absent(text) => text.clone(),

@@ -23,8 +23,8 @@ const LOCALS_AT_ONCE: usize = 512;
 /// each portion.
 const SYNC_BUDGET: usize = 1 << 16;
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
-/// Number of slots whose connections are evicted in one round of housekeeping, if all must be
-/// evicted.
+/// Number of slots whose connections are evicted from the kernel fast path in one round of
+/// housekeeping, if all must be evicted from it.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
 /// The state of a worker for the kernel fast path.
@@ -36,7 +36,7 @@ pub(super) struct KernelSide {
     pub(super) quiet: Instant,
     /// Next slot of the walk for the synchronisation master, and the time of the next step.
     pub(super) synced: Option<(usize, Instant)>,
-    /// Next slot of the walk that evicts all connections.
+    /// Next slot of the walk that evicts all connections from the kernel fast path.
     pub(super) withdrawn: Option<usize>,
     /// Number of updates of tunnel path MTUs so far.
     pub(super) lessons: u64,
@@ -259,7 +259,8 @@ impl Worker {
     }
 
     /// Reports to the kernel fast path that the dataplane runs, begins the next walk for the
-    /// synchronisation master, and evicts offloaded connections when all epochs are used.
+    /// synchronisation master, and evicts all connections from the kernel fast path when all epoch
+    /// numbers are used.
     pub(super) fn keep_kernel(&mut self, now: Instant) {
         let Some(kernel) = &self.kernel.path else {
             return;

@@ -374,7 +374,7 @@ impl Shield {
             return Ok(());
         }
         self.commit(batch)
-            .map_err(|failure| self.os("hide the host's own connections", failure))
+            .map_err(|failure| self.os("hide the replies of the host's own connections", failure))
     }
 
     /// Reverts [`add_local_clients`](Self::add_local_clients), for several connections at once:
@@ -392,8 +392,12 @@ impl Shield {
         if batch.is_empty() {
             return Ok(());
         }
-        self.commit(batch)
-            .map_err(|failure| self.os("show the host's own connections", failure))
+        self.commit(batch).map_err(|failure| {
+            self.os(
+                "stop hiding the replies of the host's own connections",
+                failure,
+            )
+        })
     }
 
     fn os(&self, what: &str, failure: Failure) -> ShieldError {

@@ -336,8 +336,8 @@ impl<'a> Opening<'a> {
             Ok(back) => Some(back),
             Err(error) => {
                 tracing::warn!(
-                    "packets cannot be reinjected into the host on {name} ({error}), but on {}: add it to the host's rules that match an interface",
-                    HostDevice::NAME
+                    "packets are reinjected into the host on {device}, because they cannot be reinjected on {name} ({error}): add {device} to the host's rules that match an interface",
+                    device = HostDevice::NAME
                 );
                 None
             }
@@ -392,7 +392,7 @@ impl<'a> Opening<'a> {
         if let Some(fast_path) = self.fast_path {
             // This filter also refuses frames with the mark.
             let filtered = fast_path.filter(socket);
-            return filtered.map_err(self.fail("filter for the kernel fast path"));
+            return filtered.map_err(self.fail("set the filter of the kernel fast path"));
         }
         let filtered = socket.only_incoming(self.turn.map(TurnBack::mark));
         filtered.map_err(self.fail("set the filter of received frames"))
@@ -444,7 +444,7 @@ impl<'a> Opening<'a> {
                 join(&socket)?;
                 Ok(ring)
             });
-        let ring = joined.map_err(self.fail("divide received frames"))?;
+        let ring = joined.map_err(self.fail("open a socket for SYNs"))?;
         // If this fails, the socket is closed, and the main socket receives SYNs again.
         self.filter(&socket)?;
         Ok(Inlet::new(socket, Some(ring)))

@@ -245,7 +245,7 @@ fn at_egress(
             findings.add(
                 Code::FilterOfOutput,
                 format!(
-                    "{place}, also drops packets that the dataplane sends, unless a rule accepts it"
+                    "{place}, also drops packets that the dataplane sends, unless a rule accepts them"
                 ),
                 fix,
             );
@@ -275,7 +275,7 @@ fn at_egress(
         findings.add(
             Code::FilterOfOutput,
             format!(
-                "a rule of {place}, drops requests by source, which the dataplane sends, too: {line}"
+                "a rule of {place}, drops packets by source, also requests that the dataplane sends to real servers: {line}"
             ),
             fix,
         );
@@ -528,7 +528,10 @@ mod tests {
         }
         let closed = chain(at, "accept").replace("policy accept", "policy drop");
         let answer = found(&closed);
-        assert!(answer[0].contains("unless a rule accepts it"), "{answer:?}");
+        assert!(
+            answer[0].contains("unless a rule accepts them"),
+            "{answer:?}"
+        );
         // The rules in the listing after this chain belong to the host's stack again.
         let both =
             format!("{closed}table ip f {{\n\tchain INPUT {{\n\t\ttcp dport 80 drop\n\t}}\n}}\n");
