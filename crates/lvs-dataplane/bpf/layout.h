@@ -68,7 +68,7 @@
 #define CONF_ALIVE 6
 // Frames with this mark are reinjected into the host; 0: none.
 #define CONF_MARK 7
-// The number of counters of one CPU that are in use.
+// The number of servers for which each CPU has counters in lvs_counts.
 #define CONF_SERVERS 8
 // Not 0 if lvs_ingress did not run for a frame that lvs_filter had left to it: a program of another owner precedes it, or it
 // is detached. From then on, all frames continue to the dataplane. The programs set this word, and the dataplane clears it.

@@ -13,7 +13,7 @@ use crate::netlink::NetState;
 /// Maximum number of prefixes of a family with regions. Above it, a worker looks up each address.
 const PREFIXES: usize = 4096;
 
-/// First index of each region, in order; the first is 0.
+/// The first address of each region, in order; the first of them is 0.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Regions {
     v4: Option<Box<[u32]>>,
