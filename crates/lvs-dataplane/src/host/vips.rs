@@ -241,7 +241,7 @@ impl Vips {
             && member
         {
             warn!(
-                "{}: hosts may not resolve {addr} there: cannot join its multicast group: {error}",
+                "{}: hosts may be unable to resolve {addr} there: cannot join its multicast group: {error}",
                 port.name
             );
         }
