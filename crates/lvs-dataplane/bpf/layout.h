@@ -68,7 +68,7 @@
 #define CONF_ALIVE 6
 // Frames with this mark are reinjected into the host; 0: none.
 #define CONF_MARK 7
-// The number of counters of one CPU that are in use.
+// The number of servers for which each CPU has counters in lvs_counts.
 #define CONF_SERVERS 8
 // Not 0 if lvs_ingress did not run for a frame that lvs_filter had left to it: a program of another owner precedes it, or it
 // is detached. From then on, all frames continue to the dataplane. The programs set this word, and the dataplane clears it.
@@ -172,7 +172,7 @@
 
 // ---- local addresses and ports of full NAT connections: the map in lvs_locals, if it exists ----
 
-// Key of a reply: its ends, the server first; each end is word 0 of a slot as for a client, and 16 bytes of an IPv6 address.
+// Key of a reply: source (the server), then destination; three words each: word 0 as for a client in a slot, IPv6 address.
 // Key of a request: the slot, 1 << 32 if it is a wide slot, and zeros.
 #define LOCAL_KEY_WORDS 6
 // Words: local address, with the layout of an end (IPv4 in the first 4 bytes); port | slot << 32.
@@ -200,17 +200,17 @@
 
 #define SHARE_REQUESTS 0
 #define SHARE_REPLIES 1
-// Belongs to no connection, or to one that the dataplane has to look up.
+// The frame belongs to no connection, or to a connection that only the dataplane can look up.
 #define SHARE_UNKNOWN 2
-// Belongs to a connection that is not offloaded, or not in this epoch.
+// The frame belongs to a connection that is not offloaded in this epoch.
 #define SHARE_UNPUBLISHED 3
-// May change the state of the connection, or exceeds the MTU.
+// The packet may change the state of its connection, or exceeds the MTU.
 #define SHARE_UNFIT 4
-// Is neither TCP nor UDP, or has options, or is a fragment, or has a VLAN tag.
+// The packet is neither TCP nor UDP, has IP options, is a fragment, or has a VLAN tag.
 #define SHARE_OTHER 5
-// Belongs to a known connection or is for a service, while no dataplane runs: dropped; the sender repeats it.
+// While no dataplane runs, the packet belongs to a known connection or is for a service: dropped; the sender repeats it.
 #define SHARE_WAITING 6
-// Lost: dropped because memory was short, or left to lvs_ingress, which did not run.
+// Lost: dropped for lack of memory, or lvs_filter refused it for lvs_ingress, which did not run.
 #define SHARE_LOST 7
 // Forwarded by lvs_xdp, in either direction.
 #define SHARE_XDP 8
@@ -218,13 +218,13 @@
 
 // ---- this host's addresses that services have: lvs_local (local.bpf.c) ----
 
-// Keys as those of lvs_services. With port and protocol 0: an address. Its value: what is looked for there.
-// There are services with all ports of a protocol.
+// Keys have the format of lvs_services. A key with port and protocol 0 is an address; the bits of its value are below.
+// The address has services with all ports of this protocol.
 #define OWN_ANY_TCP 1
 #define OWN_ANY_UDP 2
 #define OWN_ANY_SCTP 4
-// Packets to this address may be answers of servers on this host. In the last word of a key: such a server, not a service.
+// Packets to this address may be answers of servers on this host. In the last word of a key: the key is such a server.
 #define OWN_NODES 8
 #define OWN_NODE 0x200000000ULL
-// In the last word of a key: the address and port of a client on this host, not a service.
+// In the last word of a key: the key is the address and port of a client on this host, not a service.
 #define OWN_CLIENT 0x400000000ULL

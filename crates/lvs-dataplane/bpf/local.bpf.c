@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Packets of this host to services whose address is its own. The kernel looks up its own addresses before all routes and sends
-// such packets over lo, where lvs_local, at the egress, redirects them to a device of the dataplane. The dataplane puts into
-// that device what belongs to the host; it arrives there and does not pass lo again.
+// Packets from this host to services on its own addresses. The kernel looks up its own addresses before all routes, and sends
+// such packets over lo. At the egress of lo, lvs_local redirects them to a device of the dataplane. The dataplane sends packets
+// for the host through the same device, on which the host receives them; they do not pass lo again.
 //
-// A killed dataplane may leave the program for a successor. The device is gone then, and packets of known clients are dropped,
-// so that the host does not reset their connections. All others go their way.
+// A killed dataplane may leave the program for a successor. The device does not exist then, and the program drops the packets of
+// known clients, so that the host does not reset their connections. It passes all other packets on.
 #include <linux/bpf.h>
 #include "layout.h"
 
@@ -16,7 +16,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The maps are made by the dataplane, which finds their names here. The kernel empties lvs_device with the device.
+// The dataplane creates these maps and finds their names here. The kernel empties lvs_device when the device is removed.
 extern char lvs_local, lvs_device, lvs_conf;
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
@@ -32,7 +32,7 @@ static long (*pull_data)(struct __sk_buff *, u32 len) = (void *)39;
 #define TCP 6
 #define UDP 17
 #define SCTP 132
-// The bytes of an IPv4 header's second word that a fragment has set: its offset, and that there are more.
+// Mask of the fragment offset and the flag "more fragments" in the second word of an IPv4 header.
 #define FRAGMENT 0xff3f0000
 #define LOOPBACK 127
 
@@ -44,7 +44,7 @@ struct flow {
 
 INLINE u16 swap(u16 x) { return x >> 8 | x << 8; }
 
-// Reads a frame whose headers are where they can be read; 0 if it has no ports, or is to the loopback's own addresses.
+// Reads the headers of a frame, if they are in the linear part of the buffer; 0 if not, without ports, or to 127.0.0.0/8.
 INLINE int read_flow(struct __sk_buff *skb, struct flow *f)
 {
 	u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
@@ -87,7 +87,7 @@ INLINE int is_known(const u64 *addr, u64 rest)
 SEC("local") int lvs_local_out(struct __sk_buff *skb)
 {
 	struct flow f;
-	// Headers are in front of the fragments of a buffer, unless a sender of raw packets has put them elsewhere.
+	// Headers are usually in the linear part of the buffer; a sender of raw packets may have put them into fragments.
 	if ((void *)(long)skb->data + ETH + 20 > (void *)(long)skb->data_end && pull_data(skb, ETH + 20)) return NEXT;
 	if (!read_flow(skb, &f)) return NEXT;
 	u64 family = (u64)f.v6 << 24, rest = family | (u64)f.proto << 16;
@@ -96,7 +96,7 @@ SEC("local") int lvs_local_out(struct __sk_buff *skb)
 	if (!found) return NEXT;
 	u64 about = *found;
 	u64 any = f.proto == TCP ? OWN_ANY_TCP : f.proto == UDP ? OWN_ANY_UDP : OWN_ANY_SCTP;
-	// The packets of a client that is bound to an address of the loopback could not leave this host.
+	// Packets from a source in 127.0.0.0/8 cannot leave this host, so they are not redirected to services.
 	int leaves = f.v6 || (u8)f.src[0] != LOOPBACK;
 	if (leaves && (about & any || is_known(f.dst, rest | f.dport))) goto redirected;
 	if (!(about & OWN_NODES)) return NEXT;

@@ -413,11 +413,15 @@ fn main() -> ExitCode {
         .with_env_var("LVS_LOG")
         .with_default_directive(Level::INFO.into())
         .from_env_lossy();
-    // Both programs write to the same standard error.
+    // lvsd, which has started this dataplane, writes to the same standard error: mark the lines of
+    // the dataplane.
     let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
     // Without a log, the dataplane still forwards packets.
     let _log = log::start(filter, mark, format, "lvs-dataplane").inspect_err(|error| {
-        log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
+        log::say(
+            Level::ERROR,
+            format_args!("lvs-dataplane: cannot start the log thread: {error}"),
+        );
     });
     if let (false, false) = (confinement.not_by.is_empty(), args.restart.cleanup) {
         warn!("the dataplane is {confinement}");

@@ -28,20 +28,20 @@ pub struct Arena {
 enum Owners {
     /// A flag for each slot.
     Flags(Box<[AtomicBool]>),
-    /// The first word of each slot: the kernel owns it if the word is 0. The given number of first
-    /// bytes of a slot is never lent.
+    /// The first word of each slot: the kernel owns the slot if the word is 0. The value is the
+    /// number of bytes at the beginning of each slot that are never lent.
     Words(usize),
 }
 
-// SAFETY: the pointer is to a mapping that this value owns until it is dropped; nothing in it
-// belongs to a thread.
+// SAFETY: the pointer is to a mapping that this value owns until it is dropped; the mapping is not
+// bound to a thread.
 unsafe impl Send for Arena {}
-// SAFETY: a shared reference gives no access to the memory except by `lend`, which gives each slot
-// to one owner at a time.
+// SAFETY: a shared reference permits access to the memory only through `lend`, which lends each
+// slot to one owner at a time.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// `slots` slots of `slot_len` bytes, all zero.
+    /// Maps memory for `slots` slots of `slot_len` bytes, all zero.
     ///
     /// # Errors
     /// Errors of `mmap`; `InvalidInput` for no slots, empty slots, or more slots than fit into the
@@ -58,8 +58,8 @@ impl Arena {
         }))
     }
 
-    /// The ring of a packet socket: the first `head` bytes of each slot begin with the word that
-    /// contains its owner.
+    /// Maps the ring of a packet socket. The first `head` bytes of each slot begin with the word
+    /// that contains its owner, and are never lent.
     ///
     /// # Errors
     /// Errors of `mmap`.
@@ -166,8 +166,8 @@ impl Arena {
             "the slots of a ring begin with a word"
         );
         // SAFETY: the slots lie in the mapping, which lives as long as `self`, begin at multiples
-        // of four bytes in it, and are longer than the word; whoever has a slot has no
-        // reference to it, and the kernel's accesses are atomic too.
+        // of four bytes in it, and are longer than the word. A borrower of a slot has no reference
+        // to the word, and the kernel accesses it atomically, too.
         unsafe { AtomicU32::from_ptr(self.start(slot).as_ptr().cast()) }
     }
 }
@@ -219,8 +219,8 @@ fn map(
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `map` made, of that length; every `Lent` keeps the arena
-        // alive, so there is none.
+        // SAFETY: this is the mapping that `map` made, of that length. Every `Lent` keeps the arena
+        // alive, so no slot is lent now.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.slots * self.slot_len) };
     }
 }
@@ -244,10 +244,10 @@ pub struct Lent {
     arena: Arc<Arena>,
 }
 
-// SAFETY: it is the only access to its slot, and the arena that it keeps alive belongs to no
-// thread.
+// SAFETY: this value is the only access to its slot, and the arena that it keeps alive is not bound
+// to a thread.
 unsafe impl Send for Lent {}
-// SAFETY: a shared reference gives shared access to the bytes alone.
+// SAFETY: a shared reference permits only reads of the bytes.
 unsafe impl Sync for Lent {}
 
 impl Lent {
@@ -268,8 +268,8 @@ impl Deref for Lent {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the slot lies within the mapping, which the arena keeps; it is initialized, and
-        // its flag or word says that it is lent, so this value is its only owner, of which
-        // there is a shared reference.
+        // its flag or word marks it as lent, so this value is its only owner. `&self` excludes
+        // writes through this value.
         unsafe { slice::from_raw_parts(self.bytes.as_ptr(), self.len) }
     }
 }

@@ -65,7 +65,7 @@ pub fn reported(fd: &OwnedFd) -> io::Result<[u32; 64]> {
         length: u32::try_from(size_of_val(&words)).unwrap_or(0),
         info: words.as_mut_ptr().expose_provenance() as u64,
     };
-    // SAFETY: the words live here and are as long as the request says.
+    // SAFETY: the words are a local variable, as long as the length in the request.
     unsafe { call(BPF_OBJ_GET_INFO_BY_FD, &mut request) }?;
     Ok(words)
 }
@@ -120,7 +120,7 @@ pub fn names(interface: &str, place: Place) -> io::Result<Vec<String>> {
     for id in ids(ifindex, place)? {
         match name(id) {
             Ok(name) => names.push(name),
-            // The interface was removed in the meantime.
+            // The program was removed after the kernel had listed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -145,7 +145,7 @@ pub fn ids(ifindex: u32, place: Place) -> io::Result<Vec<u32>> {
         link_flags: 0,
         revision: 0,
     };
-    // SAFETY: `ids` lives here and has room for `count` of them.
+    // SAFETY: `ids` is a local variable with room for `count` numbers.
     match unsafe { call(BPF_PROG_QUERY, &mut request) } {
         // More than 64 programs are attached: these are the first.
         Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
@@ -167,7 +167,7 @@ fn name(id: u32) -> io::Result<String> {
         next: 0,
         flags: 0,
     };
-    // SAFETY: there are no addresses in it.
+    // SAFETY: the request contains no addresses.
     let program = unsafe { descriptor(BPF_PROG_GET_FD_BY_ID, &mut request) }?;
     let name = info(&program)?.name;
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
@@ -186,8 +186,8 @@ fn info(program: &OwnedFd) -> io::Result<ProgramInfo> {
         length: u32::try_from(size_of::<ProgramInfo>()).unwrap_or(0),
         info: ptr::from_mut(&mut info).expose_provenance() as u64,
     };
-    // SAFETY: `info` lives here, and is as long as `length`; there are no addresses in it to which
-    // the kernel would write, because the lengths of what they would hold are 0.
+    // SAFETY: `info` is a local variable, as long as `length`. The kernel writes to no address in
+    // it, because the lengths of the arrays that it could request are 0.
     unsafe { call(BPF_OBJ_GET_INFO_BY_FD, &mut request) }?;
     Ok(info)
 }
@@ -197,7 +197,7 @@ fn info(program: &OwnedFd) -> io::Result<ProgramInfo> {
 /// # Safety
 /// As [`call`]; and the command is one that makes a descriptor.
 pub unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: the caller says so.
+    // SAFETY: the caller guarantees it (the contract of this function includes that of `call`).
     let fd = unsafe { call(command, request) }?;
     // SAFETY: the descriptor is new, open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -212,7 +212,8 @@ pub unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Resul
 /// during the call.
 pub unsafe fn call<T>(command: libc::c_long, request: &mut T) -> io::Result<libc::c_int> {
     let request = ptr::from_mut(request);
-    // SAFETY: pointer and length describe the request; the caller answers for what it points to.
+    // SAFETY: pointer and length describe the request; the caller guarantees the memory at the
+    // addresses in it.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, request, size_of::<T>()) };
     match libc::c_int::try_from(done) {
         Ok(done) if done >= 0 => Ok(done),

@@ -79,10 +79,10 @@ pub fn set_up(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// An ifreq with a name and zeros.
+/// Creates an `ifreq` with a name; all other fields are zero.
 pub(super) fn request(name: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: ifreq is made of integers, arrays of them, and pointers that may be null: all zeros
-    // is a value.
+    // SAFETY: ifreq consists of integers, arrays of integers, and pointers that may be null, so
+    // all-zero bytes are a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes.len() >= request.ifr_name.len() || bytes.contains(&0) {

@@ -1,5 +1,5 @@
-//! ICMP errors of datagram sockets (`IP_RECVERR`, ip(7)). Separate from the rest of `sys`, because
-//! `lvsd`, which does not contain a dataplane, uses them for its checks.
+//! ICMP errors of datagram sockets (`IP_RECVERR`, ip(7)). A separate module, because `lvsd`, which
+//! contains no dataplane, uses it for its checks.
 use std::io;
 use std::mem::size_of_val;
 use std::net::IpAddr;
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn receive_on_a_socket_of_the_family_succeeds() {
+    fn icmp_errors_are_enabled_only_for_the_family_of_the_socket() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let target = IpAddr::from([127, 0, 0, 1]);
         receive(&socket, target).expect("IPv4");

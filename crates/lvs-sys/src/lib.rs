@@ -98,9 +98,9 @@ pub fn enter_network(netns: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the receive buffer of a socket `bytes` long: beyond the system's limit if this process may
-/// do that, else up to the limit. Returns the new length as the kernel reports it, including the
-/// kernel's overhead (about twice the request).
+/// Sets the size of a socket's receive buffer to `bytes`: above the system's limit if this process
+/// has CAP_NET_ADMIN, otherwise at most the limit. Returns the new length as the kernel reports it,
+/// including the kernel's overhead (about twice the request).
 ///
 /// # Errors
 /// If the descriptor is not a socket.
@@ -136,7 +136,7 @@ fn page_size() -> usize {
     usize::try_from(size).unwrap_or(4096)
 }
 
-/// Turns the -1 of a failed call into the error of `errno`.
+/// Converts the result -1 of a failed call to the error in `errno`.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -150,7 +150,7 @@ fn check_len(result: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// The size of `T` in the type of the kernel's socket calls.
+/// The size of `T` as `socklen_t`, the type of lengths in socket calls.
 fn socklen<T>() -> libc::socklen_t {
     libc::socklen_t::try_from(size_of::<T>()).expect("socket options and addresses are small")
 }
@@ -211,8 +211,8 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    /// Calls of the wrappers that systemd's `@system-service` contains (`systemd-analyze
-    /// syscall-filter`), or that consist of such calls.
+    /// Functions of libc in the wrappers whose system calls systemd's `@system-service` contains
+    /// (`systemd-analyze syscall-filter`).
     const OF_ANY_SERVICE: &[&str] = &[
         "bind",
         "clock_gettime",
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn unit_permits_each_system_call() {
+    fn systemd_unit_permits_each_system_call() {
         let mut called = BTreeSet::new();
         let mut left = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
         while let Some(path) = left.pop() {

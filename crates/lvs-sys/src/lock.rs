@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex. A panic aborts the released program; in a test that catches the panic, the data
-/// are still valid.
+/// Locks a mutex. In a release build, a panic aborts the program; in a test that catches the panic,
+/// the data are still valid.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -56,12 +56,12 @@ fn number(index: u32) -> io::Result<libc::c_int> {
     libc::c_int::try_from(index).map_err(|_| io::Error::from(io::ErrorKind::NotFound))
 }
 
-/// A socket that sends to multicast groups at an interface, with this time to live, and does not
-/// receive its own messages. Messages that are too long for the interface are fragmented. To a
-/// group of IPv4 it sends from `source`.
+/// Creates a socket that sends to multicast groups on an interface, with this time to live, and
+/// does not receive its own messages. Messages that exceed the MTU are fragmented. Messages to an
+/// IPv4 group have the source address `source`.
 ///
 /// # Errors
-/// If there is no such interface, or no right to bind to it.
+/// If the interface does not exist, or this process may not bind to it.
 pub fn multicast_sender(
     interface: &str,
     index: u32,
@@ -96,8 +96,8 @@ pub fn multicast_sender(
     Ok(socket)
 }
 
-/// A socket that receives the messages of other hosts to `group` at an interface. Messages of this
-/// host's users to the group are ignored.
+/// Creates a socket that receives the messages of other hosts to `group` on an interface. It
+/// ignores messages that processes of this host send to the group.
 ///
 /// # Errors
 /// If the interface does not exist, this process may not bind to it, or another process uses the

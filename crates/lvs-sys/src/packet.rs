@@ -184,7 +184,7 @@ impl PacketSocket {
     /// Makes the socket receive no packets until another filter is set.
     ///
     /// # Errors
-    /// None that is known.
+    /// No error is known.
     pub fn only_nothing(&self) -> io::Result<()> {
         self.filter(&[op(RETURN, 0, 0, 0)])
     }
@@ -216,9 +216,10 @@ impl PacketSocket {
         self.divide_by(&BEGINS_TCP)
     }
 
-    /// Becomes the first member of a new group of sockets that are bound to the same interface and
-    /// share the received frames. Until a program divides them ([`Self::divide_by`]), this socket
-    /// receives all of them. Frames that this host sends are not received.
+    /// Makes this socket the first member of a new group of sockets (`PACKET_FANOUT`) that are
+    /// bound to the same interface and share the received frames. Until a program divides them
+    /// ([`Self::divide_by`]), this socket receives all of them. Frames that this host sends are not
+    /// received.
     ///
     /// # Errors
     /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down.
@@ -230,7 +231,7 @@ impl PacketSocket {
         Ok(u16::try_from(known.cast_unsigned() & 0xffff).unwrap_or(0))
     }
 
-    /// Becomes the next member of a group.
+    /// Makes this socket the next member of a group.
     ///
     /// # Errors
     /// As [`Self::lead_group`].
@@ -326,10 +327,11 @@ impl PacketSocket {
     }
 
     /// Returns the interface to which the socket is bound; `None` after the interface was removed.
+    ///
     /// # Errors
     /// No error is known for a bound socket.
     pub fn interface(&self) -> io::Result<Option<u32>> {
-        // SAFETY: sockaddr_ll is made of integers: all zeros is a value.
+        // SAFETY: sockaddr_ll consists of integers, so all-zero bytes are a valid value.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         let mut len = socklen::<libc::sockaddr_ll>();
         // SAFETY: pointer and length describe `address`; any bytes are a value of it.
@@ -358,7 +360,7 @@ impl PacketSocket {
     /// Reads and resets the kernel's counters.
     ///
     /// # Errors
-    /// None that is known for a packet socket.
+    /// No error is known for a packet socket.
     pub fn take_stats(&self) -> io::Result<PacketStats> {
         let none = libc::tpacket_stats {
             tp_packets: 0,
@@ -406,14 +408,15 @@ pub struct MessageBatch {
     control: Box<[Control]>,
 }
 
-// SAFETY: the raw pointers are written from live references at the start of each call and are read
-// by the kernel in that call only; between calls nothing reads them.
+// SAFETY: each call writes the raw pointers from live references before the kernel reads them;
+// between calls no code reads them.
 unsafe impl Send for MessageBatch {}
 
 impl MessageBatch {
     /// Room for `len` messages.
     pub fn new(len: usize) -> Self {
-        // SAFETY: mmsghdr is made of integers and pointers that may be null: all zeros is a value.
+        // SAFETY: mmsghdr consists of integers and pointers that may be null, so all-zero bytes are
+        // a valid value.
         let message: libc::mmsghdr = unsafe { std::mem::zeroed() };
         let vector = libc::iovec {
             iov_base: std::ptr::null_mut(),
@@ -457,10 +460,9 @@ impl MessageBatch {
             header.msg_flags = 0;
             count = i + 1;
         }
-        // SAFETY: the first `count` headers point to two vectors each, those to a header of ours
-        // and to a caller's buffer, all exclusively borrowed until this function returns,
-        // with their true lengths; a null timeout waits for nothing, as the socket does not
-        // block.
+        // SAFETY: each of the first `count` headers points to two vectors: to a header in this
+        // value and to a buffer of the caller. All have their true lengths and are exclusively
+        // borrowed until this function returns. The timeout may be null.
         let n = check(unsafe {
             libc::recvmmsg(
                 fd.as_raw_fd(),
@@ -572,9 +574,9 @@ impl MessageBatch {
         if count == 0 {
             return Ok(0);
         }
-        // SAFETY: the first `count` headers point to one vector each, to a caller's bytes, or two,
-        // to a header of ours and a caller's bytes, all alive until this function returns,
-        // with their true lengths; the kernel writes `msg_len` only.
+        // SAFETY: each of the first `count` headers points to one vector (bytes of the caller) or
+        // two (a header in this value, and bytes of the caller). All have their true lengths and
+        // live until this function returns; the kernel writes only `msg_len`.
         let n = check(unsafe {
             libc::sendmmsg(
                 fd.as_raw_fd(),

@@ -112,8 +112,8 @@ pub fn group_id(name: &str) -> io::Result<Option<u32>> {
     loop {
         let mut group = std::mem::MaybeUninit::<libc::group>::uninit();
         let mut found = std::ptr::null_mut();
-        // SAFETY: the name ends with a NUL, the buffer is as long as it is said to be, and all live
-        // for the call.
+        // SAFETY: the name ends with a NUL, the length is that of the buffer, and all pointers are
+        // valid during the call.
         let rc = unsafe {
             libc::getgrnam_r(
                 name.as_ptr(),
@@ -127,7 +127,7 @@ pub fn group_id(name: &str) -> io::Result<Option<u32>> {
             0 if found.is_null() => return Ok(None),
             // SAFETY: the call has filled in `group`, which `found` points to.
             0 => return Ok(Some(unsafe { (*found).gr_gid })),
-            // A group with very many members.
+            // The group has too many members for the buffer.
             libc::ERANGE if buffer.len() < 1 << 24 => buffer.resize(buffer.len() * 4, 0),
             error => return Err(io::Error::from_raw_os_error(error)),
         }

@@ -33,7 +33,7 @@ impl EventFd {
         let _ = unsafe { libc::write(self.fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Resets the counter to 0, and returns whether it was raised.
+    /// Resets the counter to 0, and returns whether it was above 0.
     pub fn take(&self) -> bool {
         let mut value = [0_u8; 8];
         // SAFETY: the pointer and the length describe `value`, which lives during the call.

@@ -4,10 +4,10 @@ use std::io;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Random bytes, at most 256.
+/// Returns `N` random bytes from the kernel; `N` is at most 256.
 ///
 /// # Errors
-/// The kernel has none.
+/// The kernel provides no random bytes.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     const { assert!(N <= 256, "the kernel gives that many at once") };
     let mut bytes = [0; N];

@@ -27,7 +27,7 @@ pub struct PacketRing {
     next: usize,
     /// Number of complete rounds through the slots.
     rounds: u64,
-    /// Consecutive frames that were available on request.
+    /// Number of consecutive calls of [`next_frame`](Self::next_frame) that found a frame.
     streak: usize,
     /// Offset of the last frame's link header in its slot.
     mac: usize,
@@ -124,8 +124,8 @@ impl PacketRing {
         }
     }
 
-    /// Returns how far the ring was read, and whether the kernel owns the next slot: then no frame
-    /// waits there, or the kernel will not fill it.
+    /// Returns how far the ring was read, and whether the kernel owns the next slot. Such a slot
+    /// contains no frame; if the ring is stuck, the kernel never fills it.
     pub fn progress(&self) -> (u64, usize, bool) {
         let waits = self.arena.word(self.next).load(Ordering::Relaxed) == 0;
         (self.rounds, self.next, waits)
@@ -157,8 +157,8 @@ impl PacketRing {
         }
         word.store(TAKEN, Ordering::Relaxed);
         self.read_ahead();
-        // SAFETY: the slot begins with such a header, which the kernel has finished, as its status
-        // says, and does not touch before the status is 0.
+        // SAFETY: the slot begins with such a header. By its status, the kernel has finished
+        // writing it, and does not access it until the status is 0.
         let header = unsafe {
             self.arena
                 .start(self.next)
@@ -166,8 +166,8 @@ impl PacketRing {
                 .read()
         };
         self.mac = usize::from(header.tp_mac);
-        // SAFETY: its status said that it is ours and does not any more, so it is lent only once;
-        // it is not 0.
+        // SAFETY: by its old status, the slot belonged to this process. Its new status is neither 0
+        // nor the old one, so the slot is lent only once.
         let memory = unsafe { self.arena.lend_of_ring(self.next) };
         self.next += 1;
         if self.next == self.arena.slots() {

@@ -95,9 +95,10 @@ pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
     match done {
         0 => Ok(()),
         -1 => Err(io::Error::last_os_error()),
-        // With this flag, the kernel returns the number of a thread that has a filter of its own.
+        // With this flag, the kernel returns the number of a thread that already has another
+        // filter.
         thread => Err(io::Error::other(format!(
-            "thread {thread} has another filter"
+            "thread {thread} already has another seccomp filter"
         ))),
     }
 }

@@ -36,7 +36,7 @@ impl Ignored {
     /// ignored.
     pub fn restore(self) {
         for signal in self.0 {
-            // SAFETY: takes numbers; the default action runs no code of ours.
+            // SAFETY: takes numbers; the default action runs no handler.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
     }
@@ -46,8 +46,8 @@ impl Ignored {
 /// SIGUSR2, SIGALRM and the like, and real-time signals. Programs that it starts ignore them, too.
 pub fn ignore_signals() -> Ignored {
     let ignore = |&signal: &i32| {
-        // SAFETY: takes numbers; to ignore a signal runs no code of ours. A signal that cannot be
-        // ignored is refused, and stays as it is.
+        // SAFETY: takes numbers; an ignored signal runs no handler. The kernel refuses a signal
+        // that cannot be ignored, and its action is unchanged.
         let before = unsafe { libc::signal(signal, libc::SIG_IGN) };
         before == libc::SIG_DFL
     };
@@ -59,7 +59,7 @@ pub fn ignore_signals() -> Ignored {
 /// its background processes.
 pub fn restore_signals() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
-        // SAFETY: takes numbers; the default action runs no code of ours.
+        // SAFETY: takes numbers; the default action runs no handler.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }

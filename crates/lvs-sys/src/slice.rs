@@ -66,8 +66,8 @@ pub fn run_in_real_time() -> io::Result<()> {
 }
 
 fn set_attributes(attributes: &Attributes) -> io::Result<()> {
-    // SAFETY: the thread is the calling one; the pointer is to attributes whose length they tell,
-    // which the kernel only reads.
+    // SAFETY: 0 is the calling thread; the pointer is to attributes that contain their own length,
+    // and the kernel only reads them.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_sched_setattr,
@@ -86,8 +86,8 @@ pub fn thread_time() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the pointer is to a timespec that lives during the call. The clock is there on every
-    // Linux; if not, the time is 0.
+    // SAFETY: the pointer is to a timespec that lives during the call. Every Linux has this clock;
+    // otherwise, the time is 0.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanoseconds)

@@ -20,13 +20,13 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to this value until it is dropped, and nothing in it to a thread.
+// SAFETY: the mapping belongs to this value until it is dropped, and is not bound to a thread.
 unsafe impl Send for Mapping {}
 // SAFETY: a shared reference gives no access to the memory.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Memory of `words` words that begins at a large page.
+    /// Maps memory for `words` words, which begin at the boundary of a large page.
     fn new(words: usize) -> io::Result<Self> {
         let len = words
             .checked_mul(size_of::<AtomicU64>())
@@ -69,7 +69,7 @@ impl Mapping {
     /// content.
     fn madvise(&self, offset: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
         debug_assert!(offset + len <= self.len - LARGE, "within the words");
-        // SAFETY: the range lies within the mapping, and the advice changes nothing that is in it.
+        // SAFETY: the range lies within the mapping, and the advice does not change its content.
         let done = unsafe {
             let start = self.start().add(offset);
             libc::madvise(start.as_ptr().cast(), len, advice)
@@ -77,7 +77,7 @@ impl Mapping {
         check(done).map(drop)
     }
 
-    /// Pages of `len` bytes from `offset` on that have been used.
+    /// Returns how many small pages of the `len` bytes from `offset` on are in use.
     fn used(&self, offset: usize, len: usize) -> io::Result<usize> {
         debug_assert!(offset + len <= self.len - LARGE, "within the words");
         let mut pages = vec![0_u8; len.div_ceil(page_size())];
@@ -98,14 +98,14 @@ pub struct TablePages {
 }
 
 impl TablePages {
-    /// Replaces memory of which half is used by large pages, and returns their number: look-ups
-    /// then miss the TLB less, for little more memory. `pause` is called after each page; look-ups
-    /// in the meantime wait for the copy of a page of 2 MiB.
+    /// Converts each 2 MiB of memory of which half or more is used to a large page, and returns the
+    /// number of converted pages. Look-ups then cause fewer TLB misses, for little more memory.
+    /// `pause` is called after each page; during a conversion, look-ups wait for the copy of 2 MiB.
     ///
     /// # Errors
-    /// If the kernel has no large pages, or none that can be asked for (Linux 6.1).
+    /// If the kernel has no large pages, or cannot convert pages on request (before Linux 6.1).
     pub fn enlarge(&self, mut pause: impl FnMut()) -> io::Result<usize> {
-        /// `MADV_COLLAPSE`, which not every libc names.
+        /// `MADV_COLLAPSE`, which not every libc defines.
         const COLLAPSE: libc::c_int = 25;
         let mut made = 0;
         for mapping in &self.mappings {
@@ -134,7 +134,7 @@ impl TablePages {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own. References to its words exist in regions that
-        // own this value, so there are none now.
+        // own this value, so no such reference exists now.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.len) };
     }
 }
@@ -161,9 +161,9 @@ pub fn table_memory(layout: Layout, large: bool) -> io::Result<(Memory, TablePag
             mapping.advise();
         }
         let mapping = Arc::new(mapping);
-        // SAFETY: the words lie within the mapping, are aligned, and are zero, which is a value of
-        // an atomic. The reference is used by the region alone, which owns the mapping for as long
-        // as it exists.
+        // SAFETY: the words lie within the mapping, are aligned, and are zero, which is a valid
+        // value of an atomic. Only the region uses the reference, and the region owns the mapping
+        // as long as it exists.
         let words =
             unsafe { slice::from_raw_parts(mapping.start().as_ptr().cast::<AtomicU64>(), words) };
         regions.push(Region::shared(words, mapping.clone()));
@@ -203,7 +203,8 @@ mod tests {
         assert_eq!(pages.enlarge(|| ()).unwrap_or(0), 0, "no page is used");
         let slots = &pages.mappings[0];
         let len = layout.narrow_words();
-        // SAFETY: as in `table_memory`, but that `pages` keeps the mapping, beyond the last use.
+        // SAFETY: as in `table_memory`, except that `pages` owns the mapping, until after the last
+        // use.
         let words =
             unsafe { slice::from_raw_parts(slots.start().as_ptr().cast::<AtomicU64>(), len) };
         for word in words.iter().step_by(page_size() / size_of::<AtomicU64>()) {

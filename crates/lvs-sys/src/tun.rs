@@ -27,7 +27,8 @@ pub struct TunDevice {
 /// families, with ECN. `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 
-/// Lowest number of a device's descriptor; below the usual limit of 1,024.
+/// Lowest number of a device's descriptor, so that the kernel closes it first after a kill; below
+/// the usual limit of 1,024.
 const LAST: i32 = 1000;
 
 impl TunDevice {
@@ -50,7 +51,7 @@ impl TunDevice {
         Self::attach(name, flags)
     }
 
-    /// The device of a descriptor that another process has opened.
+    /// Returns the device of a descriptor that another process has opened.
     pub fn of(descriptor: OwnedFd) -> Self {
         Self {
             file: descriptor.into(),

@@ -22,7 +22,8 @@ pub struct TurnBack {
 /// The bit of a link-layer address that marks it as locally administered, in its first byte.
 const LOCAL: u8 = 0x02;
 
-/// Changes a received frame into the form from which the program restores the received frame.
+/// Changes a received frame to the form in which it is sent with the mark; the program restores the
+/// received frame from this form.
 pub fn turned(frame: &mut [u8]) {
     if let Some((addresses, _)) = frame.split_first_chunk_mut::<12>() {
         addresses.rotate_left(6);
@@ -71,7 +72,7 @@ impl TurnBack {
         let mut program = vec![
             op(0xbf, 0x16, 0, 0),                   // r6 = skb
             op(0x61, 0x12, MARK, 0),                // w2 = skb->mark
-            op(0xb4, 0x00, 0, TCX_NEXT),            // w0 = what others say
+            op(0xb4, 0x00, 0, TCX_NEXT),            // w0 = the next program decides
             op(0x56, 0x02, 34, mark.cast_signed()), // if w2 != mark goto end
             op(0xb7, 0x02, 0, 0),                   // r2 = 0
             op(0xbf, 0xa3, 0, 0),                   // r3 = stack
@@ -95,7 +96,7 @@ impl TurnBack {
             op(0x85, 0x00, 0, BPF_FUNC_STORE_BYTES),
             op(0x55, 0x00, 4, 0),                 // if r0 != 0 goto drop
             op(0x61, 0x61, IFINDEX, 0),           // w1 = skb->ifindex
-            op(0xb7, 0x02, 0, BPF_F_INGRESS),     // r2 = in, not out
+            op(0xb7, 0x02, 0, BPF_F_INGRESS),     // r2 = to the ingress
             op(0x85, 0x00, 0, BPF_FUNC_REDIRECT), // r0 = bpf_redirect(r1, r2)
             op(0x95, 0x00, 0, 0),                 // return r0
             op(0xb4, 0x00, 0, TCX_DROP),          // drop: w0 = drop
@@ -111,7 +112,7 @@ impl TurnBack {
         self.mark
     }
 
-    /// Attaches the program at the egress of an interface, before `tc` filters that are there.
+    /// Attaches the program to the egress of an interface, before all `tc` filters.
     ///
     /// # Errors
     /// If the interface does not exist, or the kernel has no tcx (Linux 6.6).
@@ -120,8 +121,8 @@ impl TurnBack {
         Ok(TurnedBack { _link: link })
     }
 
-    /// Whether the program is at the egress of an interface and the first one there: a program
-    /// before it may withhold frames.
+    /// Whether the program is attached to the egress of an interface, and is the first program of
+    /// this egress: an earlier program may drop frames.
     ///
     /// # Errors
     /// If the interface does not exist, or the kernel does not report its programs.
@@ -134,7 +135,8 @@ impl TurnBack {
 mod tests {
     use super::*;
 
-    /// Without the program, no host accepts such a frame, and no switch learns from it.
+    /// If the program does not restore the frame, no host accepts the sent frame, and no switch
+    /// learns a wrong port from it.
     #[test]
     fn turned_frame_has_swapped_and_marked_addresses() {
         let mut frame = *b"\x02own..\x52theirs";

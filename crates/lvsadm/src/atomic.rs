@@ -77,7 +77,7 @@ struct Line {
     call: Call,
 }
 
-/// A line that cannot be in the input.
+/// A line that `-R --atomic` does not permit, or that is invalid.
 struct WrongLine {
     number: usize,
     text: String,

@@ -9,16 +9,16 @@ use lvs_api::{Address, Client};
 use lvs_core::Protocol;
 use lvs_core::ipvsadm::{Command, Refusal, Resolve, parse, parse_own};
 
-/// The names under which this program can run.
+/// The programs as which this binary can run, depending on its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// Its own name: ipvsadm's command line, and more.
+    /// lvsadm: the command line of ipvsadm, with additional options and commands.
     Lvsadm,
     /// ipvsadm, without the additional commands.
     Ipvsadm,
-    /// The script that saves rules.
+    /// The script ipvsadm-save.
     Save,
-    /// The script that restores rules.
+    /// The script ipvsadm-restore.
     Restore,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Invocation<'a> {
 }
 
 impl Invocation<'_> {
-    /// Whether the program must behave as ipvsadm, even if that is unhelpful.
+    /// Whether the program must behave exactly as ipvsadm, including its unclear messages.
     pub(crate) fn is_ipvsadm(&self) -> bool {
         self.program != Program::Lvsadm
     }

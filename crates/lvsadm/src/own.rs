@@ -1,4 +1,5 @@
-//! Features of `lvsadm` beyond ipvsadm, apart from its commands: options, environment, exit status.
+//! Features of `lvsadm` that ipvsadm does not have, except the commands: options, environment, exit
+//! status.
 //!
 //! Help, completions and manual page are built from these tables, ipvsadm's own
 //! ([`lvs_core::ipvsadm::table`]) and that of the commands ([`crate::operator::OPERATORS`]).

@@ -111,7 +111,8 @@ impl Invocation<'_> {
         self.ipvsadm(&call)
     }
 
-    /// The script reads all of its input, clears the table, and then reads the rules.
+    /// Runs as ipvsadm-restore: reads all of the input, clears the table, and then applies the
+    /// rules.
     fn restore(&mut self) -> io::Result<u8> {
         let mut text = Vec::new();
         self.input.read_to_end(&mut text)?;

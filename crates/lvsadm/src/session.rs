@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::invocation::Invocation;
 
-/// A connection to a dataplane, and whether `-R` reads from its input.
+/// A connection to a dataplane, over which command lines are executed.
 pub(crate) struct Session {
     client: Client,
     /// Whether lines of `-R` are being read.
@@ -24,7 +24,7 @@ pub(crate) struct Session {
 /// The result of a line.
 struct Outcome {
     status: u8,
-    /// Whether `-R` reads no more lines.
+    /// Whether `-R` stops after this line.
     last: bool,
 }
 
@@ -96,8 +96,8 @@ impl Session {
         }
     }
 
-    /// Warns about settings that ipvsadm's command lines cannot express: the output of `-S` is for
-    /// programs that read ipvsadm's.
+    /// Warns about settings that `-S` does not save, because ipvsadm's command lines cannot express
+    /// them.
     fn warn_of_unsaved(&mut self, run: &mut Invocation<'_>) -> io::Result<()> {
         if run.is_ipvsadm() {
             return Ok(());
@@ -263,7 +263,7 @@ impl Session {
         if !run.json {
             render::conn_titles(&mut text, options.persistent_conn);
             run.output.write_all(text.as_bytes())?;
-            // A listing starts to appear at once.
+            // The first part of the listing appears at once.
             run.output.flush()?;
         }
         let (output, names, as_json) = (&mut *run.output, &run.names, run.json);

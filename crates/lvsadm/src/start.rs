@@ -1,4 +1,5 @@
-//! Starting of a dataplane if none answers and the user requests it.
+//! Connecting to a dataplane, and starting one if none answers and the user has set
+//! `LVS_AUTOSTART=1`.
 
 use std::env;
 use std::fs::OpenOptions;
@@ -64,7 +65,7 @@ fn start(address: &Address) -> Result<Client, String> {
         };
         if let Some(status) = ended {
             return Err(format!(
-                "{} ended at once ({status}); see {LOG}",
+                "{} has exited ({status}) without an answer; see {LOG}",
                 program.display()
             ));
         }

@@ -12,9 +12,10 @@ use lvs_core::{Forwarding, Tuple, Verdict};
 /// Maximum number of simultaneous captures. A worker copies each packet to one capture after the
 /// other.
 pub(super) const READERS_MAX: usize = 8;
-/// Maximum bytes of packets that wait for a reader. The reader loses packets above this limit.
+/// Maximum number of bytes of the packets that wait for a reader, in hexadecimal: two for each byte
+/// of a frame. The reader loses packets above this limit.
 const BYTES_MAX: usize = 4 << 20;
-/// Packets that may wait for a reader. The reader loses the packets that exceed it.
+/// Maximum number of packets that wait for a reader. The reader loses packets above this limit.
 pub(super) const QUEUE: usize = 4096;
 
 /// The number of readers, limited to [`READERS_MAX`].
@@ -57,7 +58,7 @@ pub(super) struct Capture {
 /// filter.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// Bytes of packets that wait.
+    /// Bytes of the packets that wait, in hexadecimal.
     waiting: AtomicUsize,
 }
 
@@ -98,7 +99,7 @@ impl Capture {
         if !takes(&self.filter, tuple, packet.dropped) {
             return true;
         }
-        // Hexadecimal.
+        // The control socket sends frames in hexadecimal.
         let length = packet.frame.len() * 2;
         if reader.waiting.load(Ordering::Acquire) + length > BYTES_MAX {
             self.lost += 1;

@@ -33,7 +33,8 @@ pub struct PeersConfig {
     pub peers: Vec<SocketAddr>,
     /// The file with the key that all peers share.
     pub key_file: PathBuf,
-    /// The longest wait at the start for peers that cannot be reached; zero for no wait.
+    /// Time after the start for which this director waits for peers that cannot be reached, before
+    /// it is ready without them; zero for no wait.
     pub wait: Duration,
     /// The longest time that the service table of a peer may differ without an alarm.
     pub alarm: Duration,
@@ -42,7 +43,7 @@ pub struct PeersConfig {
 /// The configuration of a dataplane.
 #[derive(Debug, Default)]
 pub struct Config {
-    /// The interface through which packets are received and sent.
+    /// The mechanism by which packets are received and sent: packet sockets or a TUN device.
     pub backend: Backend,
     /// Whether the kernel forwards established connections.
     pub fast_path: UseKernel,
@@ -75,15 +76,17 @@ pub struct Config {
     /// Source addresses of full NAT towards servers. The dataplane answers ARP for an address that
     /// the host does not have.
     pub local_addresses: Vec<IpAddr>,
-    /// Source NAT as well, if replies would otherwise bypass the director.
+    /// Whether NAT also translates the source address of a client whose replies would otherwise
+    /// bypass the director.
     pub hairpin: bool,
     /// Settings of the packet pipeline that IPVS does not have.
     pub settings: Settings,
     /// The maximum number of connections; `None` for 2^20.
     pub max_connections: Option<usize>,
-    /// Number of connections of IPv6, or to servers of another family, for which the [kernel fast
-    /// path](Self::fast_path) allocates memory at the start; `None` for a quarter of all. Without
-    /// the kernel fast path, memory is allocated when such connections open.
+    /// The maximum number of connections whose client or server has an IPv6 address, if the [kernel
+    /// fast path](Self::fast_path) allocates the memory for all connections at the start; `None`
+    /// for all of up to 2^20 connections, and a quarter of more. Without the kernel fast path, it
+    /// has no effect: memory is allocated when such connections open.
     pub max_ipv6: Option<usize>,
     /// Policy for a new connection if the table is full.
     pub when_full: WhenFull,
@@ -136,7 +139,7 @@ pub enum UseKernel {
     On,
 }
 
-/// The reason why a dataplane did not start. The host is as it was before.
+/// The reason why a dataplane did not start. The configuration of the host is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {

@@ -13,8 +13,8 @@ use crate::fast_path::FastPath;
 use crate::host::view::{Published, View};
 use lvs_sys::lock;
 
-/// Number of times that a thread lets waiting packets lock the control half first, before it waits
-/// for the lock itself.
+/// Number of times that a thread yields to waiting packet workers before it locks the control half
+/// itself.
 const PATIENCE: usize = 1000;
 
 /// The kernel fast path, or the reason why the dataplane does not use it.

@@ -27,7 +27,7 @@ use lvs_sys::prefetch;
 /// considered again at its next packet.
 const OFFLOADS_MAX: usize = 4096;
 
-/// A packet of a request on the control socket.
+/// A packet about which a client of the control socket asks (`lvsadm explain`).
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     pub(super) tuple: Tuple,
@@ -44,7 +44,7 @@ pub(super) struct Decider {
     pub(super) shard: Shard,
     pub(super) hook: Option<Box<dyn PacketHook>>,
     marks: Arc<[MarkRule]>,
-    /// The packets that each rule has matched.
+    /// Number of packets that each rule for marks has matched.
     pub(super) marked: Vec<u64>,
     /// The intercepted traffic, for rules that match by source only.
     intercept: Arc<Intercept>,
@@ -58,7 +58,8 @@ pub(super) struct Decider {
     /// Whether the last decision is kept for a capture.
     pub(super) keeps_decisions: bool,
     decision: Option<(Tuple, Verdict)>,
-    /// The epoch of the kernel fast path from before the latest view; 0 for none.
+    /// The epoch of the kernel fast path, read before the worker switched to its view; 0 if there
+    /// was none.
     pub(super) epoch: u16,
     /// Packets from the client after which a connection can be offloaded.
     pub(super) offload_after: u32,
@@ -92,7 +93,8 @@ impl Decider {
         }
     }
 
-    /// Packets that would have opened a connection and found the table full.
+    /// Number of packets that were dropped because they would have opened a connection and the
+    /// table was full.
     pub(super) const fn refused_for_room(&self) -> u64 {
         self.drops[DropReason::TableFull.index()]
     }
@@ -208,7 +210,10 @@ impl Decider {
         } = question;
         let (action, why) = match mark {
             Some(0) => (None, String::new()),
-            Some(mark) => (Some(MarkAction::Mark(*mark)), "as given".to_owned()),
+            Some(mark) => (
+                Some(MarkAction::Mark(*mark)),
+                "set in the request".to_owned(),
+            ),
             None => {
                 let to_service = self.intercept.is_to_service(tuple);
                 marked_by(&self.marks, tuple, interface.as_deref(), to_service)

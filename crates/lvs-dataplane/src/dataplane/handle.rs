@@ -31,7 +31,7 @@ use lvs_process::server::Leaving;
 pub struct Handle {
     pub(super) context: Arc<Context>,
     pub(super) threads: Arc<Threads<Worker>>,
-    /// The state that a successor finds.
+    /// Stores the state that a successor takes over.
     pub(super) keeping: Keeping,
     pub(super) captures: Readers,
     /// The peers, once replication has started.
@@ -41,9 +41,10 @@ pub struct Handle {
     lock: OnceLock<Leaving>,
     /// The sandbox of the program, once the program has entered it.
     confinement: OnceLock<Confinement>,
-    /// The recent part of the counters of packets by reason.
+    /// The recent part (five minutes) of the counters of packets by reason.
     pub(super) recent: Mutex<Recent>,
-    /// Stops the thread that takes samples of the counters, after its start.
+    /// Dropping the sender stops the thread that samples the counters; empty before that thread is
+    /// started.
     sampler: OnceLock<Sender<()>>,
 }
 
@@ -87,7 +88,7 @@ impl Handle {
         self.threads.wake_keeper();
     }
 
-    /// Whether the dataplane stops.
+    /// Whether the dataplane is stopping.
     pub fn is_stopping(&self) -> bool {
         self.context.is_stopping()
     }
@@ -123,7 +124,7 @@ impl Handle {
     }
 }
 
-/// The view of the synchronisation daemons.
+/// The functions that the synchronisation daemons call.
 impl Director for Handle {
     fn messages(&self) -> Vec<Message> {
         let now = self.context.now();
@@ -151,7 +152,7 @@ impl Director for Handle {
     }
 }
 
-/// The view of the keeper.
+/// The functions that the keeper calls.
 impl DataplaneSide for Handle {
     fn control(&self) -> MutexGuard<'_, Control> {
         self.context.control()
@@ -205,8 +206,8 @@ impl DataplaneSide for Handle {
     }
 
     fn local_addresses(&self) -> Option<Vec<IpAddr>> {
-        // Connections of a predecessor have no local addresses, and no worker runs that could
-        // answer.
+        // Before the workers run, none of them can answer: the keeper then knows only the
+        // configured addresses.
         if !self.threads.have_worked() {
             return Some(Vec::new());
         }

@@ -78,10 +78,10 @@ impl Message {
     }
 }
 
-/// A digest to which some packet workers have not added their connections yet. The digest and the
-/// items before it in the queue must describe the same connections, and no worker waits for another
-/// one. So new items of workers that have already added their connections are queued after the
-/// digest.
+/// A digest to which some packet workers have not added their connections yet. The digest must
+/// describe the same connections as the items before it in the queue, and no worker waits for
+/// another worker. New items of workers that have already added their connections are therefore
+/// queued after the digest.
 #[derive(Debug)]
 struct Gathering {
     digest: Digest,
@@ -272,7 +272,8 @@ impl Outgoing {
     pub(super) fn linger(&self, time: Duration) {
         let queue = self.queue();
         if !queue.closed {
-            // A notification means that there is work, and the queue already contains work.
+            // Sleep instead of waiting for a notification: the first new message would end the
+            // wait.
             drop(queue);
             std::thread::sleep(time);
         }

@@ -65,9 +65,8 @@ impl Inbox {
         }
     }
 
-    /// Queues parcels in order until the queue is full, drops the remaining ones, and empties
-    /// `parcels`. Returns the number of queued parcels, and whether the caller must wake the
-    /// worker.
+    /// Queues parcels in order, drops those for which the queue has no room, and empties `parcels`.
+    /// Returns the number of queued parcels, and whether the caller must wake the worker.
     pub(super) fn put(&self, from: usize, parcels: &mut Vec<Parcel>) -> (usize, bool) {
         let others = self.from.len().saturating_sub(1).max(1);
         let Some(queue) = self.from.get(from) else {

@@ -21,7 +21,8 @@ use lvs_packet::ways::NoWay;
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) wanted: UseKernel,
-    /// The number of connections in wide slots.
+    /// The maximum number of connections in wide slots: with an IPv6 address of the client or the
+    /// server.
     pub(super) wide: usize,
     /// The state keeper, for a dataplane without the kernel fast path.
     pub(super) warm_restart: Option<StateKeeper>,
@@ -93,7 +94,7 @@ impl Wanted {
         if self.wanted == UseKernel::Try && self.warm_restart.is_some() && !fast_path.outlives() {
             return Err(FastPathError::Setting {
                 why: "a kill of the dataplane would end its connections (--warm-restart): nothing can be pinned in /sys/fs/bpf, see the log",
-                fix: "repair that, or use --fast-path auto",
+                fix: "correct the problem that the log reports (mount -t bpf bpf /sys/fs/bpf mounts the file system), or use --fast-path auto",
             });
         }
         let workers = 0..steering.workers().get();
@@ -102,7 +103,8 @@ impl Wanted {
         Ok((Arc::new(fast_path), memories))
     }
 
-    /// A further obstacle, if the configuration does not name the kernel fast path.
+    /// Returns an obstacle if the state keeper has the connections of the predecessor, and the
+    /// configuration does not require the kernel fast path.
     fn held_elsewhere(&self) -> Option<Against> {
         let held = self.warm_restart.as_ref().is_some_and(StateKeeper::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
@@ -137,7 +139,9 @@ pub(super) enum WithDataplane {
     Marks,
     #[error("a capture shows its packets")]
     Captured,
-    #[error("the number of its server is higher than 4,096")]
+    #[error(
+        "the kernel fast path has room for 4,096 servers, and the connection's server is not among them"
+    )]
     Number,
     #[error("the kernel has not provided memory for local addresses yet")]
     Locals,
@@ -155,8 +159,8 @@ fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     }
 }
 
-/// Removes the kernel fast path that a killed predecessor left: it and this dataplane would forward
-/// the same packets.
+/// Removes the kernel fast path that a killed predecessor left: otherwise both the left programs
+/// and this dataplane would forward the same packets.
 fn end_what_is_left() {
     match FastPath::clean_up() {
         Ok(0) => {}
@@ -200,8 +204,8 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
     Some(Against { why, fix })
 }
 
-/// The number of connections in wide slots, out of `connections`: all of them in a table of usual
-/// size.
+/// The number of connections, out of `connections`, for which the table has wide slots: all of them
+/// in a table of usual size.
 pub(super) fn wide(connections: usize) -> usize {
     const ALL_OF: usize = 1 << 20;
     (connections / 4).max(connections.min(ALL_OF))

@@ -9,7 +9,7 @@ use lvs_core::Shard;
 
 use lvs_packet::intercept::LocalClient;
 
-/// Number of connections that one pass examines.
+/// Number of recorded connections that one call of [`LocalClients::take_ended`] examines.
 const PIECE: usize = 4096;
 /// Maximum number of connections that one worker records. Programs of the host can open and close
 /// connections faster than a worker finds the closed ones.

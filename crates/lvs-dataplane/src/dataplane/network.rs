@@ -41,7 +41,7 @@ impl Default for Place {
     }
 }
 
-/// The cache entry of a region: addresses with the same entries in the kernel's tables.
+/// The cache entry of a region, that is, of adjacent addresses with the same route.
 #[derive(Clone, Copy)]
 struct Region {
     generation: u32,
@@ -61,7 +61,8 @@ struct Region {
 struct Memo {
     places: Box<[Place]>,
     regions: RefCell<Vec<Option<Region>>>,
-    /// Number of results that were read from a region instead of the cache.
+    /// Number of results that were read from the entry of a region, because the cache entry
+    /// belonged to another address.
     passed: Cell<u8>,
     /// Entries of an earlier generation are ignored.
     generation: u32,
@@ -206,7 +207,7 @@ impl TakenView {
         })
     }
 
-    /// The entries of the kernel's tables for an address and the addresses around it.
+    /// Returns the cache entry for the region of an address, which is filled if necessary.
     fn region(&self, addr: IpAddr) -> Region {
         let tables = &self.view.tables;
         let generation = self.ways.generation;

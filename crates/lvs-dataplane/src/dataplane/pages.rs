@@ -10,7 +10,7 @@ use tracing::debug;
 
 use lvs_sys::{TablePages, table_memory};
 
-/// Large pages are requested when one of this many connection slots is used: by then nearly every
+/// Large pages are requested when one of `PART` connection slots is used: by then nearly every
 /// small page contains a connection.
 const PART: usize = 16;
 /// The pause between two pages, in which other requests are handled.

@@ -142,7 +142,7 @@ fn run_before_others() {
     }
 }
 
-/// A clock of a thread's processor time that a test sets.
+/// A thread whose processor time is set by a test.
 #[cfg(test)]
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pretended {

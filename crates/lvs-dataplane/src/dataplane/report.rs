@@ -15,7 +15,7 @@ use lvs_packet::drop::FrameDrop;
 use lvs_packet::net::PortId;
 use lvs_packet::pipeline::{Counters, Pipeline};
 
-/// Counts of one worker, or sums over several workers.
+/// Counters of one worker, or sums over several workers.
 pub(super) struct Report {
     pub(super) connections: u64,
     pub(super) capacity: u64,

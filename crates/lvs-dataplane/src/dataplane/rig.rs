@@ -22,7 +22,7 @@ use lvs_packet::net::{PortId, PortInfo};
 use lvs_packet::pipeline::Request;
 use lvs_packet::settings::Settings;
 
-/// The only port of the director, which is link 1 of the network.
+/// The only port of the director; its link has the index 1.
 const PORT: PortId = PortId(1);
 
 /// Workers of one director without a network. They process frames like the workers of a dataplane,

@@ -43,7 +43,8 @@ use lvs_sys::random;
 #[derive(Debug)]
 pub struct Dataplane {
     handle: Arc<Handle>,
-    /// The threads of the packet workers, then the keeper's.
+    /// The threads of the packet workers and the keeper, and the thread that starts the
+    /// synchronisation daemons of a predecessor when their interfaces are up.
     threads: Vec<JoinHandle<()>>,
     server: Option<server::Handle>,
 }
@@ -460,7 +461,10 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
         );
         // A daemon that an operator has started in the meantime is kept.
         if !waits && failure.code != FailureCode::Running {
-            warn!("state of the previous dataplane: {}", failure.message);
+            warn!(
+                "a synchronisation daemon of the previous dataplane was not restored: {}",
+                failure.message
+            );
         }
         waits
     };
@@ -471,7 +475,7 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
 fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
     for daemon in &waiting {
         warn!(
-            "a synchronisation daemon of the previous dataplane waits for {}",
+            "a synchronisation daemon of the previous dataplane starts as soon as the interface {} is up",
             daemon.interface
         );
     }
@@ -481,7 +485,8 @@ fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
     }
 }
 
-/// Opens the memory that a state keeper holds, and creates shards whose tables are in it.
+/// Opens the memory that a state keeper keeps open, and creates shards whose tables are in this
+/// memory.
 fn open_warm_restart(
     control: &Control,
     workers: NonZeroUsize,
@@ -499,7 +504,7 @@ fn open_warm_restart(
     .ok()
 }
 
-/// The division of packets among several workers.
+/// Returns the rule that divides packets among several workers.
 fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Steering {
     // Knowledge of the seed of one hash must not reveal the seed of the other.
     let seed = options.seed.rotate_left(32) ^ 0x6c76_7377_6f72_6b65;

@@ -26,8 +26,8 @@ use crate::warm_restart::Record;
 use lvs_packet::steer::Steering;
 use lvs_sys::lock;
 
-/// With at most this number of services and servers, each change is stored at once. With more,
-/// changes are stored within a second.
+/// With fewer services and fewer servers than this, each change is stored at once. With more,
+/// changes are stored later, usually within a second.
 const FEW: usize = 256;
 
 /// The state that is stored for a successor, and the time of storing.
@@ -38,7 +38,8 @@ pub(super) struct Keeping {
     unkept: AtomicBool,
     /// Held while state is stored.
     storing: Mutex<()>,
-    /// Time at which counters are stored again, and services, too, if there are many.
+    /// Earliest time at which counters are stored again; if there are many services, they are
+    /// stored again at this time, too.
     rests_until: Mutex<Option<SystemInstant>>,
 }
 
@@ -196,7 +197,7 @@ impl Snapshot {
         if let Err(error) = text.and_then(|text| state.save(&text)) {
             warn!(
                 code = "warm_restart_incomplete",
-                "services and servers cannot be stored for a warm restart: {error}: if this dataplane is killed, its connections end"
+                "cannot store services and servers for a warm restart: {error}; if this dataplane is killed, its connections end"
             );
             return;
         }
@@ -215,7 +216,9 @@ fn known(call: Value) -> Option<Call> {
     let known = serde_json::from_value(call);
     known
         .inspect_err(|error| {
-            warn!("the state of the previous dataplane cannot be taken over: {error}");
+            warn!(
+                "a part of the state of the previous dataplane is unknown to this version: {error}"
+            );
         })
         .ok()
 }
@@ -246,7 +249,7 @@ pub(super) fn restore(
         for call in calls {
             if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
                 warn!(
-                    "state of the previous dataplane: {}",
+                    "a part of the state of the previous dataplane was not restored: {}",
                     refused.failure.message
                 );
             }
@@ -280,8 +283,8 @@ pub(super) enum Inheritance {
 /// Shards, and the connections that they take over.
 pub(super) type Shards = (Vec<Shard>, Option<Inheritance>);
 
-/// The shards of a dataplane with tables in `memories`. `left`: tables of a predecessor in other
-/// memory.
+/// Creates the shards of a dataplane with tables in `memories`. `left` contains the tables of a
+/// predecessor, if they are in other memory.
 pub(super) fn shards(
     control: &Control,
     state: &dyn WarmState,
@@ -308,8 +311,9 @@ pub(super) fn shards(
     (shards, inheritance)
 }
 
-/// Takes over the connections of a predecessor, and the counters of `records`. The kernel fast path
-/// forwards nothing in the meantime. `steering`: the worker of each connection.
+/// Takes over the connections of a predecessor, and the counters of `records`. Until this function
+/// returns, the kernel fast path forwards nothing. `steering` determines the worker of each
+/// connection.
 pub(super) fn take_over(
     context: &Context,
     shards: &mut [Shard],

@@ -54,13 +54,14 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Adds the counters that a predecessor has stored.
     fn take_counts(&self, control: &mut Control, records: &[Record]);
 
-    /// Distance of the clock of the stored deadlines from a clock that shows `now`.
+    /// Returns by how much the clock of the stored deadlines is ahead of a clock that shows `now`.
     fn clock_ahead(&self, now: Instant) -> Duration;
 
     /// Sets the clock of the stored deadlines to `now`.
     fn set_clock(&self, now: Instant);
 
-    /// Stops the forwarding of programs until the guard is dropped.
+    /// Suspends the kernel fast path until the guard is dropped; `None` if there is no kernel fast
+    /// path.
     fn hold(self: Arc<Self>) -> Option<Held> {
         None
     }
@@ -87,7 +88,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
     fn end(&self);
 }
 
-/// Maps in the kernel. The programs continue to forward by these maps.
+/// Maps in the kernel. The BPF programs continue to forward packets with these maps after the
+/// dataplane is killed.
 impl WarmState for FastPath {
     fn is_found(&self) -> bool {
         self.is_successor()
@@ -140,7 +142,7 @@ impl WarmState for FastPath {
     }
 }
 
-/// State in memory that a state keeper keeps open.
+/// State in shared memory whose descriptor a state keeper keeps open.
 impl WarmState for WarmRestart {
     fn is_found(&self) -> bool {
         self.is_successor()

@@ -18,8 +18,9 @@ use lvs_sys::SharedArray;
 /// Initial room for services and settings, in bytes; there are two such areas.
 const SAVED_FIRST: usize = 256 << 10;
 
-/// Entries of a map with a region of so many entries for each of `workers`. The programs number the
-/// slots of all regions with 32 bits, of which the dataplane uses 31.
+/// Returns the number of entries of a map that has a region of `entries` entries for each of
+/// `workers`. The programs number the slots of all regions with 32 bits, of which the dataplane
+/// uses 31.
 fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathError> {
     const MOST: usize = (1 << 31) / Layout::WAYS;
     let all = (entries as usize).saturating_mul(workers.get());

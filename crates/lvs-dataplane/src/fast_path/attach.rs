@@ -80,7 +80,8 @@ impl FastPath {
     }
 
     /// Attaches another program, which reads the settings ([`settings`](Self::settings)), to an
-    /// interface without packet sockets. It stays for a successor as the others do.
+    /// interface without packet sockets. The program stays attached for a successor if the other
+    /// programs do.
     ///
     /// # Errors
     /// As [`Program::attach`].
@@ -174,8 +175,8 @@ pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     Ok(Some(Mutex::new(filters)))
 }
 
-/// Whether the error means that the first place is occupied by filters of another kind, or for some
-/// protocols only.
+/// Whether the error means that the first preference is in use by filters of another kind, or by
+/// filters for some protocols only.
 fn is_taken(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -15,10 +15,11 @@ pub(super) struct Epochs {
     pub(super) number: u16,
     /// The number of [`Held`] values: while it is not 0, a change is in progress.
     pub(super) held: u32,
-    /// Whether all epoch numbers are used. All offloaded connections have to be removed before the
-    /// numbers start again.
+    /// Whether all epoch numbers are used. All connections have to be evicted from the kernel fast
+    /// path before the numbers start again.
     pub(super) used_up: bool,
-    /// For each worker, whether it has removed its offloaded connections since the last change.
+    /// For each worker, whether it has evicted its connections from the kernel fast path since the
+    /// numbers were used up.
     withdrawn: Vec<bool>,
 }
 
@@ -75,15 +76,15 @@ impl FastPath {
         Held(self.clone())
     }
 
-    /// Whether a worker has to remove all its offloaded connections before another epoch can begin
-    /// ([`has_withdrawn`](Self::has_withdrawn)).
+    /// Whether a worker has to evict all its connections from the kernel fast path before another
+    /// epoch can begin ([`has_withdrawn`](Self::has_withdrawn)).
     pub(crate) fn must_withdraw(&self, worker: usize) -> bool {
         let epochs = lock(&self.epochs);
         epochs.used_up && !epochs.withdrawn[worker]
     }
 
-    /// A worker has removed all its offloaded connections. After all workers have, the first epoch
-    /// begins again.
+    /// Records that a worker has evicted all its connections from the kernel fast path. When all
+    /// workers have, the epoch numbers start again at 1.
     pub(crate) fn has_withdrawn(&self, worker: usize) {
         let mut epochs = lock(&self.epochs);
         epochs.withdrawn[worker] = true;

@@ -27,7 +27,7 @@ pub enum FastPathError {
     Old(#[source] io::Error),
     /// The connection table needs a large part of the free memory.
     #[error(
-        "its connection table needs {needs} MiB at once, and may use a quarter of the {free} MiB that are free"
+        "the connection table of the kernel fast path needs {needs} MiB at the start, and may use a quarter of the {free} MiB that are free"
     )]
     Memory {
         /// The size of the table in MiB.
@@ -37,11 +37,13 @@ pub enum FastPathError {
     },
     /// The maps cannot be kept for a successor.
     #[error(
-        "with filters (clsact), its programs stay when the dataplane is killed, and its successor could not find their maps: {0}"
+        "this kernel attaches the programs of the kernel fast path as tc filters (clsact), which remain after a kill of the dataplane; without a BPF file system, the next dataplane cannot find their maps: {0}"
     )]
     NoPins(#[source] io::Error),
     /// The kernel has no memory for the maps.
-    #[error("cannot {step} for the kernel fast path, which needs it at once: {source}")]
+    #[error(
+        "cannot {step} for the kernel fast path, which allocates all of its memory at the start: {source}"
+    )]
     NoMemory {
         /// The failed step.
         step: &'static str,
@@ -72,7 +74,7 @@ impl From<FastPathError> for FastPathInfo {
                 "run the dataplane as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (systemd: AmbientCapabilities=, CapabilityBoundingSet=), outside of containers"
             }
             FastPathError::Kernel { .. } => {
-                "Linux 6.1 or newer with CONFIG_BPF_SYSCALL, CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF has what it needs; from 6.6 on, CONFIG_NET_XGRESS is enough"
+                "use Linux 6.1 or newer with CONFIG_BPF_SYSCALL, CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF; from 6.6 on, CONFIG_NET_XGRESS replaces the last two"
             }
             FastPathError::Old(_) => "use a newer kernel, or --fast-path off",
             FastPathError::Memory { .. } => {
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_capability_is_named_in_the_fix() {
+    fn fix_depends_on_error_of_the_kernel() {
         let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).fix;
         assert!(advised(Errno::NOMEM).contains("--max-connections"));
         assert!(advised(Errno::PERM).contains("root"));

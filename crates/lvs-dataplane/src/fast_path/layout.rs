@@ -25,15 +25,16 @@ pub(crate) mod conf {
     pub(crate) const WORDS: usize = 24;
 }
 
-/// Words of the description of the maps: of the host, of the connection tables, and how connections
-/// are divided among them.
+/// Number of words that describe the host, and of all words of the description of the maps
+/// (`lvs_about`): the host, the connection tables, and the division of connections among them.
 pub(super) const HOST_WORDS: usize = 4;
 pub(super) const ABOUT_WORDS: usize = HOST_WORDS + Layout::HEADER_WORDS + conf::DIVISION_WORDS;
-/// Words of a virtual service, and the bit that marks a service whose clients open data connections
-/// to other ports.
+/// Number of words in the key of a virtual service, and the bit in its last word that marks a
+/// service whose clients open data connections to other ports.
 pub(crate) const SERVICE_WORDS: usize = 3;
 pub(super) const SERVICE_DATA: u64 = 1 << 32;
-/// Maximum number of rules for marks, with a range of ports each.
+/// Maximum number of rules for marks, each with one range of ports, and the number of words of a
+/// rule.
 pub(super) const RULES: u32 = 1024;
 pub(super) const RULE_WORDS: usize = 16;
 
@@ -49,7 +50,8 @@ pub(super) const TUNNEL_WORDS: usize = 16;
 pub(super) const COUNT_WORDS: usize = 4;
 /// Number of words of the counters of fates, for one processor.
 pub(super) const SHARE_WORDS: usize = 16;
-/// Number of words that contain an interface and its link-layer address.
+/// Number of words that contain an interface and its link-layer address, and the number of such
+/// entries.
 pub(super) const MAC_WORDS: usize = 2;
 pub(super) const MAC_PLACES: u32 = 4096;
 /// Length in bytes of a decision that the filter passes to the ingress program.

@@ -33,7 +33,7 @@ use lvs_sys::{MapPlace, SharedMap};
 const PLACE: &str = "lvs_locals";
 const ENDS: &str = "lvs_local_ends";
 
-/// Number of slots in one bucket of the map ([`Layout::WAYS`]).
+/// Number of slots in one bucket of the connection table ([`Layout::WAYS`]).
 const WAYS: u32 = 8;
 const _: () = assert!(WAYS as usize == Layout::WAYS);
 
@@ -85,7 +85,7 @@ impl Slots {
         }
     }
 
-    /// Slots outside of the overflow, of all regions.
+    /// Number of slots in all regions, without the overflow.
     const fn in_place(self) -> u32 {
         let one = self.narrow.saturating_add(self.wide);
         one.saturating_mul(self.workers)
@@ -316,7 +316,8 @@ impl FastPath {
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         let path = self.pins.as_ref()?.path(ENDS);
         let found = Ends::pinned(&path).and_then(|ends| {
-            // That dataplane may have been killed before the programs could find this map.
+            // The predecessor may have been killed before it made this map available to the
+            // programs.
             self.locals.place.put(&ends)?;
             let left = ends.entries()?.into_iter().collect();
             Ok(LocalsLeft {

@@ -3,8 +3,7 @@
 //!
 //! ```text
 //!           packet socket's filter ── offloaded connection ──▶ refused: tc ingress rewrites and redirects it
-//!  frame ──▶ looks it up             └─ anything else ───────▶ the dataplane, as without the
-//! kernel fast path
+//!  frame ──▶ looks it up             └─ anything else ───────▶ accepted: the dataplane receives it
 //! ```
 //!
 //! The dataplane offloads a connection after some packets (16 from the client), if the next packet
@@ -14,11 +13,11 @@
 //! change is in progress, there is no epoch.
 //!
 //! With several packet workers, each has a region of the table, and offloads and evicts its own
-//! connections. The programs look for a connection in the region of its worker, which they find as
-//! the workers do, by the client ([`Steering::of_client`]).
+//! connections. The programs search for a connection only in the region of its worker. They
+//! determine this worker from the client, as the workers do ([`Steering::of_client`]).
 //!
-//! On interfaces that are configured for it (`--xdp`), a third program forwards frames before the
-//! kernel allocates a socket buffer. The programs above handle the frames that it cannot forward.
+//! On the interfaces of `--xdp`, a third program forwards frames before the kernel allocates a
+//! socket buffer. The programs above handle the frames that it cannot forward.
 //!
 //! The programs and their layout are in `bpf/`. `make bpf` compiles them into an object, which is
 //! built into the dataplane.
@@ -111,22 +110,24 @@ pub struct Shares {
     pub requests: u64,
     /// Number of frames that the programs forwarded to clients.
     pub replies: u64,
-    /// Passed to userspace, because the programs found no connection.
+    /// Number of frames that were passed to userspace, because the programs found no connection.
     pub unknown: u64,
-    /// Passed to userspace, because the connection is not offloaded, or was offloaded before the
-    /// last change.
+    /// Number of frames that were passed to userspace, because the connection is not offloaded, or
+    /// was offloaded before the last change.
     pub unpublished: u64,
-    /// Passed to userspace, because the packet may change the connection or exceeds the MTU of its
-    /// path.
+    /// Number of frames that were passed to userspace, because the packet may change the connection
+    /// or exceeds the MTU of its path.
     pub unfit: u64,
-    /// Passed to the userspace dataplane: neither TCP nor UDP, or with IP options, fragments or
-    /// VLAN tags.
+    /// Number of frames that were passed to userspace, because they are neither TCP nor UDP, are
+    /// fragments, or have IP options or a VLAN tag.
     pub other: u64,
-    /// Dropped while no dataplane ran; their senders repeat them.
+    /// Number of frames that were dropped while no dataplane ran; their senders repeat them.
     pub waiting: u64,
-    /// Dropped for lack of memory, or passed to a program that did not run.
+    /// Number of frames that were dropped for lack of memory, or because the ingress program did
+    /// not run.
     pub lost: u64,
-    /// Forwarded in either direction by XDP, before the kernel allocated a socket buffer.
+    /// Number of frames that XDP forwarded, in either direction, before the kernel allocated a
+    /// socket buffer.
     pub xdp: u64,
 }
 
@@ -141,24 +142,26 @@ struct Hops {
 pub struct FastPath {
     arrays: Arrays,
     filter: Program,
-    /// The jump to the filter, for a socket that has no room for the filter.
+    /// A short program that calls the filter, for a socket whose memory limit is too low for the
+    /// filter.
     jump: Jump,
     ingress: Program,
-    /// The interface index of the ingress device in the kernel.
+    /// The kernel's number of the ingress program.
     ingress_id: u32,
-    /// The program that forwards or holds frames without a dataplane.
+    /// The program that decides about frames without a connection while no dataplane runs.
     #[cfg(test)]
     held: Program,
-    /// The programs that the ingress program continues with.
+    /// The programs that the ingress program calls (tail calls).
     _next: ProgramArray,
     layout: Layout,
-    /// The worker of each connection: each worker's connections are in a region of their own.
+    /// The rule that assigns connections to workers: each worker has a region of the table for its
+    /// connections.
     steering: Steering,
     epochs: Mutex<Epochs>,
     hops: Mutex<Hops>,
-    /// Locked while a server's next hop is written.
+    /// Locked while the next hop or the tunnel path of a server is written.
     ways: Mutex<()>,
-    /// The counters of each record when they were last added.
+    /// The counters of each server record at the last call of [`fold`](Self::fold).
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
     /// Server records with a higher number have no counters.
     records: AtomicU32,
@@ -227,8 +230,8 @@ impl FastPath {
         self.pins.is_some()
     }
 
-    /// The worker of each connection. A successor divides packets as its predecessor did, in whose
-    /// regions the connections are.
+    /// The rule that assigns connections to workers. A successor uses the rule of its predecessor,
+    /// because the connections are in the regions of the predecessor's workers.
     pub(crate) const fn steering(&self) -> &Steering {
         &self.steering
     }
@@ -255,7 +258,7 @@ impl FastPath {
     /// fast path does not handle.
     ///
     /// # Errors
-    /// No error is known.
+    /// The kernel refuses the filter (`SO_ATTACH_BPF`).
     pub(crate) fn filter(&self, socket: &PacketSocket) -> io::Result<()> {
         let filtered = match self.filters {
             // Kernels without tcx return the same error.
@@ -287,8 +290,8 @@ impl FastPath {
         self.set(conf::MARK, mark.into());
     }
 
-    /// Sets the slots in which the programs look for a connection first
-    /// ([`lvs_core::Shard::tries_homes`]).
+    /// Sets whether the programs examine the preferred slot of a connection first, for narrow and
+    /// for wide slots ([`lvs_core::Shard::tries_homes`]).
     pub fn try_homes(&self, [narrow, wide]: [bool; 2]) {
         self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
     }

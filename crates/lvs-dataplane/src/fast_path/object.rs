@@ -2,7 +2,7 @@
 
 use lvs_sys::Instruction;
 
-/// A BPF program, and the instructions into which the numbers of maps must be written.
+/// A BPF program, and the instructions into which the descriptors of maps must be written.
 #[derive(Debug)]
 pub(crate) struct Code {
     pub(super) instructions: Vec<Instruction>,

@@ -33,7 +33,7 @@ use lvs_sys::{
 
 /// The compiled programs.
 pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
-/// The maximum number of virtual services that programs use without a dataplane.
+/// The maximum number of virtual services in the map that the programs use while no dataplane runs.
 const SERVICES: u32 = 1 << 17;
 /// Maximum number of consecutive successors that may exit early. Then the inherited state may be
 /// the reason for their crashes, and the next successor does not use it.
@@ -437,7 +437,8 @@ impl Programs {
     }
 }
 
-/// Checks that the kernel has atomic operations with results, which the programs need most.
+/// Checks that the kernel's BPF has atomic operations that return a result (Linux 5.12), which the
+/// programs use.
 fn try_atomics() -> Result<(), FastPathError> {
     let op = |code, registers, offset, immediate| Instruction {
         code,
@@ -523,7 +524,9 @@ fn fits(
     if divided.workers() != steering.workers()
         || !(alone || divided.by_address() == steering.by_address())
     {
-        return Err("it had another number of workers (--workers)");
+        return Err(
+            "it had another number of workers (--workers), or differed in the use of the FTP helper (--helper ftp)",
+        );
     }
     let like = Layout {
         keys: left.keys,
@@ -556,7 +559,10 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
         );
     }
     if about != own {
-        return Err("it was another version, or the number of processors has changed".to_owned());
+        return Err(
+            "its version stored them in another format, or the number of processors has changed"
+                .to_owned(),
+        );
     }
     let (description, division) = description.split_at(Layout::HEADER_WORDS);
     let description = description.try_into().map_err(|_| "a map is too short")?;

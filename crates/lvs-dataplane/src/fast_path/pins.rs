@@ -47,7 +47,7 @@ pub(super) const ANOTHER: &str =
 const TURN: Duration = Duration::from_secs(1);
 /// Pause between two attempts to lock the directory.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Attempts to lock a directory that other dataplanes remove.
+/// Maximum number of attempts to lock a directory that other dataplanes may remove.
 const ATTEMPTS: usize = 100;
 
 /// The directory of a network namespace.
@@ -85,12 +85,13 @@ impl Pins {
     }
 
     /// Creates the directory and locks it until the returned file is closed, so that one dataplane
-    /// at a time forwards in the kernel. A user who can write there could leave forged connections,
-    /// so the directory must belong to this user alone: in a BPF file system with the usual mount
-    /// options, any user can create directories.
+    /// at a time forwards in the kernel. Another user who could write to the directory could leave
+    /// forged connections. The directory must therefore belong to this user, and no other user may
+    /// write to it: in a BPF file system with the usual mount options, any user can create
+    /// directories.
     ///
     /// # Errors
-    /// If there is another dataplane, or other users have access to the directory.
+    /// If another dataplane uses the directory, or another user owns it or may write to it.
     pub(super) fn claim(&self) -> io::Result<File> {
         if let Some(all) = self.directory.parent() {
             make(all)?;
@@ -127,8 +128,8 @@ impl Pins {
     }
 
     /// Waits for the lock that excludes other claims and sweeps. A sweep locks each directory for a
-    /// moment, and a claim must not take this lock for a running dataplane. `None` if it takes too
-    /// long.
+    /// moment, and a claim must not mistake this lock for that of a running dataplane. `None` if
+    /// the wait takes longer than [`TURN`].
     fn turn(&self) -> Option<File> {
         let all = File::open(self.directory.parent()?).ok()?;
         let until = Instant::now() + TURN;
@@ -144,7 +145,7 @@ impl Pins {
     /// Locks the directory; `None` if another process has removed it in the meantime.
     ///
     /// # Errors
-    /// If another dataplane uses it, or other users have access to the directory.
+    /// If another dataplane uses the directory, or another user owns it or may write to it.
     fn lock(&self) -> io::Result<Option<File>> {
         let there = |meta: io::Result<Metadata>| match meta {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -345,7 +346,8 @@ mod tests {
         pins.claim().expect("the directory is not locked");
     }
 
-    /// A sweep locks all other directories for a moment.
+    /// A sweep locks the directories of all other namespaces for a moment, while one of them may be
+    /// claimed.
     #[test]
     fn sweep_does_not_block_a_claim() {
         let root = tempfile::tempdir().expect("a directory");
@@ -364,7 +366,8 @@ mod tests {
         });
     }
 
-    /// A claim is on the directory that exists, even if others remove directories.
+    /// A claim locks the directory that exists, even if another dataplane removes the directory at
+    /// the same time.
     #[test]
     fn removed_directory_is_claimed_again() {
         let root = tempfile::tempdir().expect("a directory");

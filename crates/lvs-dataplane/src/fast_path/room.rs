@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::FastPathError;
 
-/// The size of the maps in addition to the connection table: services, settings, servers, next
-/// hops.
+/// Size in bytes of all maps except the connection table: services, settings, servers, next hops.
 const BESIDE: u64 = 16 << 20;
 
 /// The memory that the maps may use.

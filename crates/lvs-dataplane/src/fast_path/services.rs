@@ -176,7 +176,7 @@ fn addr_words(addr: IpAddr) -> [u64; 2] {
     halves(bytes)
 }
 
-/// The first bits of an address.
+/// The mask of the first `bits` bits of an address.
 fn mask_words(family: Family, bits: u8) -> [u64; 2] {
     let mask = !u128::MAX.checked_shr(bits.into()).unwrap_or(0);
     let mut bytes = mask.to_be_bytes();
@@ -271,7 +271,7 @@ mod tests {
     const HOST: i32 = -1;
 
     #[test]
-    fn program_without_dataplane_holds_packets_that_open_connections() {
+    fn program_without_dataplane_drops_packets_that_open_connections() {
         let Some(fast_path) = open() else { return };
         let services = [
             (Protocol::TCP, "192.0.2.1:80"),

@@ -18,8 +18,7 @@ use crate::warm_restart::{Area, KEPT_WORDS, Record, text_words};
 use lvs_sys::SharedArray;
 use lvs_sys::lock;
 
-/// The longest time for which a program may still handle a frame with data that are no longer
-/// valid.
+/// The longest time for which a program may still handle a frame with data of an earlier epoch.
 const SETTLED: Duration = Duration::from_millis(2);
 
 impl FastPath {
@@ -28,7 +27,7 @@ impl FastPath {
         self.found
     }
 
-    /// The difference by which the clock of the deadlines is ahead of a clock that shows `now`.
+    /// Returns by how much the clock of the deadlines is ahead of a clock that shows `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
         let base = self.arrays.conf.words()[conf::BASE].load(Relaxed);
         let then = lvs_sys::monotonic().wrapping_sub(base);

@@ -151,7 +151,8 @@ impl FastPath {
         }
     }
 
-    /// Sets an interface that accepts frames, and its address, for tests.
+    /// For tests: registers an interface to which the program may send frames, and sets its MAC
+    /// address.
     ///
     /// # Errors
     /// If the interface is already set.

@@ -3,9 +3,9 @@
 //! The kernel removes the routes with the device, even if the dataplane is killed.
 //!
 //! The controller (lvsd) sets the addresses repeatedly. A dataplane that gets no update keeps the
-//! routes, because perhaps only the controller has failed. But no health check of the servers runs
-//! any more. So peers are preferred after a short time, and nothing is announced after a time that
-//! the controller has chosen.
+//! routes at first, because perhaps only the controller has failed. Without the controller,
+//! however, no health check runs. After a short time, the dataplane therefore lets routers prefer
+//! its peers, and after a time that the controller has chosen, it withdraws the routes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

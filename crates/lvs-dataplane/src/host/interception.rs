@@ -23,14 +23,14 @@ use lvs_sys::{PacketSocket, TurnBack};
 /// The method by which the dataplane gets packets.
 #[derive(Debug)]
 pub(super) enum Interception {
-    /// As copies, from the packet sockets of its interfaces; the shield keeps the host from the
-    /// originals.
+    /// The packet sockets of the interfaces receive copies of all frames; the shield hides the
+    /// original frames of services from the host.
     Copies {
         shield: Shield,
         /// The program that reinjects frames into the host on an interface.
         turn: Option<TurnBack>,
     },
-    /// The host routes the packets through a TUN or veth device, in both directions.
+    /// The host routes the packets through a TUN device, in both directions.
     Routed {
         steering: Steering,
         /// Addresses of services that the host itself has: their packets are not routed through the
@@ -217,7 +217,8 @@ impl Interception {
         }
     }
 
-    /// Sets the interfaces on which the host answers for own addresses.
+    /// With the TUN backend, sets the interfaces on which the host answers ARP and neighbour
+    /// discovery for the dataplane's own addresses.
     pub(super) fn set_interfaces(
         &mut self,
         interfaces: BTreeMap<u32, String>,

@@ -44,9 +44,9 @@ use lvs_sys::Poller;
 
 /// Interval between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
-/// Time without a change after which the keeper checks everything.
+/// Time without a change after which the keeper compares the whole configuration with the host.
 const QUIET: Duration = Duration::from_secs(1);
-/// Period of the complete checks while removed servers may still have connections.
+/// Interval between complete checks while removed servers may still have connections.
 const REMOVED_PERIOD: Duration = Duration::from_secs(10);
 /// Shortest interval between two log lines about the same fault.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
@@ -65,9 +65,10 @@ pub(crate) struct Keeper {
     pub(super) groups: HashMap<PortId, Group>,
     /// Configured interfaces that are not in use.
     pub(super) waits: Waits,
-    /// Only if packets arrive as copies: with the TUN backend, the host routes the answers anyway.
+    /// Routes the answers of servers on this host into the dataplane. `None` with the TUN backend,
+    /// with which the host routes all answers into the dataplane.
     pub(super) local_nodes: Option<LocalNodes>,
-    /// Only if packets arrive as copies.
+    /// Redirects this host's own packets into the dataplane. `None` with the TUN backend.
     pub(super) loopback: Option<Loopback>,
     pub(super) vips: Vips,
     /// Virtual addresses that are announced by routes.
@@ -76,10 +77,11 @@ pub(crate) struct Keeper {
     /// Requests of each packet worker.
     requests: Vec<mpsc::Receiver<Request>>,
     pub(super) intercept: Arc<Intercept>,
-    /// Ended connections of the host; hidden until no worker's snapshot contains them.
+    /// Ended connections of the host's own clients, with the generation of a view. The shield hides
+    /// their answers until all workers use this view.
     ended: Vec<(u64, LocalClient)>,
     pub(super) next: Next,
-    /// The source of the interfaces that can send frames of XDP.
+    /// Reads from the kernel which interfaces can send frames from XDP; `None` without `--xdp`.
     pub(super) xdp: Option<XdpFeatures>,
     /// Configured virtual addresses.
     pub(super) own_vips: HashSet<IpAddr>,
@@ -91,7 +93,7 @@ pub(crate) struct Keeper {
     /// Time of the last complete check.
     pub(super) updated: Instant,
     next_housekeeping: Instant,
-    /// Number of frames that have missed the programs of the kernel fast path.
+    /// Number of frames that bypassed the programs of the kernel fast path.
     pub(super) missed: u32,
     /// While this is set, the kernel fast path forwards no packet.
     pub(super) aside: Option<Held>,
@@ -405,7 +407,8 @@ impl Keeper {
         for from in &self.requests {
             requests.extend(from.try_iter().take(REQUESTS_MAX));
         }
-        // This is first, because a packet that waits for a neighbour may wait for this change too.
+        // Hide the answers before the neighbours are resolved: the packet that waits for a
+        // neighbour may belong to one of these connections.
         self.hide_local_clients(&requests);
         let now = self.dataplane.now();
         for request in requests {
@@ -638,7 +641,7 @@ impl Keeper {
     pub(crate) fn announce(&mut self, spec: &AnnounceSpec) {
         let (announced, mut routes) = self.routes();
         if announced.set(spec, &mut routes) {
-            // This is first: no packet may arrive for an address that is not intercepted yet.
+            // Intercept the packets of an address before it is announced.
             self.update_or_warn();
         }
         self.follow_announced();
@@ -655,8 +658,7 @@ impl Keeper {
         self.announced.report(self.dataplane.now())
     }
 
-    /// The virtual addresses that the dataplane answers for, without the local addresses of full
-    /// NAT.
+    /// The virtual addresses that the dataplane owns, without the local addresses of full NAT.
     pub(crate) fn answered_vips(&self) -> Vec<IpAddr> {
         let local: HashSet<IpAddr> = self.local_addresses().collect();
         let own = self.intercept.own_vips.iter().copied();

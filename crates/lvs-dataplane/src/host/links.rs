@@ -30,7 +30,8 @@ fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// Maximum number of frames that bypass the attached programs of the kernel fast path.
+/// Number of frames that may bypass the attached programs before the kernel fast path is suspended
+/// for good.
 const MISSED_MAX: u32 = 8;
 
 impl Keeper {
@@ -41,7 +42,8 @@ impl Keeper {
         };
         let ways = changes.links || changes.addresses || changes.routes || changes.moved;
         self.next.tables_differ |= ways || changes.resynchronised;
-        // Also set if a neighbour is being resolved again, or has answered as before.
+        // This flag is also set if the state of a neighbour has changed, but not its link-layer
+        // address.
         self.next.neighbours_differ |= !changes.neighbours.is_empty();
         if changes.links || changes.addresses || changes.routes || changes.resynchronised {
             self.tables.follow_routes();
@@ -99,7 +101,8 @@ impl Keeper {
         }
     }
 
-    /// Updates the local ports after an address was added to the host or removed from it.
+    /// Updates the port ranges of the local addresses of full NAT after an address was added to the
+    /// host or removed from it.
     fn follow_local_pool(&self) {
         if self.pool.addresses.is_empty() {
             return;
@@ -344,7 +347,8 @@ impl Keeper {
         }
     }
 
-    /// Closes interfaces that were removed or replaced, and applies new names.
+    /// Closes interfaces that were removed or have become ports of a bridge or bond, and applies
+    /// new names.
     fn let_go_of_links(&mut self) {
         let mut gone = Vec::new();
         let mut renamed = Vec::new();
@@ -369,7 +373,8 @@ impl Keeper {
         }
     }
 
-    /// With the TUN backend, sets the interfaces on which the host answers for own addresses.
+    /// With the TUN backend, sets the interfaces on which the host answers ARP and neighbour
+    /// discovery for the dataplane's own addresses.
     fn answer_on_links(&mut self) -> Result<(), HostError> {
         let automatic = self.setup.interfaces.is_empty();
         let links = self.tables.state.links().filter(|link| {
@@ -402,8 +407,8 @@ impl Keeper {
         );
     }
 
-    /// Renames an interface; its other state is unchanged. Its port gets the name with the other
-    /// properties.
+    /// Applies the new name of an interface to the shield. The port of the interface gets the name
+    /// later, with the other properties.
     fn rename(&mut self, old: &str, name: &str) {
         info!("{old} is called {name} now");
         // Add the new interface first, so that the host never receives a handled frame.

@@ -61,12 +61,12 @@ pub(super) struct Loopback {
     incomplete: bool,
 }
 
-/// The kernel's part.
+/// The parts of the redirection in the kernel: the map, the program and its attachment.
 #[derive(Debug)]
 struct Kernel {
     map: SharedMap<SERVICE_WORDS, 1>,
     program: Program,
-    /// Detached while there is nothing to redirect.
+    /// The attachment of the program; `None` while there is nothing to redirect.
     link: Option<Link>,
 }
 
@@ -78,7 +78,7 @@ struct Link {
 }
 
 impl Loopback {
-    /// Redirects nothing yet.
+    /// Creates the redirection without any entry.
     pub(super) fn new(fast_path: Option<Arc<FastPath>>) -> Self {
         Self {
             fast_path,
@@ -186,7 +186,7 @@ impl Loopback {
         self.entries.clear();
         warn!(
             code = "local_clients_off",
-            "connections from this host to services on its own addresses reach the host's own ports: {error}. That the dataplane receives them needs Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF in the initial user namespace. After the fix, restart the dataplane"
+            "connections from this host to services on its own addresses reach the host's own ports: {error}. The dataplane receives them only with Linux 6.6 or newer with CONFIG_NET_XGRESS, and with CAP_BPF in the initial user namespace. After the fix, restart the dataplane"
         );
     }
 }
@@ -219,7 +219,8 @@ impl Kernel {
         Ok((kernel, Port::Host(device)))
     }
 
-    /// Sets the entries that differ from `known` in the map and there, and attaches the program.
+    /// Writes the entries of `wanted` that differ from `known` to the map, records them in `known`,
+    /// and attaches the program.
     fn set(
         &mut self,
         wanted: &Entries,

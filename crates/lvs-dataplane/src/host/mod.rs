@@ -32,7 +32,7 @@ use crate::io::tun::TunError;
 use crate::netlink::NetlinkError;
 use lvs_packet::net::PortId;
 
-/// The interface through which packets are received and sent.
+/// The mechanism by which packets are received and sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Backend {
     /// Packet sockets, or a TUN device if packet sockets are not permitted
@@ -77,7 +77,7 @@ pub enum HostError {
     NoXdpInterface(String),
     /// The kernel does not report which interfaces can send frames that XDP forwards.
     #[error(
-        "cannot use --xdp, for which the kernel must report the features of interfaces (Linux 6.3): {0}"
+        "cannot use --xdp: the kernel does not report which interfaces support XDP (this requires Linux 6.3): {0}"
     )]
     Xdp(#[source] std::io::Error),
 }
@@ -89,8 +89,8 @@ pub(crate) fn is_interface_name(name: &str) -> bool {
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_wrong)
 }
 
-/// The rest of the dataplane, for the keeper. No method blocks for long, and the keeper may wait
-/// for each of them: only callers of a change wait for the keeper.
+/// The functions of the dataplane that the keeper calls. A method may block, but not for long: only
+/// the callers of a change wait for the keeper.
 pub(crate) trait DataplaneSide: Send + Sync {
     /// The director's control half. The lock is held for one short operation at a time.
     fn control(&self) -> MutexGuard<'_, Control>;

@@ -1,6 +1,6 @@
-//! Resolves neighbours: the kernel does not receive the frames that the dataplane sends, so its
-//! neighbour entries would become stale. So the dataplane requests the kernel to resolve and
-//! confirm them.
+//! Resolution of neighbours. The kernel does not see that the dataplane sends frames to a
+//! neighbour, so the neighbour entry would become stale. The dataplane therefore requests the
+//! kernel to resolve and confirm the entries.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use super::view::Tables;
 use crate::netlink::Netlink;
 use lvs_packet::net::PortId;
 
-/// The interval at which the kernel resolves a server's next hop again.
+/// Interval at which the dataplane requests the resolution of the servers' next hops again.
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
 /// Shortest interval between two confirmations of one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);

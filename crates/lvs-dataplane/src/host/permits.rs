@@ -5,7 +5,7 @@ use lvs_core::{Forwarding, ServiceKey};
 
 use crate::netlink::NetState;
 
-/// Permits or refuses a change.
+/// Refuses a change that is not possible with a TUN device, with the reason.
 pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Failure> {
     let refused = match need {
         Need::Server(Forwarding::Route | Forwarding::Local) => {
@@ -23,7 +23,7 @@ pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Fa
             )
         }
         Need::Local(addr) if state.is_local(*addr) => format!(
-            "{addr} is an address of this host, and packets to the host itself are not routed through a TUN device (--backend tun): use one that the host does not have, for which the dataplane then answers"
+            "{addr} is an address of this host, and packets to the host itself are not routed through a TUN device (--backend tun): use an address that the host does not have; the dataplane then answers ARP for it"
         ),
         Need::Mark(rule) if rule.interface.is_some() => {
             "packets that are routed through a TUN device (--backend tun) have no incoming interface: leave --interface out"

@@ -13,7 +13,7 @@ use crate::netlink::NetState;
 /// Maximum number of prefixes of a family with regions. Above it, a worker looks up each address.
 const PREFIXES: usize = 4096;
 
-/// First index of each region, in order; the first is 0.
+/// The first address of each region, in order; the first of them is 0.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Regions {
     v4: Option<Box<[u32]>>,
@@ -56,8 +56,8 @@ impl Regions {
     }
 }
 
-/// The first addresses of the regions between prefixes of addresses of this width; `None` if there
-/// are too many.
+/// Returns the first address of each region; `width` is the number of bits of an address. `None` if
+/// there are too many prefixes.
 fn starts(prefixes: impl Iterator<Item = Prefix>, width: u8) -> Option<Vec<u128>> {
     let mut starts = vec![0];
     for (number, prefix) in prefixes.enumerate() {

@@ -63,7 +63,7 @@ pub enum SteeringError {
     Permission,
     /// The kernel has no policy routing.
     #[error(
-        "the kernel has no policy routing ({source}), with which the replies of real servers are routed to the director: it needs CONFIG_IP_MULTIPLE_TABLES, for IPv6 CONFIG_IPV6_MULTIPLE_TABLES"
+        "the kernel has no policy routing ({source}), which routes the replies of real servers to the director: use a kernel with CONFIG_IP_MULTIPLE_TABLES, for IPv6 CONFIG_IPV6_MULTIPLE_TABLES"
     )]
     Unsupported {
         /// The error of the kernel.
@@ -103,7 +103,7 @@ pub struct Steering {
     requests: Requests,
     device: String,
     ifindex: u32,
-    /// The interfaces on which the host answers ARP and neighbour discovery for own VIPs, by index.
+    /// Interfaces by index: on these, the host answers ARP and neighbour discovery for own VIPs.
     interfaces: BTreeMap<u32, String>,
     /// The entries in the kernel, according to the last reading and the changes since then.
     present: BTreeSet<Entry>,
@@ -142,7 +142,7 @@ impl Steering {
         this.read()?;
         if !this.present.is_empty() && !goes_on {
             info!(
-                "removing {} rules and proxy neighbours of a killed dataplane",
+                "removing {} rules, routes and proxy neighbours of a killed dataplane",
                 this.present.len()
             );
             this.apply(&BTreeSet::new())?;
@@ -387,7 +387,8 @@ impl Steering {
         }
     }
 
-    /// Logs one warning for each interface and address family that the host does not forward.
+    /// Logs a warning that names the interfaces and address families for which the host does not
+    /// forward packets, unless the last warning was the same.
     fn complain(&mut self, wanted: &BTreeSet<Entry>) {
         let uses = |ipv6: bool| {
             let mut entries = wanted.iter();

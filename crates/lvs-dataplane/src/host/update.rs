@@ -2,8 +2,8 @@
 //!
 //! The cost of an update is in proportion to the change: added services and servers are intercepted
 //! at once. Removed ones stay intercepted until the keeper examines the whole configuration, which
-//! it does after a second without changes. That is harmless, because the dataplane reinjects
-//! packets that belong to the host.
+//! it does after a second without changes. Until then, the dataplane reinjects the packets of
+//! removed services into the host.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -45,7 +45,8 @@ pub(crate) enum Touched {
 }
 
 impl Update {
-    /// The update that these calls require; `None` if they do not concern packets.
+    /// The update of the host that these calls require; `None` if they change nothing that concerns
+    /// packets.
     pub(crate) fn of(applied: &Applied, calls: &[Call]) -> Option<Self> {
         if applied.is_empty() {
             return None;
@@ -330,9 +331,9 @@ impl Keeper {
         reached
     }
 
-    /// The addresses for which the dataplane answers ARP and neighbour discovery: the configured
-    /// ones, or with `--own-vips` all addresses of services, in both cases without the host's
-    /// addresses.
+    /// The own addresses of the dataplane: the configured ones, with `--own-vips` all addresses of
+    /// services, those that are announced by routes, and the local addresses of full NAT; all
+    /// without addresses of the host.
     fn choose_own(&self, vips: &HashSet<IpAddr>) -> HashSet<IpAddr> {
         let all = self.setup.own_all_vips.then_some(vips);
         self.own_vips
@@ -345,8 +346,9 @@ impl Keeper {
             .collect()
     }
 
-    /// Adds the virtual addresses to the next snapshot. The host does not own addresses that it
-    /// routes into a device: the dataplane answers packets to their unused ports.
+    /// Adds the virtual addresses to the next snapshot. With the TUN backend, all of them count as
+    /// own: the host routes them into a device, so the dataplane answers packets to their unused
+    /// ports.
     fn set_reached(
         &mut self,
         reached: HashSet<IpAddr>,

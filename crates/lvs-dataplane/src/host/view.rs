@@ -129,14 +129,15 @@ pub(crate) struct Tables {
     pub(crate) vips: SharedSet<IpAddr>,
     /// The last bytes of these addresses, and possibly of some removed addresses.
     virtual_addresses: LastBytes,
-    /// The virtual addresses that the dataplane answers for.
+    /// The own addresses of the dataplane: the host does not have them, and the dataplane answers
+    /// packets to their unused ports. With the TUN backend, also all other virtual addresses.
     pub(crate) own: SharedSet<IpAddr>,
     /// The own addresses that are announced by routes: the dataplane does not answer ARP and
     /// neighbour discovery for them.
     pub(crate) quiet: SharedSet<IpAddr>,
-    /// The last bytes of the addresses of the host.
+    /// The last bytes of the addresses of the host itself.
     own_addresses: LastBytes,
-    /// The last bytes of the addresses that the dataplane answers for.
+    /// The last bytes of the addresses in `own`.
     answered: LastBytes,
 }
 
@@ -250,14 +251,17 @@ impl Tables {
         self.virtual_addresses.may_have(addr) && self.vips.contains(&addr)
     }
 
-    /// Whether the dataplane answers ARP and neighbour discovery for the address.
+    /// Whether the address is in [`own`](Self::own). The dataplane answers ARP and neighbour
+    /// discovery for it, except in the TUN backend and for the addresses in [`quiet`](Self::quiet).
     pub(crate) fn is_own(&self, addr: IpAddr) -> bool {
         self.answered.may_have(addr) && self.own.contains(&addr)
     }
 
-    /// Whether a packet from another host cannot have this source. For most sources, the answer
-    /// needs no search. With the TUN backend, the host has already checked the source, and the
-    /// host's own packets arrive by the same device.
+    /// Whether `src` may be an address of this director, which a packet from another host cannot
+    /// have as its source. It is also true for other addresses with the same last byte, because it
+    /// needs no search; the caller checks the address. It is always false with the TUN backend:
+    /// there, the host has already checked the source, and the host's own packets arrive on the
+    /// same device.
     #[inline]
     pub(crate) fn may_be_forged(&self, src: IpAddr) -> bool {
         self.hop.is_none() && (self.own_addresses.may_have(src) || self.answered.may_have(src))

@@ -35,8 +35,8 @@ const GAPS: [Duration; 3] = [
 ];
 /// The number of probes for other hosts with a service's address.
 const PROBES: u8 = 2;
-/// The time between two rounds of probes for other hosts that begin to use such an address, and the
-/// number of addresses of a round.
+/// The time between two rounds of probes for other hosts that have begun to use an address of this
+/// director, and the number of addresses of a round.
 const WATCH_PERIOD: Duration = Duration::from_secs(10);
 const WATCHED: usize = 64;
 /// The number of announcements of an address after another host has announced it, and the shortest
@@ -61,9 +61,9 @@ const HANDOVER: Duration = Duration::from_secs(3);
 struct Claim {
     mac: Mac,
     port: PortId,
-    /// Time at which the claim becomes a conflict.
+    /// Time at which the announcement becomes a conflict.
     due: Instant,
-    /// The answers of the other host so far.
+    /// Counter of the ARP and neighbour discovery answers of the other host so far.
     answers: RecentCounter,
 }
 
@@ -72,7 +72,7 @@ struct Claim {
 pub(super) struct KnownConflict {
     pub(super) mac: Mac,
     pub(super) port: PortId,
-    /// The answers of the other host.
+    /// Counter of the ARP and neighbour discovery answers of the other host.
     answers: RecentCounter,
     /// The time of the last log line.
     logged: Instant,
@@ -127,7 +127,7 @@ pub(super) struct Vips {
     /// The socket for announcements and probes. `None` with the TUN backend: the host answers for
     /// the addresses.
     socket: Option<PacketSocket>,
-    /// The addresses that the dataplane answers for.
+    /// The own addresses of the dataplane, each with its remaining announcements.
     own: HashMap<IpAddr, Burst>,
     /// Interfaces on which all own addresses are announced again, and the time of the last
     /// announcement there.
@@ -172,7 +172,7 @@ impl Vips {
         })
     }
 
-    /// The addresses that the dataplane answers for.
+    /// The dataplane's own addresses.
     pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.own.keys().copied()
     }
@@ -240,7 +240,10 @@ impl Vips {
         if let Err(error) = socket.set_group(port.ifindex, group.0, member)
             && member
         {
-            warn!("{}: hosts may not find {addr} there: {error}", port.name);
+            warn!(
+                "{}: hosts may be unable to resolve {addr} there: cannot join its multicast group: {error}",
+                port.name
+            );
         }
     }
 
@@ -318,8 +321,8 @@ impl Vips {
     }
 
     /// Schedules one probe for each of the next addresses of this director, if the next round is
-    /// due. The probes find a host that adds such an address later without an announcement, and
-    /// then answers requests of clients.
+    /// due. The probes find a host that has added one of these addresses without an announcement,
+    /// and answers requests of clients.
     fn watch(&mut self, tables: &Tables, now: Instant) {
         if now < self.next_watch {
             return;
@@ -337,8 +340,8 @@ impl Vips {
         }
     }
 
-    /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not
-    /// answered.
+    /// Schedules probes for the other hosts of conflicts. A conflict is over if the other host has
+    /// not answered the probes.
     fn probe_conflicts(&mut self, tables: &Tables, now: Instant) {
         self.conflicts.retain(|addr, conflict| {
             if now < conflict.probed + CONFLICT_PROBE_PERIOD {
@@ -526,7 +529,7 @@ impl Vips {
         }
     }
 
-    /// Records that another host answers for an address of a service or of this host. It is a
+    /// Records that another host answers for an address of a service or of this host. It becomes a
     /// conflict if this director still has the address after [`HANDOVER`]. The dataplane then
     /// announces the address again to the neighbours, if it owns the address.
     pub(super) fn report_conflict(

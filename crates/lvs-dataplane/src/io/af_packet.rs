@@ -2,16 +2,16 @@
 //! partial checksums.
 //!
 //! Frames are received in a ring (`TPACKET_V2`), changed there, and sent from there. A frame that
-//! does not fit into its slot is received by `recvmmsg`, in its order. The newer ring,
+//! does not fit into its slot is received by `recvmmsg`, in the order of arrival. The newer ring,
 //! `TPACKET_V3`, passes on a block only when it is full or a millisecond has passed, which would be
 //! the latency of an idle director. A slot of `TPACKET_V2` can be read as soon as the kernel has
 //! filled it. Under load it is not slower, as long as its slots are spread over the cache
 //! ([`SLOT`]). If rings are not permitted, all frames are received by `recvmmsg`, directly into
 //! their buffers.
 //!
-//! Frames are sent without `PACKET_QDISC_BYPASS`, because with it, a device that cannot segment
-//! refuses super-packets (`ENOBUFS`), which the ordinary path cuts in software, and frames would
-//! bypass the host's egress rules.
+//! Frames are sent without `PACKET_QDISC_BYPASS`. With this option, a device that cannot segment
+//! would refuse super-packets (`ENOBUFS`), which the ordinary path segments in software, and frames
+//! would bypass the host's egress rules.
 //!
 //! The socket receives a *copy* of each frame that the host receives, before the host's own
 //! filters. The [shield](crate::host::shield) hides the originals from the host. The kernel also
@@ -48,7 +48,8 @@ pub struct SocketCounters {
     pub send_down: u64,
     /// Frames that were not sent for another reason.
     pub send_other: u64,
-    /// Frames that were longer than the receive buffer, and were therefore dropped.
+    /// Received frames that were dropped because they were longer than the receive buffer, or had
+    /// no valid virtio header.
     pub receive_cut: u64,
 }
 
@@ -116,7 +117,8 @@ impl AfPacket {
     }
 
     /// Received frames that were lost since the interface was opened: because a ring or receive
-    /// buffer was full, or because they were longer than the buffer. Reads the kernel's counter.
+    /// buffer was full, or because they were longer than the buffer or had no valid virtio header.
+    /// Reads the kernel's counter.
     pub fn drops(&mut self) -> u64 {
         let firsts = self.firsts.as_mut().map_or(0, |firsts| firsts.inlet.lost());
         self.inlet.lost() + firsts + self.receiver.cut
@@ -326,9 +328,9 @@ impl Firsts {
     }
 }
 
-/// The caller's frames after the frames that receive data. Buffers and vacant frames are exchanged
-/// with them. So two interfaces can share a batch without allocating buffers, if one receives into
-/// a ring and the other into the queue of a socket.
+/// The part of the caller's batch after the frames that receive data; buffers and vacant frames are
+/// exchanged with it. Two interfaces can thus share a batch without allocating buffers, if one
+/// receives from a ring and the other from the queue of a socket.
 struct Rest<'a> {
     frames: &'a mut [Frame],
     /// Index from which on no frame is vacant.
@@ -392,7 +394,7 @@ struct Receiver {
     /// Buffers of the caller that frames of the ring have replaced, and that are not in the batch.
     /// Frames from the socket queue use them.
     spare: Vec<Frame>,
-    /// Frames that were longer than the receive buffer, and were therefore dropped.
+    /// See [`SocketCounters::receive_cut`].
     cut: u64,
 }
 
@@ -434,14 +436,14 @@ impl Receiver {
             .is_none_or(|(ethertype, bits)| vlan::insert(frame, ethertype, bits))
     }
 
-    /// Receives from a ring, and receives from the socket queue the frames that the ring announces
-    /// there.
+    /// Receives the frames of a ring in order. If a slot only marks a frame in the socket queue,
+    /// receives the frame from the queue.
     fn take_from_ring(&mut self, inlet: &mut Inlet, frames: &mut [Frame]) -> Taken {
         let limit = frames.len().min(BATCH);
         let (frames, rest) = frames.split_at_mut(limit);
         let mut rest = Rest::new(rest);
-        // If only few frames arrived after this, these slots would stay in use, and the ring would
-        // stop at them one round later.
+        // Returns the slots of the previous batch. If only few frames arrived from now on, these
+        // slots would otherwise stay in use, and the ring would stop at them one round later.
         for frame in frames.iter_mut().chain(&mut *rest.frames) {
             if frame.slot().is_some() {
                 drop(frame.take());

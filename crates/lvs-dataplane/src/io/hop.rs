@@ -24,8 +24,8 @@ use lvs_packet::wire::{decrement_ttl, increment_ttl};
 use lvs_sys::TunOptions;
 
 /// The device through which all packets of a director pass. It is a [`HostDevice`] with forwarding
-/// enabled. It accepts packets from the host's own addresses, which the outer headers of tunnels
-/// have, and may have several queues.
+/// enabled. It accepts packets whose source is an address of the host, as in the outer headers of
+/// tunnels, and may have several queues.
 #[derive(Debug)]
 pub struct HopDevice {
     host: HostDevice,
@@ -56,7 +56,7 @@ impl HopDevice {
             // The host has already checked the source of each packet on the interface on which it
             // arrived.
             write_setting(&conf.join("accept_local"), 1)
-                .map_err(failed(name, "accept the host's own addresses"))?;
+                .map_err(failed(name, "permit the host's own addresses as sources"))?;
             write_setting(&conf.join("forwarding"), 1).map_err(failed(name, "switch on forwarding"))
         })?;
         Requests::open()

@@ -50,7 +50,7 @@ pub trait PacketIo: Send {
 /// The features of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The backend's name: `af_packet`.
+    /// The backend's name, such as `af_packet`.
     pub name: &'static str,
     /// Whether frames begin with an Ethernet header.
     pub ethernet: bool,

@@ -42,7 +42,7 @@ pub enum TunError {
         name: String,
     },
     /// Another error of a system call.
-    #[error("cannot {step} of the device {name}: {source}")]
+    #[error("device {name}: cannot {step}: {source}")]
     Os {
         /// The device.
         name: String,
@@ -216,7 +216,7 @@ impl PacketIo for Tun {
 /// Reverse-path filtering must not apply to it, because a reinjected packet has the source of a
 /// client elsewhere. The kernel uses the greater value of `net.ipv4.conf.all.rp_filter` and the
 /// device's own, so `all` must be 0. If it is not, the dataplane first moves its value into the
-/// interfaces, and into `default` for later ones. So the filter of every other interface is
+/// interfaces, and into `default` for later ones. The filter of every other interface is therefore
 /// unchanged at every moment, even after a `kill -9`. An orderly stop restores all values (drop the
 /// device on a thread of the network namespace in which it was created). If an operator sets `all`
 /// again while the dataplane runs, the host filters reinjected packets.
@@ -259,7 +259,7 @@ impl HostDevice {
             let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
             write_setting(&conf.join("accept_local"), 1)
                 .and_then(|()| write_setting(&conf.join("route_localnet"), 1))
-                .map_err(failed(name, "accept the host's own addresses"))
+                .map_err(failed(name, "permit the host's own addresses as sources"))
         })
     }
 
@@ -275,19 +275,19 @@ impl HostDevice {
         let conf = PathBuf::from("/proc/sys/net/ipv4/conf");
         write_setting(&conf.join(name).join("rp_filter"), 0)
             .map_err(fail("switch off rp_filter"))?;
-        let rp_filter =
-            RpFilter::clear(&conf, name).map_err(fail("replace net.ipv4.conf.all.rp_filter"))?;
+        let rp_filter = RpFilter::clear(&conf, name)
+            .map_err(fail("move net.ipv4.conf.all.rp_filter to the interfaces"))?;
         // No link-local address and no router solicitations. A host without IPv6 has nothing to
         // set.
         let conf6 = Path::new("/proc/sys/net/ipv6/conf").join(name);
         if conf6.is_dir() {
             write_setting(&conf6.join("addr_gen_mode"), 1)
-                .map_err(fail("switch off IPv6 addresses"))?;
+                .map_err(fail("switch off automatic IPv6 addresses"))?;
             write_setting(&conf6.join("accept_ra"), 0)
-                .map_err(fail("switch off IPv6 autoconfiguration"))?;
+                .map_err(fail("switch off IPv6 router advertisements"))?;
         }
         prepare(name)?;
-        lvs_sys::set_up(name).map_err(fail("set the link up"))?;
+        lvs_sys::set_up(name).map_err(fail("bring the link up"))?;
         Ok(Self {
             tun,
             _rp_filter: rp_filter,
@@ -396,8 +396,8 @@ struct Moved {
 }
 
 impl RpFilter {
-    /// Makes `all` 0 under `conf` without a change for any interface but `except` and the devices to
-    /// the host.
+    /// Sets `all` below `conf` to 0. The filter of each interface stays unchanged, except for
+    /// `except` and the devices through which packets reach the host.
     fn clear(conf: &Path, except: &str) -> io::Result<Self> {
         let mut this = Self::default();
         let all = conf.join("all/rp_filter");

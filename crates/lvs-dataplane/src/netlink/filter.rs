@@ -113,7 +113,10 @@ impl Filters {
             Some(filter) if !filter.is_ours() => {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
-                    format!("{} has the filter's handle", filter.name),
+                    format!(
+                        "the filter {} of another program uses the handle of lvs_ingress",
+                        filter.name
+                    ),
                 ));
             }
             Some(filter) => filter.name == NAME_WITH_QDISC,

@@ -119,8 +119,8 @@ impl Netlink {
     /// were lost, it reads all tables again.
     ///
     /// # Errors
-    /// If the kernel's tables cannot be read; `state` is then as it was, and the next call tries
-    /// again.
+    /// If events cannot be received, or the tables cannot be read again. The events that arrived
+    /// before stay applied to `state`. After a failed reading, the next call repeats it.
     pub fn poll_events(&mut self, state: &mut NetState) -> Result<Changes, NetlinkError> {
         let mut changes = Changes::default();
         let mut routes_stale = false;

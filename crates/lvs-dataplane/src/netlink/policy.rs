@@ -15,7 +15,7 @@ use super::{family_of, octets};
 /// `rt_protos`.
 pub(crate) const PROTOCOL: u8 = 76;
 
-/// A route, a policy rule or a proxy neighbour. They are ordered as they are added; they are
+/// A route, a policy rule or a proxy neighbour. Entries are added in the order of this type, and
 /// deleted in the opposite order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entry {
@@ -55,14 +55,14 @@ pub(crate) struct PolicyRule {
 pub(crate) enum Action {
     /// Looks up a table, and continues with the next rule if the table has no route.
     Lookup(u32),
-    /// Continue with the rule of this priority.
+    /// Continues with the rule of this priority.
     Goto(u32),
     /// Continues with the next rule.
     Nothing,
 }
 
 /// An address for which the host answers ARP or neighbour discovery on an interface, because it
-/// forwards the packets to it.
+/// forwards packets to this address into the device of the dataplane.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Proxy {
     pub(crate) ifindex: u32,
@@ -336,7 +336,8 @@ pub(super) fn is_deletion(message: &Message<'_>) -> bool {
     }
 }
 
-/// Whether a kernel message concerns a rule with the protocol number of this program.
+/// Whether a kernel message describes a rule that exists and has the protocol number of this
+/// program.
 pub(super) fn is_own_rule(message: &Message<'_>) -> bool {
     PolicyRule::parse(message).is_some()
 }

@@ -72,8 +72,8 @@ impl Requests {
         }
     }
 
-    /// Requests a whole table. A table that changes while it is read is still consistent with the
-    /// later events.
+    /// Requests a whole table. If the table changes during the reading, the later events report the
+    /// changes.
     pub(crate) fn dump(
         &mut self,
         kind: u16,
@@ -123,7 +123,7 @@ fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {
         match socket.recv(buf, libc::MSG_TRUNC) {
             Ok(len) if len > buf.len() => {
                 return Err(io::Error::other(
-                    "the kernel's answer is longer than any known one",
+                    "the kernel's netlink answer exceeds the receive buffer",
                 ));
             }
             Ok(_) => return Ok(()),

@@ -1,5 +1,5 @@
-//! Determines the interfaces that can send frames without a socket buffer (family `netdev` of
-//! generic netlink).
+//! Determines the interfaces that can send frames from XDP, that is, without a socket buffer
+//! (family `netdev` of generic netlink).
 
 use std::collections::HashSet;
 use std::io;
@@ -30,7 +30,7 @@ pub(crate) struct XdpFeatures {
 }
 
 impl XdpFeatures {
-    /// Finds the kernel's netlink family for them.
+    /// Finds the kernel's netlink family for the features of interfaces.
     ///
     /// # Errors
     /// `Unsupported` before Linux 6.3.

@@ -44,7 +44,9 @@ pub(super) fn run(
         let places: Vec<usize> = sockets.iter().map(|fd| poller.add(fd.as_fd())).collect();
         let until = next.saturating_duration_since(Instant::now());
         if let Err(error) = poller.wait(Some(until)) {
-            tracing::error!("the synchronisation backup cannot wait: {error}");
+            tracing::error!(
+                "the synchronisation backup stops: it cannot wait for its sockets: {error}"
+            );
             return;
         }
         for (place, socket) in places.into_iter().zip(sockets.iter()) {

@@ -13,9 +13,10 @@ use super::sockets::Sockets;
 use super::{Director, Stop, add_stop};
 use lvs_sys::{Poller, wait_writable};
 
-/// Period of checks of the interface, and of messages that no packet worker sends.
+/// Interval at which the interface is checked, and at which the messages of the control half are
+/// sent.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Longest wait of one message for room in the socket. Then the master checks whether it must stop.
+/// Longest wait for room in the socket, after which the master checks whether it must stop.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Time limit for a stopping master to send its remaining messages.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
@@ -41,7 +42,9 @@ pub(super) fn run(
         poller.add(outbox.wake().as_fd());
         let until = next.saturating_duration_since(Instant::now());
         if let Err(error) = poller.wait(Some(until)) {
-            tracing::error!("the synchronisation master cannot wait: {error}");
+            tracing::error!(
+                "the synchronisation master stops: it cannot wait for its sockets: {error}"
+            );
             return;
         }
         send(outbox.take(), &sockets, counts, &mut manner);
@@ -71,7 +74,7 @@ struct Manner<'a> {
 }
 
 impl Manner<'_> {
-    /// Longest wait for room now.
+    /// Longest wait for room in the socket; zero when a stopping master must discard its messages.
     fn patience(&mut self) -> Duration {
         if !self.stop.is_asked() {
             return PATIENCE;
@@ -109,7 +112,7 @@ fn send(
                 count(&counts.sent, 1);
                 count(&counts.sent_bytes, message.bytes.len() as u64);
                 if !manner.well {
-                    info!("synchronisation messages are sent again");
+                    info!("the interface accepts synchronisation messages again");
                 }
                 manner.well = true;
             }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A packet worker never waits. If the outbox is full, a message is dropped and counted. The backup
-//! passes the next portion when an earlier one is complete; in the meantime datagrams wait in the
+//! passes the next portion when an earlier one is complete; until then, datagrams wait in the
 //! buffers of the sockets.
 
 mod backup;
@@ -38,7 +38,7 @@ use self::sockets::Sockets;
 use lvs_sys::EventFd;
 use lvs_sys::lock;
 
-/// The director, as the daemons' threads need it.
+/// The functions of the director that the daemons' threads call.
 pub(crate) trait Director: Send + Sync {
     /// Due messages of the control half.
     fn messages(&self) -> Vec<Message>;
@@ -111,7 +111,7 @@ impl Daemons {
     /// `sync_ports` when the first daemon starts; `sock_size` is `sync_sock_size`.
     ///
     /// # Errors
-    /// If the kernel would refuse to start the daemon.
+    /// If IPVS would refuse to start the daemon, or no descriptor or thread is available.
     pub(crate) fn prepare(
         &self,
         daemon: &SyncDaemon,
@@ -128,7 +128,8 @@ impl Daemons {
         let sockets = Sockets::open(daemon, ports, sock_size)?;
         let failed = |what: &str, error: io::Error| {
             let role = role(daemon.role);
-            let text = format!("the synchronisation {role} has no {what}: {error}");
+            let text =
+                format!("cannot start the synchronisation {role}: no {what} is available: {error}");
             Failure::new(FailureCode::Internal, text)
         };
         let wake = EventFd::new().map_err(|error| failed("descriptor", error))?;
@@ -221,7 +222,7 @@ const fn role(role: SyncRole) -> &'static str {
     }
 }
 
-/// The multicast group of a daemon with complete settings.
+/// The multicast group of a daemon: the configured one, or the default.
 fn group(daemon: &SyncDaemon) -> IpAddr {
     daemon.group.unwrap_or_else(|| lvs_core::sync::GROUP.into())
 }

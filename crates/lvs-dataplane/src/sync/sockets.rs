@@ -24,7 +24,7 @@ pub(super) struct Sockets {
     open: Vec<UdpSocket>,
     /// The number of datagrams that each socket had lost at the last check.
     lost: Vec<u32>,
-    /// Whether the interface does not exist at present.
+    /// Whether the interface was missing at the last check.
     away: bool,
 }
 

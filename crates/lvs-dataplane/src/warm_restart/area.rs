@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use lvs_core::stats::Counts;
 use lvs_core::{Control, ServiceKey};
 
-/// Number of counters of a server, without new connections.
+/// Number of counters of packets and bytes of a server.
 const COUNTED: usize = 4;
 /// Number of words that are stored for a server: its counters, and the part of them that the BPF
 /// programs have counted.
@@ -42,8 +42,8 @@ impl Area<'_> {
         self.counts.get(at..at + KEPT_WORDS)
     }
 
-    /// Stores the counters of the servers at these indices; `elsewhere` is the part of each record
-    /// that the BPF programs have counted.
+    /// Stores the counters of the servers at these indices; `elsewhere` contains for each record
+    /// the packets and bytes that the BPF programs have counted.
     pub(crate) fn keep_counts(
         &self,
         control: &Control,
@@ -71,7 +71,7 @@ impl Area<'_> {
     }
 
     /// Adds the counters of the earlier dataplane's servers to those of this dataplane; `elsewhere`
-    /// is the number that the BPF programs have counted so far.
+    /// contains for each record the packets and bytes that the BPF programs have counted so far.
     pub(crate) fn take_counts(
         &self,
         control: &mut Control,
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_save_keeps_the_previous_text() {
+    fn save_of_too_long_text_leaves_no_saved_text() {
         let words = text_words(32);
         let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let area = Area {

@@ -50,7 +50,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
 /// any word.
 const VERSION: u64 = 2;
 
-/// Words at the beginning.
+/// Indices of the words at the beginning of the memory.
 mod head {
     pub(super) const MAGIC: usize = 0;
     pub(super) const VERSION: usize = 1;
@@ -283,7 +283,7 @@ impl WarmRestart {
         match self.area().save(text) {
             true => Ok(()),
             false => Err(io::Error::other(format!(
-                "they need {} MiB, and the limit is {}",
+                "services and servers need {} MiB, and the limit is {} MiB",
                 text.len() >> 20,
                 TEXT >> 20
             ))),
@@ -314,7 +314,7 @@ impl WarmRestart {
         is_alive(&self.mapped, now);
     }
 
-    /// Distance of the clock of the deadlines from a clock that shows `now`.
+    /// Returns by how much the clock of the deadlines is ahead of a clock that shows `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
         let then = lvs_sys::monotonic().wrapping_sub(self.mapped.word(head::BASE));
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
@@ -348,8 +348,8 @@ fn is_alive(mapped: &Mapped, now: Instant) {
     mapped.set(head::ALIVE, (now + WITHOUT_DATAPLANE).as_nanos());
 }
 
-/// Whether a successor may still take over the state of a dataplane with this base time whose last
-/// sign of life was at `alive`.
+/// Whether a successor may still take over the state of a dataplane: `alive` is the end of the
+/// permitted time, by the dataplane's clock, whose zero is at `base`.
 fn is_worth_waiting(base: u64, alive: u64) -> bool {
     lvs_sys::monotonic().wrapping_sub(base) < alive
 }
@@ -360,7 +360,7 @@ fn found(state_keeper: &StateKeeper) -> Result<Mapped, String> {
     let head = head.map_err(|error| error.to_string())?;
     let word = |n: usize| head.words()[n].load(Acquire);
     if (word(head::MAGIC), word(head::VERSION)) != (MAGIC, VERSION) {
-        return Err("it was another version".to_owned());
+        return Err("its version stored them in another format".to_owned());
     }
     let description = std::array::from_fn(|n| word(head::TABLE + n));
     let layout = Layout::from_words(&description).map_err(|error| error.to_string())?;

@@ -42,7 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const HASTE: Duration = Duration::from_millis(200);
 /// Interval at which a state keeper checks whether a dataplane can still use its descriptors.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest time that a state keeper runs without memory from a dataplane.
+/// A state keeper without usable memory runs at least this long after its start, so that a starting
+/// dataplane can pass its memory.
 const EMPTY: Duration = Duration::from_secs(60);
 /// Maximum number of stored shields: the shield of a killed dataplane and those of its successors.
 const SHIELDS: usize = 4;
@@ -153,8 +154,8 @@ impl StateKeeper {
         call(&self.name, ask::SHIELD, Some(socket)).map(drop)
     }
 
-    /// Makes the state keeper close the shields of earlier dataplanes, after this dataplane has
-    /// installed its own.
+    /// Makes the state keeper close the shields and the TUN device of earlier dataplanes, after
+    /// this dataplane has installed its own shield.
     pub(crate) fn keep_last_shield(&self) -> io::Result<()> {
         call(&self.name, ask::LAST, None).map(drop)
     }
@@ -296,7 +297,7 @@ fn call_once(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<
     send(&stream, what, with)?;
     let (answer, descriptor) = receive(&stream)?;
     if answer != DONE {
-        return Err(refused("the state keeper refuses"));
+        return Err(refused("the state keeper cannot handle the request"));
     }
     Ok(descriptor)
 }
@@ -554,7 +555,8 @@ mod tests {
         let ending = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
         let holding = name.clone();
         let running = thread::spawn(move || {
-            // One request is received but not answered; another is never received.
+            // One connection is accepted and closed without an answer. Later ones are closed before
+            // they are accepted.
             drop(ending.accept()?);
             thread::sleep(Duration::from_millis(50));
             drop(ending);

@@ -1,7 +1,7 @@
 //! Tests of the program when nothing reads its standard error: it continues to run, and ends on a
 //! signal.
 //!
-//! `lvs-testbed/tests/e2e/doors.rs` tests the packets in the meantime.
+//! `lvs-testbed/tests/e2e/doors.rs` tests that packets are forwarded while the log has no reader.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read};

@@ -1,5 +1,5 @@
-//! Tests of the program under a service manager with a watchdog: the program resets the watchdog
-//! while its threads answer, and not when a thread hangs.
+//! Tests of the program under a service manager with a watchdog: the program sends keep-alive
+//! messages (`WATCHDOG=1`) while its threads answer, and none while the process is stopped.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;

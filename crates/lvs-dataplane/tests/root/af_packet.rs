@@ -177,7 +177,7 @@ fn pattern(position: usize) -> u8 {
 }
 
 #[test]
-fn idle_round_trip_is_answered() {
+fn echo_through_idle_packet_sockets_is_answered() {
     idle_round_trip(open);
     idle_round_trip(open_without_ring);
     idle_round_trip(open_two_queues);
@@ -678,7 +678,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
 }
 
 #[test]
-fn socket_without_ring_receives_by_messages() {
+fn socket_receives_by_messages_after_ring_is_refused() {
     const PACKET_VNET_HDR: i32 = 15;
     let (left, middle, _right) = hosts();
     let mut sender = left.run(|| open_without_ring("wl"));

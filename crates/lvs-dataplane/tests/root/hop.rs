@@ -1,5 +1,5 @@
-//! The device of the TUN backend and the rules and routes that lead packets into it, against a real
-//! kernel. Needs root.
+//! Tests of the device of the TUN backend, and of the rules and routes that lead packets into the
+//! device, with a real kernel. Needs root.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -43,7 +43,7 @@ fn received(io: &mut impl PacketIo) -> Vec<(u16, u8)> {
 }
 
 #[test]
-fn queues_divide_the_flows_and_removed_next_hops_are_reused() {
+fn tun_queues_divide_flows_and_device_is_deleted_with_its_queues() {
     let host = Host::new();
     host.ip("link add name br0 type bridge");
     host.sh("ip addr add 10.0.0.1/24 dev br0; ip link set br0 up");

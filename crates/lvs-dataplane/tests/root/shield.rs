@@ -207,7 +207,7 @@ fn services_are_hidden_from_host_and_received_by_packet_socket() {
 }
 
 #[test]
-fn nat_server_reaches_the_host_but_is_not_forwarded() {
+fn packets_of_nat_server_reach_the_host_but_are_not_forwarded() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
@@ -452,7 +452,7 @@ fn shield_update_sends_difference_in_one_transaction() {
             .any(|l| l.starts_with("create") && l.contains(". 61001 }")),
         "{ours:?}"
     );
-    // No other process can change it.
+    // No other process can change the table.
     let table = shield.table().to_owned();
     host.sh("nft flush ruleset");
     assert!(host.sh("nft list tables").contains(&table));
@@ -536,7 +536,7 @@ fn reinjected_frame_is_received_by_the_host() {
     // The first packets may be hidden; the client sends them again.
     assert_connect(&net.client, "10.1.0.1:80", CONNECTED);
     assert_connect(&net.client, "10.1.0.1:81", REFUSED);
-    // A transfer with aggregates and partial checksums arrives completely.
+    // A transfer with super-packets and partial checksums arrives completely.
     const LEN: usize = 8 << 20;
     let sender = net.client.spawn(|| {
         let mut stream = TcpStream::connect("10.1.0.1:80").unwrap();
@@ -546,7 +546,7 @@ fn reinjected_frame_is_received_by_the_host() {
         let mut received = Vec::new();
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_to_end(&mut received).unwrap();
-        // The first frames are the attempts above.
+        // The first frames belong to the connection attempts above.
         if !received.is_empty() {
             assert_eq!(received.len(), LEN);
             assert!(received.iter().all(|b| *b == 7));
@@ -751,7 +751,7 @@ fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
 
 /// The host removes any number of tags of VLAN 0.
 #[test]
-fn priority_tagged_packets_are_hidden() {
+fn packets_with_several_priority_tags_are_hidden() {
     let net = net();
     let host = net.director.run(|| UdpSocket::bind("10.1.0.1:7").unwrap());
     let to = net.director.run(|| {
@@ -780,9 +780,9 @@ fn priority_tagged_packets_are_hidden() {
     ]
     .map(<[_]>::concat)
     .into();
-    // So it is without a shield, by this kernel.
+    // Without a shield, this kernel accepts packets with these tags.
     assert!(single.iter().all(|tags| arrives(tags, PATIENCE)));
-    // The dataplane accepts some of these packets, and not the others.
+    // Without a shield, the host accepts at least some of the packets with nested tags.
     let often = (0..20).flat_map(|_| &nested);
     assert!(often.into_iter().any(|tags| arrives(tags, SILENCE)));
     let mut shield = net.director.run(|| Shield::open(None).unwrap());

@@ -55,7 +55,7 @@ const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
 /// An array in the kernel that BPF programs read and write, and that this process maps as 64-bit
-/// words; or a memory file that other processes have as well, mapped in the same way.
+/// words; or a memory file that other processes map as well.
 #[derive(Debug)]
 pub struct SharedArray {
     fd: OwnedFd,
@@ -63,13 +63,13 @@ pub struct SharedArray {
     words: usize,
 }
 
-// SAFETY: the mapping belongs to this value until it is dropped, and nothing in it to a thread.
+// SAFETY: the mapping belongs to this value until it is dropped, and is not bound to a thread.
 unsafe impl Send for SharedArray {}
 // SAFETY: a shared reference gives access to atomics only.
 unsafe impl Sync for SharedArray {}
 
 impl SharedArray {
-    /// A new array of `entries` times so many words, all zeros.
+    /// Creates an array of `entries` entries of `words` words each, all zeros.
     ///
     /// # Errors
     /// As [`Program::load`](super::programs::Program::load); `OutOfMemory`.
@@ -108,7 +108,7 @@ impl SharedArray {
         Self::map(file.try_clone()?.into(), offset, words)
     }
 
-    /// Opens the array that was pinned under this name and has at least that many words.
+    /// Opens the array that was pinned under this name and has at least `words` words.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another map.
@@ -134,10 +134,10 @@ impl SharedArray {
             .checked_mul(8)
             .filter(|&len| isize::try_from(len).is_ok())
             .ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: a new mapping of an open descriptor touches no memory that exists. All of it is
-        // there for as long as the mapping is: the kernel refuses one that is longer than a BPF
+        // SAFETY: a new mapping of an open descriptor touches no memory that exists. All of it
+        // exists as long as the mapping: the kernel refuses a mapping that is longer than a BPF
         // array, whose length never changes, and `of_file` has refused files that are shorter or
-        // may become so.
+        // can become shorter.
         let memory = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -157,16 +157,15 @@ impl SharedArray {
 
     /// Returns the words of the array.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is so long, begins at a page, and stays so long (`map`). It is used as
-        // atomics only, by this process, by programs in the kernel, and by other processes that
-        // map it.
+        // SAFETY: the mapping has this length, begins at a page, and never becomes shorter (`map`).
+        // This process, BPF programs and other processes that map it access it only as atomics.
         unsafe { slice::from_raw_parts(self.memory.as_ptr().cast::<AtomicU64>(), self.words) }
     }
 
     /// Makes all words zeros again.
     #[cfg(any(test, feature = "testing"))]
     pub fn zero(&mut self) {
-        // SAFETY: the mapping is so long, and this process has no other reference to it.
+        // SAFETY: the mapping has this length, and this process has no other reference to it.
         unsafe { ptr::write_bytes(self.memory.as_ptr(), 0, self.words * 8) };
     }
 
@@ -187,7 +186,7 @@ impl SharedArray {
 impl Drop for SharedArray {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own. References to its words borrow this value, or
-        // exist in regions that own it (`shared_table`), so there are none now.
+        // exist in regions that own it (`shared_table`), so no such reference exists now.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.words * 8) };
     }
 }
@@ -223,7 +222,7 @@ pub(super) fn pinned_numbers(path: &Path, kind: u32) -> io::Result<OwnedFd> {
 }
 
 /// Fixes the length of a memory file, so that processes can map it safely: it can neither shrink
-/// nor grow, and no other seals can be added, such as one against writes.
+/// nor grow, and no further seals, such as one against writes, can be added.
 ///
 /// # Errors
 /// If the file does not permit seals (`MFD_ALLOW_SEALING`).
@@ -272,7 +271,7 @@ impl PerCpuArray {
     }
 }
 
-/// A set of keys of `WORDS` words, for look-ups of BPF programs.
+/// A set of keys of `WORDS` words, in which BPF programs look up keys.
 #[derive(Debug)]
 pub struct SharedSet<const WORDS: usize>(SharedMap<WORDS, 1>);
 
@@ -369,7 +368,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     /// If it is full (`E2BIG`), or there is no memory.
     pub fn insert(&self, key: &[u64; KEY], value: &[u64; VALUE]) -> io::Result<()> {
         let value = ptr::from_ref(value).expose_provenance() as u64;
-        // SAFETY: the value lives until after the call, and is as long as the map was made for.
+        // SAFETY: the value lives until after the call, and has the length of the map's values.
         unsafe { self.element(BPF_MAP_UPDATE_ELEM, key, value) }
     }
 
@@ -377,7 +376,8 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     pub fn get(&self, key: &[u64; KEY]) -> Option<[u64; VALUE]> {
         let mut value = [0_u64; VALUE];
         let to = ptr::from_mut(&mut value).expose_provenance() as u64;
-        // SAFETY: the kernel writes as many bytes as the map was made for, and no other code uses them.
+        // SAFETY: the kernel writes one value of the map, as long as this memory, which no other
+        // code uses.
         let found = unsafe { self.element(BPF_MAP_LOOKUP_ELEM, key, to) };
         found.ok().map(|()| value)
     }
@@ -387,12 +387,12 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     /// # Errors
     /// If the map does not contain it.
     pub fn remove(&self, key: &[u64; KEY]) -> io::Result<()> {
-        // SAFETY: there is no value.
+        // SAFETY: the command has no value.
         unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
     }
 
-    /// Returns keys and values. The result is complete if no program removes entries in the
-    /// meantime.
+    /// Returns keys and values. The result is complete if no entry is removed while this function
+    /// reads.
     ///
     /// # Errors
     /// No error is known.
@@ -409,7 +409,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     fn key_after(&self, key: Option<&[u64; KEY]>) -> io::Result<Option<[u64; KEY]>> {
         let mut next = [0_u64; KEY];
         let to = ptr::from_mut(&mut next).expose_provenance() as u64;
-        // SAFETY: the kernel writes as many bytes as a key has, and no other code uses them.
+        // SAFETY: the kernel writes one key, as long as this memory, which no other code uses.
         match unsafe { self.element(BPF_MAP_GET_NEXT_KEY, key, to) } {
             Ok(()) => Ok(Some(next)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -434,8 +434,8 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
             value,
             flags: 0,
         };
-        // SAFETY: the key, if there is one, lives until after the call, and is as long as the map was
-        // made for; the caller says the same of the value.
+        // SAFETY: the key, if there is one, lives until after the call, and has the length of the
+        // map's keys; the caller guarantees the same for the value.
         unsafe { call(command, &mut request) }.map(drop)
     }
 
@@ -453,7 +453,8 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     }
 }
 
-/// A slot for one map, in which BPF programs look up the map; the slot can be empty.
+/// An outer map with one entry (`BPF_MAP_TYPE_ARRAY_OF_MAPS`), in which BPF programs look up an
+/// inner map; the entry can be empty.
 #[derive(Debug)]
 pub struct MapPlace {
     fd: OwnedFd,
@@ -492,8 +493,8 @@ impl MapPlace {
         Ok(Self { fd })
     }
 
-    /// Makes programs use this map, which must be like the one for which the outer map was made.
-    /// Waits until no program uses the previous map.
+    /// Sets the inner map, which must have the type and the sizes of the map that was passed to
+    /// [`new`](Self::new). Waits until no program uses the previous inner map.
     ///
     /// # Errors
     /// If the maps differ in kind or size.
@@ -504,7 +505,7 @@ impl MapPlace {
         self.element(BPF_MAP_UPDATE_ELEM, number(&map.fd))
     }
 
-    /// Empties the map's entry for programs.
+    /// Empties the entry: BPF programs find no inner map.
     pub fn clear(&self) {
         // An absent entry is not an error.
         let _ = self.element(BPF_MAP_DELETE_ELEM, 0);
@@ -559,7 +560,7 @@ impl DeviceSlot {
     }
 }
 
-/// Makes a request about an entry of a map of programs, maps or devices.
+/// Sets or deletes an entry of a map of programs, maps or devices.
 pub(super) fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
     let mut request = Element {
         map: number(map),
@@ -589,8 +590,8 @@ pub fn shared_table(
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let regions = arrays.map(|array| {
-        // SAFETY: as in `words`. The reference is used by the region alone, which owns the array
-        // for as long as it exists.
+        // SAFETY: as in `words`. Only the region uses the reference, and the region owns the array
+        // as long as it exists.
         let words = unsafe {
             slice::from_raw_parts(array.memory.as_ptr().cast::<AtomicU64>(), array.words)
         };

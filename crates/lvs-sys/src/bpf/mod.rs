@@ -1,5 +1,5 @@
-//! BPF by its system call: maps that this process maps as well, programs, and where they are
-//! attached and pinned.
+//! BPF by its system call: maps, which this process also maps into its memory, programs, links and
+//! pins.
 //!
 //! A loader crate would make the same calls. Its additional features (relocation against the
 //! kernel's types, maps described in BTF) are of no use here, because the programs read packets and
@@ -57,7 +57,7 @@ pub fn mount_bpf(directory: &Path) -> io::Result<()> {
         return Ok(());
     }
     let path = c_path(directory)?;
-    // SAFETY: the strings end with a zero and live until after the call.
+    // SAFETY: the strings end with a NUL and live until after the call.
     let done = unsafe {
         libc::mount(
             c"bpf".as_ptr(),
@@ -70,8 +70,8 @@ pub fn mount_bpf(directory: &Path) -> io::Result<()> {
     super::check(done).map(drop)
 }
 
-/// Whether this process is root outside of containers; then tests do not accept that the kernel
-/// refuses BPF.
+/// Whether this process runs in the initial user namespace with the capabilities that BPF requires.
+/// Tests then fail if the kernel refuses BPF.
 pub fn is_root_of_all() -> bool {
     // bpf(2) needs capabilities in the initial user namespace, which has this map of users.
     let all = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();

@@ -77,7 +77,7 @@ const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const BPF_XDP: u32 = 37;
-/// Requires that the driver runs the program.
+/// Native XDP only: the kernel refuses the program if the driver cannot run it.
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const BPF_F_BEFORE: u32 = 1 << 3;
 /// In the flags of a test run: the frame has a checksum of its whole content, as some network cards
@@ -155,7 +155,7 @@ impl Program {
             ifindex: 0,
             attach_type: kind.place(),
         };
-        // SAFETY: the instructions and the license live here.
+        // SAFETY: the instructions and the license live until after the call.
         let error = match unsafe { load_in_peace(&mut request) } {
             Ok(fd) => return Ok(Self { fd, kind }),
             Err(error) => error,
@@ -164,8 +164,8 @@ impl Program {
         request.log_level = 1;
         request.log_size = u32::try_from(log.len()).unwrap_or(0);
         request.log = log.as_mut_ptr().expose_provenance() as u64;
-        // For what the verifier says. SAFETY: as before; the log is as long as `log_size`, and this
-        // function's.
+        // The second call requests the log of the verifier. SAFETY: as before; the log is a local
+        // buffer of `log_size` bytes.
         let again = unsafe { load_in_peace(&mut request) };
         again
             .map(|fd| Self { fd, kind })
@@ -271,7 +271,8 @@ impl Program {
             batch: 0,
             unused: 0,
         };
-        // SAFETY: frame, `out` and context live here, and are as long as the request says.
+        // SAFETY: frame, `out` and context live until after the call, and have the lengths in the
+        // request.
         unsafe { call(BPF_PROG_TEST_RUN, &mut request) }?;
         out.truncate(request.size_out as usize);
         Ok((request.result.cast_signed(), out))
@@ -419,7 +420,7 @@ impl ProgramLink {
 unsafe fn load_in_peace(request: &mut LoadProgram) -> io::Result<OwnedFd> {
     let mut attempt = 1;
     loop {
-        // SAFETY: the caller says so.
+        // SAFETY: the caller guarantees it (the contract of this function is that of `call`).
         match unsafe { descriptor(BPF_PROG_LOAD, request) } {
             Err(error) if interrupted(&error) && attempt < ATTEMPTS => attempt += 1,
             done => return done,
@@ -431,7 +432,7 @@ fn interrupted(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }
 
-/// An error with the last lines of the verifier.
+/// Adds the last lines of the verifier's log to an error.
 fn with_log(error: io::Error, log: &[u8]) -> io::Error {
     const LINES: usize = 12;
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);
@@ -479,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn test_run_survives_signal() -> io::Result<()> {
+    fn program_load_is_repeated_after_signals() -> io::Result<()> {
         signal_hook::flag::register(libc::SIGURG, Arc::new(AtomicBool::new(false)))?;
         // SAFETY: the call has no arguments and returns a number.
         let thread = unsafe { libc::gettid() };

@@ -6,7 +6,7 @@ use std::{fs, io};
 /// The process in which [`detach`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The process that called [`detach`]; contains the new process's id.
+    /// The process that called [`detach`].
     Caller,
     /// The new process, in a separate session, so that no terminal can interrupt it.
     Detached,
@@ -22,10 +22,10 @@ const IGNORED: [libc::c_int; 5] = [
     libc::SIGPIPE,
 ];
 
-/// Starts a process that no `wait` of this process finds, and returns in both processes. The new
+/// Starts a process that is not a child of this process, and returns in both processes. The new
 /// process has the descriptors 0 to 2 and `keep`; all others are closed in it, so that it keeps no
-/// pipe of the caller open. The caller must have no object with another descriptor that both
-/// processes use afterwards.
+/// pipe of the caller open. After the call, the new process must not use an object that owns
+/// another descriptor.
 ///
 /// # Errors
 /// This process has several threads, or the limit of processes is reached.
@@ -37,14 +37,14 @@ pub fn detach(keep: &impl AsFd) -> io::Result<Side> {
     // SAFETY: this process has one thread, so no lock of its memory is held elsewhere.
     let between = super::super::check(unsafe { libc::fork() })?;
     if between == 0 {
-        // SAFETY: as above, in the process that has just been made.
+        // SAFETY: as above, in the new process.
         let second = unsafe { libc::fork() };
         if second != 0 {
-            // SAFETY: ends the process between the two, which shares no buffers to be written.
+            // SAFETY: takes a number; ends the intermediate process without flushing buffers.
             unsafe { libc::_exit(i32::from(second < 0)) }
         }
         for signal in IGNORED {
-            // SAFETY: takes numbers; to ignore a signal runs no code of ours.
+            // SAFETY: takes numbers; an ignored signal runs no handler.
             unsafe { libc::signal(signal, libc::SIG_IGN) };
         }
         for (first, last) in [(3, keep.wrapping_sub(1)), (keep + 1, u32::MAX)] {
@@ -54,7 +54,7 @@ pub fn detach(keep: &impl AsFd) -> io::Result<Side> {
                 unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
             }
         }
-        // SAFETY: takes nothing. The process leads no group, so it gets a session.
+        // SAFETY: takes no arguments. The process is no process group leader, so the call succeeds.
         unsafe { libc::setsid() };
         return Ok(Side::Detached);
     }

@@ -1,4 +1,4 @@
-//! The filter that selects the calls to report.
+//! The seccomp filter that selects the system calls to report to the supervisor.
 //!
 //! The filter can read the arguments of a call, but not the memory of the program. So it selects
 //! calls by the numbers of descriptors: the supervisor places the sockets of generic netlink in a
@@ -45,7 +45,7 @@ impl Places {
         let end = u32::try_from(limit).map_or(Self::END, |limit| limit.min(Self::END));
         let middle = end.checked_sub(Self::EACH)?;
         let start = middle.checked_sub(Self::EACH)?;
-        // Lower descriptors are left to the program.
+        // Lower numbers are for the program's own descriptors.
         (start >= Self::EACH).then_some(Self {
             plain: start..middle,
             strict: middle..end,

@@ -23,7 +23,7 @@ pub use namespace::{NamespaceId, cookie_of_socket, of_socket, owners};
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
-/// A noticed call.
+/// A system call that the kernel reported to the supervisor.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     /// The number of the notification.
@@ -37,9 +37,12 @@ pub struct Call {
     pub arguments: [u64; 6],
 }
 
-/// The noticed calls.
+/// The system calls that the filter reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the field names are those of the system calls")]
+#[allow(
+    missing_docs,
+    reason = "the variants have the names of the system calls"
+)]
 pub enum Kind {
     Socket,
     Sendto,
@@ -76,7 +79,7 @@ pub enum Answer {
     Value(i64),
     /// The call fails with this error number.
     Errno(i32),
-    /// The caller already has the answer, or has exited.
+    /// The call needs no answer: it was answered before, or the caller has exited.
     Sent,
 }
 
@@ -94,8 +97,8 @@ pub fn install(places: &Places) -> io::Result<Listener> {
         len: u16::try_from(code.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
         filter: code.as_mut_ptr(),
     };
-    // With the second flag a signal cannot interrupt a call after the supervisor has received it:
-    // otherwise the program would repeat a change that was already made.
+    // With the second flag, only a fatal signal interrupts a call after the supervisor has received
+    // it. Otherwise, the program would repeat a change that was already made.
     let flags =
         libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     // SAFETY: the program and its instructions live until after the call, which copies them.

@@ -26,7 +26,7 @@ impl NamespaceId {
         Self::new(meta.dev(), meta.ino())
     }
 
-    /// The identity with the device and inode of that file.
+    /// The identity of the namespace whose file in `/proc/PID/ns` has this device and inode.
     pub const fn new(device: u64, inode: u64) -> Self {
         Self { device, inode }
     }
@@ -74,8 +74,8 @@ pub fn cookie_of_socket(socket: &impl AsFd) -> io::Result<u64> {
     Ok(cookie)
 }
 
-/// The user namespaces whose capabilities apply to a namespace: its owner, and all ancestors that
-/// this process sees. A thread in one of them has its capabilities in that namespace.
+/// The user namespaces whose capabilities apply to a namespace: its owner, and all visible
+/// ancestors of the owner. A thread in one of them has its capabilities in that namespace.
 ///
 /// # Errors
 /// The owner is not visible from the user namespace of this process.

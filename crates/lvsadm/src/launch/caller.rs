@@ -1,4 +1,4 @@
-//! The thread that makes a reported call: its rights, its descriptors and its request.
+//! The thread that made a reported system call: its capabilities, its descriptors and its request.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read};
@@ -43,9 +43,9 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// A thread and its present rights. A worker stores the `last` caller, because a program makes
-    /// many calls. `None` if the thread is not visible. The result is valid only if the call is
-    /// still valid afterwards.
+    /// Returns a thread with its present capabilities. A worker stores the `last` caller, because
+    /// one thread often makes many calls. `None` if the thread is not visible. The result is valid
+    /// only if the call is still valid afterwards.
     pub(super) fn of(thread: u32, last: Option<Self>) -> Option<Self> {
         if let Some(last) = last.filter(|last| last.thread == thread)
             && let Some((user, has_net_admin)) = rights(&last.directory, thread)
@@ -109,7 +109,7 @@ impl Caller {
 
     /// Returns a copy of the caller's descriptor `number`.
     pub(super) fn descriptor(&self, number: u64) -> Option<OwnedFd> {
-        // The kernel also reads only the low half.
+        // The kernel, too, reads only the lower 32 bits.
         let number = (number & 0xffff_ffff) as u32;
         pidfd_getfd(&self.pidfd, number.cast_signed(), PidfdGetfdFlags::empty()).ok()
     }
@@ -129,8 +129,8 @@ impl Caller {
         bytes
     }
 
-    /// Its memory, for reading only. This is cheaper than [`memory`](Self::memory): the bytes are
-    /// valid only if the call is still valid after they were read.
+    /// Returns read access to the caller's memory. This is cheaper than [`memory`](Self::memory):
+    /// the bytes are valid only if the call is still valid after they were read.
     pub(super) const fn look(&self) -> Look {
         Look(self.thread)
     }
@@ -153,7 +153,8 @@ impl Caller {
     }
 }
 
-/// The user namespace of a thread, and whether it has CAP_NET_ADMIN there; `None` if it has exited.
+/// Returns the user namespace of a thread, and whether the thread has CAP_NET_ADMIN in it; `None`
+/// if the thread has exited.
 fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
     let user = namespace(directory, USER)?;
     // Without a thread number, the call would read the capabilities of this thread.
@@ -167,13 +168,13 @@ const USER: &str = "ns/user";
 /// The network namespace of a thread, in its directory.
 const NETWORK: &str = "ns/net";
 
-/// A namespace of the thread of a directory in `/proc`.
+/// Returns a namespace of the thread to which a directory in `/proc` belongs.
 fn namespace(directory: &OwnedFd, name: &str) -> Option<NamespaceId> {
     let found = fs::statat(directory, name, AtFlags::empty()).ok()?;
     Some(NamespaceId::new(found.st_dev, found.st_ino))
 }
 
-/// The process of the thread of a directory in `/proc`.
+/// Returns the process of the thread to which a directory in `/proc` belongs.
 fn process(directory: &OwnedFd) -> Option<u32> {
     let status = fs::openat(
         directory,
@@ -338,7 +339,7 @@ pub(super) struct Buffers {
     place: Place,
 }
 
-/// The memory for the address of the sender and the lengths.
+/// The place in the program's memory to which the sender's address and the lengths are written.
 #[derive(Debug)]
 enum Place {
     /// `recvfrom`: addresses of the address and of its length.

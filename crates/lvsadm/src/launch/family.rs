@@ -27,7 +27,8 @@ pub(super) const VERSION: u32 = 0x0001_0201;
 /// The highest attribute number.
 const ATTRIBUTES: u32 = 6;
 
-/// Length of a datagram of a dump: fits the buffer of a page that old libraries read into.
+/// Maximum number of bytes of a datagram of a dump. It fits into the buffer of one page that old
+/// libraries use.
 const DATAGRAM: usize = 3584;
 
 const NEW_SERVICE: u8 = 1;
@@ -58,7 +59,7 @@ const TIMEOUT_UDP: u16 = 6;
 /// The service is in the table (`IP_VS_SVC_F_HASHED`).
 pub(super) const HASHED: u32 = 2;
 
-/// The calls of a dataplane that programs use.
+/// The dataplane, with the calls that the interfaces of IPVS require.
 pub(super) trait Dataplane {
     fn change(&mut self, call: Call) -> Result<(), Errno>;
     /// All services, or one service; [`Errno::ESRCH`] if it does not exist.
@@ -399,8 +400,8 @@ pub(super) fn service_of(protocol: u16, address: SocketAddr) -> Option<ServiceId
     }
 }
 
-/// Reads the settings of a service. Flags that the program does not name, and settings that only
-/// this director has, keep the values in `now`.
+/// Reads the settings of a service. Flags outside the program's mask, and settings that the
+/// kernel's IPVS does not have, keep their values from `now`.
 fn service_config(
     of: Attributes<'_>,
     family: Family,
@@ -596,7 +597,7 @@ pub(super) fn rows(stats: &Stats) -> [u64; 10] {
 /// The low 32 bits, as the kernel shows its counters in old structures.
 #[allow(
     clippy::cast_possible_truncation,
-    reason = "the dataplane of this test supports it"
+    reason = "the fields of the kernel's structure have 32 bits"
 )]
 pub(super) const fn low(value: u64) -> u32 {
     value as u32

@@ -1,5 +1,6 @@
 //! IPVS's files in `/proc`, for the program and all processes that it starts: a file system that
-//! the supervisor serves. Files have the dataplane's state at the time when they are opened.
+//! the supervisor serves. A file contains the state of the dataplane at the time when the file was
+//! opened.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -22,7 +23,7 @@ use super::log;
 use super::space::{Space, errno_of};
 use super::supervisor::{Supervisor, Worker};
 
-/// Name of the unlisted directory that contains the parts of the other directories.
+/// Name of the hidden directory that contains the real `/proc` and the replacement of `/proc/net`.
 pub(super) const INSIDE: &str = ".lvs-run";
 /// Name in this directory: the real `/proc`.
 pub(super) const PROC: &str = "proc";
@@ -53,7 +54,7 @@ const BYTES_MAX: usize = 256 << 20;
 const BYTES_STEP: usize = 1 << 20;
 /// Maximum number of threads that wait for a dataplane.
 const THREADS_MAX: usize = 16;
-/// Maximum number of stored names of other files.
+/// Maximum number of stored names of files that do not belong to IPVS.
 const LINKS_MAX: usize = 4096;
 
 /// Numbers of the first file, sysctl and link. Smaller numbers belong to directories.
@@ -69,8 +70,8 @@ const SYSCTL_MODE: u32 = 0o100_644;
 /// A directory in which all names except those of IPVS are links to the real files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Overlay {
-    /// `/proc/sys/net`, the root: file systems that are mounted in a directory below it do not
-    /// exist in other network namespaces.
+    /// `/proc/sys/net`, the mount point of the file system. A mount point below it would not exist
+    /// in other network namespaces.
     Sys,
     /// `/proc/sys/net/ipv4`.
     Ipv4,
@@ -120,7 +121,7 @@ impl Node {
     }
 }
 
-/// The kernel's links, by their numbers.
+/// The links to the kernel's own files, by their inode numbers.
 #[derive(Debug, Default)]
 struct Links {
     all: Vec<(Overlay, String)>,
@@ -128,7 +129,7 @@ struct Links {
 }
 
 impl Links {
-    /// The number of a link; an error if there are too many.
+    /// Returns the inode number of a link; an error if there are too many links.
     fn number(&mut self, key: (Overlay, String)) -> Result<u64, Errno> {
         if let Some(known) = self.numbers.get(&key) {
             return Ok(*known);
@@ -153,7 +154,7 @@ struct Content {
 }
 
 impl Content {
-    /// Reserves room for the text, unless open files have too many bytes.
+    /// Counts the bytes of the text; an error if all open files together exceed the limit.
     fn fit(&mut self) -> Result<(), Errno> {
         while self.taken < self.text.len() {
             self.taken += BYTES_STEP;
@@ -236,7 +237,7 @@ impl Files {
 
     fn reply(&self, unique: u64, result: Result<Vec<u8>, Errno>) {
         if (&self.device).write(&fuse::answer(unique, result)).is_err() {
-            // The caller has exited, and will not close a file that this request has opened.
+            // The caller has exited, so it will not close the file that this request has opened.
             lock(&self.open).remove(&unique);
         }
     }
@@ -301,7 +302,7 @@ impl Files {
             }
             fuse::FLUSH | fuse::RELEASEDIR => Ok(Vec::new()),
             fuse::STATFS => Ok(fuse::empty()),
-            // The kernel does not need operations that are missing.
+            // The kernel does not require the other operations.
             _ => Err(Errno::ENOSYS),
         }
     }
@@ -334,7 +335,7 @@ impl Files {
         found.ok_or(Errno::ESTALE)
     }
 
-    /// The node of a name in a directory.
+    /// Finds the node of a name in a directory.
     fn find(&self, directory: &Node, name: &str, thread: u32, worker: &mut Worker) -> Found {
         let number = match (directory, name) {
             (Node::Overlay(Overlay::Ipv4), VS) => 3,
@@ -359,7 +360,7 @@ impl Files {
         Ok((number, self.node(number)?))
     }
 
-    /// The real directory, for a thread.
+    /// Returns the path of the real directory that an overlay replaces, as `thread` sees it.
     fn real(&self, overlay: Overlay, thread: u32, worker: &mut Worker) -> Result<String, Errno> {
         match overlay {
             Overlay::Net => Ok(format!("/proc/{thread}/net")),

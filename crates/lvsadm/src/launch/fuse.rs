@@ -60,7 +60,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The kernel expects no answer.
+    /// Whether the kernel expects no answer.
     pub(super) const fn is_notice(&self) -> bool {
         matches!(self.operation, FORGET | BATCH_FORGET | INTERRUPT)
     }
@@ -204,7 +204,8 @@ pub(super) fn entries(all: &[(u32, String)], at: usize, room: usize) -> Vec<u8> 
             break;
         }
         let end = out.len() + length;
-        // Programs read the number of a file elsewhere, but a 0 would hide the entry.
+        // The inode number in an entry has no meaning, but programs ignore an entry with the number
+        // 0.
         for value in [1, index as u64 + 1] {
             out.extend(value.to_ne_bytes());
         }

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use lvs_core::api::{CHANGES_MAX, Call, ServerSpec, ServiceId, ServiceSpec, Sysctl, Timeouts};
 use lvs_core::sync::{SyncDaemon, SyncRole};
 
-/// The services with their servers, and the settings, that a program has configured, up to the
-/// size of one request.
+/// The services with their servers, and the settings, that a program has configured: at most as
+/// many as one request to the dataplane can contain.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     /// Services in the order in which they were added, because the program's listings depend on it.
@@ -20,7 +20,7 @@ pub(super) struct Kept {
     daemons: Vec<SyncDaemon>,
     timeouts: Option<Timeouts>,
     sysctls: BTreeMap<String, String>,
-    /// Whether there was too much data, so that nothing is stored.
+    /// Whether the limit was exceeded, so that nothing is stored any more.
     is_full: bool,
 }
 
@@ -41,8 +41,9 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Records a change that was made. Returns `false` if the maximum of changes is reached: then
-    /// no further change is recorded.
+    /// Records a change that was made. Returns `false` when the maximum of changes is reached: the
+    /// recorded changes are then discarded, and no change is recorded until the program deletes all
+    /// services.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();

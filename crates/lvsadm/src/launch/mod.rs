@@ -1,8 +1,9 @@
 //! `lvs-run`: runs a program that uses the interfaces of IPVS, which a dataplane answers.
 //!
 //! The program gets real sockets of generic netlink, at high descriptor numbers. A seccomp filter
-//! reports the requests that it sends there. The supervisor, a second process, answers requests of
-//! the family `IPVS` from a socket of its own. The kernel handles all other calls.
+//! reports the requests that the program sends to these sockets. The supervisor, a second process,
+//! answers requests of the family `IPVS` from a socket of its own. The kernel handles all other
+//! calls.
 
 mod caller;
 mod family;
@@ -128,8 +129,8 @@ impl Invocation {
     }
 }
 
-/// Runs `lvs-run` with these arguments, and returns its exit status if the command could not be
-/// executed.
+/// Runs `lvs-run` with these arguments. It returns, with the exit status, only if the command is
+/// not executed.
 pub fn main(words: impl IntoIterator<Item = OsString>) -> u8 {
     let invocation = match Invocation::parse(words) {
         Ok(invocation) => invocation,
@@ -210,8 +211,7 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     let listener = match notify::install(&places) {
         Ok(listener) => listener,
         Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {
-            // The supervisor of this launcher detects that its end of the pair was closed, and
-            // exits.
+            // The supervisor of this launcher exits when the launcher closes its end of the pair.
             let probe = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC);
             if !probe.is_ok_and(|socket| is_placed(&socket)) {
                 return Err(
@@ -230,7 +230,7 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     };
     let why_no_files = |error: io::Error| {
         complain(&format!(
-            "{error}: the files of IPVS in /proc are missing, so that ipvsadm -Lc fails: they need FUSE and CAP_SYS_ADMIN"
+            "{error}: /proc has no files of IPVS, so that ipvsadm -Lc fails: provide FUSE (modprobe fuse), and run lvs-run as root (CAP_SYS_ADMIN)"
         ));
     };
     match mounts::prepare() {
@@ -252,7 +252,7 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// The reason why no filter could be installed.
+/// Returns the reason why the seccomp filter could not be installed, and the fix.
 fn refusal(error: &io::Error) -> String {
     let fix = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",
@@ -263,8 +263,8 @@ fn refusal(error: &io::Error) -> String {
     format!("cannot install the seccomp filter: {error}: {fix}")
 }
 
-/// Sends the listener and the supervisor's end of the file system to the supervisor, and waits
-/// until it is ready.
+/// Sends the listener and the descriptor of the FUSE file system to the supervisor, and waits until
+/// the supervisor is ready.
 fn hand_over(
     mut supervisor: UnixStream,
     listener: &Listener,
@@ -289,7 +289,8 @@ fn hand_over(
     }
 }
 
-/// First word of the supervisor, as soon as it answers calls.
+/// Message from the supervisor to the program when it is ready to answer calls; any other message
+/// is an error.
 const READY: &str = "ready";
 
 /// The supervisor reads these bytes from the memory of the program, to check whether it is
@@ -317,7 +318,10 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, 
     let supervisor = match Supervisor::new(listener, places, address, full_nat) {
         Ok(supervisor) => Arc::new(supervisor),
         Err(error) => {
-            let _ = write!(program, "/proc cannot be read: {error}");
+            let _ = write!(
+                program,
+                "cannot read the network namespace in /proc: {error}"
+            );
             return;
         }
     };
@@ -355,7 +359,7 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     if notify::detach(&supervisor)? == Side::Caller {
         return Ok(own);
     }
-    // Only the supervisor has the name of the program.
+    // Only the supervisor process has the name `lvs-run`.
     let _ = rustix::thread::set_name(c"lvs-run-watch");
     // All other descriptors are closed here: no object that owns one of them is used.
     let program = pidfd_open(program, PidfdFlags::empty());
@@ -370,8 +374,8 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     std::process::exit(0)
 }
 
-/// The parts that a supervisor receives: the listener, its end of the file system, and the program's process
-/// id.
+/// The objects that a supervisor receives: the listener, its descriptor of the FUSE file system,
+/// and the process id of the program.
 type TakenOver = (Listener, Option<OwnedFd>, Pid);
 
 /// Receives the listener of a program, and finds its process id; `None` if the program ends or
@@ -383,7 +387,8 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     let mut bytes = [IoSliceMut::new(&mut probe)];
     let flags = RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(program, &mut bytes, &mut control, flags);
-    let received = received.map_err(|error| format!("no filter was received: {error}"))?;
+    let received = received
+        .map_err(|error| format!("cannot receive the descriptor of the seccomp filter: {error}"))?;
     if received.bytes == 0 {
         return Ok(None);
     }
@@ -392,15 +397,18 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
         _ => None,
     });
     let mut next = || fds.as_mut().and_then(Iterator::next);
-    let (fd, files) = (next().ok_or("no filter was received")?, next());
+    let (fd, files) = (
+        next().ok_or("received no descriptor of the seccomp filter")?,
+        next(),
+    );
     let peer = rustix::net::sockopt::socket_peercred(program)
-        .map_err(|error| format!("the program is not known: {error}"))?;
+        .map_err(|error| format!("cannot read the process id of the program: {error}"))?;
     let mut copy = PROBE;
     copy.fill(0);
     Memory::open(peer.pid.as_raw_pid().cast_unsigned())
         .and_then(|memory| memory.read(usize::from_ne_bytes(probe) as u64, &mut copy))
         .map_err(|error| {
-            format!("the memory of the program cannot be read: {error}: CAP_SYS_PTRACE is needed")
+            format!("cannot read the memory of the program: {error}: run lvs-run as root (CAP_SYS_PTRACE)")
         })?;
     Ok(Some((Listener::from(fd), files, peer.pid)))
 }

@@ -57,7 +57,7 @@ pub(super) fn prepare() -> io::Result<(Mounts, OwnedFd)> {
     ] {
         fsconfig_set_string(context.as_fd(), key, value)?;
     }
-    // All users of the program may access it, and the kernel checks the modes.
+    // All users may access the file system, and the kernel checks the modes of its files.
     for key in ["allow_other", "default_permissions"] {
         fsconfig_set_flag(context.as_fd(), key)?;
     }

@@ -54,8 +54,8 @@ const SERVERS_HEAD: usize = 24;
 /// Length of the names of schedulers and of interfaces.
 const NAME: usize = 16;
 
-/// Bytes that an option reads: the value of a `setsockopt`, or the request of a `getsockopt`. An
-/// option that is not known reads none.
+/// Number of bytes that an option reads: the value of a `setsockopt`, or the request of a
+/// `getsockopt`; 0 for an unknown option.
 pub(super) const fn request_length(sets: bool, option: u32) -> usize {
     match (sets, option) {
         (true, SET_ADD | SET_EDIT | SET_DELETE | SET_ZERO) => SERVICE,
@@ -133,8 +133,8 @@ fn change(option: u32, value: &[u8], dataplane: &mut dyn Dataplane) -> Result<Ca
     })
 }
 
-/// Whether the kernel does not change the length of the program's buffer, although it may write
-/// less.
+/// Whether the kernel leaves the length in the program's memory unchanged, even if it writes fewer
+/// bytes.
 pub(super) const fn keeps_length(option: u32) -> bool {
     matches!(option, GET_SERVICES | GET_SERVERS)
 }
@@ -240,7 +240,7 @@ fn count(from: &[u8], at: usize) -> Result<usize, Errno> {
     usize::try_from(number(from, at)?).map_err(|_| Errno::EINVAL)
 }
 
-/// An IPv4 address and a port, both in network byte order.
+/// Reads an IPv4 address and a port, both in network byte order, at these offsets.
 fn address(from: &[u8], ip: usize, port: usize) -> Result<SocketAddrV4, Errno> {
     let ip = u32::from_be(number(from, ip)?);
     let port = u16::from_be(u16_at(from, port).ok_or(Errno::EINVAL)?);
@@ -255,7 +255,7 @@ fn names_no_service(from: &[u8]) -> Result<bool, Errno> {
     Ok(protocol == 0 && address == none && number(from, 12)? == 0)
 }
 
-/// The service that the first 16 bytes name.
+/// Reads the service from the first 16 bytes of a structure.
 fn service_id(from: &[u8]) -> Result<ServiceId, Errno> {
     match number(from, 12)? {
         0 => {

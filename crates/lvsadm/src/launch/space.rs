@@ -24,14 +24,15 @@ use super::family::Dataplane;
 use super::kept::Kept;
 use super::log;
 
-/// Time in seconds for which a program may leave its socket full while a dump is sent.
+/// Seconds for which a dump waits for room in the program's socket.
 const PATIENCE_SECONDS: i64 = 5;
-/// Time for which the servers of a dump are stored for the next requests of the same thread.
+/// Time for which a listing of services and servers is stored for the next requests of the same
+/// thread.
 const LISTING: Duration = Duration::from_secs(1);
 /// Greatest number of simultaneous dumps in a namespace.
 const DUMPS_MAX: usize = 16;
 
-/// A namespace, with a socket in it that sends answers.
+/// A network namespace of the program, with a netlink socket that sends answers.
 #[derive(Debug)]
 pub(super) struct Space {
     /// The address of the dataplane; the default if no socket is configured.
@@ -40,13 +41,13 @@ pub(super) struct Space {
     full_nat: bool,
     pub(super) id: NamespaceId,
     pub(super) namespace: File,
-    /// Number of the namespace, read from a socket.
+    /// The cookie of the namespace (`SO_NETNS_COOKIE`).
     pub(super) cookie: u64,
-    /// The user namespaces whose capabilities apply in it.
+    /// The user namespaces whose capabilities apply in this network namespace.
     pub(super) owners: Vec<NamespaceId>,
     sender: OwnedFd,
     link: Mutex<Link>,
-    /// Ports that a dump is being sent to.
+    /// The netlink ports to which dumps are being sent, each with the number of dumps.
     dumps: Mutex<HashMap<u32, usize>>,
     pub(super) used: Mutex<Instant>,
 }
@@ -56,7 +57,7 @@ pub(super) struct Space {
 struct Link {
     client: Option<Client>,
     steering: Option<Steering>,
-    /// Whether another `lvs-run` holds the lock that prevents lvsd from starting.
+    /// Whether another `lvs-run` has the lock that prevents lvsd from starting.
     is_shared: bool,
     /// The last error in this namespace, which is logged once.
     failure: String,
@@ -84,7 +85,8 @@ impl Link {
             return Ok(String::new());
         }
         let mut report =
-            "the dataplane has restarted without services: added those of the program".to_owned();
+            "the dataplane has restarted without services: added the services of the program again"
+                .to_owned();
         for request in self.kept.requests() {
             match client.call::<Done>(&request) {
                 Ok(_) => {}
@@ -102,7 +104,7 @@ impl Link {
     }
 }
 
-/// All services, as a thread has listed them.
+/// The services and servers that a thread has listed.
 #[derive(Debug)]
 struct Listing {
     thread: u32,
@@ -111,7 +113,8 @@ struct Listing {
 }
 
 impl Space {
-    /// A new `Space` for `namespace`, which is the network namespace of this thread.
+    /// Creates the `Space` of `namespace`, which must be the network namespace of the calling
+    /// thread.
     pub(super) fn here(
         id: NamespaceId,
         namespace: File,
@@ -147,7 +150,7 @@ impl Space {
         }
     }
 
-    /// Whether the dataplane to which the configuration was applied has exited.
+    /// Whether the dataplane that has the program's configuration has exited.
     pub(super) fn has_lost(&self) -> bool {
         self.link.try_lock().is_ok_and(|link| {
             let is_open = link.client.as_ref().is_some_and(Client::is_open);
@@ -237,7 +240,7 @@ impl Space {
     }
 }
 
-/// The end of a dump that does not fit into the program's socket yet.
+/// The rest of a dump, for which the program's socket has no room yet.
 #[derive(Debug)]
 pub(super) struct Rest {
     space: Arc<Space>,
@@ -277,7 +280,7 @@ impl Drop for Rest {
     }
 }
 
-/// A socket of generic netlink in the namespace of this thread.
+/// Creates a generic netlink socket in the network namespace of the calling thread.
 pub(super) fn generic_socket(kind: SockType, flags: SockFlag) -> nix::Result<OwnedFd> {
     socket(
         AddressFamily::Netlink,
@@ -287,8 +290,8 @@ pub(super) fn generic_socket(kind: SockType, flags: SockFlag) -> nix::Result<Own
     )
 }
 
-/// The netlink port of a socket. A socket without a port gets one, as when the kernel sends from
-/// it: the number of its process, or another if that is in use.
+/// Returns the netlink port of a socket. A socket without a port is bound to one, as the kernel
+/// does at the first send: the process id, or another number if that port is in use.
 pub(super) fn port_of(socket: &impl AsFd, process: impl Fn() -> Option<u32>) -> Option<u32> {
     let fd = socket.as_fd().as_raw_fd();
     let port = || getsockname::<NetlinkAddr>(fd).map(|address| address.pid());
@@ -360,7 +363,8 @@ impl Connection<'_> {
         }
     }
 
-    /// Applies the stored configuration to the dataplane of a new connection.
+    /// Prepares a new connection: restores the configuration of the program if the dataplane has
+    /// restarted without it.
     fn joined(&mut self, mut client: Client) -> Result<Client, Error> {
         if self.link.known.is_some() && !self.link.kept.is_empty() {
             // The directory with the lock may be a new one, too.
@@ -380,8 +384,8 @@ impl Connection<'_> {
         self.ask(|client| client.collect(call))
     }
 
-    /// Makes sure that no lvsd manages the same services. Several other programs may manage them,
-    /// as with the kernel.
+    /// Takes the lock that prevents lvsd from managing the same services. Several other programs
+    /// may manage them, as with the kernel.
     fn steer(&mut self) -> Result<(), Errno> {
         if self.link.steering.is_some() {
             return Ok(());
@@ -403,7 +407,7 @@ impl Connection<'_> {
     }
 }
 
-/// Whether the process that has the lock is a supervisor like this one.
+/// Whether the process that has the lock is a supervisor of `lvs-run`.
 fn is_launcher(holder: Option<u32>) -> bool {
     holder.is_some_and(|pid| {
         std::fs::read_to_string(format!("/proc/{pid}/comm"))
@@ -424,7 +428,7 @@ impl Dataplane for Connection<'_> {
         self.ask(|client| client.call::<Done>(&call))?;
         if !self.link.kept.keep(&call) {
             log(&format!(
-                "the program has configured more than {CHANGES_MAX} services and servers: a dataplane that restarts does                  not get them again; use warm restart"
+                "the program has configured more than {CHANGES_MAX} services and servers: if the dataplane restarts, lvs-run does not restore them; use warm restart (lvs-dataplane --warm-restart)"
             ));
         }
         Ok(())

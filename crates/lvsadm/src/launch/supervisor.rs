@@ -42,7 +42,7 @@ const LONG: u16 = 10;
 /// IPVS. To set a mark requires the same capability, so no other socket has it. If an unprivileged
 /// program makes a privileged one write to its socket, the request has no effect.
 const MARK: u32 = 0x6c76_7372;
-/// Maximum number of programs for which the supervisor stores whether they use a library.
+/// Maximum number of program files for which the supervisor stores whether they use libnl.
 const PROGRAMS_MAX: usize = 256;
 
 /// The bits of a socket type that are not flags.
@@ -52,7 +52,7 @@ const SOCKET_TYPE: i32 = 0xf;
 pub(super) struct Supervisor {
     listener: Listener,
     places: Places,
-    /// The network namespace of the launcher, whose dataplane `address` is.
+    /// The network namespace of the launcher; `address` is the dataplane of this namespace.
     start: NamespaceId,
     address: Option<Address>,
     /// Whether servers with NAT get full NAT.
@@ -63,20 +63,20 @@ pub(super) struct Supervisor {
     /// Whether a program uses libnl, by the program's device and inode.
     programs: Mutex<HashMap<(u64, u64), bool>>,
     threads: AtomicUsize,
-    /// A limit of the supervisor was logged.
+    /// Whether a limit of the supervisor was logged.
     has_complained: AtomicBool,
     /// The number of the thread that receives calls: one thread at a time, because the kernel would
     /// wake all threads that wait for a call.
     turn: AtomicU64,
-    /// Number of calls that the threads that took turns have received.
+    /// Number of calls that all receiving threads together have received.
     received: AtomicU64,
     /// Whether the receiving thread answers a call.
     is_answering: AtomicBool,
-    /// Whether the main thread checks every [`LONG`] if a call takes long.
+    /// Whether the main thread checks every [`LONG`] whether a call takes long.
     is_watching: AtomicBool,
     /// Wakes the main thread.
     wake: EventFd,
-    /// A thread connects to a dataplane again.
+    /// Whether a thread is connecting to a dataplane again.
     is_reconnecting: AtomicBool,
 }
 
@@ -112,6 +112,8 @@ impl Worker {
 type Answered = (Answer, Option<Rest>);
 
 impl Supervisor {
+    /// Creates the supervisor of the calls that `listener` reports.
+    ///
     /// # Errors
     /// `/proc` is not mounted.
     pub(super) fn new(
@@ -202,8 +204,9 @@ impl Supervisor {
         }
     }
 
-    /// Leaves namespaces that are not used. In the launcher's namespace, the program continues to
-    /// manage the services, and lvsd cannot start. Looks for a dataplane that has restarted.
+    /// Releases namespaces that are not used, except the launcher's: there the program continues to
+    /// manage the services, and lvsd cannot start. Also reconnects to a dataplane that has
+    /// restarted.
     fn sweep(self: &Arc<Self>) {
         let mut spaces = lock(&self.spaces);
         spaces.retain(|id, space| {
@@ -233,8 +236,8 @@ impl Supervisor {
         }
     }
 
-    /// Starts a thread that receives calls in place of the thread of `turn`, which may have to
-    /// wait.
+    /// Starts a thread that receives calls instead of the thread with the number `turn`, which may
+    /// have to wait.
     fn start_thread(self: &Arc<Self>, turn: u64) {
         if self.threads.fetch_add(1, Ordering::SeqCst) >= THREADS_MAX {
             self.threads.fetch_sub(1, Ordering::SeqCst);
@@ -312,7 +315,7 @@ impl Supervisor {
         answered
     }
 
-    /// The network namespace of a socket, entered for a caller that may administer it.
+    /// Enters the network namespace of a socket, if the caller may administer the namespace.
     fn of_socket(
         &self,
         caller: &Caller,
@@ -328,14 +331,14 @@ impl Supervisor {
         }
     }
 
-    /// A network namespace in use, by the number of its sockets.
+    /// Returns the network namespace in use with this cookie.
     fn known(&self, cookie: u64) -> Option<Arc<Space>> {
         let spaces = lock(&self.spaces);
         let found = spaces.values().find(|space| space.cookie == cookie);
         found.cloned()
     }
 
-    /// Enters a network namespace that is in use, for a caller that may administer it.
+    /// Enters a network namespace that is in use, if the caller may administer it.
     fn administered(
         &self,
         caller: &Caller,
@@ -350,7 +353,7 @@ impl Supervisor {
         Some(space)
     }
 
-    /// Enters a network namespace for a caller that may administer it.
+    /// Enters a network namespace, if the caller may administer it.
     fn opened(&self, caller: &Caller, namespace: File, worker: &mut Worker) -> Option<Arc<Space>> {
         let id = NamespaceId::of(&namespace).ok()?;
         let known = lock(&self.spaces).get(&id).cloned();
@@ -388,7 +391,7 @@ impl Supervisor {
     }
 
     /// Enters the network namespace of a caller that reads or changes a file. All callers may read
-    /// the files of namespaces in use, and of the first namespace.
+    /// the files of namespaces in use, and of the launcher's namespace.
     pub(super) fn of_file(
         &self,
         caller: &Caller,
@@ -452,7 +455,7 @@ impl Supervisor {
             Ok(()) => Answer::Sent,
             Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
                 self.complain(&format!(
-                    "thread {} may not have descriptor {place}: it finds no IPVS by netlink; raise its limit (ulimit -n)",
+                    "thread {} cannot use IPVS over netlink: its limit of descriptors is below {place}; raise it (ulimit -n)",
                     caller.thread
                 ));
                 return None;
@@ -513,7 +516,7 @@ impl Supervisor {
             for message in wire::messages(&bytes) {
                 dumps += usize::from(message.is_dump());
                 if message.is_dump() && dumps > 1 {
-                    // Like the kernel while a dump is in progress.
+                    // The kernel, too, refuses a dump while another one is in progress.
                     datagrams.push(wire::error(&message, port, Errno::EBUSY as i32));
                 } else if family::is_ours(&message) {
                     datagrams.extend(family::answer(&message, port, &mut dataplane));
@@ -532,7 +535,8 @@ impl Supervisor {
     /// Receives answers for a program whose library accepts only answers from the kernel.
     fn receive(&self, call: &Call, caller: &Caller) -> Option<Answered> {
         let socket = Self::generic(caller, call.arguments[0])?;
-        // The program has sent a message, or the kernel answers.
+        // Before the first request in this namespace, no answer can exist: the kernel handles the
+        // call.
         let space = self.known(notify::cookie_of_socket(&socket).ok()?)?;
         let buffers = Buffers::of(call, caller.memory(call, &self.listener)?)?;
         let port = port_of(&socket, || caller.process())?;
@@ -548,7 +552,7 @@ impl Supervisor {
                     if buffers.flags & libc::MSG_DONTWAIT != 0 || is_non_blocking(&socket) {
                         return Some((Answer::Errno(libc::EAGAIN), None));
                     }
-                    // The kernel waits for datagrams, unless they are on their way.
+                    // If no dump is being sent, the kernel waits for the datagram.
                     if !space.is_dumping(port) {
                         return None;
                     }
@@ -659,7 +663,7 @@ fn is_non_blocking(socket: &OwnedFd) -> bool {
 /// Longest buffer of an option: the kernel reads the length as `int`.
 const LENGTH_MAX: usize = i32::MAX as usize;
 
-/// The low half of an argument, which the kernel reads as `int`.
+/// The lower 32 bits of an argument, which the kernel reads as `int`.
 fn int(argument: u64) -> i32 {
     ((argument & 0xffff_ffff) as u32).cast_signed()
 }

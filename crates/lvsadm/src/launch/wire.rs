@@ -1,7 +1,6 @@
 //! Bytes of netlink: messages and attributes, read from a program and written to it.
 //!
-//! Reading never fails and never allocates: bytes after a malformed length are ignored, as the
-//! kernel ignores them.
+//! Reading never panics: bytes after a malformed length are ignored, as the kernel ignores them.
 
 pub(super) const ERROR: u16 = 2;
 pub(super) const DONE: u16 = 3;

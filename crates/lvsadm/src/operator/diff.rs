@@ -153,7 +153,7 @@ fn service(here: &ServiceInfo, there: &ServiceInfo) -> Vec<String> {
     all
 }
 
-/// Adds how a server differs.
+/// Adds the differences of a server to `all`.
 fn server(all: &mut Vec<String>, here: &ServerInfo, there: &ServerInfo) {
     let (ours, theirs) = (&here.config, &there.config);
     let mut of = |what: &str, ours: &dyn ToString, theirs: &dyn ToString| {

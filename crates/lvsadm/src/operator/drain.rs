@@ -104,7 +104,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     }
 }
 
-/// The last connection has ended.
+/// Reports that the last connection has ended, and deletes the server if required.
 fn drained(
     run: &mut Invocation<'_>,
     target: &mut Target,

@@ -22,7 +22,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Returns the call for these words.
+/// Converts the command line to the call of the control socket.
 fn question(words: &Words) -> Result<Call, Trouble> {
     let [name, client, virt] = words.free.as_slice() else {
         return Err(Trouble::Usage(

@@ -120,7 +120,7 @@ fn set(prefixes: &[Prefix]) -> BTreeSet<Prefix> {
     prefixes.iter().copied().collect()
 }
 
-/// Complete filters by service or director.
+/// Complete filters by the name of their service; the name is empty for the filter of all services.
 type Filters = BTreeMap<String, (Option<ServiceId>, FilterLists)>;
 
 fn order(service: Option<ServiceId>) -> String {
@@ -258,7 +258,7 @@ fn restore(run: &mut Invocation<'_>) -> Outcome {
 
 /// A filter of a file.
 struct Wanted {
-    /// The line that names it first, from 1.
+    /// The number of the first line with this filter, from 1.
     line: usize,
     service: Option<ServiceId>,
     lists: FilterLists,
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_restore_adds_removes_and_moves_prefixes() {
+    fn filter_add_and_del_add_remove_and_move_prefixes() {
         let before = lists("10.0.0.0/8", "10.1.0.0/16");
         let more = added(before.clone(), lists("10.1.0.0/16", "::1"));
         assert_eq!(more, lists("10.0.0.0/8 10.1.0.0/16", "::1"));

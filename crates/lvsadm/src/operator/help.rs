@@ -63,7 +63,7 @@ mod tests {
     use crate::own::{EXIT_STATUS, schedulers};
 
     #[test]
-    fn own_manual_page_names_all_options() {
+    fn docs_page_of_lvsadm_names_all_options() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lvsadm.md");
         let page = std::fs::read_to_string(path).expect("docs/lvsadm.md");
         let has =
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn own_help_names_all_options() {
+    fn lvsadm_help_names_all_options() {
         let text = help();
         for name in schedulers() {
             assert!(text.contains(name), "{name}");

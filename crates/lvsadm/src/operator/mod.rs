@@ -62,7 +62,7 @@ pub(crate) struct Operator {
     /// The command's arguments, as a synopsis.
     pub(crate) arguments: &'static str,
     pub(crate) summary: &'static str,
-    /// The other lines of its help text and its manual page.
+    /// The description in its help text and its manual page, after the summary.
     pub(crate) text: &'static str,
     pub(crate) flags: &'static [Flag],
     /// The command's arguments in examples, without its name.
@@ -84,7 +84,7 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// Returns the output of this command.
+    /// Returns the error message.
     fn text(&self) -> String {
         match self {
             Self::Usage(text) | Self::Dataplane(text) | Self::Absent(text) => text.clone(),
@@ -260,8 +260,9 @@ fn by_name<'a>(run: &Invocation<'_>, word: &'a str) -> Result<Cow<'a, str>, Trou
     }
 }
 
-/// Reads `VIP:PORT`, `udp:VIP:PORT`, `fwmark:N`, `fwmark6:N` and the like, and a server, by the
-/// rules of ipvsadm's options; or the name of a service of lvsd.
+/// Parses a service (`VIP:PORT`, `udp:VIP:PORT`, `fwmark:N` or another form of the help text) and a
+/// server, by the rules of ipvsadm's options. The service can also be the name of a service of
+/// lvsd.
 fn service_and_server(
     run: &Invocation<'_>,
     service: &str,
@@ -380,7 +381,9 @@ pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
         Some(name) => format!("did you mean `lvsadm help {name}'?"),
         None => "`lvsadm help' lists the commands".to_owned(),
     };
-    Err(format!("lvsadm help: nothing is called {word:?}; {hint}\n"))
+    Err(format!(
+        "lvsadm help: no command or scheduler has the name {word:?}; {hint}\n"
+    ))
 }
 
 #[cfg(test)]

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn realserver_arp_settings_surround_the_address() {
+    fn realserver_arp_settings_precede_added_address_and_follow_deleted_address() {
         let text = dr(&vips(&["192.0.2.10", "2001:db8::10"]), false);
         let (arp, address) = (text.find("arp_ignore=1"), text.find("192.0.2.10/32 dev lo"));
         assert!(arp.is_some() && arp < address, "{text}");

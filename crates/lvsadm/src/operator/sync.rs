@@ -64,13 +64,19 @@ fn text(state: &SyncState) -> String {
     }
     text.push_str(&tables(state));
     let counts = [
-        ("refused, address of no peer", state.refused_address),
-        ("refused, too many at a time", state.refused_places),
-        ("refused, without the key", state.refused_key),
-        ("forged", state.forged),
-        ("not understood", state.malformed),
-        ("invalid connections", state.nonsense),
-        ("connections without room", state.no_room),
+        (
+            "connections refused: address of no peer",
+            state.refused_address,
+        ),
+        (
+            "connections refused: too many at a time",
+            state.refused_places,
+        ),
+        ("connections refused: wrong key", state.refused_key),
+        ("forged or changed frames", state.forged),
+        ("frames of an unknown format", state.malformed),
+        ("invalid replicated connections", state.nonsense),
+        ("replicated connections dropped: table full", state.no_room),
         ("missing connections replicated again", state.repairs),
         ("repeated full syncs", state.full_syncs),
         (
@@ -259,11 +265,11 @@ mod tests {
             "7 in 12 ms, 3 s ago",
             "4 ms behind",
             "    the peer has another key\n",
-            "\nforged: 2\n",
+            "\nforged or changed frames: 2\n",
         ] {
             assert!(message.contains(part), "{part}: {message}");
         }
-        assert!(!message.contains("without room"));
+        assert!(!message.contains("table full"));
     }
 
     #[test]

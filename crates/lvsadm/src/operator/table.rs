@@ -227,7 +227,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "sync",
         arguments: "",
         summary: "show the replication with peers, and whether this director is ready",
-        text: "Shows for each peer (lvs-dataplane --sync-peer): whether it is in step, how many of its connections this director has, how many are missing, the last full sync, and the delay of updates. It also shows which services of the peer differ from those of this director, so that the two choose different servers for a client (lvsadm diff shows the differences). This director is ready when it has the connections of its peers. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
+        text: "Shows for each peer (lvs-dataplane --sync-peer): whether it is in step, how many of its connections this director has, how many are missing, the last full sync, and the delay of updates. It also shows which services of the peer differ from those of this director, so that the two choose different servers for a client (lvsadm diff shows the differences). This director is ready when it has the connections of its peers, or has waited long enough for those that cannot be reached (--sync-wait). The daemons of --start-daemon are in `lvsadm -L --daemon'.",
         flags: &[flag(
             "--wait",
             "TIME",

@@ -249,7 +249,7 @@ fn dataplane_that_cannot_start_is_reported() {
     std::fs::set_permissions(&dataplane, PermissionsExt::from_mode(0o755))
         .expect("this test owns the file");
     let (_, err, code) = run_it();
-    assert!(err.contains("ended at once (exit status: 3)"), "{err}");
+    assert!(err.contains("has exited (exit status: 3)"), "{err}");
     assert_eq!((err.lines().count(), code), (1, Some(2)));
     std::fs::remove_dir_all(&dir).expect("this test owns the file");
 }
@@ -321,7 +321,7 @@ fn closed_output_pipe_is_not_an_error() {
 }
 
 #[test]
-fn restore_reads_all_lines() {
+fn restore_continues_after_refused_lines() {
     let at = address("restore");
     let _dataplane = start(&at);
     let mut child = program("ipvsadm", &at)

@@ -12,7 +12,7 @@ use crate::host::update::Update;
 use crate::host::view::View;
 use crate::sync::Prepared;
 
-/// Number of changes that are made during one lock of the control half, which takes some ten
+/// Number of changes that are applied while the control half is locked once, for some ten
 /// microseconds.
 const PIECE: usize = 16;
 
@@ -139,7 +139,8 @@ impl Handle {
         check().map_or_else(|refused: Refused| refused.change, |()| changes.len())
     }
 
-    /// Stops and starts synchronisation daemons, so that the daemons of the control half run.
+    /// Stops and starts synchronisation daemons, so that exactly the daemons in the configuration
+    /// of the control half run.
     fn follow_daemons(&self, attempts: Vec<Attempt>) {
         let wanted = self.context.control().daemons().to_vec();
         let prepared = attempts.into_iter().filter_map(|(_, made)| made.ok());
@@ -147,7 +148,8 @@ impl Handle {
     }
 
     /// Posts a change to the keeper, and waits until every packet worker uses the view with it.
-    /// Returns a warning for each part that the keeper could not follow yet.
+    /// Returns a warning for each part of the change that the keeper could not apply to the host
+    /// yet.
     fn follow(&self, update: Update) -> Result<Vec<String>, Failure> {
         let (generation, warnings) = self.threads.ask_keeper(move |keeper, reply| {
             let warnings = keeper.update(update);

@@ -7,8 +7,8 @@ use super::end;
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
 
-/// Maximum number of slots, if they are free, that one job reads; it reads up to 512 connections.
-/// So a listing never delays packets for long.
+/// Maximum number of slots that one job of a listing examines if they are free; it returns up to
+/// 512 connections. A listing therefore never delays packets for long.
 const PIECE: usize = 8192;
 
 impl Handle {
@@ -31,7 +31,7 @@ impl Handle {
                 starts[number] = next;
             }
             if first {
-                // A listing starts to arrive at once.
+                // The client receives the first part of the listing at once.
                 out.flush()?;
             }
             if starts.iter().all(Option::is_none) {
@@ -49,7 +49,8 @@ impl Handle {
         end(out)
     }
 
-    /// The persistence templates from a slot on, and the next slot.
+    /// Returns the persistence templates in the slots from `from` on, and the slot at which the
+    /// next call continues; `None` at the end of the table.
     fn templates(&self, from: usize) -> (Vec<ConnInfo>, Option<usize>) {
         let now = self.context.now();
         let control = self.context.control();

@@ -24,8 +24,8 @@ impl Handle {
         end(out)
     }
 
-    /// Returns the state of one service, or of all services. No service is added or removed in the
-    /// meantime.
+    /// Returns the state of one service, or of all services. While this function runs, no service
+    /// is added or removed.
     fn services(&self, only: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Failure> {
         let now = self.context.now();
         let _changing = self.context.changing();

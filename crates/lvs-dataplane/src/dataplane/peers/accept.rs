@@ -20,8 +20,8 @@ use lvs_sys::random;
 const PROOF: Duration = Duration::from_secs(3);
 /// Maximum number of unauthenticated connections from one address.
 const GREETINGS_MAX: usize = 2;
-/// The longest wait until this director owns the connections borrowed from an earlier run of a
-/// peer.
+/// Time limit for this director to take over the connections that it borrowed from an earlier run
+/// of a peer.
 const SETTLE: Duration = Duration::from_secs(10);
 /// Shortest interval between two log lines about clients that are not peers.
 const COMPLAIN: Duration = Duration::from_secs(60);
@@ -41,7 +41,9 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
         poller.add(peers.wake.as_fd());
         poller.add(socket.as_fd());
         if let Err(error) = poller.wait(None) {
-            error!("cannot wait for peers: {error}");
+            error!(
+                "peers can no longer connect: cannot wait for connections: {error}; restart the dataplane"
+            );
             return;
         }
         while !peers.is_stopping() {
@@ -63,7 +65,9 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
                 peers.count(|counts| &counts.refused_address);
                 if complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
                     complained = Some(Instant::now());
-                    warn!("{ip} has connected, and is not one of the peers");
+                    warn!(
+                        "refused a connection from {ip}, which is not a configured peer (--sync-peer)"
+                    );
                 }
                 continue;
             };
@@ -144,8 +148,8 @@ fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
             None
         }
         Err(_) => {
-            // The client sends no proof, or has closed the connection, perhaps because of our
-            // proof.
+            // The client sends no proof, or has closed the connection, perhaps because it rejects
+            // this director's proof.
             peers.count(|counts| &counts.refused_key);
             None
         }
@@ -206,7 +210,7 @@ fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &H
     if let Some(before) = before {
         let _ = before.shutdown(Shutdown::Both);
     }
-    info!("sending the connections to peer {}", peer.address);
+    info!("replicating the connections to peer {}", peer.address);
     sender::run(peers, peer, stream, handshake);
     {
         let mut state = peer.state();

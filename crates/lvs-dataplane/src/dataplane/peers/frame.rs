@@ -205,8 +205,8 @@ pub(super) enum Kind {
     Keys = 1,
     /// From the sender: connections and templates.
     Items = 2,
-    /// From the sender: a serial number of 8 bytes, the digest of all connections after the frames
-    /// before this one, and the digests of its services.
+    /// From the sender: a serial number of 8 bytes, the digest of all connections as of the
+    /// preceding frames, and the digests of the sender's services.
     Digest = 3,
     /// From the sender: the full sync is complete.
     Whole = 4,
@@ -467,7 +467,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn frame_parser_accepts_any_bytes(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+        fn frame_of_random_bytes_is_refused(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             let mut from = &bytes[..];
             proptest::prop_assert!(handshake(b"one", 1).replicated().read(&mut from).is_err());
         }

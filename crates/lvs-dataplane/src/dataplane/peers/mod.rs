@@ -11,8 +11,8 @@
 //!
 //! One session replicates the connections of all packet workers, and its messages do not depend on
 //! their number. A walk visits one worker's table after the other. A digest is the sum over all
-//! workers; [`hub`](super::hub) keeps it consistent with the items before it. A received connection goes to the
-//! worker that its packets go to.
+//! workers; [`hub`](super::hub) keeps it consistent with the items before it. A received connection
+//! is passed to the worker that receives its packets.
 //!
 //! There is a TCP connection for each direction: a director connects to each of its peers, and
 //! receives over this connection.
@@ -132,7 +132,7 @@ struct State {
     /// The identity of the peer's run from which this director receives.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
-    /// This director has borrowed connections of the peer, and does not own them yet.
+    /// This director stores connections that the peer owns, and has not taken them over yet.
     lends: bool,
     trouble: Option<(Trouble, String)>,
     /// Number of connections received in the full sync so far.
@@ -217,7 +217,7 @@ impl Peers {
         if listen.port() == 0 {
             listen.set_port(PORT);
         }
-        let failed = |error: io::Error| format!("cannot connect to peers: {error}");
+        let failed = |error: io::Error| format!("cannot start the replication with peers: {error}");
         let socket = match bind(listen) {
             Ok(socket) => Some(socket),
             Err(error) if is_missing(&error) => None,
@@ -348,8 +348,8 @@ impl Peers {
         }
     }
 
-    /// Runs a job at a packet worker as [`on_worker`](Self::on_worker) does, and waits for its
-    /// answer; `None` without an answer.
+    /// Runs a job at a packet worker as [`on_worker`](Self::on_worker) does, and waits for the
+    /// worker's answer; `None` if the worker does not answer.
     fn ask_worker<T: Send + 'static>(
         &self,
         number: usize,
@@ -460,14 +460,14 @@ impl Peers {
             *warned = true;
             warn!(
                 code = "peer_behind",
-                "{} has not been in step for {} s ({}): connections that it has opened since break when this director takes over; see lvsadm sync",
+                "peer {} has not been in step for {} s ({}): connections that it has opened since then break when this director takes over; see lvsadm sync",
                 peer.address,
                 standing.seconds,
                 standing.state
             );
         } else if standing.is_in_step() && *warned {
             *warned = false;
-            info!("{} is in step again", peer.address);
+            info!("peer {} is in step again", peer.address);
         }
     }
 
@@ -503,8 +503,9 @@ impl Peers {
         self.add(|counts| &counts.kept, results.kept);
     }
 
-    /// Checks whether this director has the connections of all peers. It is then ready, and stays
-    /// ready.
+    /// Returns the reason why this director is not ready: the first peer that it waits for. `None`
+    /// if it has the connections of all peers except those that cannot be reached in time, or never
+    /// send some of them. The director then stays ready.
     fn look_whether_ready(&self) -> Option<String> {
         if self.ready.load(Ordering::Acquire) {
             return None;
@@ -532,7 +533,7 @@ impl Peers {
             Some(format!("{}: {text}", peer.address))
         });
         if waits.is_none() && !self.ready.swap(true, Ordering::AcqRel) {
-            info!("ready: this director has received the connections of its peers");
+            info!("ready: this director has the connections of all peers that can be reached");
         }
         waits
     }

@@ -60,8 +60,14 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
         // Log each reason once.
         if last_text != text {
             match trouble {
-                Trouble::Away => info!("no connections from peer {}: {text}", peer.address),
-                Trouble::Refused => warn!("no connections from peer {}: {text}", peer.address),
+                Trouble::Away => info!(
+                    "peer {} replicates nothing to this director: {text}",
+                    peer.address
+                ),
+                Trouble::Refused => warn!(
+                    "peer {} replicates nothing to this director: {text}",
+                    peer.address
+                ),
             }
         }
         last_text = if borrowed { String::new() } else { text };
@@ -254,7 +260,10 @@ fn receive_frames(
     let (keys, number) = (frame::keys(keys), peer.number);
     peers.on_workers(move |decider| decider.shard.listen_to(number, keys));
     peer.step(Step::Bulk);
-    info!("{} replicates its connections", peer.address);
+    info!(
+        "peer {} replicates its connections to this director",
+        peer.address
+    );
     let mut portions = Portions::new(peers, number, peers.identity > identity);
     let (begun, mut received) = (Instant::now(), 0);
     let mut whole = false;
@@ -283,7 +292,7 @@ fn receive_frames(
                     let took = begun.elapsed();
                     info!(
                         connections = received,
-                        "the full sync from {} is complete, in {took:.1?}", peer.address
+                        "the full sync from peer {} is complete, after {took:.1?}", peer.address
                     );
                     peer.has_sent_everything(received, took);
                     whole = true;
@@ -359,8 +368,8 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
 /// Logs the result of a comparison.
 fn log(peer: &Peer, line: Option<LogLine>) {
     match line {
-        Some(LogLine::Differ(text)) => warn!(code = "peer_differs", "{} {text}", peer.address),
-        Some(LogLine::Alike(text)) => info!("{} {text}", peer.address),
+        Some(LogLine::Differ(text)) => warn!(code = "peer_differs", "peer {} {text}", peer.address),
+        Some(LogLine::Alike(text)) => info!("peer {} {text}", peer.address),
         None => {}
     }
 }

@@ -98,13 +98,13 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
     }
     match ended {
         Some(error @ FrameError::Io(_)) => {
-            info!("{} has closed the connection: {error}", peer.address);
+            info!("replication to peer {} has ended: {error}", peer.address);
         }
         Some(error) => {
             peers.count_ended(&error);
-            warn!("replication to {} has ended: {error}", peer.address);
+            warn!("replication to peer {} has ended: {error}", peer.address);
         }
-        None => info!("{} has closed the connection", peer.address),
+        None => info!("peer {} has closed the replication session", peer.address),
     }
 }
 

@@ -58,7 +58,7 @@ impl Own {
     }
 }
 
-/// The last log line about a comparison.
+/// A log line about a comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LogLine {
     /// The directors have differed for too long.

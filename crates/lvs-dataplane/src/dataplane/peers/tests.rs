@@ -554,8 +554,7 @@ impl Director {
         }
     }
 
-    /// A packet of each connection with a client's port from `first` to `last`, which the worker of
-    /// the connection gets.
+    /// Passes a packet of each connection with these client ports to the worker of the connection.
     fn packets(&mut self, ports: std::ops::Range<u16>, flags: u8) {
         let (view, now) = (self.parts.0.view(), self.parts.0.now());
         for port in ports {

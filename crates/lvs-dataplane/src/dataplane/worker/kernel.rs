@@ -19,12 +19,12 @@ const BUSY: Duration = Duration::from_millis(50);
 const LOCALS_WAITING: usize = 1 << 16;
 /// Number of local ports that are written at a time: each needs two system calls.
 const LOCALS_AT_ONCE: usize = 512;
-/// Number of slots in one portion of the walk for the synchronisation master; a pause follows each
-/// portion.
+/// Number of slots in one portion of the walk for the synchronisation master, and the pause after
+/// each portion.
 const SYNC_BUDGET: usize = 1 << 16;
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
-/// Number of slots whose connections are evicted in one round of housekeeping, if all must be
-/// evicted.
+/// Number of slots whose connections are evicted from the kernel fast path in one round of
+/// housekeeping, if all must be evicted from it.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
 /// The state of a worker for the kernel fast path.
@@ -32,11 +32,11 @@ const WITHDRAW_BUDGET: usize = 1 << 20;
 pub(super) struct KernelSide {
     /// The kernel fast path, if it is used.
     pub(super) path: Option<Arc<FastPath>>,
-    /// Last time at which all received packets had been sent on.
+    /// Last time at which all packets that the worker had received were sent.
     pub(super) quiet: Instant,
     /// Next slot of the walk for the synchronisation master, and the time of the next step.
     pub(super) synced: Option<(usize, Instant)>,
-    /// Next slot of the walk that evicts all connections.
+    /// Next slot of the walk that evicts all connections from the kernel fast path.
     pub(super) withdrawn: Option<usize>,
     /// Number of updates of tunnel path MTUs so far.
     pub(super) lessons: u64,
@@ -107,13 +107,14 @@ impl Worker {
         if epoch == 0 {
             return Some(WithDataplane::Change);
         }
-        // The dataplane ignores some packets from tunnels.
+        // With `ignore_tunneled`, packets that the host has decapsulated are not for the director,
+        // and the BPF programs do not know which ones these are.
         let judges = self.network.view().ignore_tunneled;
         judges.then_some(WithDataplane::IgnoreTunneled)
     }
 
-    /// The offload plan and the next hops of a connection whose packets only need to be counted;
-    /// otherwise the reason.
+    /// Returns the offload plan and the next hops of an offloadable connection; otherwise the
+    /// reason why it is not offloadable.
     fn what_to_publish(
         &self,
         conn: ConnId,
@@ -169,7 +170,8 @@ impl Worker {
         })
     }
 
-    /// Offloads a connection whose packets only need to be counted.
+    /// Offloads a connection; `None` if it is not offloadable, or the maps of the programs have no
+    /// room for it.
     fn publish(
         &mut self,
         conn: ConnId,
@@ -244,7 +246,8 @@ impl Worker {
         false
     }
 
-    /// Sends offloaded connections whose packets the master must report: a portion of the table.
+    /// Creates synchronisation messages about the offloaded connections in the next portion of the
+    /// table whose clients have sent packets.
     pub(super) fn sync_offloaded(&mut self, now: Instant) {
         if let Some((from, at)) = self.kernel.synced
             && at <= now
@@ -255,7 +258,9 @@ impl Worker {
         }
     }
 
-    /// Follows the clock and the epochs of the kernel fast path.
+    /// Reports to the kernel fast path that the dataplane runs, begins the next walk for the
+    /// synchronisation master, and evicts all connections from the kernel fast path when all epoch
+    /// numbers are used.
     pub(super) fn keep_kernel(&mut self, now: Instant) {
         let Some(kernel) = &self.kernel.path else {
             return;

@@ -61,7 +61,8 @@ const QUEUE_BYTES: usize = 16 << 10;
 /// Maximum time that SYNs wait for their processing during a SYN flood.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
-/// Interval at which all messages are sent, full or not.
+/// A stopping worker sends all synchronisation messages that are due within this time, that is, all
+/// of them.
 const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
 /// Interval between two rounds of housekeeping.
@@ -82,7 +83,7 @@ pub(crate) struct Worker {
     requests: Requests,
     clients: LocalClients,
     captures: Vec<Capture>,
-    /// Counters for the keeper.
+    /// Counters that the keeper logs.
     logged: Logged,
     next_housekeeping: Instant,
     /// The time at which changes were last passed on to peers.
@@ -124,11 +125,11 @@ struct Others {
     taken: Vec<Parcel>,
 }
 
-/// The counters of a worker for the keeper.
+/// The counters of a worker that the keeper logs.
 #[derive(Default)]
 struct Logged {
-    /// Number of resets sent since the first of the servers went down whose connections are still
-    /// being closed.
+    /// Number of TCP resets sent since the worker began to close the connections of servers that
+    /// went down.
     resets: usize,
     /// Packets refused because the table was full, at the last report to the keeper.
     full: u64,
@@ -202,7 +203,7 @@ impl Worker {
             && let Err(error) = lvs_sys::run_on(cpu)
         {
             warn!(
-                "packet worker {} runs on any processor (sched_setaffinity to {cpu}: {error})",
+                "packet worker {} is not bound to processor {cpu} (sched_setaffinity: {error}): it runs on any processor",
                 self.number
             );
             self.others.cpu = None;
@@ -229,7 +230,7 @@ impl Worker {
                 (false, false) => self.until_next_timer(),
             };
             if let Err(error) = poller.wait(Some(until)) {
-                error!("cannot wait for packets: {error}");
+                error!("packet worker stops: it cannot wait for packets: {error}");
                 break;
             }
             let is_ready = |places: [Option<usize>; 2]| {
@@ -518,8 +519,8 @@ impl Worker {
 
     // --- several workers -------------------------------------------------------------------------
 
-    /// Passes the frames of other workers to them, and keeps the others of the `count` frames in
-    /// the batch.
+    /// Passes the frames that belong to other workers to these workers; the rest of the `count`
+    /// frames remain in the batch.
     fn hand_over(&mut self, port: PortId, count: usize) {
         if self.pipeline.share.is_none() {
             return;
@@ -568,8 +569,8 @@ impl Worker {
         }
     }
 
-    /// Processes parcels from other workers, in one call at most as many as the frames of a batch;
-    /// true if there may be more.
+    /// Processes parcels from other workers, about as many as the frames of [`BATCHES_PER_TURN`]
+    /// batches; true if there may be more.
     pub(super) fn take_parcels(&mut self) -> bool {
         let mut parcels = std::mem::take(&mut self.others.taken);
         let more = self
@@ -805,8 +806,7 @@ impl Worker {
         );
     }
 
-    // --- requests of the control socket
-    // -----------------------------------------------------------
+    // --- requests of the control socket ----------------------------------------------------------
 
     /// The director and its decisions.
     pub(super) const fn decider(&self) -> &Decider {
@@ -841,7 +841,7 @@ impl Worker {
             && tables.port(PortId::LOCAL).is_none()
         {
             explanation.verdict.push_str(&format!(
-                "; but packets of this host to {dst} reach its own ports: that the dataplane receives them needs Linux 6.6, CAP_BPF and packet sockets (not --backend tun)"
+                "; but packets from this host to {dst} reach the host's own ports: the dataplane receives them only with Linux 6.6 or newer, CAP_BPF and packet sockets (not --backend tun)"
             ));
         }
         explanation
@@ -892,7 +892,8 @@ impl Worker {
     }
 }
 
-/// The network and the intercepted traffic, for the pipeline.
+/// Returns the network and the intercepted traffic of a view, in the form that the pipeline
+/// requires.
 fn env(network: &TakenView) -> Env<'_, TakenView> {
     let view = network.view();
     Env {

@@ -265,7 +265,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
 
 /// A SYN with FIN or ACK opens a connection, as in the kernel, so it counts as a SYN.
 #[test]
-fn syn_flood_counts_all_packets_that_open_connections() {
+fn syn_limiter_counts_all_packets_that_open_connections() {
     const ALONE: u8 = 0;
     const FIN: u8 = 1;
     const ACK: u8 = 2;

@@ -11,25 +11,30 @@
 //! ```text
 //! table netdev lvs-1234 { flags owner;
 //!   chain in-eth0 { type filter hook ingress device "eth0" priority -300;      one for each interface
-//!     mark GIVEN_BACK mark set 0 accept what the host should have seen, and sees now as it came
-//!     pkttype != host accept            other stations' frames: a macvlan child's, and what IPVS does not take
-//!     vlan id 0 vlan type vlan vlan id 0 drop   the host would look behind both, and the chains below cannot
-//!     ether type ip  jump hide4         a frame with a VLAN tag has another type: it belongs to a VLAN device,
-//!     ether type ip6 jump hide6         unless the tag says nothing but a priority
-//!     vlan id 0 vlan type ip  jump hide4
+//!     mark GIVEN_BACK mark set 0 accept          reinjected frames: the host receives them without the mark
+//!     pkttype != host accept                     frames for other stations, such as a macvlan child
+//!     vlan id 0 vlan type vlan vlan id 0 drop    two priority tags: the rules below cannot read past both
+//!     ether type ip  jump hide4                  frames without a VLAN tag
+//!     ether type ip6 jump hide6
+//!     vlan id 0 vlan type ip  jump hide4         frames with a priority tag; other VLANs have their own device
 //!     vlan id 0 vlan type ip6 jump hide6 }
 //!   chain hide4 {
-//!     daddr @own_vips drop              its route leads into the dataplane: it would come in a second time
-//!     daddr . protocol . dport @services drop,   daddr . protocol @service_hosts drop       (all ports)
-//!     fragment daddr @vips drop,        icmp error daddr @vips drop
-//!     ah daddr @vips drop                                                       IPv6: what is behind AH is not looked at
-//!     daddr @vips jump short4                                                   whose transport header is not whole
-//!     saddr . protocol . sport @servers fib daddr type != local drop,   ... @server_hosts   (all ports)
-//!     fragment saddr @server_addresses fib daddr type != local drop,   IPv6: ah likewise
-//!     the same three for answers of servers that are not translated: @services, @service_hosts, @vips
-//!     the first three and the next one for daddr @local_addresses, in place of `fib`: full NAT
-//!     icmp error about a packet to @server_addresses or @vips fib daddr type != local drop
-//!     fragment of icmp @icmp_fragments fib daddr type != local drop,   icmp @icmp_in_transit fib daddr type != local drop
+//!     daddr @own_vips drop                       the host would route it back into the dataplane
+//!     daddr . protocol . dport @services drop
+//!     daddr . protocol @service_hosts drop       services with all ports
+//!     fragment daddr @vips drop
+//!     ah daddr @vips drop                        IPv6 only: nf_tables does not read past AH
+//!     daddr @vips jump short4                    drops packets with an incomplete transport header
+//!     icmp error daddr @vips drop
+//!     for answers of servers to other hosts (fib daddr type != local):
+//!       saddr . protocol . sport @servers drop
+//!       saddr . protocol @server_hosts drop      servers with all ports
+//!       fragment saddr @server_addresses drop    IPv6: also AH
+//!       icmp error about a packet to @server_addresses drop
+//!     the same for answers that NAT does not translate: @services, @service_hosts, @vips
+//!     the same for answers to local addresses of full NAT: daddr @local_addresses instead of fib
+//!     fragment of icmp @icmp_fragments fib daddr type != local drop
+//!     icmp @icmp_in_transit fib daddr type != local drop
 //!     saddr . protocol . sport . daddr . dport @local_clients drop }
 //!   chain hide6 { the same } }
 //! ```
@@ -369,7 +374,7 @@ impl Shield {
             return Ok(());
         }
         self.commit(batch)
-            .map_err(|failure| self.os("hide the host's own connections", failure))
+            .map_err(|failure| self.os("hide the replies of the host's own connections", failure))
     }
 
     /// Reverts [`add_local_clients`](Self::add_local_clients), for several connections at once:
@@ -387,8 +392,12 @@ impl Shield {
         if batch.is_empty() {
             return Ok(());
         }
-        self.commit(batch)
-            .map_err(|failure| self.os("show the host's own connections", failure))
+        self.commit(batch).map_err(|failure| {
+            self.os(
+                "stop hiding the replies of the host's own connections",
+                failure,
+            )
+        })
     }
 
     fn os(&self, what: &str, failure: Failure) -> ShieldError {

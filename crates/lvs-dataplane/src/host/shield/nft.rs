@@ -55,8 +55,7 @@ pub(super) struct SetSpec<'a> {
     pub(super) id: u32,
     pub(super) key_types: &'a [u32],
     pub(super) key_len: u32,
-    /// Maximum number of elements of a set whose elements time out; `None` for a set without
-    /// timeouts and without a limit.
+    /// Maximum number of elements; `None` for no limit.
     pub(super) limit: Option<u32>,
 }
 

@@ -29,7 +29,8 @@ const FIRST_SLOT: usize = 5 * 64;
 /// worker does not run for 40 ms.
 const FIRST_SLOTS: usize = 16_384;
 
-/// Several workers share the slots; each gets at least 1/`SHARE_LEAST` of them.
+/// Several workers share the slots of an interface; each worker gets at least 1/`SHARE_LEAST` of
+/// them.
 const SHARE_LEAST: usize = 4;
 
 /// Receive buffer for SYNs with data (TCP Fast Open).
@@ -80,9 +81,9 @@ pub enum OpenError {
 /// on the interface again.
 ///
 /// ```text
-///  send, marked ─▶ egress: program turns it round ─▶ ingress: our packet socket does not take it (the mark)
-///                                                            the shield takes the mark off and lets it pass
-///                                                            the host sees it as it came
+///  send with mark ─▶ egress: the program redirects it ─▶ ingress: the packet socket ignores it (mark)
+///                                                                 the shield removes the mark and accepts it
+///                                                                 the host receives the original frame
 /// ```
 ///
 /// If such a frame leaves the interface nevertheless, no host accepts it ([`lvs_sys::turned`]).
@@ -262,7 +263,7 @@ struct Opening<'a> {
     xdp: bool,
     /// Number of workers that share the interface.
     workers: usize,
-    /// Whether the socket must not receive yet.
+    /// Whether the socket must not receive before it joins the fanout group.
     waits: bool,
 }
 
@@ -315,7 +316,7 @@ impl<'a> Opening<'a> {
         }
         if self.waits {
             let nothing = socket.only_nothing();
-            nothing.map_err(self.fail("filter everything"))?;
+            nothing.map_err(self.fail("set a filter that drops all frames"))?;
         } else {
             self.filter(&socket)?;
         }
@@ -335,8 +336,8 @@ impl<'a> Opening<'a> {
             Ok(back) => Some(back),
             Err(error) => {
                 tracing::warn!(
-                    "packets cannot be reinjected into the host on {name} ({error}), but on {}: add it to the host's rules that match an interface",
-                    HostDevice::NAME
+                    "packets are reinjected into the host on {device}, because they cannot be reinjected on {name} ({error}): add {device} to the host's rules that match an interface",
+                    device = HostDevice::NAME
                 );
                 None
             }
@@ -391,7 +392,7 @@ impl<'a> Opening<'a> {
         if let Some(fast_path) = self.fast_path {
             // This filter also refuses frames with the mark.
             let filtered = fast_path.filter(socket);
-            return filtered.map_err(self.fail("filter for the kernel fast path"));
+            return filtered.map_err(self.fail("set the filter of the kernel fast path"));
         }
         let filtered = socket.only_incoming(self.turn.map(TurnBack::mark));
         filtered.map_err(self.fail("set the filter of received frames"))
@@ -443,7 +444,7 @@ impl<'a> Opening<'a> {
                 join(&socket)?;
                 Ok(ring)
             });
-        let ring = joined.map_err(self.fail("divide received frames"))?;
+        let ring = joined.map_err(self.fail("open a socket for SYNs"))?;
         // If this fails, the socket is closed, and the main socket receives SYNs again.
         self.filter(&socket)?;
         Ok(Inlet::new(socket, Some(ring)))

@@ -56,8 +56,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// Whether it can be the source of new connections: not secondary, deprecated, tentative or
-    /// refused by duplicate address detection.
+    /// Whether the address can be the source of new connections: not secondary, deprecated,
+    /// tentative or refused by duplicate address detection.
     pub fn is_preferred(&self) -> bool {
         const UNFIT: u32 = libc::IFA_F_SECONDARY
             | libc::IFA_F_DEPRECATED

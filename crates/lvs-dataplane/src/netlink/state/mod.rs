@@ -183,9 +183,8 @@ impl NetState {
     }
 
     /// Applies one message of the kernel, from a dump or an event. Returns whether routes must be
-    /// read
-    /// again: the kernel sends no event about IPv4 routes that it removes with a link or an address
-    /// (fib_sync_down_dev()).
+    /// read again: the kernel sends no event about IPv4 routes that it removes with a link or an
+    /// address (fib_sync_down_dev()).
     pub(super) fn apply(&mut self, message: &Message<'_>, changes: &mut Changes) -> bool {
         match message.kind {
             libc::RTM_NEWLINK => self.new_link(message.payload, changes).unwrap_or(false),
@@ -519,7 +518,7 @@ const RTA_VIA: u16 = 18;
 const RTAX_MTU: u16 = 2;
 const RTNH_F_DEAD: u32 = 1;
 
-/// An address of a family.
+/// Reads an address of a family; `None` if its length or the family is wrong.
 pub(super) fn ip_of(family: u8, value: &[u8]) -> Option<IpAddr> {
     match i32::from(family) {
         libc::AF_INET => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
@@ -528,7 +527,7 @@ pub(super) fn ip_of(family: u8, value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// A router of another family (`struct rtvia`).
+/// Reads the address of a router whose family may differ from that of the route (`struct rtvia`).
 fn via_of(value: &[u8]) -> Option<IpAddr> {
     let family = u8::try_from(u16_at(value, 0)?).ok()?;
     ip_of(family, value.get(2..)?)

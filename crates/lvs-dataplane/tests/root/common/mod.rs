@@ -41,7 +41,7 @@ impl Host {
         })
     }
 
-    /// `ip` inside.
+    /// Runs `ip` with these arguments in the namespace.
     pub(crate) fn ip(&self, args: &str) {
         let args = args.to_owned();
         self.run(move || ip(&args));
@@ -53,7 +53,7 @@ impl Host {
         self.run(move || sh(&command))
     }
 
-    /// A veth pair between two hosts.
+    /// Creates a veth pair between two hosts, and sets both ends up.
     pub(crate) fn veth(&self, name: &str, other: &Self, other_name: &str) {
         let path = format!("/proc/{}/fd/{}", std::process::id(), other.0.as_raw_fd());
         self.ip(&format!(
@@ -67,7 +67,7 @@ impl Host {
     }
 }
 
-/// A command that waits up to two minutes for a link to run.
+/// Returns a command that waits up to two minutes until a link is up and has a carrier.
 fn running(link: &str) -> String {
     format!(
         "for n in $(seq 1200); do ip -br link show dev {link} | grep -qw UP && exit; sleep 0.1; done; \

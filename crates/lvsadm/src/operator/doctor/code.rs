@@ -41,7 +41,7 @@ reasons! {
         FilterBypassed => "filter_bypassed",
         /// A filter may drop packets that the dataplane sends.
         FilterOfOutput => "filter_of_output",
-        /// keepalived reports trouble, or does not do what lvsd asked.
+        /// keepalived reports a problem, or has not applied a request of lvsd.
         VrrpTrouble => "vrrp_trouble",
         /// The director is not ready to have virtual addresses.
         DirectorNotReady => "director_not_ready",

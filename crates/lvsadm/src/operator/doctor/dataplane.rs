@@ -257,7 +257,7 @@ mod tests {
     use super::super::tests::services;
     use super::*;
 
-    /// Seven packets that no server was there for.
+    /// Seven packets that were dropped because no server was available.
     fn no_server(recent: u64) -> ReasonCount {
         ReasonCount {
             action: "drop".to_owned(),

@@ -1,5 +1,5 @@
-//! Findings of `lvsd`: virtual addresses that this director does not answer for, and disagreements
-//! with keepalived.
+//! Findings from the status of `lvsd`: virtual addresses for which this director does not answer,
+//! and faults of keepalived.
 
 use std::net::IpAddr;
 
@@ -97,8 +97,7 @@ impl Director {
         )
     }
 
-    /// Returns keepalived's state, if another director has the addresses, or no director is meant
-    /// to have them on this network.
+    /// Returns keepalived's state, if this director does not have the virtual addresses.
     fn idle(&self) -> Option<&VrrpStatus> {
         let vrrp = self.0.director.vrrp.as_ref();
         vrrp.filter(|vrrp| !vrrp.active)
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_service_is_explained_by_its_servers() {
+    fn fix_of_unusable_service_depends_on_states_of_its_servers() {
         let service = ServiceId::Tcp {
             address: (VIP, 80).into(),
         };

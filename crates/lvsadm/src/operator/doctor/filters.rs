@@ -1,5 +1,5 @@
-//! Filters of the host: filters that are meant for packets of services but do not receive them, and
-//! filters that receive them.
+//! Findings about filters of the host: filters that name services but do not receive their packets,
+//! and filters that may drop packets of services.
 
 use lvs_core::api::{Info, ServiceInfo};
 use lvs_sys::attached::{self, Place};
@@ -37,8 +37,8 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
             if place != Place::Ingress && again {
                 continue;
             }
-            // Without permission to list programs, which few users but root have, nothing is
-            // reported; the same applies to nft.
+            // Usually, only root may list programs and nf_tables rules. Without this permission,
+            // doctor reports nothing about them.
             let names = attached::names(name, place).unwrap_or_default();
             programs(device, place, &names, findings);
         }
@@ -56,7 +56,7 @@ pub(super) fn ruleset() -> String {
     .concat()
 }
 
-/// Advice on filters for packets of services.
+/// The fix for rules that do not receive packets of services: filters that do receive them.
 const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with `lvsadm mark add --destination VIP --drop`; or filter on the servers, before the director, or in an XDP program (see docs/security.md)";
 
 /// Fix for a finding that may be intended.
@@ -97,7 +97,7 @@ struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    /// Parses a line with the hook of a chain; other lines are ignored.
+    /// Reads the hook of the chain from a line; ignores other lines.
     fn stands(&mut self, line: &'a str) {
         for side in [Side::Ingress, Side::Egress] {
             let hook = line.split_once(" hook ");
@@ -245,7 +245,7 @@ fn at_egress(
             findings.add(
                 Code::FilterOfOutput,
                 format!(
-                    "{place}, also drops packets that the dataplane sends, unless a rule accepts it"
+                    "{place}, also drops packets that the dataplane sends, unless a rule accepts them"
                 ),
                 fix,
             );
@@ -275,7 +275,7 @@ fn at_egress(
         findings.add(
             Code::FilterOfOutput,
             format!(
-                "a rule of {place}, drops requests by source, which the dataplane sends, too: {line}"
+                "a rule of {place}, drops packets by source, also requests that the dataplane sends to real servers: {line}"
             ),
             fix,
         );
@@ -528,7 +528,10 @@ mod tests {
         }
         let closed = chain(at, "accept").replace("policy accept", "policy drop");
         let answer = found(&closed);
-        assert!(answer[0].contains("unless a rule accepts it"), "{answer:?}");
+        assert!(
+            answer[0].contains("unless a rule accepts them"),
+            "{answer:?}"
+        );
         // The rules in the listing after this chain belong to the host's stack again.
         let both =
             format!("{closed}table ip f {{\n\tchain INPUT {{\n\t\ttcp dport 80 drop\n\t}}\n}}\n");

@@ -126,7 +126,7 @@ pub(super) fn output(program: &str, arguments: &[&str]) -> String {
         .unwrap_or_default()
 }
 
-/// Reasons why the host does not route packets to the dataplane.
+/// Reports settings and firewall rules that keep the host from routing packets to the dataplane.
 fn forwarding(
     services: &[ServiceInfo],
     read: &dyn Fn(&str) -> String,
@@ -168,8 +168,8 @@ fn forwarding(
     }
 }
 
-/// The number of connections that connection tracking of this host's firewall follows, near its
-/// maximum. Above it, the kernel drops packets that the dataplane would forward.
+/// Reports that the connection tracking table of this host's firewall is nearly full. If it is
+/// full, the kernel drops packets that the dataplane would forward.
 fn conntrack(read: &dyn Fn(&str) -> String, findings: &mut Findings) {
     let number = |name: &str| -> Option<u64> {
         let text = read(&format!("/proc/sys/net/netfilter/nf_conntrack_{name}"));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_full_connection_tracking_is_a_finding() {
+    fn doctor_nearly_full_connection_tracking_is_a_finding() {
         for (count, max, found) in [
             ("949\n", "1000\n", false),
             ("950\n", "1000\n", true),

@@ -170,14 +170,14 @@ impl When {
 /// The period from which dropped packets cause findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Since {
-    /// The period is the last five minutes.
+    /// The last five minutes.
     Minutes,
-    /// The start of the dataplane.
+    /// The time since the start of the dataplane.
     Start,
 }
 
 impl Since {
-    /// The packets since that time.
+    /// Returns the number of packets in this period.
     const fn count(self, packets: &RecentCount) -> u64 {
         match self {
             Self::Minutes => packets.recent,
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn since_accepts_only_the_start() {
+    fn doctor_since_option_accepts_only_start() {
         assert_eq!(Since::of(None).ok(), Some(Since::Minutes));
         assert_eq!(Since::of(Some("start")).ok(), Some(Since::Start));
         assert!(Since::of(Some("1h")).is_err());

@@ -139,7 +139,7 @@ fn threshold(
     }
 }
 
-/// A server that does not answer its clients, while other servers of the service do.
+/// Reports a server that does not answer clients, while other servers of the service answer.
 fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings) {
     if !service.is_suspicious(server) {
         return;
@@ -162,7 +162,7 @@ fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Finding
     );
 }
 
-/// FTP through NAT, which needs a helper.
+/// Reports FTP through NAT without a helper.
 fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
     let ServiceId::Tcp { address } = service.service else {
         return;
@@ -208,7 +208,8 @@ fn too_big(report: &TooBig, when: When, findings: &mut Findings) {
     );
 }
 
-/// Tunnels over links without room for their headers, before any packet was too long.
+/// Reports tunnels over links whose MTU has no room for the tunnel header, even if no packet was
+/// too long yet.
 fn narrow_tunnels(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
     let reported = |server: IpAddr| info.too_big.iter().any(|report| report.server == server);
     let mut servers = services.iter().flat_map(|service| &service.servers);

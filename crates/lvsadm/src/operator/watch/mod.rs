@@ -80,7 +80,7 @@ fn refresh(
     }
 }
 
-/// Where the table is drawn: on a terminal, or as one table after the other.
+/// The output of the table: redrawn on a terminal, or printed as one table after the other.
 struct Screen {
     terminal: Option<Terminal>,
     colors: bool,

@@ -54,7 +54,7 @@ pub(super) struct Row {
     overloaded: bool,
     active: u32,
     inactive: u32,
-    /// Per second: connections, packets in and out, bytes in and out.
+    /// Rates per second: connections, incoming and outgoing packets, incoming and outgoing bytes.
     rates: [f64; 5],
 }
 

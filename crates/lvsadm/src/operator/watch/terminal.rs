@@ -1,4 +1,4 @@
-//! The terminal: keys without echo, the size of the window, and its settings before.
+//! The terminal: keys without echo, the size of its window, and its original settings.
 
 use std::io::IsTerminal;
 use std::process::{Command, Stdio};
