@@ -39,6 +39,18 @@ fn xdp(site: &Site) -> Result<Vec<String>> {
     Ok(words)
 }
 
+/// Kills the dataplane without notice.
+fn kill(site: &mut Site) -> Result<()> {
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10)).map(drop)
+}
+
+fn doctor(site: &Site) -> Result<String> {
+    let lvsadm = programs::find("lvsadm")?.display().to_string();
+    site.director.sh(&format!("{lvsadm} doctor || [ $? = 1 ]"))
+}
+
 fn start(site: &mut Site) -> Result<()> {
     let words = xdp(site)?;
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -77,12 +89,9 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
         "{xdp} frames by XDP, {behind} with a socket buffer"
     );
     ensure!(programs_of(&site)?.contains("lvs_xdp"));
-    let lvsadm = programs::find("lvsadm")?.display().to_string();
-    let doctor = site
-        .director
-        .sh(&format!("{lvsadm} doctor || [ $? = 1 ]"))?;
+    let doctor = self::doctor(&site)?;
     ensure!(
-        !doctor.contains("XDP"),
+        doctor.matches("XDP").count() == 2 && doctor.contains("eth0: XDP\neth1: XDP\n"),
         "the program belongs to the dataplane: {doctor}"
     );
     common::iperf_and_dns(&site)?;
@@ -176,21 +185,127 @@ fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;
     start(&mut site)?;
     let download = download(&site)?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    kill(&mut site)?;
     std::thread::sleep(Duration::from_secs(1));
     start(&mut site)?;
     let (before, _) = shares(&site)?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
     wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
-    let mut dataplane = site.dataplane.take().context("it runs")?;
-    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
-    dataplane.wait(Duration::from_secs(10))?;
+    kill(&mut site)?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
     wait_until("the XDP programs to be detached", common::SOON, gone)?;
     download.finish()
+}
+
+const AUTO: [&str; 4] = ["--fast-path", "on", "--xdp", "auto"];
+
+/// With `--xdp auto`, an interface without GRO has XDP, and an interface with GRO has tc. That
+/// holds for a successor, too, and the successor decides again.
+#[test]
+fn xdp_auto_spares_interface_that_merges_packets() -> Result<()> {
+    let mut site = site("xdp-auto", Forward::Nat)?;
+    site.director.sh("ethtool -K eth1 gro on")?;
+    site.start_dataplane(&AUTO)?;
+    let at_eth0_only = |site: &Site| -> Result<()> {
+        common::says(site, "eth0 has XDP")?;
+        common::says(site, "xdp_aggregation")?;
+        let programs = programs_of(site)?;
+        ensure!(programs.matches("lvs_xdp").count() == 1, "{programs}");
+        let doctor = self::doctor(site)?;
+        let reason = "\neth0: XDP\neth1: tc, and not XDP, because it merges received packets (gro)";
+        ensure!(doctor.contains(reason), "{doctor}");
+        ensure!(doctor.contains("`ethtool -K eth1 gro off`"), "{doctor}");
+        Ok(())
+    };
+    at_eth0_only(&site)?;
+    site.add_service(80, "rr")?;
+    bulk(&site)?;
+    let (xdp, behind) = shares(&site)?;
+    ensure!(
+        xdp > 500 && behind > 500,
+        "{xdp} requests by XDP, {behind} replies with a socket buffer"
+    );
+    site.lvsadm("-C")?;
+    let download = download(&site)?;
+    kill(&mut site)?;
+    site.start_dataplane(&AUTO)?;
+    at_eth0_only(&site)?;
+    let (before, _) = shares(&site)?;
+    let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
+    wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
+    kill(&mut site)?;
+    site.director.sh("ethtool -K eth0 gro on")?;
+    site.start_dataplane(&AUTO)?;
+    let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
+    wait_until("the XDP program to be detached", common::SOON, gone)?;
+    download.finish()
+}
+
+/// Each interface that cannot have XDP has tc, and the dataplane starts.
+#[test]
+fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
+    let mut site = site("xdp-why", Forward::Nat)?;
+    site.director
+        .sh("ip link add br0 type bridge; ip link add bond0 type bond
+         for i in alone vlan port taken; do
+             ip link add $i type veth peer name $i-
+             ip link set $i up
+             ip link set $i- up
+         done
+         for i in vlan taken; do ethtool -K $i- gro on; done
+         ip link add link vlan name vlan.7 type vlan id 7
+         ip link set port master br0
+         ip link set br0 up; ip link set bond0 up")?;
+    let mut taken = site
+        .director
+        .spawn("perl", &["-e", super::filters::XDP_DROP, "taken"])?;
+    wait_until("the foreign program", common::SOON, || {
+        taken.log().contains("attached")
+    })
+    .with_context(|| taken.log())?;
+    let names = ["br0", "bond0", "alone", "vlan", "port", "taken"];
+    let interfaces = names.iter().flat_map(|name| ["--interface", name]);
+    let words: Vec<&str> = AUTO.into_iter().chain(interfaces).collect();
+    site.start_dataplane(&words)?;
+    let doctor = self::doctor(&site)?;
+    for (code, reason) in [
+        (
+            "xdp_unsupported",
+            "br0: tc, and not XDP, because its driver",
+        ),
+        ("xdp_bond", "bond0: tc, and not XDP, because its ports"),
+        (
+            "xdp_no_transmit",
+            "alone: tc, and not XDP, because it cannot send",
+        ),
+        (
+            "xdp_vlan",
+            "vlan: tc, and not XDP, because it removes the VLAN tags of vlan.7",
+        ),
+        (
+            "xdp_port",
+            "port: tc, and not XDP, because it is a port of br0",
+        ),
+        (
+            "xdp_program",
+            "taken: tc, and not XDP, because another XDP program",
+        ),
+    ] {
+        common::says(&site, code)?;
+        ensure!(doctor.contains(reason), "{reason}: {doctor}");
+    }
+    ensure!(doctor.contains("eth0: XDP\neth1: XDP\n"), "{doctor}");
+    taken.kill();
+    site.dataplane.take();
+    site.start_dataplane(&["--fast-path", "off", "--xdp", "auto"])?;
+    let doctor = self::doctor(&site)?;
+    let reason = "--xdp auto has no effect with --fast-path off";
+    ensure!(
+        doctor.contains(reason) && !doctor.contains(": XDP"),
+        "{doctor}"
+    );
+    Ok(())
 }
 
 #[test]

@@ -1,0 +1,341 @@
+//! The XDP program at interfaces: those that the operator names, and with `--xdp auto` those whose
+//! driver runs it and where nothing is lost by it.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use lvs_core::api::NoXdp;
+use tracing::{info, warn};
+
+use super::HostError;
+use super::keeper::Keeper;
+use crate::fast_path::{AttachedXdp, FastPath};
+use crate::io::af_packet::OpenError;
+use crate::netlink::{Driver, Link, NetState, Offloads, XdpFeatures};
+
+/// Offloads that merge received packets, by the kernel's names and those of `ethtool -K`. XDP
+/// runs before GRO, and drivers do not merge packets for a program.
+const MERGE: [(&str, &str); 3] = [
+    ("rx-gro", "gro"),
+    ("rx-gro-hw", "rx-gro-hw"),
+    ("rx-lro", "lro"),
+];
+/// Offloads that remove VLAN tags before XDP receives the frame.
+const UNTAG: [(&str, &str); 2] = [
+    ("rx-vlan-hw-parse", "rxvlan"),
+    ("rx-vlan-stag-hw-parse", "rx-vlan-stag-hw-parse"),
+];
+
+/// The properties of an interface that decide about XDP.
+#[derive(Clone, Debug)]
+struct Facts<'a> {
+    name: &'a str,
+    /// The features of the driver and the offloads; `None` if the kernel does not report them.
+    device: Option<(Driver, Offloads)>,
+    /// Whether it has an XDP program of another owner.
+    has_program: bool,
+    /// Whether it is a bond or team, whose ports have offloads of their own.
+    is_bond: bool,
+    /// The bridge or bond of which it is a port.
+    master: Option<&'a str>,
+    /// A VLAN interface above it.
+    vlan: Option<&'a str>,
+}
+
+impl<'a> Facts<'a> {
+    fn of(
+        link: &'a Link,
+        state: &'a NetState,
+        fast_path: &FastPath,
+        features: Option<&mut XdpFeatures>,
+    ) -> Self {
+        let read = |features: &mut XdpFeatures| -> io::Result<_> {
+            let device = (features.driver(link.index)?, features.offloads(link.index)?);
+            Ok((device, features.has_program(link.index)?))
+        };
+        let read = features.and_then(|features| read(features).ok());
+        let master = link.master.and_then(|master| state.link(master));
+        let mut others = state.links();
+        let vlan = others.find(|other| {
+            other.parent == Some(link.index) && other.kind.as_deref() == Some("vlan")
+        });
+        Self {
+            name: &link.name,
+            has_program: read.as_ref().is_some_and(|(_, has)| *has)
+                // The program of a killed predecessor is replaced.
+                && !fast_path.has_pinned_xdp(link.index),
+            device: read.map(|(device, _)| device),
+            is_bond: matches!(link.kind.as_deref(), Some("bond" | "team")),
+            master: master.map(|master| &*master.name),
+            vlan: vlan.map(|vlan| &*vlan.name),
+        }
+    }
+}
+
+/// Decides whether an interface gets the XDP program with `--xdp auto`.
+fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
+    let name = facts.name;
+    let Some((driver, offloads)) = &facts.device else {
+        return Err(no(
+            NoXdp::UNREPORTED,
+            "the kernel does not report its XDP features and offloads",
+            "use Linux 6.3 or newer",
+        ));
+    };
+    if !driver.redirects() {
+        return Err(no(
+            NoXdp::UNSUPPORTED,
+            "its driver has no native XDP that redirects frames",
+            format!("`ethtool -i {name}` names the driver"),
+        ));
+    }
+    if facts.has_program {
+        return Err(no(
+            NoXdp::PROGRAM,
+            "another XDP program is attached to it",
+            format!("`ip link show {name}` shows it; detach it and restart the dataplane"),
+        ));
+    }
+    if let Some(master) = facts.master {
+        return Err(no(
+            NoXdp::PORT,
+            format!("it is a port of {master}"),
+            format!("--xdp {name} uses XDP in spite of that"),
+        ));
+    }
+    if facts.is_bond {
+        return Err(no(
+            NoXdp::BOND,
+            "its ports may merge packets or remove VLAN tags",
+            format!("check the offloads of its ports; --xdp {name} uses XDP"),
+        ));
+    }
+    // A veth has GRO while it has an XDP program, even if the operator has disabled it.
+    let mut merges = set(&offloads.wanted, &MERGE[..1]);
+    merges.extend(set(&offloads.active, &MERGE[1..]));
+    if !merges.is_empty() {
+        return Err(no(
+            NoXdp::AGGREGATION,
+            format!(
+                "it merges received packets ({}), which makes bulk TCP cheaper and is not possible with XDP",
+                merges.join(", ")
+            ),
+            format!(
+                "`{}` and a restart of the dataplane permit XDP; bulk TCP then takes more processor time",
+                disable(name, &merges)
+            ),
+        ));
+    }
+    let untags = set(&offloads.active, &UNTAG);
+    if let (Some(vlan), false) = (facts.vlan, untags.is_empty()) {
+        return Err(no(
+            NoXdp::VLAN,
+            format!("it removes the VLAN tags of {vlan} before XDP receives the frames"),
+            format!(
+                "`{}` and a restart of the dataplane permit XDP; the processor then removes the tags",
+                disable(name, &untags)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// The offloads that are set, by their names for `ethtool -K`.
+fn set(names: &BTreeSet<String>, offloads: &[(&str, &'static str)]) -> Vec<&'static str> {
+    let set = offloads.iter().filter(|(name, _)| names.contains(*name));
+    set.map(|(_, word)| *word).collect()
+}
+
+fn disable(name: &str, offloads: &[&str]) -> String {
+    format!("ethtool -K {name} {} off", offloads.join(" off "))
+}
+
+fn no(code: &str, reason: impl Into<String>, fix: impl Into<String>) -> NoXdp {
+    NoXdp {
+        code: code.to_owned(),
+        reason: reason.into(),
+        fix: fix.into(),
+    }
+}
+
+impl Keeper {
+    /// Attaches the XDP program to an interface, if the configuration names it, or leaves the
+    /// choice to the dataplane and nothing speaks against it.
+    pub(super) fn attach_xdp(&mut self, link: &Link) -> Result<(), HostError> {
+        let Some(fast_path) = self.setup.fast_path.clone() else {
+            return Ok(());
+        };
+        let (ifindex, name) = (link.index, &link.name);
+        if self.setup.xdp.contains(name) {
+            let attached = fast_path.attach_xdp(ifindex);
+            let failed = |error| OpenError::of(ifindex, name, "attach the XDP program", error);
+            self.attached_xdp.insert(ifindex, attached.map_err(failed)?);
+        } else if self.setup.xdp_auto {
+            let facts = Facts::of(link, &self.tables.state, &fast_path, self.xdp.as_mut());
+            let chosen =
+                check(&facts).and_then(|()| attach(&fast_path, ifindex, self.xdp.as_mut()));
+            match chosen {
+                Ok(attached) => {
+                    info!("{name} has XDP");
+                    self.attached_xdp.insert(ifindex, attached);
+                }
+                Err(no_xdp) => {
+                    let NoXdp { code, reason, fix } = &no_xdp;
+                    if code == NoXdp::REFUSED {
+                        warn!(code, "{name} has no XDP, but tc: {reason}. To do: {fix}");
+                    } else {
+                        info!(code, "{name} has no XDP, but tc: {reason}");
+                    }
+                    fast_path.set_no_xdp(ifindex, Some(no_xdp));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn detach_xdp(&mut self, ifindex: u32) {
+        self.attached_xdp.remove(&ifindex);
+        if let Some(fast_path) = &self.setup.fast_path {
+            fast_path.set_no_xdp(ifindex, None);
+        }
+    }
+}
+
+/// Attaches the XDP program that the dataplane has chosen. Detaches it if the interface cannot
+/// send frames even then.
+fn attach(
+    fast_path: &std::sync::Arc<FastPath>,
+    ifindex: u32,
+    features: Option<&mut XdpFeatures>,
+) -> Result<AttachedXdp, NoXdp> {
+    let attached = fast_path.attach_xdp(ifindex).map_err(|error| {
+        no(
+            NoXdp::REFUSED,
+            format!("the program cannot be attached: {error}"),
+            "correct the problem that the error names, and restart the dataplane",
+        )
+    })?;
+    let driver = features.and_then(|features| features.driver(ifindex).ok());
+    match driver.unwrap_or_default().transmits() {
+        true => Ok(attached),
+        false => Err(no(
+            NoXdp::NO_TRANSMIT,
+            "it cannot send frames without socket buffers",
+            "for a veth, enable GRO at its other end (ethtool -K PEER gro on) and restart the dataplane",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn code(change: impl FnOnce(&mut Facts<'_>)) -> Option<String> {
+        let offloads = Offloads {
+            wanted: names(&["rx-checksum"]),
+            active: names(&["rx-checksum", "rx-vlan-hw-parse", "rx-gro"]),
+        };
+        let mut facts = Facts {
+            name: "eth0",
+            device: Some((Driver(0b11), offloads)),
+            has_program: false,
+            is_bond: false,
+            master: None,
+            vlan: None,
+        };
+        change(&mut facts);
+        check(&facts).err().map(|no_xdp| no_xdp.code)
+    }
+
+    fn offloads<'a>(facts: &'a mut Facts<'_>) -> &'a mut Offloads {
+        &mut facts.device.as_mut().expect("reported").1
+    }
+
+    #[test]
+    fn interface_without_loss_gets_xdp() {
+        assert_eq!(code(|_| {}), None);
+    }
+
+    #[test]
+    fn interface_with_unreported_features_gets_no_xdp() {
+        let code = code(|facts| facts.device = None);
+        assert_eq!(code.as_deref(), Some(NoXdp::UNREPORTED));
+    }
+
+    #[test]
+    fn driver_without_redirection_gets_no_xdp() {
+        for features in [0, 0b01, 0b10, 0b101] {
+            let code = code(|facts| facts.device = Some((Driver(features), Offloads::default())));
+            assert_eq!(code.as_deref(), Some(NoXdp::UNSUPPORTED), "{features}");
+        }
+    }
+
+    #[test]
+    fn interface_with_foreign_program_gets_no_xdp() {
+        let code = code(|facts| facts.has_program = true);
+        assert_eq!(code.as_deref(), Some(NoXdp::PROGRAM));
+    }
+
+    #[test]
+    fn port_of_bridge_gets_no_xdp() {
+        let code = code(|facts| facts.master = Some("br0"));
+        assert_eq!(code.as_deref(), Some(NoXdp::PORT));
+    }
+
+    #[test]
+    fn bond_gets_no_xdp() {
+        let code = code(|facts| facts.is_bond = true);
+        assert_eq!(code.as_deref(), Some(NoXdp::BOND));
+    }
+
+    #[test]
+    fn interface_that_merges_packets_gets_no_xdp() {
+        let gro = code(|facts| offloads(facts).wanted = names(&["rx-gro"]));
+        assert_eq!(gro.as_deref(), Some(NoXdp::AGGREGATION));
+        for name in ["rx-gro-hw", "rx-lro"] {
+            let code = code(|facts| offloads(facts).active = names(&[name]));
+            assert_eq!(code.as_deref(), Some(NoXdp::AGGREGATION), "{name}");
+        }
+    }
+
+    #[test]
+    fn interface_that_removes_tags_of_its_vlan_gets_no_xdp() {
+        let removed = code(|facts| facts.vlan = Some("eth0.7"));
+        assert_eq!(removed.as_deref(), Some(NoXdp::VLAN));
+        let left = code(|facts| {
+            facts.vlan = Some("eth0.7");
+            offloads(facts).active.clear();
+        });
+        assert_eq!(left, None);
+    }
+
+    #[test]
+    fn fix_disables_each_offload() {
+        let offloads = Offloads {
+            wanted: names(&["rx-gro"]),
+            active: names(&["rx-gro", "rx-lro"]),
+        };
+        let facts = Facts {
+            name: "eth0",
+            device: Some((Driver(0b11), offloads)),
+            has_program: false,
+            is_bond: false,
+            master: None,
+            vlan: None,
+        };
+        let fix = check(&facts).expect_err("it merges packets").fix;
+        assert!(fix.contains("`ethtool -K eth0 gro off lro off`"), "{fix}");
+    }
+
+    #[test]
+    fn manual_has_each_code_once() {
+        let page = include_str!("../../../../docs/fast-path.md");
+        for code in NoXdp::CODES {
+            assert_eq!(page.matches(&format!("| `{code}` |")).count(), 1, "{code}");
+        }
+    }
+}
