@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::Arc;
 
 use lvs_core::api::NoXdp;
 use tracing::{info, warn};
@@ -204,7 +205,7 @@ impl Keeper {
 /// Attaches the XDP program that the dataplane has chosen. Detaches it if the interface cannot
 /// send frames even then.
 fn attach(
-    fast_path: &std::sync::Arc<FastPath>,
+    fast_path: &Arc<FastPath>,
     ifindex: u32,
     features: Option<&mut XdpFeatures>,
 ) -> Result<AttachedXdp, NoXdp> {

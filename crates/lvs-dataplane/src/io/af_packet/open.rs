@@ -294,7 +294,7 @@ impl<'a> Opening<'a> {
     }
 
     /// Creates the error of a failed step.
-    fn fail(&self, step: &'static str) -> impl FnOnce(io::Error) -> OpenError + use<'a> {
+    fn fail(&self, step: &'static str) -> impl FnOnce(io::Error) -> OpenError {
         let (ifindex, name) = (self.ifindex, self.name);
         move |source| OpenError::of(ifindex, name, step, source)
     }
