@@ -160,6 +160,8 @@ impl Keeper {
             return Ok(());
         };
         let (ifindex, name) = (link.index, &link.name);
+        // An earlier attempt to open the interface may have failed after this step.
+        self.detach_xdp(ifindex);
         if self.setup.xdp.contains(name) {
             let attached = fast_path.attach_xdp(ifindex);
             let failed = |error| OpenError::of(ifindex, name, "attach the XDP program", error);
