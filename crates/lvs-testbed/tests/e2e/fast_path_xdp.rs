@@ -46,7 +46,7 @@ fn kill(site: &mut Site) -> Result<()> {
     dataplane.wait(Duration::from_secs(10)).map(drop)
 }
 
-fn doctor(site: &Site) -> Result<String> {
+fn diagnosis(site: &Site) -> Result<String> {
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     site.director.sh(&format!("{lvsadm} doctor || [ $? = 1 ]"))
 }
@@ -89,7 +89,7 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
         "{xdp} frames by XDP, {behind} with a socket buffer"
     );
     ensure!(programs_of(&site)?.contains("lvs_xdp"));
-    let doctor = doctor(&site)?;
+    let doctor = diagnosis(&site)?;
     ensure!(
         doctor.matches("XDP").count() == 2 && doctor.contains("eth0: XDP\neth1: XDP\n"),
         "the program belongs to the dataplane: {doctor}"
@@ -212,7 +212,7 @@ fn xdp_auto_spares_interface_that_merges_packets() -> Result<()> {
         common::says(site, "xdp_aggregation")?;
         let programs = programs_of(site)?;
         ensure!(programs.matches("lvs_xdp").count() == 1, "{programs}");
-        let doctor = doctor(site)?;
+        let doctor = diagnosis(site)?;
         let reason = "\neth0: XDP\neth1: tc, and not XDP, because it merges received packets (gro)";
         ensure!(doctor.contains(reason), "{doctor}");
         ensure!(doctor.contains("`ethtool -K eth1 gro off`"), "{doctor}");
@@ -267,7 +267,7 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
     let interfaces = names.iter().flat_map(|name| ["--interface", name]);
     let words: Vec<&str> = AUTO.into_iter().chain(interfaces).collect();
     site.start_dataplane(&words)?;
-    let doctor = doctor(&site)?;
+    let doctor = diagnosis(&site)?;
     for (code, reason) in [
         (
             "xdp_unsupported",
@@ -293,7 +293,7 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
     taken.kill();
     site.dataplane.take();
     site.start_dataplane(&["--fast-path", "off", "--xdp", "auto"])?;
-    let doctor = doctor(&site)?;
+    let doctor = diagnosis(&site)?;
     let reason = "--xdp auto has no effect with --fast-path off";
     ensure!(
         doctor.contains(reason) && !doctor.contains(": XDP"),
