@@ -155,8 +155,10 @@ struct KernelPath {
 
     /// Interface on which the kernel fast path runs before the kernel allocates a socket buffer
     /// (XDP), for floods; can be repeated. Its driver must have native XDP, and no frames with VLAN
-    /// tags may arrive there.
-    #[arg(long, value_name = "NAME")]
+    /// tags may arrive there. auto: each interface whose driver has native XDP, and that loses
+    /// neither merged packets (GRO, LRO) nor VLAN tags by it; `lvsadm doctor` shows the reason for
+    /// each other interface.
+    #[arg(long, value_name = "NAME|auto")]
     xdp: Vec<String>,
 
     /// Packets from the client after which a connection is forwarded there; for measurements.
@@ -558,6 +560,11 @@ fn run(
 
 /// The configuration of the dataplane from the arguments; reads the files that they name.
 fn config(args: Args) -> anyhow::Result<Config> {
+    let (auto, xdp): (Vec<_>, _) = args
+        .kernel_path
+        .xdp
+        .into_iter()
+        .partition(|name| name == "auto");
     let workers = args.links.workers.count();
     if let Workers::Auto = args.links.workers {
         info!("--workers auto: {workers}");
@@ -583,7 +590,8 @@ fn config(args: Args) -> anyhow::Result<Config> {
     Ok(Config {
         backend: args.links.backend,
         fast_path: args.kernel_path.fast_path.unwrap_or(UseKernel::Try),
-        xdp: args.kernel_path.xdp,
+        xdp,
+        xdp_auto: !auto.is_empty(),
         fast_path_after: Some(args.kernel_path.fast_path_after),
         workers: Some(workers),
         real_time: true,

@@ -761,6 +761,58 @@ pub struct InterfaceInfo {
     /// Frames that were lost because they arrived faster than the dataplane read them.
     #[serde(default)]
     pub lost: u64,
+    /// The first place of the kernel fast path: `xdp` or `tc`; `None` if the kernel fast path is
+    /// off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fast_path: Option<String>,
+    /// The reason why the dataplane has not chosen XDP with `--xdp auto`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_xdp: Option<NoXdp>,
+}
+
+/// The reason why the dataplane has not chosen XDP for an interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NoXdp {
+    /// Stable code of the reason: `xdp_aggregation`.
+    pub code: String,
+    /// The reason, as text.
+    pub reason: String,
+    /// A command or setting that permits XDP, and its cost.
+    pub fix: String,
+}
+
+impl NoXdp {
+    /// The kernel does not report the features of the interface.
+    pub const UNREPORTED: &str = "xdp_unreported";
+    /// The driver has no native XDP.
+    pub const UNSUPPORTED: &str = "xdp_unsupported";
+    /// The interface has an XDP program of another owner.
+    pub const PROGRAM: &str = "xdp_program";
+    /// The interface is a port of a bridge or bond.
+    pub const PORT: &str = "xdp_port";
+    /// The interface is a bond.
+    pub const BOND: &str = "xdp_bond";
+    /// The interface merges received packets.
+    pub const AGGREGATION: &str = "xdp_aggregation";
+    /// The interface removes VLAN tags.
+    pub const VLAN: &str = "xdp_vlan";
+    /// The driver refuses the program.
+    pub const REFUSED: &str = "xdp_refused";
+    /// The interface cannot send frames without socket buffers.
+    pub const NO_TRANSMIT: &str = "xdp_no_transmit";
+    /// All codes.
+    pub const CODES: [&str; 9] = [
+        Self::UNREPORTED,
+        Self::UNSUPPORTED,
+        Self::PROGRAM,
+        Self::PORT,
+        Self::BOND,
+        Self::AGGREGATION,
+        Self::VLAN,
+        Self::REFUSED,
+        Self::NO_TRANSMIT,
+    ];
 }
 
 /// A configured interface or address that does not exist or cannot be used yet: the dataplane uses

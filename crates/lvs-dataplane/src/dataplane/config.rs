@@ -49,6 +49,9 @@ pub struct Config {
     pub fast_path: UseKernel,
     /// Interfaces to which the XDP program of the kernel fast path is attached.
     pub xdp: Vec<String>,
+    /// Whether the XDP program is also attached to each other interface whose driver has native XDP
+    /// and that loses nothing by it, if the kernel fast path is used.
+    pub xdp_auto: bool,
     /// Packets from the client after which a connection is offloaded; `None` for
     /// [16](crate::fast_path::OFFLOAD_AFTER).
     pub fast_path_after: Option<NonZeroU32>,

@@ -40,10 +40,16 @@ impl Wanted {
         against: Option<Against>,
         xdp: bool,
     ) -> Result<Result<Opened, FastPathInfo>, StartError> {
-        self.wanted = with_xdp(self.wanted, xdp)?;
         if self.wanted == UseKernel::Off {
             end_what_is_left();
-            return Ok(Err(FastPathInfo::default()));
+            let reason = match xdp {
+                true => "--xdp auto has no effect with --fast-path off",
+                false => "",
+            };
+            return Ok(Err(FastPathInfo {
+                reason: reason.to_owned(),
+                ..FastPathInfo::default()
+            }));
         }
         let opened = match against.or_else(|| self.held_elsewhere()) {
             Some(Against { why, fix }) => Err(FastPathError::Setting { why, fix }),
@@ -149,9 +155,9 @@ pub(super) enum WithDataplane {
     Way(#[from] NoWay),
 }
 
-/// The use of the kernel fast path, with XDP or without. XDP in the configuration implies the
+/// The use of the kernel fast path, with XDP at named interfaces or without. A name implies the
 /// kernel fast path.
-fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
+pub(super) fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     match wanted {
         UseKernel::Off if xdp => Err(StartError::XdpAlone),
         UseKernel::Try if xdp => Ok(UseKernel::Auto),

@@ -73,11 +73,12 @@ impl Dataplane {
             own_all_vips: config.own_vips,
             fast_path: None,
             xdp: config.xdp,
+            xdp_auto: config.xdp_auto,
             steering: None,
             warm_restart: Outliving::default(),
         };
         let wanted = Wanted {
-            wanted: config.fast_path,
+            wanted: kernel_path::with_xdp(config.fast_path, !setup.xdp.is_empty())?,
             wide: config
                 .max_ipv6
                 .unwrap_or_else(|| {
@@ -94,7 +95,7 @@ impl Dataplane {
             offload_after: config.fast_path_after.unwrap_or(OFFLOAD_AFTER).get(),
         };
 
-        let xdp = !setup.xdp.is_empty();
+        let xdp = setup.xdp_auto || !setup.xdp.is_empty();
         let steering = steering(workers, &options, &config.ftp_ports);
         let tables = ConnTables::open(&control, &steering, against, xdp, wanted)?;
         let steering = tables.steering(steering);

@@ -9,7 +9,6 @@ use tracing::warn;
 
 use super::FastPath;
 use super::pins::attach;
-use super::xdp::AttachedXdp;
 use crate::netlink::Filters;
 use lvs_sys::attached::{self, Place};
 use lvs_sys::lock;
@@ -21,7 +20,6 @@ use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
 pub struct Attached {
     kernel: Arc<FastPath>,
     ifindex: u32,
-    _xdp: Option<AttachedXdp>,
     /// The link that keeps the program attached; `None` if the program is a filter.
     _link: Option<ProgramLink>,
 }
@@ -41,11 +39,10 @@ impl Drop for Attached {
 
 impl FastPath {
     /// Attaches the program to the ingress of an interface, whose packet socket has the filter.
-    /// With `xdp`, also attaches the program that runs before the kernel allocates a socket buffer.
     ///
     /// # Errors
     /// As [`Program::attach`].
-    pub(crate) fn attach(self: &Arc<Self>, ifindex: u32, xdp: bool) -> io::Result<Attached> {
+    pub(crate) fn attach(self: &Arc<Self>, ifindex: u32) -> io::Result<Attached> {
         let pin = self.pins.as_ref().map(|pins| pins.link(ifindex));
         let link = match &self.filters {
             Some(filters) => {
@@ -67,16 +64,11 @@ impl FastPath {
             None => Some(attach(&self.ingress, ifindex, pin.as_deref())?),
         };
         lock(&self.attached).insert(ifindex);
-        let mut attached = Attached {
+        Ok(Attached {
             kernel: self.clone(),
             ifindex,
-            _xdp: None,
             _link: link,
-        };
-        if xdp {
-            attached._xdp = Some(self.attach_xdp(ifindex)?);
-        }
-        Ok(attached)
+        })
     }
 
     /// Attaches another program, which reads the settings ([`settings`](Self::settings)), to an
@@ -96,7 +88,6 @@ impl FastPath {
         Ok(Attached {
             kernel: self.clone(),
             ifindex,
-            _xdp: None,
             _link: Some(link),
         })
     }

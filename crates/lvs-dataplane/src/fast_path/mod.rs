@@ -70,6 +70,7 @@ pub(crate) use self::locals::{LocalsAre, LocalsLeft};
 use self::pins::Pins;
 pub(crate) use self::room::Room;
 pub(crate) use self::services::{HeldServices, service_key};
+pub(crate) use self::xdp::AttachedXdp;
 use self::xdp::Xdp;
 use crate::netlink::Filters;
 use crate::warm_restart::WITHOUT_DATAPLANE;

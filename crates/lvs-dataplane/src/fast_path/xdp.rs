@@ -1,16 +1,18 @@
 //! The program that forwards before the kernel allocates a socket buffer (XDP), on interfaces that
-//! the operator has configured for it.
+//! the operator has configured for it, or that the dataplane has chosen.
 //!
-//! The program cannot see that the network card has removed a VLAN tag from a frame, so the
-//! operator must configure only interfaces that receive no such frames. It recognises frames with
+//! The program cannot see that the network card has removed a VLAN tag from a frame, so it must be
+//! attached only to interfaces that receive no such frames. It recognises frames with
 //! partial checksums from a neighbouring virtual host, and passes them to the kernel.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use lvs_core::api::NoXdp;
 
 use super::FastPath;
 use super::layout::{HOP_WORDS, MAC_PLACES, MAC_WORDS, TOLD_BYTES, hop, mac};
@@ -45,6 +47,8 @@ pub(super) struct Xdp {
     interfaces: Mutex<HashSet<u32>>,
     /// Interfaces that accept redirected frames.
     takers: Mutex<HashSet<u32>>,
+    /// The reasons why interfaces do not have the program, with `--xdp auto`.
+    refused: Mutex<HashMap<u32, NoXdp>>,
 }
 
 impl Xdp {
@@ -61,6 +65,7 @@ impl Xdp {
             memory,
             interfaces: Mutex::default(),
             takers: Mutex::default(),
+            refused: Mutex::default(),
         }
     }
 
@@ -98,7 +103,7 @@ impl Xdp {
 /// The XDP program of an interface. It is detached when this value is dropped, and stays attached
 /// when the process is killed.
 #[derive(Debug)]
-pub(super) struct AttachedXdp {
+pub(crate) struct AttachedXdp {
     kernel: Arc<FastPath>,
     ifindex: u32,
     _link: Option<ProgramLink>,
@@ -118,7 +123,7 @@ impl Drop for AttachedXdp {
 
 impl FastPath {
     /// Attaches the program to an interface. At first it passes all frames to the kernel.
-    pub(super) fn attach_xdp(self: &Arc<Self>, ifindex: u32) -> io::Result<AttachedXdp> {
+    pub(crate) fn attach_xdp(self: &Arc<Self>, ifindex: u32) -> io::Result<AttachedXdp> {
         let xdp = self.xdp.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let pin = self.pins.as_ref().map(|pins| pins.xdp_link(ifindex));
         xdp.take_up(ifindex)?;
@@ -141,6 +146,27 @@ impl FastPath {
     pub(crate) fn has_xdp(&self, ifindex: u32) -> bool {
         let xdp = self.xdp.as_ref();
         xdp.is_some_and(|xdp| lock(&xdp.interfaces).contains(&ifindex))
+    }
+
+    /// Whether a killed predecessor has left its program at an interface.
+    pub(crate) fn has_pinned_xdp(&self, ifindex: u32) -> bool {
+        let pins = self.pins.as_ref();
+        pins.is_some_and(|pins| pins.xdp_link(ifindex).exists())
+    }
+
+    /// Sets the reason why the dataplane has not chosen XDP for an interface.
+    pub(crate) fn set_no_xdp(&self, ifindex: u32, why: Option<NoXdp>) {
+        let Some(xdp) = &self.xdp else { return };
+        let mut refused = lock(&xdp.refused);
+        match why {
+            Some(why) => refused.insert(ifindex, why),
+            None => refused.remove(&ifindex),
+        };
+    }
+
+    /// The reason why the dataplane has not chosen XDP for an interface.
+    pub(crate) fn no_xdp(&self, ifindex: u32) -> Option<NoXdp> {
+        lock(&self.xdp.as_ref()?.refused).get(&ifindex).cloned()
     }
 
     /// Sets the link-layer address of an interface with the program: frames to other addresses are

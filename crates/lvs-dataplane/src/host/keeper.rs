@@ -29,7 +29,7 @@ use super::view::{KnownPort, Tables, View};
 use super::vips::{self, Vips};
 use super::waiting::Waits;
 use super::{DataplaneSide, HostError, NeighbourNews, is_interface_name};
-use crate::fast_path::Held;
+use crate::fast_path::{AttachedXdp, Held};
 use crate::io::af_packet::Group;
 use crate::io::port::Port;
 use crate::io::tun::TunError;
@@ -81,8 +81,10 @@ pub(crate) struct Keeper {
     /// their answers until all workers use this view.
     ended: Vec<(u64, LocalClient)>,
     pub(super) next: Next,
-    /// Reads from the kernel which interfaces can send frames from XDP; `None` without `--xdp`.
+    /// Reads from the kernel the XDP features of interfaces; `None` without `--xdp`.
     pub(super) xdp: Option<XdpFeatures>,
+    /// The XDP programs, by interface.
+    pub(super) attached_xdp: HashMap<u32, AttachedXdp>,
     /// Configured virtual addresses.
     pub(super) own_vips: HashSet<IpAddr>,
     /// The configured local addresses of full NAT, and those that connections still use.
@@ -174,12 +176,14 @@ impl Keeper {
         }
         let xdp = match &setup.fast_path {
             Some(_) if !setup.xdp.is_empty() => Some(XdpFeatures::open().map_err(HostError::Xdp)?),
+            Some(_) if setup.xdp_auto => XdpFeatures::open().ok(),
             _ => None,
         };
         let loopback = (!routed).then(|| Loopback::new(setup.fast_path.clone()));
         let mut keeper = Self {
             dataplane,
             xdp,
+            attached_xdp: HashMap::new(),
             setup,
             interception,
             netlink,

@@ -310,16 +310,14 @@ impl Keeper {
     fn open_link(&mut self, link: &Link) -> Result<(Vec<AfPacket>, Option<Group>), HostError> {
         let turn = self.interception.turn_back();
         let fast_path = self.setup.fast_path.as_ref();
-        let xdp = self.setup.xdp.contains(&link.name);
         let opened = match self.plan() {
-            Some(plan) => {
-                AfPacket::open_group(link.index, &link.name, turn, fast_path, xdp, &plan)?
-            }
+            Some(plan) => AfPacket::open_group(link.index, &link.name, turn, fast_path, &plan)?,
             None => {
-                let io = AfPacket::open_with(link.index, &link.name, turn, fast_path, xdp)?;
+                let io = AfPacket::open_with(link.index, &link.name, turn, fast_path)?;
                 (vec![io], None)
             }
         };
+        self.attach_xdp(link)?;
         self.interception.add_interface(&link.name)?;
         Ok(opened)
     }
@@ -397,6 +395,7 @@ impl Keeper {
             return;
         };
         self.groups.remove(&port);
+        self.detach_xdp(gone.ifindex);
         self.next.detach.push(port);
         if let Err(error) = self.interception.remove_interface(&gone.name) {
             debug!("{error}");

@@ -17,6 +17,7 @@ pub(crate) mod update;
 pub(crate) mod view;
 mod vips;
 mod waiting;
+mod xdp;
 
 use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard};

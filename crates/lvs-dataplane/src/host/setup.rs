@@ -30,6 +30,8 @@ pub(crate) struct Setup {
     pub(crate) fast_path: Option<Arc<FastPath>>,
     /// The interfaces that get the XDP program.
     pub(crate) xdp: Vec<String>,
+    /// Whether other interfaces get the XDP program if nothing is lost by it.
+    pub(crate) xdp_auto: bool,
     /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
     /// The TUN device that stays for a warm restart.

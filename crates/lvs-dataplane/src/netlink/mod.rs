@@ -29,7 +29,7 @@ pub(crate) use self::requests::Requests;
 pub use self::state::{
     Address, Changes, Link, LinkAddress, Neighbour, NetState, RouteHit, RouteKind,
 };
-pub(crate) use self::xdp::XdpFeatures;
+pub(crate) use self::xdp::{Driver, Offloads, XdpFeatures};
 
 /// An error of reading or changing the kernel's routing tables.
 #[derive(Debug, thiserror::Error)]

@@ -54,6 +54,18 @@ impl Requests {
         header: &[u8],
         fill: impl FnOnce(&mut Builder),
     ) -> io::Result<()> {
+        self.ask(kind, flags, header, fill, |_| {})
+    }
+
+    /// As [`request`](Self::request); `each` receives the messages before the acknowledgement.
+    pub(super) fn ask(
+        &mut self,
+        kind: u16,
+        flags: i32,
+        header: &[u8],
+        fill: impl FnOnce(&mut Builder),
+        mut each: impl FnMut(&Message<'_>),
+    ) -> io::Result<()> {
         let flags = flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK;
         self.send(kind, flags, header, fill)?;
         loop {
@@ -66,7 +78,7 @@ impl Requests {
                 match message.error() {
                     Some((0, _)) => return Ok(()),
                     Some(error) => return Err(refusal(error)),
-                    None => {}
+                    None => each(&message),
                 }
             }
         }

@@ -1,12 +1,12 @@
-//! Determines the interfaces that can send frames from XDP, that is, without a socket buffer
-//! (family `netdev` of generic netlink).
+//! Reads from the kernel what decides about XDP at an interface: the XDP features of its driver
+//! (family `netdev` of generic netlink), its offloads (family `ethtool`), and an attached program.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 
 use netlink_sys::protocols::NETLINK_GENERIC;
 
-use super::message::{attributes, u32_at};
+use super::message::{attributes, text, u32_at};
 use super::requests::Requests;
 
 /// The netlink family of the generic netlink controller (`GENL_ID_CTRL`), and its command.
@@ -18,35 +18,84 @@ const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
-const NETDEV_XDP_ACT_NDO_XMIT: u8 = 1 << 2;
+const NETDEV_XDP_ACT_BASIC: u64 = 1;
+const NETDEV_XDP_ACT_REDIRECT: u64 = 1 << 1;
+const NETDEV_XDP_ACT_NDO_XMIT: u64 = 1 << 2;
+/// Constants of `linux/ethtool_netlink.h`.
+const ETHTOOL_MSG_FEATURES_GET: u8 = 11;
+const ETHTOOL_A_FEATURES_HEADER: u16 = 1;
+const ETHTOOL_A_HEADER_DEV_INDEX: u16 = 1;
+const ETHTOOL_A_FEATURES_WANTED: u16 = 3;
+const ETHTOOL_A_FEATURES_ACTIVE: u16 = 4;
+const ETHTOOL_A_BITSET_BITS: u16 = 3;
+const ETHTOOL_A_BITSET_BIT_NAME: u16 = 2;
+/// Constants of `linux/if_link.h`.
+const IFLA_XDP_ATTACHED: u16 = 2;
 /// `genlmsghdr`: command, version, 2 bytes unused.
 const HEADER: usize = 4;
+
+/// The XDP features of a driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Driver(pub(crate) u64);
+
+impl Driver {
+    /// Whether the driver runs programs, and redirects frames for them.
+    pub(crate) const fn redirects(self) -> bool {
+        let needed = NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT;
+        self.0 & needed == needed
+    }
+
+    /// Whether the interface can send frames of other interfaces' programs. Many drivers can only
+    /// while the interface has a program itself.
+    pub(crate) const fn transmits(self) -> bool {
+        self.0 & NETDEV_XDP_ACT_NDO_XMIT != 0
+    }
+}
+
+/// The offloads of an interface that concern XDP, by their names in the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Offloads {
+    /// Offloads that the operator has enabled: a veth with an XDP program has `rx-gro` without
+    /// that.
+    pub(crate) wanted: BTreeSet<String>,
+    /// Offloads that have an effect.
+    pub(crate) active: BTreeSet<String>,
+}
 
 /// Reads the XDP features of interfaces from the kernel.
 #[derive(Debug)]
 pub(crate) struct XdpFeatures {
     requests: Requests,
-    family: u16,
+    links: Requests,
+    netdev: u16,
+    /// `None` if the kernel does not have the family.
+    ethtool: Option<u16>,
 }
 
 impl XdpFeatures {
-    /// Finds the kernel's netlink family for the features of interfaces.
+    /// Finds the kernel's netlink families for the features and offloads of interfaces.
     ///
     /// # Errors
     /// `Unsupported` before Linux 6.3.
     pub(crate) fn open() -> io::Result<Self> {
         let mut requests = Requests::of(NETLINK_GENERIC)?;
-        let mut family = None;
+        let (mut netdev, mut ethtool) = (None, None);
         requests.dump(CONTROL, &[CTRL_CMD_GETFAMILY, 1, 0, 0], |message| {
-            let all = message.payload.get(HEADER..).unwrap_or_default();
-            let value = |kind| attributes(all).find(|(k, _)| *k == kind).map(|(_, v)| v);
-            if value(CTRL_ATTR_FAMILY_NAME) == Some(b"netdev\0".as_slice()) {
-                let id = value(CTRL_ATTR_FAMILY_ID).and_then(<[u8]>::first_chunk);
-                family = id.copied().map(u16::from_ne_bytes).or(family);
+            let id = value(message.payload, HEADER, CTRL_ATTR_FAMILY_ID);
+            let id = id.and_then(<[u8]>::first_chunk).copied();
+            let id = id.map(u16::from_ne_bytes);
+            match value(message.payload, HEADER, CTRL_ATTR_FAMILY_NAME) {
+                Some(b"netdev\0") => netdev = id,
+                Some(b"ethtool\0") => ethtool = id,
+                _ => {}
             }
         })?;
-        let family = family.ok_or(io::ErrorKind::Unsupported)?;
-        Ok(Self { requests, family })
+        Ok(Self {
+            requests,
+            links: Requests::open()?,
+            netdev: netdev.ok_or(io::ErrorKind::Unsupported)?,
+            ethtool,
+        })
     }
 
     /// Returns the interfaces of this network namespace that can send frames from XDP. Other
@@ -57,16 +106,100 @@ impl XdpFeatures {
     pub(crate) fn takers(&mut self) -> io::Result<HashSet<u32>> {
         let mut takers = HashSet::new();
         let header = [NETDEV_CMD_DEV_GET, 1, 0, 0];
-        self.requests.dump(self.family, &header, |message| {
-            let all = message.payload.get(HEADER..).unwrap_or_default();
-            let value = |kind| attributes(all).find(|(k, _)| *k == kind).map(|(_, v)| v);
-            let features = value(NETDEV_A_DEV_XDP_FEATURES).and_then(|v| v.first_chunk::<8>());
-            let features = features.copied().map_or(0, u64::from_ne_bytes);
-            let ifindex = value(NETDEV_A_DEV_IFINDEX).and_then(|v| u32_at(v, 0));
-            if features & u64::from(NETDEV_XDP_ACT_NDO_XMIT) != 0 {
-                takers.extend(ifindex);
+        self.requests.dump(self.netdev, &header, |message| {
+            if driver(message.payload).transmits() {
+                let ifindex = value(message.payload, HEADER, NETDEV_A_DEV_IFINDEX);
+                takers.extend(ifindex.and_then(|v| u32_at(v, 0)));
             }
         })?;
         Ok(takers)
     }
+
+    /// Returns the features of an interface's driver.
+    ///
+    /// # Errors
+    /// If the kernel refuses the request or does not answer.
+    pub(crate) fn driver(&mut self, ifindex: u32) -> io::Result<Driver> {
+        let mut found = Driver::default();
+        let header = [NETDEV_CMD_DEV_GET, 1, 0, 0];
+        self.requests.ask(
+            self.netdev,
+            0,
+            &header,
+            |b| b.attr(NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes()),
+            |message| found = driver(message.payload),
+        )?;
+        Ok(found)
+    }
+
+    /// Returns the offloads of an interface.
+    ///
+    /// # Errors
+    /// `Unsupported` if the kernel does not report offloads by netlink; if it refuses the request
+    /// or does not answer.
+    pub(crate) fn offloads(&mut self, ifindex: u32) -> io::Result<Offloads> {
+        let family = self.ethtool.ok_or(io::ErrorKind::Unsupported)?;
+        let mut found = Offloads::default();
+        self.requests.ask(
+            family,
+            0,
+            &[ETHTOOL_MSG_FEATURES_GET, 1, 0, 0],
+            |b| {
+                b.nest(ETHTOOL_A_FEATURES_HEADER, |b| {
+                    b.attr(ETHTOOL_A_HEADER_DEV_INDEX, &ifindex.to_ne_bytes());
+                });
+            },
+            |message| {
+                let names = |kind| names(value(message.payload, HEADER, kind).unwrap_or_default());
+                found = Offloads {
+                    wanted: names(ETHTOOL_A_FEATURES_WANTED),
+                    active: names(ETHTOOL_A_FEATURES_ACTIVE),
+                };
+            },
+        )?;
+        Ok(found)
+    }
+
+    /// Whether an interface has an XDP program, of any owner and in any mode.
+    ///
+    /// # Errors
+    /// If the kernel refuses the request or does not answer.
+    pub(crate) fn has_program(&mut self, ifindex: u32) -> io::Result<bool> {
+        // struct ifinfomsg
+        const LINK: usize = 16;
+        let mut header = [0; LINK];
+        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        let mut found = false;
+        self.links.ask(
+            libc::RTM_GETLINK,
+            0,
+            &header,
+            |_| {},
+            |message| {
+                let xdp = value(message.payload, LINK, libc::IFLA_XDP).unwrap_or_default();
+                let mode = value(xdp, 0, IFLA_XDP_ATTACHED).and_then(<[u8]>::first);
+                found |= mode.is_some_and(|mode| *mode != 0);
+            },
+        )?;
+        Ok(found)
+    }
+}
+
+/// The value of an attribute after a header of this length.
+fn value(payload: &[u8], header: usize, kind: u16) -> Option<&[u8]> {
+    let all = payload.get(header..)?;
+    attributes(all).find(|(k, _)| *k == kind).map(|(_, v)| v)
+}
+
+fn driver(payload: &[u8]) -> Driver {
+    let features = value(payload, HEADER, NETDEV_A_DEV_XDP_FEATURES);
+    let features = features.and_then(<[u8]>::first_chunk).copied();
+    Driver(features.map_or(0, u64::from_ne_bytes))
+}
+
+/// The names in a bit set that lists only bits that are set.
+fn names(bit_set: &[u8]) -> BTreeSet<String> {
+    let bits = value(bit_set, 0, ETHTOOL_A_BITSET_BITS).unwrap_or_default();
+    let names = attributes(bits).filter_map(|(_, bit)| value(bit, 0, ETHTOOL_A_BITSET_BIT_NAME));
+    names.map(text).collect()
 }

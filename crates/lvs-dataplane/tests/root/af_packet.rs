@@ -31,8 +31,7 @@ fn open_without_ring(name: &str) -> AfPacket {
 
 /// Opens a packet socket with a separate queue for SYNs.
 fn open_two_queues(name: &str) -> AfPacket {
-    let packets =
-        AfPacket::open_with(lvs_sys::if_index(name).unwrap(), name, None, None, false).unwrap();
+    let packets = AfPacket::open_with(lvs_sys::if_index(name).unwrap(), name, None, None).unwrap();
     assert!(
         packets.other_fd().is_some(),
         "Linux 6.0 or newer supports this"

@@ -5,8 +5,9 @@ use crate::common;
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, Topology, programs, soon};
+use nix::sys::signal::Signal;
 
 /// A site for a director with XDP at its interfaces.
 fn site(label: &str, forward: Forward) -> Result<Site> {
@@ -36,6 +37,11 @@ fn xdp(site: &Site) -> Result<Vec<String>> {
         }
     }
     Ok(words)
+}
+
+fn diagnosis(site: &Site) -> Result<String> {
+    let lvsadm = programs::find("lvsadm")?.display().to_string();
+    site.director.sh(&format!("{lvsadm} doctor || [ $? = 1 ]"))
 }
 
 fn start(site: &mut Site) -> Result<()> {
@@ -76,12 +82,9 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
         "{xdp} frames by XDP, {behind} with a socket buffer"
     );
     ensure!(programs_of(&site)?.contains("lvs_xdp"));
-    let lvsadm = programs::find("lvsadm")?.display().to_string();
-    let doctor = site
-        .director
-        .sh(&format!("{lvsadm} doctor || [ $? = 1 ]"))?;
+    let doctor = diagnosis(&site)?;
     ensure!(
-        !doctor.contains("XDP"),
+        doctor.matches("XDP").count() == 2 && doctor.contains("eth0: XDP\neth1: XDP\n"),
         "the program belongs to the dataplane: {doctor}"
     );
     common::iperf_and_dns(&site)?;
@@ -165,17 +168,119 @@ fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;
     start(&mut site)?;
     let download = download(&site)?;
-    site.end_dataplane(nix::sys::signal::Signal::SIGKILL)?;
+    site.end_dataplane(Signal::SIGKILL)?;
     std::thread::sleep(Duration::from_secs(1));
     start(&mut site)?;
     let (before, _) = shares(&site)?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
     soon("packets by XDP again", flows)?;
-    site.end_dataplane(nix::sys::signal::Signal::SIGKILL)?;
+    site.end_dataplane(Signal::SIGKILL)?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
     soon("the XDP programs to be detached", gone)?;
     download.finish()
+}
+
+const AUTO: [&str; 4] = ["--fast-path", "on", "--xdp", "auto"];
+
+/// With `--xdp auto`, an interface without GRO has XDP, and an interface with GRO has tc. That
+/// holds for a successor, too, and the successor decides again.
+#[test]
+fn xdp_auto_spares_interface_that_merges_packets() -> Result<()> {
+    let mut site = site("xdp-auto", Forward::Nat)?;
+    site.director.sh("ethtool -K eth1 gro on")?;
+    site.start_dataplane(&AUTO)?;
+    let at_eth0_only = |site: &Site| -> Result<()> {
+        common::says(site, "eth0 has XDP")?;
+        common::says(site, "xdp_aggregation")?;
+        let programs = programs_of(site)?;
+        ensure!(programs.matches("lvs_xdp").count() == 1, "{programs}");
+        let doctor = diagnosis(site)?;
+        let reason = "\neth0: XDP\neth1: tc, and not XDP, because it merges received packets (gro)";
+        ensure!(doctor.contains(reason), "{doctor}");
+        ensure!(doctor.contains("`ethtool -K eth1 gro off`"), "{doctor}");
+        Ok(())
+    };
+    at_eth0_only(&site)?;
+    site.add_service(80, "rr")?;
+    bulk(&site)?;
+    let (xdp, behind) = shares(&site)?;
+    ensure!(
+        xdp > 500 && behind > 500,
+        "{xdp} requests by XDP, {behind} replies with a socket buffer"
+    );
+    site.lvsadm("-C")?;
+    let download = download(&site)?;
+    site.end_dataplane(Signal::SIGKILL)?;
+    site.start_dataplane(&AUTO)?;
+    at_eth0_only(&site)?;
+    let (before, _) = shares(&site)?;
+    let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
+    soon("packets by XDP again", flows)?;
+    site.end_dataplane(Signal::SIGKILL)?;
+    site.director.sh("ethtool -K eth0 gro on")?;
+    site.start_dataplane(&AUTO)?;
+    let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
+    soon("the XDP program to be detached", gone)?;
+    download.finish()
+}
+
+/// Each interface that cannot have XDP has tc, and the dataplane starts. (Unit tests have the
+/// reasons of bonds and VLANs, which not every kernel has.)
+#[test]
+fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
+    let mut site = site("xdp-why", Forward::Nat)?;
+    site.director.sh("ip link add br0 type bridge
+         for i in alone port taken; do
+             ip link add $i type veth peer name $i-
+             ip link set $i up
+             ip link set $i- up
+         done
+         ethtool -K taken- gro on
+         ip link set port master br0
+         ip link set br0 up")?;
+    let mut taken = site
+        .director
+        .spawn("perl", &["-e", super::filters::XDP_DROP, "taken"])?;
+    soon("the foreign program", || taken.log().contains("attached"))
+        .with_context(|| taken.log())?;
+    let names = ["br0", "alone", "port", "taken"];
+    let interfaces = names.iter().flat_map(|name| ["--interface", name]);
+    let words: Vec<&str> = AUTO.into_iter().chain(interfaces).collect();
+    site.start_dataplane(&words)?;
+    let doctor = diagnosis(&site)?;
+    for (code, reason) in [
+        (
+            "xdp_unsupported",
+            "br0: tc, and not XDP, because its driver",
+        ),
+        (
+            "xdp_no_transmit",
+            "alone: tc, and not XDP, because it cannot send",
+        ),
+        (
+            "xdp_port",
+            "port: tc, and not XDP, because it is a port of br0",
+        ),
+        (
+            "xdp_program",
+            "taken: tc, and not XDP, because another XDP program",
+        ),
+    ] {
+        common::says(&site, code)?;
+        ensure!(doctor.contains(reason), "{reason}: {doctor}");
+    }
+    ensure!(doctor.contains("eth0: XDP\neth1: XDP\n"), "{doctor}");
+    taken.kill();
+    site.dataplane.take();
+    site.start_dataplane(&["--fast-path", "off", "--xdp", "auto"])?;
+    let doctor = diagnosis(&site)?;
+    let reason = "--xdp auto has no effect with --fast-path off";
+    ensure!(
+        doctor.contains(reason) && !doctor.contains(": XDP"),
+        "{doctor}"
+    );
+    Ok(())
 }
 
 #[test]

@@ -329,7 +329,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
 }
 
 /// An XDP program that drops every frame at an interface, while the process runs.
-const XDP_DROP: &str = r#"
+pub(super) const XDP_DROP: &str = r#"
 my ($interface) = @ARGV;
 my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
 open my $file, '<', "/sys/class/net/$interface/ifindex" or die;

@@ -29,6 +29,14 @@ enum Path {
     Tcx,
     Clsact,
     Xdp,
+    /// XDP that the dataplane has chosen.
+    XdpAuto,
+}
+
+impl Path {
+    const fn has_xdp(self) -> bool {
+        matches!(self, Self::Xdp | Self::XdpAuto)
+    }
 }
 
 const PATHS: [Path; 4] = [Path::Off, Path::Tcx, Path::Clsact, Path::Xdp];
@@ -77,9 +85,9 @@ impl Director {
         let mut options = SiteOptions::with_servers(label, features.forward, 2);
         options.paced = Some(RATE);
         options.standby = features.peers;
-        options.offloads = features.path != Path::Xdp;
+        options.offloads = !features.path.has_xdp();
         let site = Site::new(options)?;
-        if features.path == Path::Xdp {
+        if features.path.has_xdp() {
             site.testbed.take_frames()?;
             site.testbed.finish_checksums()?;
         } else if features.forward == Forward::Tun && features.path != Path::Off {
@@ -161,6 +169,8 @@ impl Director {
                     .is_ok_and(|count| count > before + 10 * self.downloads)
             })
             .with_context(|| self.lvsd.log())?;
+            let [by_xdp] = common::drops(&self.site, ["kernel_xdp"])?;
+            ensure!(path != Path::XdpAuto || by_xdp > 0, "no packets by XDP");
             let listed = self.site.lvsadm("-L -n -c")?;
             let source = lvs_testbed::listing::connections(&listed)?.remove(0).source;
             let question = format!("explain tcp {source} {}", self.site.service(80));
@@ -260,8 +270,10 @@ fn configuration(site: &Site, features: Features) -> Result<String> {
         "[dataplane]\ninterface = {interfaces}\nworkers = {}\nfast_path = \"{path}\"\nwarm_restart = \"{survives}\"\n",
         features.workers
     );
-    if features.path == Path::Xdp {
-        writeln!(text, "xdp = {interfaces}")?;
+    match features.path {
+        Path::Xdp => writeln!(text, "xdp = {interfaces}")?,
+        Path::XdpAuto => writeln!(text, "xdp = \"auto\"")?,
+        Path::Off | Path::Tcx | Path::Clsact => {}
     }
     if features.forward == Forward::FullNat {
         writeln!(text, "local_addresses = {}", values("--local-address"))?;
@@ -384,6 +396,20 @@ fn all_features_together_keep_500_downloads() -> Result<()> {
         resets: true,
     };
     combined("tog-all", features, 500)
+}
+
+#[test]
+#[ignore = "long"]
+fn xdp_auto_features_together_keep_downloads() -> Result<()> {
+    let features = Features {
+        path: Path::XdpAuto,
+        forward: Forward::Nat,
+        workers: 2,
+        peers: true,
+        master: true,
+        resets: true,
+    };
+    combined("tog-auto", features, DOWNLOADS)
 }
 
 #[test]

@@ -139,8 +139,8 @@ pub(super) struct RawDataplane {
     /// Whether a small process stores connections until the next dataplane starts, if the dataplane
     /// is killed: `off`, `auto` or `on`. Default: `off`.
     pub(super) warm_restart: Option<Spanned<String>>,
-    /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer.
-    /// Default: none.
+    /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer;
+    /// `auto`: those whose driver has native XDP and that lose nothing by it. Default: none.
     pub(super) xdp: Option<Spanned<OneOrMore>>,
     /// Whether the dataplane is sandboxed by seccomp and Landlock: `off` or `auto`. Default:
     /// `auto`.

@@ -16,6 +16,7 @@ use crate::dataplane::fixes;
 use crate::dataplane::handle::Handle;
 use crate::dataplane::report::{Report, shares, sync};
 use crate::dataplane::worker::Worker;
+use crate::fast_path::FastPath;
 use crate::host::view::View;
 use lvs_packet::net::PortId;
 use lvs_process::server::Sink;
@@ -66,7 +67,13 @@ impl Handle {
                 .map_or_else(Vec::new, |peers| peers.tables_info()),
             ..Info::default()
         };
-        info.interfaces = interfaces(&self.context.view(), &report, self.context.now());
+        let fast_path = self.context.fast_path();
+        info.interfaces = interfaces(
+            &self.context.view(),
+            &report,
+            fast_path.map(|fast_path| &**fast_path),
+            self.context.now(),
+        );
         (
             info.own_vips,
             info.conflicts,
@@ -221,7 +228,12 @@ impl Handle {
 }
 
 /// Returns the interfaces in use. With the TUN backend, that is the TUN device.
-fn interfaces(view: &View, report: &Report, now: Instant) -> Vec<InterfaceInfo> {
+fn interfaces(
+    view: &View,
+    report: &Report,
+    fast_path: Option<&FastPath>,
+    now: Instant,
+) -> Vec<InterfaceInfo> {
     let tables = &view.tables;
     let served = |port: PortId| report.ports.iter().find(|(known, ..)| *known == port);
     if tables.is_routed() {
@@ -236,6 +248,8 @@ fn interfaces(view: &View, report: &Report, now: Instant) -> Vec<InterfaceInfo> 
                 .is_some_and(|link| link.up),
             down_since: None,
             lost: served(PortId::HOP).map_or(0, |(_, _, lost)| *lost),
+            fast_path: None,
+            no_xdp: None,
         });
         return device.into_iter().collect();
     }
@@ -248,6 +262,14 @@ fn interfaces(view: &View, report: &Report, now: Instant) -> Vec<InterfaceInfo> 
             up: known.down.is_none(),
             down_since: known.down.map(|down| now.saturating_since(down).as_secs()),
             lost: *lost,
+            fast_path: fast_path.map(|fast_path| {
+                let place = match fast_path.has_xdp(known.ifindex) {
+                    true => "xdp",
+                    false => "tc",
+                };
+                place.to_owned()
+            }),
+            no_xdp: fast_path.and_then(|fast_path| fast_path.no_xdp(known.ifindex)),
         })
     });
     interfaces.collect()

@@ -77,6 +77,22 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// The error of a failed step.
+    pub(crate) fn of(ifindex: u32, name: &str, step: &'static str, source: io::Error) -> Self {
+        let interface = name.to_owned();
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Self::Permission { interface },
+            Some(libc::ENODEV | libc::ENXIO) => Self::NoInterface { interface, ifindex },
+            _ => Self::Os {
+                interface,
+                step,
+                source,
+            },
+        }
+    }
+}
+
 /// Reinjects frames that belong to the host: the dataplane sends them with a mark, and they arrive
 /// on the interface again.
 ///
@@ -129,8 +145,7 @@ impl AfPacket {
 
     /// As [`Self::open`], with three additions, if the host permits them: a separate queue for
     /// SYNs, reinjection of frames into the host ([`Self::give_back`]), and the kernel fast path,
-    /// whose frames the socket does not receive. With `xdp`, the kernel fast path runs before the
-    /// kernel allocates a socket buffer.
+    /// whose frames the socket does not receive.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -139,12 +154,10 @@ impl AfPacket {
         name: &str,
         turn: Option<&TurnBack>,
         fast_path: Option<&Arc<FastPath>>,
-        xdp: bool,
     ) -> Result<Self, OpenError> {
         let opening = Opening {
             turn,
             fast_path,
-            xdp,
             ..Opening::new(ifindex, name, By::RingAndFirsts)
         };
         opening.open()
@@ -161,7 +174,6 @@ impl AfPacket {
         name: &str,
         turn: Option<&TurnBack>,
         fast_path: Option<&Arc<FastPath>>,
-        xdp: bool,
         plan: &Plan,
     ) -> Result<(Vec<Self>, Option<Group>), OpenError> {
         let workers = usize::try_from(plan.workers).unwrap_or(1);
@@ -169,7 +181,6 @@ impl AfPacket {
         let first = Opening {
             turn,
             fast_path,
-            xdp,
             workers,
             ..Opening::new(ifindex, name, by)
         };
@@ -259,8 +270,6 @@ struct Opening<'a> {
     by: By,
     turn: Option<&'a TurnBack>,
     fast_path: Option<&'a Arc<FastPath>>,
-    /// Attach the kernel fast path as XDP, that is, before the kernel allocates a socket buffer.
-    xdp: bool,
     /// Number of workers that share the interface.
     workers: usize,
     /// Whether the socket must not receive before it joins the fanout group.
@@ -275,7 +284,6 @@ impl<'a> Opening<'a> {
             by,
             turn: None,
             fast_path: None,
-            xdp: false,
             workers: 1,
             waits: false,
         }
@@ -288,16 +296,8 @@ impl<'a> Opening<'a> {
 
     /// Creates the error of a failed step.
     fn fail(&self, step: &'static str) -> impl FnOnce(io::Error) -> OpenError {
-        let (ifindex, interface) = (self.ifindex, self.name.to_owned());
-        move |source| match source.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => OpenError::Permission { interface },
-            Some(libc::ENODEV | libc::ENXIO) => OpenError::NoInterface { interface, ifindex },
-            _ => OpenError::Os {
-                interface,
-                step,
-                source,
-            },
-        }
+        let (ifindex, name) = (self.ifindex, self.name);
+        move |source| OpenError::of(ifindex, name, step, source)
     }
 
     fn open(self) -> Result<AfPacket, OpenError> {
@@ -347,7 +347,7 @@ impl<'a> Opening<'a> {
         let ingress = self
             .fast_path
             .filter(|_| !self.waits)
-            .map(|fast_path| fast_path.attach(self.ifindex, self.xdp));
+            .map(|fast_path| fast_path.attach(self.ifindex));
         let ingress = ingress.transpose();
         let ingress = ingress.map_err(self.fail("attach the kernel fast path"))?;
         let bound = socket.bind(self.ifindex);

@@ -1,7 +1,7 @@
 //! Findings about the dataplane: its interfaces, its connection table, its counters.
 
 use lvs_api::words::{in_brackets, lasted, times};
-use lvs_core::api::{FastPathInfo, Info, ReasonCount, ServiceInfo, TablesState};
+use lvs_core::api::{FastPathInfo, Info, NoXdp, ReasonCount, ServiceInfo, TablesState};
 
 use super::code::Code;
 use super::{Findings, Kind, Scope, Since, When};
@@ -169,6 +169,23 @@ pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
     }
     (!info.wanted && !info.reason.is_empty())
         .then(|| format!("the dataplane itself forwards all packets: {}", info.reason))
+}
+
+/// The place of the kernel fast path at each interface, if XDP is configured; in the order of
+/// names.
+pub(super) fn xdp(info: &Info) -> Vec<String> {
+    let lines = info.interfaces.iter().filter_map(|interface| {
+        let name = &interface.name;
+        match &interface.no_xdp {
+            Some(NoXdp { reason, fix, .. }) => {
+                Some(format!("{name}: tc, and not XDP, because {reason}; {fix}"))
+            }
+            None => (interface.fast_path.as_deref() == Some("xdp")).then(|| format!("{name}: XDP")),
+        }
+    });
+    let mut lines: Vec<String> = lines.collect();
+    lines.sort_unstable();
+    lines
 }
 
 fn counters(
@@ -376,6 +393,28 @@ mod tests {
         assert_eq!(found(0, Since::Minutes), None);
         assert_eq!(found(3, Since::Minutes), text(3, "in five minutes, "));
         assert_eq!(found(0, Since::Start), text(7, ""));
+    }
+
+    #[test]
+    fn doctor_shows_why_interface_has_no_xdp() {
+        let info: Info = serde_json::from_str(
+            r#"{"interfaces": [
+                {"name": "eth1", "backend": "af_packet", "mtu": 1500, "up": true, "fast_path": "tc",
+                 "no_xdp": {"code": "xdp_bond", "reason": "it is a bond", "fix": "check its ports"}},
+                {"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "fast_path": "xdp"},
+                {"name": "eth2", "backend": "af_packet", "mtu": 1500, "up": true, "fast_path": "tc"}]}"#,
+        )
+        .expect("info");
+        assert_eq!(
+            xdp(&info),
+            [
+                "eth0: XDP",
+                "eth1: tc, and not XDP, because it is a bond; check its ports"
+            ]
+        );
+        let mut findings = Findings::default();
+        state(&info, &mut findings);
+        assert!(findings.0.is_empty(), "{findings:?}");
     }
 
     #[test]

@@ -228,6 +228,9 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         if let Some(words) = dataplane::fast_path(&info.fast_path) {
             writeln!(run.output, "{words}")?;
         }
+        for words in dataplane::xdp(&info) {
+            writeln!(run.output, "{words}")?;
+        }
         if let Some(words) = director.stands_by() {
             writeln!(run.output, "{words}")?;
         }

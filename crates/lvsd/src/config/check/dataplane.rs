@@ -252,7 +252,8 @@ impl Checker<'_> {
         let Some(xdp) = &raw.xdp else {
             return;
         };
-        if is(raw.fast_path.as_ref(), "off") {
+        let named = xdp.get_ref().0.iter().any(|name| name != "auto");
+        if named && is(raw.fast_path.as_ref(), "off") {
             let title = "xdp is a part of the kernel fast path, which is off".to_owned();
             let help = "leave out fast_path, or xdp";
             self.report(Diagnostic::error(xdp.span(), title).help(help));

@@ -67,6 +67,13 @@ fn helpers_are_parsed_with_their_ports() {
 }
 
 #[test]
+fn automatic_xdp_is_accepted_without_fast_path() {
+    let dataplane = load("[dataplane]\nxdp = \"auto\"\nfast_path = \"off\"\n").dataplane;
+    let arguments = dataplane.arguments().collect::<Vec<_>>().join(" ");
+    assert_eq!(arguments, "--xdp auto --fast-path off");
+}
+
+#[test]
 fn unsupported_dataplane_key_is_refused_with_its_position() {
     for (line, place, title, help) in [
         (

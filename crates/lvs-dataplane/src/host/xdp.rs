@@ -1,0 +1,309 @@
+//! The XDP program at interfaces: those that the operator names, and with `--xdp auto` those whose
+//! driver runs it and where nothing is lost by it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use lvs_core::api::NoXdp;
+use tracing::{info, warn};
+
+use super::HostError;
+use super::keeper::Keeper;
+use crate::fast_path::{AttachedXdp, FastPath};
+use crate::io::af_packet::OpenError;
+use crate::netlink::{Driver, Link, NetState, Offloads, XdpFeatures};
+
+/// Offloads that merge received packets, by the kernel's names and those of `ethtool -K`. XDP
+/// runs before GRO, and drivers do not merge packets for a program.
+const MERGE: [(&str, &str); 3] = [
+    ("rx-gro", "gro"),
+    ("rx-gro-hw", "rx-gro-hw"),
+    ("rx-lro", "lro"),
+];
+/// Offloads that remove VLAN tags before XDP receives the frame.
+const UNTAG: [(&str, &str); 2] = [
+    ("rx-vlan-hw-parse", "rxvlan"),
+    ("rx-vlan-stag-hw-parse", "rx-vlan-stag-hw-parse"),
+];
+
+/// The properties of an interface that decide about XDP.
+#[derive(Clone, Debug)]
+struct Facts<'a> {
+    name: &'a str,
+    /// The features of the driver and the offloads; `None` if the kernel does not report them.
+    device: Option<(Driver, Offloads)>,
+    /// Whether it has an XDP program of another owner.
+    has_program: bool,
+    /// Whether it is a bond or team, whose ports have offloads of their own.
+    is_bond: bool,
+    /// The bridge or bond of which it is a port.
+    master: Option<&'a str>,
+    /// A VLAN interface above it.
+    vlan: Option<&'a str>,
+}
+
+impl<'a> Facts<'a> {
+    fn of(
+        link: &'a Link,
+        state: &'a NetState,
+        fast_path: &FastPath,
+        features: Option<&mut XdpFeatures>,
+    ) -> Self {
+        let read = |features: &mut XdpFeatures| -> io::Result<_> {
+            let device = (features.driver(link.index)?, features.offloads(link.index)?);
+            Ok((device, features.has_program(link.index)?))
+        };
+        let read = features.and_then(|features| read(features).ok());
+        let master = link.master.and_then(|master| state.link(master));
+        let mut others = state.links();
+        let vlan = others.find(|other| {
+            other.parent == Some(link.index) && other.kind.as_deref() == Some("vlan")
+        });
+        Self {
+            name: &link.name,
+            has_program: read.as_ref().is_some_and(|(_, has)| *has)
+                // The program of a killed predecessor is replaced.
+                && !fast_path.has_pinned_xdp(link.index),
+            device: read.map(|(device, _)| device),
+            is_bond: matches!(link.kind.as_deref(), Some("bond" | "team")),
+            master: master.map(|master| &*master.name),
+            vlan: vlan.map(|vlan| &*vlan.name),
+        }
+    }
+}
+
+/// Decides whether an interface gets the XDP program with `--xdp auto`.
+fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
+    let name = facts.name;
+    let Some((driver, offloads)) = &facts.device else {
+        return Err(no(
+            NoXdp::UNREPORTED,
+            "the kernel does not report its XDP features and offloads",
+            "use Linux 6.3 or newer",
+        ));
+    };
+    // A veth has GRO while it has an XDP program, even if the operator has disabled it.
+    let mut merges = set(&offloads.wanted, &MERGE[..1]);
+    merges.extend(set(&offloads.active, &MERGE[1..]));
+    let untags = set(&offloads.active, &UNTAG);
+    let permits = |offloads: &[&str]| {
+        let off = offloads.join(" off ");
+        format!("`ethtool -K {name} {off} off` and a restart of the dataplane permit XDP")
+    };
+    Err(if !driver.redirects() {
+        no(
+            NoXdp::UNSUPPORTED,
+            "its driver has no native XDP that redirects frames",
+            format!("`ethtool -i {name}` names the driver"),
+        )
+    } else if facts.has_program {
+        no(
+            NoXdp::PROGRAM,
+            "another XDP program is attached to it",
+            format!("`ip link show {name}` shows it; detach it and restart the dataplane"),
+        )
+    } else if let Some(master) = facts.master {
+        no(
+            NoXdp::PORT,
+            format!("it is a port of {master}"),
+            format!("--xdp {name} uses XDP in spite of that"),
+        )
+    } else if facts.is_bond {
+        no(
+            NoXdp::BOND,
+            "its ports may merge packets or remove VLAN tags",
+            format!("check the offloads of its ports; --xdp {name} uses XDP"),
+        )
+    } else if !merges.is_empty() {
+        no(
+            NoXdp::AGGREGATION,
+            format!(
+                "it merges received packets ({}), which makes bulk TCP cheaper and is not possible with XDP",
+                merges.join(", ")
+            ),
+            format!(
+                "{}; bulk TCP then takes more processor time",
+                permits(&merges)
+            ),
+        )
+    } else if let (Some(vlan), false) = (facts.vlan, untags.is_empty()) {
+        no(
+            NoXdp::VLAN,
+            format!("it removes the VLAN tags of {vlan} before XDP receives the frames"),
+            format!("{}; the processor then removes the tags", permits(&untags)),
+        )
+    } else {
+        return Ok(());
+    })
+}
+
+/// The offloads that are set, by their names for `ethtool -K`.
+fn set(names: &BTreeSet<String>, offloads: &[(&str, &'static str)]) -> Vec<&'static str> {
+    let set = offloads.iter().filter(|(name, _)| names.contains(*name));
+    set.map(|(_, word)| *word).collect()
+}
+
+fn no(code: &str, reason: impl Into<String>, fix: impl Into<String>) -> NoXdp {
+    NoXdp {
+        code: code.to_owned(),
+        reason: reason.into(),
+        fix: fix.into(),
+    }
+}
+
+impl Keeper {
+    /// Attaches the XDP program to an interface, if the configuration names it, or leaves the
+    /// choice to the dataplane and nothing speaks against it.
+    pub(super) fn attach_xdp(&mut self, link: &Link) -> Result<(), HostError> {
+        let Some(fast_path) = self.setup.fast_path.clone() else {
+            return Ok(());
+        };
+        let (ifindex, name) = (link.index, &link.name);
+        // An earlier attempt to open the interface may have failed after this step.
+        self.detach_xdp(ifindex);
+        if self.setup.xdp.contains(name) {
+            let attached = fast_path.attach_xdp(ifindex);
+            let failed = |error| OpenError::of(ifindex, name, "attach the XDP program", error);
+            self.attached_xdp.insert(ifindex, attached.map_err(failed)?);
+        } else if self.setup.xdp_auto {
+            let facts = Facts::of(link, &self.tables.state, &fast_path, self.xdp.as_mut());
+            let chosen =
+                check(&facts).and_then(|()| attach(&fast_path, ifindex, self.xdp.as_mut()));
+            match chosen {
+                Ok(attached) => {
+                    info!("{name} has XDP");
+                    self.attached_xdp.insert(ifindex, attached);
+                }
+                Err(no_xdp) => {
+                    let NoXdp { code, reason, fix } = &no_xdp;
+                    if code == NoXdp::REFUSED {
+                        warn!(code, "{name} has no XDP, but tc: {reason}. To do: {fix}");
+                    } else {
+                        info!(code, "{name} has no XDP, but tc: {reason}");
+                    }
+                    fast_path.set_no_xdp(ifindex, Some(no_xdp));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn detach_xdp(&mut self, ifindex: u32) {
+        self.attached_xdp.remove(&ifindex);
+        if let Some(fast_path) = &self.setup.fast_path {
+            fast_path.set_no_xdp(ifindex, None);
+        }
+    }
+}
+
+/// Attaches the XDP program that the dataplane has chosen. Detaches it if the interface cannot
+/// send frames even then.
+fn attach(
+    fast_path: &Arc<FastPath>,
+    ifindex: u32,
+    features: Option<&mut XdpFeatures>,
+) -> Result<AttachedXdp, NoXdp> {
+    let attached = fast_path.attach_xdp(ifindex).map_err(|error| {
+        no(
+            NoXdp::REFUSED,
+            format!("the program cannot be attached: {error}"),
+            "correct the problem that the error names, and restart the dataplane",
+        )
+    })?;
+    let driver = features.and_then(|features| features.driver(ifindex).ok());
+    match driver.unwrap_or_default().transmits() {
+        true => Ok(attached),
+        false => Err(no(
+            NoXdp::NO_TRANSMIT,
+            "it cannot send frames without socket buffers",
+            "for a veth, enable GRO at its other end (ethtool -K PEER gro on) and restart the dataplane",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    /// The decision about an interface that loses nothing by XDP, after a change.
+    fn decision(change: impl FnOnce(&mut Facts<'_>, &mut Driver, &mut Offloads)) -> NoXdp {
+        let mut driver = Driver(0b11);
+        let mut offloads = Offloads {
+            wanted: names(&["rx-checksum"]),
+            active: names(&["rx-checksum", "rx-vlan-hw-parse", "rx-gro"]),
+        };
+        let mut facts = Facts {
+            name: "eth0",
+            device: Some(Default::default()),
+            has_program: false,
+            is_bond: false,
+            master: None,
+            vlan: None,
+        };
+        change(&mut facts, &mut driver, &mut offloads);
+        facts.device = facts.device.map(|_| (driver, offloads));
+        check(&facts).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn interface_without_loss_gets_xdp() {
+        assert_eq!(decision(|_, _, _| {}), NoXdp::default());
+        let tagged = decision(|facts, _, offloads| {
+            facts.vlan = Some("eth0.7");
+            offloads.active.clear();
+        });
+        assert_eq!(tagged, NoXdp::default());
+    }
+
+    #[test]
+    fn each_reason_refuses_xdp() {
+        let found = [
+            decision(|facts, _, _| facts.device = None),
+            decision(|_, driver, _| *driver = Driver(0b101)),
+            decision(|_, driver, _| *driver = Driver(0b110)),
+            decision(|facts, _, _| facts.has_program = true),
+            decision(|facts, _, _| facts.master = Some("br0")),
+            decision(|facts, _, _| facts.is_bond = true),
+            decision(|_, _, offloads| offloads.wanted = names(&["rx-gro"])),
+            decision(|_, _, offloads| offloads.active = names(&["rx-gro-hw"])),
+            decision(|_, _, offloads| offloads.active = names(&["rx-lro"])),
+            decision(|facts, _, _| facts.vlan = Some("eth0.7")),
+        ];
+        let expected = [
+            NoXdp::UNREPORTED,
+            NoXdp::UNSUPPORTED,
+            NoXdp::UNSUPPORTED,
+            NoXdp::PROGRAM,
+            NoXdp::PORT,
+            NoXdp::BOND,
+            NoXdp::AGGREGATION,
+            NoXdp::AGGREGATION,
+            NoXdp::AGGREGATION,
+            NoXdp::VLAN,
+        ];
+        assert_eq!(found.map(|no_xdp| no_xdp.code), expected);
+    }
+
+    #[test]
+    fn fix_disables_each_offload() {
+        let fix = decision(|_, _, offloads| {
+            offloads.wanted = names(&["rx-gro"]);
+            offloads.active = names(&["rx-gro", "rx-lro"]);
+        })
+        .fix;
+        assert!(fix.contains("`ethtool -K eth0 gro off lro off`"), "{fix}");
+    }
+
+    #[test]
+    fn manual_has_each_code_once() {
+        let page = include_str!("../../../../docs/fast-path.md");
+        for code in NoXdp::CODES {
+            assert_eq!(page.matches(&format!("| `{code}` |")).count(), 1, "{code}");
+        }
+    }
+}
