@@ -223,6 +223,10 @@ pub struct Info {
     /// Configured interfaces and addresses that do not exist on this host yet, or cannot be used.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
+    /// The reason why clients on this host do not reach services on its own addresses; absent if
+    /// they do, or if there is no such service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local_clients: Option<Waiting>,
     /// Virtual addresses that the dataplane owns.
     pub own_vips: Vec<core::net::IpAddr>,
     /// Virtual addresses that are announced by routes
@@ -826,6 +830,9 @@ pub struct Waiting {
     pub what: String,
     /// A command or setting that resolves the condition.
     pub fix: String,
+    /// Seconds since the dataplane found the condition; `None` if unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
 }
 
 impl Waiting {
@@ -841,14 +848,17 @@ impl Waiting {
     pub const UNUSABLE: &str = "interface_unusable";
     /// The host does not have the address at which peers connect.
     pub const LISTEN_MISSING: &str = "sync_listen_missing";
+    /// Clients on this host do not reach services on its own addresses.
+    pub const LOCAL_CLIENTS_OFF: &str = "local_clients_off";
     /// All codes.
-    pub const CODES: [&str; 6] = [
+    pub const CODES: [&str; 7] = [
         Self::MISSING,
         Self::DOWN,
         Self::NOT_ETHERNET,
         Self::UNUSED,
         Self::UNUSABLE,
         Self::LISTEN_MISSING,
+        Self::LOCAL_CLIENTS_OFF,
     ];
 }
 

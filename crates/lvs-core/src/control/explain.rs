@@ -811,17 +811,9 @@ mod tests {
             }
             seen.append(&mut crowd.seen);
         }
-        let refusals = [
-            DropReason::Filtered,
-            DropReason::ServiceFull,
-            DropReason::ServiceRate,
-            DropReason::SourceRate,
-            DropReason::DropPacket,
-            DropReason::TableFull,
-            DropReason::NoLocalPort,
-            DropReason::NoServer,
-        ];
-        for reason in refusals {
+        let refusals = DropReason::REFUSALS.into_iter();
+        // No service of this test has a persistence engine.
+        for reason in refusals.filter(|reason| *reason != DropReason::PersistenceEngine) {
             assert!(
                 seen.contains(reason.name()),
                 "{reason} did not occur: {seen:?}"

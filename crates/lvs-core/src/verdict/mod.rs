@@ -197,6 +197,21 @@ reasons! {
     }
 }
 
+impl DropReason {
+    /// The reasons why a packet of a client opens no connection of its service.
+    pub const REFUSALS: [Self; 9] = [
+        Self::NoServer,
+        Self::TableFull,
+        Self::ServiceFull,
+        Self::ServiceRate,
+        Self::SourceRate,
+        Self::Filtered,
+        Self::DropPacket,
+        Self::PersistenceEngine,
+        Self::NoLocalPort,
+    ];
+}
+
 reasons! {
     /// Reason for passing a packet to the host.
     #[non_exhaustive]

@@ -259,10 +259,10 @@ impl Keeper {
         let Some(loopback) = &mut self.loopback else {
             return;
         };
-        let state = &self.tables.state;
+        let (state, now) = (&self.tables.state, self.dataplane.now());
         let made = match more {
-            Some(more) => loopback.extend(more, state),
-            None => loopback.follow(&self.intercept, state),
+            Some(more) => loopback.extend(more, state, now),
+            None => loopback.follow(&self.intercept, state, now),
         };
         let Some(device) = made else { return };
         self.tables.set_port(PortId::LOCAL, known_device(&device));
@@ -270,7 +270,7 @@ impl Keeper {
         if let Err(error) = self.attach_device(PortId::LOCAL, device) {
             self.tables.remove_port(PortId::LOCAL);
             if let Some(loopback) = &mut self.loopback {
-                loopback.refuse(&error);
+                loopback.refuse(&error, now);
             }
         }
     }
@@ -501,8 +501,12 @@ impl Keeper {
             .extract_if(.., |client| is_shown(client))
             .map(|(_, client)| client)
             .collect();
-        if let Some(loopback) = &self.loopback {
-            loopback.remove_clients(&shown);
+        let has_room = self
+            .loopback
+            .as_ref()
+            .is_some_and(|loopback| loopback.remove_clients(&shown));
+        if has_room {
+            self.follow_loopback(None);
         }
         if !shown.is_empty()
             && let Err(error) = self.interception.remove_local_clients(&shown)
@@ -709,7 +713,12 @@ impl Keeper {
 
     /// Configured interfaces that are not there yet, or that cannot be used.
     pub(crate) fn waiting(&self) -> Vec<Waiting> {
-        self.waits.all().cloned().collect()
+        self.waits.all(self.dataplane.now()).collect()
+    }
+
+    /// The reason why clients on this host do not reach services on its own addresses.
+    pub(crate) fn local_clients(&self) -> Option<Waiting> {
+        self.loopback.as_ref()?.trouble(self.dataplane.now())
     }
 }
 

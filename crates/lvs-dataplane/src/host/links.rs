@@ -215,8 +215,8 @@ impl Keeper {
                 Err(error) => self.waits.has_failed(&link.name, error.to_string()),
             }
         }
-        self.waits
-            .follow(&self.setup, &self.tables, self.interception.is_routed());
+        let (routed, now) = (self.interception.is_routed(), self.dataplane.now());
+        self.waits.follow(&self.setup, &self.tables, routed, now);
         if automatic && starting && self.tables.interfaces().next().is_none() {
             warn!("no Ethernet interface is up: waiting for one");
         }
@@ -385,8 +385,8 @@ impl Keeper {
         let links: BTreeMap<u32, String> =
             links.map(|link| (link.index, link.name.clone())).collect();
         self.interception.set_interfaces(links)?;
-        self.waits
-            .follow(&self.setup, &self.tables, self.interception.is_routed());
+        let (routed, now) = (self.interception.is_routed(), self.dataplane.now());
+        self.waits.follow(&self.setup, &self.tables, routed, now);
         Ok(())
     }
 

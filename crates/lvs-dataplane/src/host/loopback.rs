@@ -25,7 +25,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use lvs_core::Protocol;
+use lvs_core::api::Waiting;
+use lvs_core::{Instant, Protocol};
 use tracing::{info, warn};
 
 use crate::fast_path::object::code;
@@ -55,10 +56,22 @@ pub(super) struct Loopback {
     kernel: Option<Kernel>,
     /// The entries of the map, without the clients.
     entries: Entries,
-    /// Whether the redirection is impossible until the dataplane is restarted, which is logged once.
+    /// Maximum number of entries of the map.
+    room: u32,
+    /// Whether there is anything to redirect.
+    needed: bool,
+    /// The reason why packets are not redirected.
+    trouble: Option<Trouble>,
+}
+
+/// The reason why some or all packets are not redirected, which is logged once.
+#[derive(Debug)]
+struct Trouble {
+    since: Instant,
+    error: String,
+    /// Whether the redirection is impossible until the dataplane is restarted. Otherwise some
+    /// entries are missing in the map.
     refused: bool,
-    /// Whether some entries are missing in the map.
-    incomplete: bool,
 }
 
 /// The parts of the redirection in the kernel: the map, the program and its attachment.
@@ -84,9 +97,22 @@ impl Loopback {
             fast_path,
             kernel: None,
             entries: Entries::new(),
-            refused: false,
-            incomplete: false,
+            room: ENTRIES,
+            needed: false,
+            trouble: None,
         }
+    }
+
+    /// The reason why some or all packets are not redirected; `None` if there is nothing to
+    /// redirect.
+    pub(super) fn trouble(&self, now: Instant) -> Option<Waiting> {
+        let trouble = self.trouble.as_ref().filter(|_| self.needed)?;
+        Some(Waiting {
+            code: Waiting::LOCAL_CLIENTS_OFF.to_owned(),
+            what: trouble.what(),
+            fix: trouble.fix(self.room),
+            since: Some(now.saturating_since(trouble.since).as_secs()),
+        })
     }
 
     /// Records clients on this host. If the dataplane is killed, the host does not reset their
@@ -100,28 +126,44 @@ impl Loopback {
         }
     }
 
-    /// Reverts [`add_clients`](Self::add_clients).
-    pub(super) fn remove_clients(&self, clients: &[LocalClient]) {
+    /// Reverts [`add_clients`](Self::add_clients). Returns whether missing entries may have room
+    /// now.
+    pub(super) fn remove_clients(&self, clients: &[LocalClient]) -> bool {
         if let Some(kernel) = &self.kernel {
             for client in clients {
                 let _ = kernel.map.remove(&client_key(client));
             }
         }
+        !clients.is_empty() && self.trouble.is_some() && !self.is_refused()
+    }
+
+    fn is_refused(&self) -> bool {
+        self.trouble.as_ref().is_some_and(|trouble| trouble.refused)
     }
 
     /// Redirects exactly the packets to services of `spec` on this host's addresses. Returns the
     /// device of these packets, if it is new.
-    pub(super) fn follow(&mut self, spec: &Intercept, state: &NetState) -> Option<Port> {
-        let wanted = entries(spec, state);
-        let known = self.entries.keys().copied();
-        let surplus: Vec<Key> = known.filter(|key| !wanted.contains_key(key)).collect();
-        let device = self.set(&wanted);
-        for key in surplus {
-            self.entries.remove(&key);
-            if let Some(kernel) = &self.kernel {
-                let _ = kernel.map.remove(&key);
+    pub(super) fn follow(
+        &mut self,
+        spec: &Intercept,
+        state: &NetState,
+        now: Instant,
+    ) -> Option<Port> {
+        self.replace(&entries(spec, state), now)
+    }
+
+    fn replace(&mut self, wanted: &Entries, now: Instant) -> Option<Port> {
+        self.needed = !wanted.is_empty();
+        // This is first, because a full map has no room for other entries before.
+        let kernel = &self.kernel;
+        self.entries.retain(|key, _| {
+            let stays = wanted.contains_key(key);
+            if !stays && let Some(kernel) = kernel {
+                let _ = kernel.map.remove(key);
             }
-        }
+            stays
+        });
+        let device = self.set(wanted, true, now);
         if self.entries.is_empty()
             && let Some(kernel) = &mut self.kernel
         {
@@ -131,43 +173,50 @@ impl Loopback {
     }
 
     /// Redirects packets to the services of `more` as well.
-    pub(super) fn extend(&mut self, more: &Intercept, state: &NetState) -> Option<Port> {
+    pub(super) fn extend(
+        &mut self,
+        more: &Intercept,
+        state: &NetState,
+        now: Instant,
+    ) -> Option<Port> {
         let mut wanted = entries(more, state);
+        self.needed |= !wanted.is_empty();
         for (key, value) in &mut wanted {
             *value |= self.entries.get(key).copied().unwrap_or_default();
         }
-        self.set(&wanted)
+        self.set(&wanted, false, now)
     }
 
-    /// Sets entries of the map, and attaches the program. Returns the device, if it is new.
-    fn set(&mut self, wanted: &Entries) -> Option<Port> {
-        if wanted.is_empty() || self.refused {
+    /// Sets entries of the map, and attaches the program. With `all`, no other entries are wanted.
+    /// Returns the device, if it is new.
+    fn set(&mut self, wanted: &Entries, all: bool, now: Instant) -> Option<Port> {
+        if wanted.is_empty() || self.is_refused() {
             return None;
         }
         let mut made = None;
         let fast_path = self.fast_path.as_ref();
         let set = match &mut self.kernel {
             Some(kernel) => kernel.set(wanted, &mut self.entries, fast_path),
-            None => Kernel::open(fast_path).and_then(|(kernel, device)| {
+            None => Kernel::open(fast_path, self.room).and_then(|(kernel, device)| {
                 made = Some(device);
                 let kernel = self.kernel.insert(kernel);
                 kernel.set(wanted, &mut self.entries, fast_path)
             }),
         };
         match set {
-            Ok(()) => self.incomplete = false,
+            Ok(()) if all => {
+                if self.trouble.take().is_some() {
+                    info!("connections from this host to all services pass the dataplane again");
+                }
+            }
+            Ok(()) => {}
             Err(error) if made.is_some() || self.kernel.is_none() => {
-                self.refuse(&error);
+                self.refuse(&error, now);
                 return None;
             }
-            // The entries that were set stay; the next change of services sets the missing ones.
-            Err(error) if !self.incomplete => {
-                self.incomplete = true;
-                warn!(
-                    code = "local_clients_off",
-                    "connections from this host to some services on its own addresses reach the host's own ports: {error}"
-                );
-            }
+            // The entries that were set stay. The missing ones are set at the next change of
+            // services, or when clients have left.
+            Err(error) if self.trouble.is_none() => self.has_trouble(&error, false, now),
             Err(_) => {}
         }
         if made.is_some() {
@@ -180,21 +229,53 @@ impl Loopback {
     }
 
     /// Ends the redirection until the dataplane is restarted.
-    pub(super) fn refuse(&mut self, error: &dyn Display) {
-        self.refused = true;
+    pub(super) fn refuse(&mut self, error: &dyn Display, now: Instant) {
         self.kernel = None;
         self.entries.clear();
-        warn!(
-            code = "local_clients_off",
-            "connections from this host to services on its own addresses reach the host's own ports: {error}. The dataplane receives them only with Linux 6.6 or newer with CONFIG_NET_XGRESS, and with CAP_BPF in the initial user namespace. After the fix, restart the dataplane"
-        );
+        self.has_trouble(error, true, now);
+    }
+
+    fn has_trouble(&mut self, error: &dyn Display, refused: bool, now: Instant) {
+        let trouble = Trouble {
+            since: now,
+            error: error.to_string(),
+            refused,
+        };
+        let (what, fix) = (trouble.what(), trouble.fix(self.room));
+        warn!(code = Waiting::LOCAL_CLIENTS_OFF, "{what}. To do: {fix}");
+        self.trouble = Some(trouble);
+    }
+}
+
+impl Trouble {
+    fn what(&self) -> String {
+        let services = if self.refused {
+            "services"
+        } else {
+            "some services"
+        };
+        format!(
+            "connections from this host to {services} on its own addresses reach the host's own ports: {}",
+            self.error
+        )
+    }
+
+    fn fix(&self, room: u32) -> String {
+        if self.refused {
+            "use Linux 6.6 or newer with CONFIG_NET_XGRESS, give the dataplane CAP_BPF in the initial user namespace, and restart it"
+                .to_owned()
+        } else {
+            format!(
+                "use at most {room} services, servers and clients on addresses of this host; the dataplane adds the missing services when there is room"
+            )
+        }
     }
 }
 
 impl Kernel {
     /// Loads the program, and creates the device.
-    fn open(fast_path: Option<&Arc<FastPath>>) -> io::Result<(Self, Port)> {
-        let map = SharedMap::new("lvs_local", ENTRIES)?;
+    fn open(fast_path: Option<&Arc<FastPath>>, room: u32) -> io::Result<(Self, Port)> {
+        let map = SharedMap::new("lvs_local", room)?;
         let slot = DeviceSlot::new("lvs_device")?;
         // Without the fast path, no program outlives this process and reads the settings.
         let unused = SharedArray::new("lvs_conf", conf::WORDS, 1)?;
@@ -229,7 +310,11 @@ impl Kernel {
     ) -> io::Result<()> {
         for (key, value) in wanted {
             if known.get(key) != Some(value) {
-                self.map.insert(key, &[*value])?;
+                let set = self.map.insert(key, &[*value]);
+                set.map_err(|error| match error.raw_os_error() {
+                    Some(libc::E2BIG) => io::Error::other("the map of the BPF program is full"),
+                    _ => error,
+                })?;
                 known.insert(*key, *value);
             }
         }
@@ -306,4 +391,99 @@ fn key_of(endpoint: &Endpoint) -> Key {
 fn client_key(client: &LocalClient) -> Key {
     let [first, second, rest] = service_key(client.protocol, client.local);
     [first, second, rest | own::CLIENT]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOM: u16 = 4;
+
+    fn service(port: u16) -> (Key, u64) {
+        let at = SocketAddr::from(([192, 0, 2, 10], port));
+        (service_key(Protocol::TCP, at), 0)
+    }
+
+    fn client(port: u16) -> LocalClient {
+        LocalClient {
+            protocol: Protocol::TCP,
+            server: SocketAddr::from(([10, 0, 0, 1], 80)),
+            local: SocketAddr::from(([192, 0, 2, 10], port)),
+        }
+    }
+
+    /// Runs `test` with a small map, in a network namespace of its own.
+    fn with_small_map(test: impl FnOnce(Loopback) + Send + 'static) {
+        let thread = std::thread::spawn(|| {
+            lvs_sys::unshare_network()
+                .expect("this test makes a network namespace: run it as root");
+            let mut loopback = Loopback {
+                room: ROOM.into(),
+                ..Loopback::new(None)
+            };
+            let wanted = [service(1)].into();
+            let device = loopback.replace(&wanted, Instant::from_secs(1));
+            if let Some(trouble) = loopback.trouble(Instant::from_secs(1)) {
+                assert!(!lvs_sys::is_root_of_all(), "{trouble:?}");
+                return Some(trouble.what);
+            }
+            assert!(device.is_some());
+            test(loopback);
+            None
+        });
+        if let Some(why) = thread.join().expect("no panic in the namespace") {
+            lvs_sys::testing::not_run(&format!("needs BPF: {why}"));
+        }
+    }
+
+    #[test]
+    fn full_map_of_services_is_completed_when_services_are_removed() {
+        with_small_map(|mut loopback| {
+            let now = Instant::from_secs(5);
+            let all: Entries = (1..=ROOM + 1).map(service).collect();
+            loopback.replace(&all, now);
+            let trouble = loopback.trouble(now + std::time::Duration::from_secs(7));
+            let trouble = trouble.expect("one entry is missing");
+            assert_eq!(
+                (&*trouble.code, trouble.since),
+                ("local_clients_off", Some(7))
+            );
+            assert!(trouble.what.contains("is full"), "{trouble:?}");
+            assert!(trouble.fix.contains("at most 4 services"), "{trouble:?}");
+            // Each change has room for what it adds, because it first removes the rest.
+            for first in [2, 6, 1] {
+                let wanted: Entries = (first..first + ROOM).map(service).collect();
+                loopback.replace(&wanted, now);
+                assert!(loopback.trouble(now).is_none());
+                assert_eq!(loopback.entries, wanted);
+            }
+            loopback.replace(&all, now);
+            assert!(loopback.trouble(now).is_some());
+            loopback.replace(&Entries::new(), now);
+            assert!(
+                loopback.trouble(now).is_none(),
+                "there is nothing to redirect"
+            );
+        });
+    }
+
+    #[test]
+    fn full_map_of_clients_has_room_when_clients_leave() {
+        with_small_map(|mut loopback| {
+            let now = Instant::from_secs(5);
+            let clients: Vec<LocalClient> = (1000..1010).map(client).collect();
+            for _ in 0..3 {
+                loopback.add_clients(&clients);
+                let both: Entries = [service(1), service(2)].into();
+                loopback.replace(&both, now);
+                assert!(loopback.trouble(now).is_some(), "clients use the whole map");
+                // The refused clients leave, too.
+                assert!(loopback.remove_clients(&clients));
+                loopback.replace(&both, now);
+                assert!(loopback.trouble(now).is_none());
+                assert!(!loopback.remove_clients(&clients), "no entry is missing");
+                loopback.replace(&[service(1)].into(), now);
+            }
+        });
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use lvs_core::Instant;
 use lvs_core::api::Waiting;
 use tracing::warn;
 
@@ -14,8 +15,8 @@ use super::view::Tables;
 pub(super) struct Waits {
     /// Existing interfaces that could not be opened, with the errors.
     failed: BTreeMap<String, String>,
-    /// The conditions that were logged, by interface.
-    known: BTreeMap<String, Waiting>,
+    /// The conditions that were logged, by interface, each with the time at which it was found.
+    known: BTreeMap<String, (Instant, Waiting)>,
 }
 
 impl Waits {
@@ -24,8 +25,11 @@ impl Waits {
     }
 
     /// All conditions for which the keeper waits.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Waiting> {
-        self.known.values()
+    pub(super) fn all(&self, now: Instant) -> impl Iterator<Item = Waiting> {
+        self.known.values().map(move |(since, waiting)| Waiting {
+            since: Some(now.saturating_since(*since).as_secs()),
+            ..waiting.clone()
+        })
     }
 
     /// Records that an interface could not be opened. The keeper tries it again.
@@ -39,7 +43,7 @@ impl Waits {
     }
 
     /// Compares the configured interfaces with the interfaces in use.
-    pub(super) fn follow(&mut self, setup: &Setup, tables: &Tables, routed: bool) {
+    pub(super) fn follow(&mut self, setup: &Setup, tables: &Tables, routed: bool, time: Instant) {
         let state = &tables.state;
         self.failed
             .retain(|name, _| state.link_by_name(name).is_some());
@@ -52,7 +56,7 @@ impl Waits {
             let failed = self.failed.iter();
             now.extend(failed.map(|(name, error)| (name.clone(), unusable(name, error))));
         }
-        self.take(now);
+        self.take(now, time);
     }
 
     /// The reason why a configured interface is not in use; `None` if it is in use.
@@ -95,14 +99,19 @@ impl Waits {
     }
 
     /// Replaces the conditions, and logs the new ones.
-    fn take(&mut self, now: BTreeMap<String, Waiting>) {
-        for (name, waiting) in &now {
-            if self.known.get(name) != Some(waiting) {
-                let Waiting { code, what, fix } = waiting;
+    fn take(&mut self, now: BTreeMap<String, Waiting>, time: Instant) {
+        let before = std::mem::take(&mut self.known);
+        for (name, waiting) in now {
+            let known = before.get(&name).filter(|(_, known)| *known == waiting);
+            let since = known.map_or(time, |(since, _)| *since);
+            if known.is_none() {
+                let Waiting {
+                    code, what, fix, ..
+                } = &waiting;
                 warn!(code, "{what}. To do: {fix}");
             }
+            self.known.insert(name, (since, waiting));
         }
-        self.known = now;
     }
 }
 
@@ -111,6 +120,7 @@ fn waiting(code: &str, what: String, fix: impl Into<String>) -> Waiting {
         code: code.to_owned(),
         what,
         fix: fix.into(),
+        since: None,
     }
 }
 
@@ -131,4 +141,30 @@ fn unusable(name: &str, error: &str) -> Waiting {
         format!("the interface {name} cannot be used: {error}"),
         "the dataplane tries again every second; correct the problem that the error names",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn condition_of_interface_has_the_time_at_which_it_was_found() {
+        let mut waits = Waits::default();
+        let down = |name: &str| {
+            let what = format!("the configured interface {name} is down");
+            (name.to_owned(), waiting(Waiting::DOWN, what, ""))
+        };
+        let ages = |waits: &Waits, now| {
+            let all = waits.all(Instant::from_secs(now));
+            all.map(|waiting| waiting.since).collect::<Vec<_>>()
+        };
+        waits.take([down("eth0")].into(), Instant::from_secs(10));
+        waits.take([down("eth0"), down("eth1")].into(), Instant::from_secs(13));
+        assert_eq!(ages(&waits, 15), [Some(5), Some(2)]);
+        // The interface was removed meanwhile, and is down again.
+        let other = ("eth0".to_owned(), missing("eth0"));
+        waits.take([other].into(), Instant::from_secs(16));
+        waits.take([down("eth0")].into(), Instant::from_secs(20));
+        assert_eq!(ages(&waits, 21), [Some(1)]);
+    }
 }

@@ -1,7 +1,7 @@
 //! The shield against a real kernel. Needs root.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -317,6 +317,31 @@ fn connection_of_the_host_is_hidden_until_it_ends() {
         listing.contains("fd02::2 . udp . 53 . fd02::1 . 5555"),
         "{listing}"
     );
+}
+
+#[test]
+fn full_set_of_local_clients_has_room_again_when_clients_leave() {
+    let net = net();
+    let mut shield = net.director.run(|| Shield::open(None).unwrap());
+    let port = |n: u32| 1000 + u16::from(n.to_be_bytes()[3]);
+    let client = |n: u32| LocalClient {
+        protocol: UDP,
+        server: SocketAddr::from(([10, 2, 0, 2], 53)),
+        local: SocketAddr::from((Ipv4Addr::from(0x0a02_0100 + (n >> 8)), port(n))),
+    };
+    let piece = |n: u32| (n * 1024..(n + 1) * 1024).map(client).collect::<Vec<_>>();
+    for n in 0..64 {
+        shield.add_local_clients(&piece(n)).unwrap();
+    }
+    let refused = [client(1 << 16), client((1 << 16) + 1)];
+    for _ in 0..2 {
+        assert!(shield.add_local_clients(&refused).is_err());
+    }
+    shield.remove_local_clients(&piece(7)).unwrap();
+    shield.add_local_clients(&refused).unwrap();
+    shield.remove_local_clients(&refused).unwrap();
+    shield.add_local_clients(&piece(7)).unwrap();
+    assert!(shield.add_local_clients(&refused).is_err());
 }
 
 #[test]

@@ -353,6 +353,12 @@ impl Pipeline {
                 Fate::Sent => self.counters.released += 1,
                 // The frame waits for its neighbour.
                 Fate::Held => {}
+                Fate::Dropped(reason) => {
+                    // So far it counts as waiting.
+                    self.counters.held -= 1;
+                    self.counters.count(fate);
+                    self.drops.count(server, reason.name());
+                }
                 _ => self.held.lose(server),
             }
         }

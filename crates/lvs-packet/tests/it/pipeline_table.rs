@@ -328,6 +328,22 @@ fn client_on_director_waits_for_interception() {
     assert_eq!(dropped(&lab, FrameDrop::HostStray), 1);
 }
 
+#[test]
+fn waiting_client_on_director_whose_route_is_gone_counts_as_no_route() {
+    let mut lab = web(Forwarding::Nat);
+    lab.own_vips();
+    let local = (crate::lab::CL_ADDR, 40_000);
+    lab.send(HOST, &tcp(local, (VIP, 80), b"hello"));
+    let [Request::InterceptLocalClient(client)] = lab.requests[..] else {
+        panic!("{:?}", lab.requests)
+    };
+    lab.net.routes.clear();
+    assert!(lab.intercept_client(client).is_empty());
+    assert_eq!(dropped(&lab, FrameDrop::NoRoute), 1);
+    assert_eq!(lab.pipeline.held.dropped, 0);
+    assert_eq!(lab.pipeline.counters.held, 0);
+}
+
 /// The server answers a client on the host; the answer comes from the VIP and leaves by `port`.
 #[track_caller]
 fn assert_answer_returns(lab: &mut Lab, local: (Ipv4Addr, u16), port: PortId) {

@@ -16,6 +16,14 @@ fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {
     site.start_dataplane_by(&["setpriv", "--bounding-set", set], &[])?;
     site.add_service(80, "rr")?;
     common::says(&site, "local_clients_off")?;
+    let found = super::doctor::findings_with_code(&site, "local_clients_off")?;
+    ensure!(found.len() == 1 && found[0]["since"].is_u64(), "{found:?}");
+    let of = |key: &str| found[0][key].as_str().unwrap_or_default().to_owned();
+    ensure!(
+        of("what").contains("reach the host's own ports: "),
+        "{found:?}"
+    );
+    ensure!(of("fix").contains("CAP_BPF"), "{found:?}");
     let load = site.load_of(4);
     common::ok(site.client.load(&load)?, 4)?;
     let url = format!("http://{}/", site.service(80));

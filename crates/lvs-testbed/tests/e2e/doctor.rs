@@ -30,7 +30,7 @@ fn findings(site: &Site) -> Result<Vec<(String, String)>> {
 }
 
 /// The present findings with this code.
-fn findings_with_code(site: &Site, code: &str) -> Result<Vec<Value>> {
+pub(super) fn findings_with_code(site: &Site, code: &str) -> Result<Vec<Value>> {
     let mut all = findings_as_json(site)?;
     all.retain(|finding| finding["code"] == code);
     Ok(all)

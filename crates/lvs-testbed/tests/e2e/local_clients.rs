@@ -417,3 +417,159 @@ fn local_client_of_service_without_servers_is_refused() -> Result<()> {
     }
     Ok(())
 }
+
+/// The program of both ends of an SCTP association: raw sockets, because the kernel may have no
+/// SCTP. `flip` is the checksum of RFC 9260, `open` makes a socket.
+const SCTP: &str = r#"
+use Socket qw(:DEFAULT inet_pton pack_sockaddr_in6); $| = 1;
+sub sum {
+    my $c = 0xffffffff;
+    for (unpack "C*", $_[0]) { $c ^= $_; $c = $c & 1 ? $c >> 1 ^ 0x82f63b78 : $c >> 1 for 1 .. 8 }
+    pack "V", $c ^ 0xffffffff;
+}
+sub packet { my $p = pack("nnNN", @_[0, 1], 7, 0) . $_[2]; substr($p, 8, 4) = sum($p); $p }
+sub chunks {
+    my ($p, $six) = @_;
+    $p = substr $p, 4 * (15 & ord $p) unless $six;
+    my $sum = substr $p, 8, 4, "\0\0\0\0";
+    $sum eq sum($p) or die "a wrong checksum";
+    (unpack("nn", $p), substr $p, 12);
+}
+my ($role, $six, $vip) = @ARGV;
+my $family = $six ? AF_INET6 : AF_INET;
+socket(S, $family, SOCK_RAW, 132) or die $!;
+if ($role eq "server") {
+    print "ready\n";
+    while (my $from = recv(S, my $p, 65536, 0)) {
+        my ($sport, $dport, $chunk) = chunks($p, $six);
+        my $type = ord $chunk;
+        substr($chunk, 0, 1) = chr(2) if $type == 1;
+        substr($chunk, 0, 1) = chr(11) if $type == 10;
+        send(S, packet($dport, $sport, $chunk), 0, $from) or die $!;
+    }
+}
+my $addr = inet_pton($family, $vip);
+connect(S, $six ? pack_sockaddr_in6(0, $addr) : pack_sockaddr_in(0, $addr)) or die $!;
+$SIG{ALRM} = sub { die "no answer" }; alarm 60;
+for my $port (40001 .. 40004) {
+    for my $n (0 .. 20) {
+        my ($type, $reply) = $n == 0 ? (1, 2) : $n == 1 ? (10, 11) : (0, 0);
+        my $data = pack("CCn", $type, 3, 24) . pack("NnnNa8", $n, 0, 1, 0, "x" x ($n % 8));
+        send(S, packet($port, 3868, $data), 0) or die $!;
+        substr($data, 0, 1) = chr $reply;
+        while (recv(S, my $p, 65536, 0), 1) {
+            my ($sport, $dport, $chunk) = chunks($p, $six);
+            next if $dport != $port;
+            $sport == 3868 && $chunk eq $data or die "$port $n: another answer";
+            last;
+        }
+    }
+}
+"#;
+
+#[test]
+fn local_client_exchanges_sctp_packets_with_service_on_host_address() -> Result<()> {
+    let mut site = new_site("lc-sctp")?;
+    let mut servers = Vec::new();
+    for host in &site.servers {
+        for six in ["", "6"] {
+            let server = host.spawn("perl", &["-e", SCTP, "server", six])?;
+            wait_until("the server to listen", common::SOON, || {
+                server.log().contains("ready")
+            })?;
+            servers.push(server);
+        }
+    }
+    site.start_dataplane(&[])?;
+    add_services(&site, "--sctp-service", 3868)?;
+    for (vip, six) in vips(&site).into_iter().zip(["", "6"]) {
+        let vip = vip.to_string();
+        let logs = || servers.iter().map(Proc::log).collect::<String>();
+        site.director
+            .run("perl", &["-e", SCTP, "client", six, &vip])
+            .with_context(|| format!("{vip}: {}", logs()))?;
+        common::wait_for_counters(&site, "4 associations to be counted", |rows| {
+            let service = SocketAddr::new(vip.parse()?, 3868).to_string();
+            let row = rows.iter().find(|row| row.address == service);
+            Ok(row.context("the service is listed")?.number(0)? == 4)
+        })?;
+    }
+    Ok(())
+}
+
+/// The servers answer an address of the dataplane, so that nothing is hidden from the host.
+#[test]
+fn local_client_reaches_full_nat_service_on_host_address() -> Result<()> {
+    super::fast_path::require_permission()?;
+    let mut options = SiteOptions::new("lc-fnat", Forward::FullNat);
+    options.servers = 2;
+    let site = common::site(options)?;
+    for (vip, seen) in vips(&site).into_iter().zip(["192.0.2.50", "fd00:192::50"]) {
+        let service = SocketAddr::new(vip, 80);
+        site.lvsadm(&format!("-A -t {service} -s rr"))?;
+        for index in 0..2 {
+            let server: IpAddr = match vip {
+                IpAddr::V4(_) => site.real_address(index).into(),
+                IpAddr::V6(_) => site.real_address6(index).into(),
+            };
+            let server = SocketAddr::new(server, 80);
+            site.lvsadm(&format!("-a -t {service} -r {server} --fullnat"))?;
+        }
+        let mut load = LoadOptions::new(service);
+        load.sizes = vec![1, 20_011, 300_007];
+        load.requests = 40;
+        let report = common::ok(site.director.load(&load)?, 40).with_context(|| vip)?;
+        common::spread(&report, &[20, 20])?;
+        ensure!(get(&site, service, "addr")? == seen);
+    }
+    ensure!(hidden_clients(&site)? == 0);
+    Ok(())
+}
+
+/// The number of connections of the director whose answers are hidden from it.
+fn hidden_clients(site: &Site) -> Result<usize> {
+    let text = site.director.sh("nft list ruleset")?;
+    let sets = text.split("set local_clients").skip(1);
+    let of_set = |set: &str| {
+        let set = set.split("\n\t}").next().unwrap_or_default();
+        let elements = set.split_once("elements = {");
+        elements.map_or(0, |(_, elements)| elements.split(',').count())
+    };
+    Ok(sets.map(of_set).sum())
+}
+
+/// A server refuses the connection. Later, the same ports are another connection.
+#[test]
+#[ignore = "long"]
+fn refused_local_client_is_forgotten_and_may_return() -> Result<()> {
+    let mut site = new_site("lc-refused")?;
+    site.start_dataplane(&[])?;
+    add_services(&site, "-t", 81)?;
+    let ask = |service: SocketAddr, port: u16| {
+        let script = format!(
+            "curl -g -s -m 60 --local-port {port} -o /dev/null http://{service}/ || echo $?"
+        );
+        site.director.sh(&script).map(|text| text.trim().to_owned())
+    };
+    for vip in vips(&site) {
+        let service = SocketAddr::new(vip, 81);
+        for port in [40_001, 40_002, 40_001] {
+            let refused = ask(service, port)?;
+            ensure!(refused == "7", "{service} from {port}: {refused}");
+        }
+    }
+    ensure!(hidden_clients(&site)? > 0);
+    wait_until("refused clients to be forgotten", common::SOON, || {
+        hidden_clients(&site).is_ok_and(|count| count == 0)
+    })?;
+    let _servers = [
+        nginx(&site.servers[0], &common::on_port(81))?,
+        nginx(&site.servers[1], &common::on_port(81))?,
+    ];
+    for vip in vips(&site) {
+        let service = SocketAddr::new(vip, 81);
+        let served = ask(service, 40_001)?;
+        ensure!(served.is_empty(), "{service}: {served}");
+    }
+    Ok(())
+}

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use lvs_testbed::cluster::ClusterOptions;
 use lvs_testbed::cluster::many::{Scenario, play, play_in_turn};
 use lvs_testbed::{Forward, Site, SiteOptions, Vip, soon};
@@ -229,6 +229,43 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
             .sh("ip route; ip -6 route")
             .is_ok_and(|routes| !routes.contains("lvs-host0"))
     })
+}
+
+#[test]
+fn maintenance_returns_when_routes_have_changed() -> Result<()> {
+    let mut options = SiteOptions::new("announce-maint", Forward::Dr);
+    options.vip = Vip::Routed;
+    let site = Site::new(options)?;
+    let dir = site.testbed.dir().display().to_string();
+    let text = format!(
+        "[dataplane]\ninterface = \"eth0\"\n[announce]\nwithdraw_delay = \"1h\"\n\
+         [[service]]\naddress = \"203.0.113.10:80\"\nvip = \"announce\"\nscheduler = \"mh\"\nforward = \"dr\"\n\
+         check = \"none\"\nservers = [\"{}:80\"]\n",
+        site.real_address(0)
+    );
+    std::fs::write(format!("{dir}/lvsd.toml"), text)?;
+    let (lvsd, file, state) = (
+        lvs_testbed::programs::find("lvsd")?,
+        format!("{dir}/lvsd.toml"),
+        format!("{dir}/state"),
+    );
+    let words = ["--config", &file, "--state", &state];
+    let daemon = site.director.spawn(&lvsd, &words)?;
+    wait_until("the address to be announced", common::SOON, || {
+        has_route(&site, "203.0.113.10 proto 77")
+    })
+    .with_context(|| daemon.log())?;
+    for (change, route) in [("on", "proto 78"), ("off", "proto 77")].repeat(5) {
+        let words = ["--config", &file, "maintenance", change];
+        let printed = site.director.run(&lvsd, &words)?;
+        let now = routes(&site)?;
+        ensure!(
+            now.contains(&format!("203.0.113.10 {route}")),
+            "{change}: {now}"
+        );
+        ensure!(!printed.contains("has not applied"), "{printed}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Faults that page an operator: until the fault is repaired, `lvsd status` names the faulty host
-//! or service with a code, and no other host or service.
+//! or service with a code, and no other host or service. Load and changes that are no faults name
+//! no host.
 //!
 //! Tests of such faults elsewhere: `checks.rs` (a server with another gateway, or without the VIP),
 //! `unanswered.rs` (the same faults, which no check detects), `checks_errors.rs` (this host's own
@@ -42,17 +43,21 @@ type Service<'a> = (&'a str, u16, &'a str, &'a [usize]);
 
 impl Director {
     fn start(site: Site, services: &[Service<'_>]) -> Result<Self> {
+        Self::start_with(site, services, TIMES)
+    }
+
+    fn start_with(site: Site, services: &[Service<'_>], times: &str) -> Result<Self> {
         let interfaces = match site.options.topology {
             Topology::TwoArm => "[\"eth0\", \"eth1\"]",
             Topology::OneArm | Topology::Routed => "\"eth0\"",
         };
-        let mut text = format!("[dataplane]\ninterface = {interfaces}\n");
+        let mut text = format!("[dataplane]\ninterface = {interfaces}\nwhen_full = \"evict\"\n");
         for (name, port, check, servers) in services {
             let servers = servers.iter();
             let servers = servers.map(|&index| format!("\"{}:{port}\"", site.real_address(index)));
             text.push_str(&format!(
                 "[[service]]\nname = \"{name}\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{}\"\n\
-                 check = {{ {check}, {TIMES} }}\nservers = [{}]\n",
+                 check = {{ {check}, {times} }}\nservers = [{}]\n",
                 site.service(*port),
                 site.options.forward.word(),
                 servers.collect::<Vec<_>>().join(", ")
@@ -451,5 +456,117 @@ fn server_that_answers_arp_for_vip_is_reported_until_repaired() -> Result<()> {
         [&set(0), &set(1)],
         &[format!("conflict {vip} {server}")],
     )?;
+    director.end()
+}
+
+/// Checks that the status names no fault while `process` runs, except faults with the text `blamed`.
+fn is_quiet(director: &Director, what: &str, mut process: Proc, blamed: &str) -> Result<()> {
+    loop {
+        let last = !process.is_running();
+        let named = named(&director.status());
+        let false_blame = named
+            .iter()
+            .any(|fault| blamed.is_empty() || !fault.contains(blamed));
+        ensure!(!false_blame, "{what}: {named:?}");
+        if last {
+            break;
+        }
+    }
+    let status = process.wait(Duration::from_secs(1))?;
+    ensure!(status.success(), "{what}: {status}: {}", process.log());
+    Ok(())
+}
+
+/// Load and changes that are no faults: a flood, a port scan, clients that vanish, servers that
+/// restart one after the other, reloads, and a dataplane that is killed.
+#[test]
+#[ignore = "long"]
+fn no_host_is_blamed_for_floods_scans_vanished_clients_restarts_and_reloads() -> Result<()> {
+    let site = site("pagenone", Forward::Nat, Topology::TwoArm, 3)?;
+    // The flood uses the processors of the checks, too.
+    let times =
+        "interval = \"500ms\", fast_interval = \"500ms\", timeout = \"10s\", fall = 2, rise = 1";
+    let services: &[Service<'_>] = &[("web", 80, "type = \"http\", path = \"/s/1\"", &[0, 1, 2])];
+    let director = Director::start_with(site, services, times)?;
+    let site = &director.site;
+    let mut load = site.load();
+    load.concurrency = 4;
+    load.pause_ms = 20;
+    let steady = site.client.steady_load(&load)?;
+
+    let mac = site.director.sh("cat /sys/class/net/eth0/address")?;
+    let flood = [
+        "strike".to_owned(),
+        "syn".to_owned(),
+        format!("--mac={}", mac.trim()),
+        format!("--vip4={}", site.vip),
+        format!("--vip6={}", site.vip6),
+        format!("--other4={}", site.vip),
+        "--director4=192.0.2.1".to_owned(),
+        "--director6=fd00:192::1".to_owned(),
+        "--rate=200000".to_owned(),
+        format!("--for={}", lvs_testbed::suite::size(5_000, 30_000)),
+    ];
+    let flood = site.client.spawn(programs::own()?, &flood)?;
+    is_quiet(&director, "200,000 SYNs a second", flood, "")?;
+
+    let scan = format!(
+        r#"use Socket; use Fcntl;
+        for my $port (1 .. 4000) {{
+            socket(my $s, PF_INET, SOCK_STREAM, 0) or die $!;
+            fcntl($s, F_SETFL, O_NONBLOCK);
+            connect($s, pack_sockaddr_in($port, inet_aton("{}")));
+            push @all, $s; splice @all, 0, 100 if @all > 200;
+            select undef, undef, undef, 0.001;
+        }}"#,
+        site.vip
+    );
+    let scan = site.client.spawn("perl", &["-e", &scan])?;
+    is_quiet(&director, "a port scan", scan, "")?;
+
+    // These clients receive nothing any more: before the answer to their SYN, and after it.
+    let vanish = format!(
+        "for i in $(seq 100); do curl -s -m 5 -o /dev/null --limit-rate 20k http://{}/s/300007 & done; sleep 1; {}; \
+         for i in $(seq 100); do curl -s -m 5 -o /dev/null http://{}/id & done; sleep 3; {NO_FILTER}; wait; true",
+        site.vip,
+        filter("input", "tcp sport 80 tcp dport 33000-40000 drop"),
+        site.vip
+    );
+    site.client
+        .sh("echo 33000 40000 > /proc/sys/net/ipv4/ip_local_port_range")?;
+    let vanish = site.client.spawn("sh", &["-c", &vanish])?;
+    is_quiet(&director, "clients that vanish", vanish, "")?;
+    site.client
+        .sh("echo 20000 32000 > /proc/sys/net/ipv4/ip_local_port_range")?;
+
+    // A restarting server refuses connections, and only this server is named.
+    for (index, server) in site.servers.iter().enumerate() {
+        let address = site.real_address(index).to_string();
+        let restart = format!(
+            "{}; sleep 3; {NO_FILTER}; sleep 2",
+            filter("input", "tcp dport 80 reject with tcp reset")
+        );
+        let restart = server.spawn("sh", &["-c", &restart])?;
+        is_quiet(&director, "a restarting server", restart, &address)?;
+        director.names("restarted", &[])?;
+    }
+
+    let lvsd = programs::find("lvsd")?.display().to_string();
+    let path = site.testbed.dir().join("lvsd.toml").display().to_string();
+    let reloads = format!(
+        "for i in $(seq {}); do {lvsd} --config {path} reload > /dev/null || exit 1; done",
+        lvs_testbed::suite::size(100, 1000)
+    );
+    let reloads = site.director.spawn("sh", &["-c", &reloads])?;
+    is_quiet(&director, "reloads", reloads, "")?;
+
+    // Another dataplane takes over: only the dataplane is named.
+    let pid = director.status()["dataplane"]["pid"].clone();
+    let kill = format!("kill -KILL {pid}; sleep 5");
+    let kill = site.director.spawn("sh", &["-c", &kill])?;
+    is_quiet(&director, "a killed dataplane", kill, "dataplane")?;
+    director.names("healed", &[])?;
+    // Connections may have ended with servers and dataplanes; the answers that arrived are right.
+    drop(steady);
     director.end()
 }

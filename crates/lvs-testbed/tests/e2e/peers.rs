@@ -312,6 +312,64 @@ fn single_director_becomes_ready() -> Result<()> {
     .with_context(|| dataplane.log())
 }
 
+/// The file gets `[sync.peers]` while the dataplane runs, which then has to be restarted.
+#[test]
+fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
+    let mut options = SiteOptions::new("peerlack", Forward::Nat);
+    options.vip = Vip::Dataplane;
+    let site = Site::new(options)?;
+    let key = key(&site, "key", KEY)?;
+    let dir = site.testbed.dir().display().to_string();
+    let (file, track, state) = (
+        format!("{dir}/lvsd.toml"),
+        format!("{dir}/track"),
+        format!("{dir}/state"),
+    );
+    let write = |sync: &str| {
+        let text = format!(
+            "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n{sync}\
+             [vrrp]\ninterface = \"eth0\"\nrouter_id = 51\ntrack_file = \"{track}\"\nfifo = \"{dir}/fifo\"\n\
+             [[service]]\naddress = \"{}\"\nforward = \"nat\"\ncheck = \"none\"\nservers = [\"{}:80\"]\n",
+            site.service(80),
+            site.real_address(0)
+        );
+        std::fs::write(&file, text)
+    };
+    let lvsd = programs::find("lvsd")?.display().to_string();
+    let ask = |words: &str| site.director.sh(&format!("{lvsd} --config {file} {words}"));
+    let is_written = |value: &str| {
+        wait(&format!("{value} in the track file"), || {
+            std::fs::read_to_string(&track).is_ok_and(|text| text.trim() == value)
+        })
+        .with_context(|| ask("maintenance status").unwrap_or_default())
+    };
+    write("")?;
+    let daemon = site
+        .director
+        .spawn(&lvsd, &["--config", &file, "--state", &state])?;
+    is_written("0").with_context(|| daemon.log())?;
+    write(&format!(
+        "[sync.peers]\naddresses = [\"192.0.2.99\"]\nkey_file = \"{key}\"\nconnect_timeout = \"1s\"\n"
+    ))?;
+    ask("reload")?;
+    is_written("-100")?;
+    let printed = ask("maintenance status")?;
+    ensure!(
+        printed.contains("NOT READY, waits for a restart of the dataplane")
+            && printed.contains("without the peers 192.0.2.99"),
+        "{printed}"
+    );
+    let found = super::doctor::findings_with_code(&site, "director_not_ready")?;
+    ensure!(found.len() == 1, "{found:?}");
+    let status: Value = serde_json::from_str(&ask("status --json")?)?;
+    site.director
+        .sh(&format!("kill -KILL {}", status["dataplane"]["pid"]))?;
+    is_written("0")?;
+    let printed = ask("maintenance status")?;
+    ensure!(!printed.contains("NOT READY"), "{printed}");
+    Ok(())
+}
+
 #[test]
 fn invalid_peer_options_are_reported() -> Result<()> {
     let site = site("peeropt", Forward::Nat, 0)?;

@@ -517,6 +517,26 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
 /// `lvsd` checks its file against the capabilities of the backend, starts the dataplane, checks the
 /// servers directly, and lets the dataplane own the address.
 #[test]
+fn tun_backend_interface_that_is_down_has_a_time() -> Result<()> {
+    let mut site = prepared("hop-down", Forward::Nat, 1, Vip::Dataplane)?;
+    let words = ["--backend", "tun", "--interface", "eth1"];
+    site.start_dataplane_by(&NET_ADMIN_ONLY, &words)?;
+    let found = || super::doctor::findings_with_code(&site, "interface_down");
+    ensure!(found()?.is_empty());
+    for state in ["down", "up"] {
+        site.director.sh(&format!("ip link set eth1 {state}"))?;
+        wait_until("doctor to report the interface", common::SOON, || {
+            found().is_ok_and(|found| found.is_empty() == (state == "up"))
+        })?;
+        if state == "down" {
+            let found = found()?;
+            ensure!(found[0]["since"].is_u64(), "{found:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn tun_backend_works_under_lvsd() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;

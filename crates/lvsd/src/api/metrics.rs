@@ -11,12 +11,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use lvs_api::daemon::{AdminState, CheckStatus, ServerStatus, ServiceStatus};
-use lvs_core::Family;
 use lvs_core::api::{
     InterfaceInfo, ReasonCount, Refusals, ServerInfo, ServiceId, ServiceInfo, WorkerInfo,
 };
 use lvs_core::attempts::Attempts;
 use lvs_core::stats::Counts;
+use lvs_core::{DropReason, Family};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, MetricEncoder,
@@ -72,6 +72,9 @@ const DATAPLANE: &str = "lvs-dataplane";
 
 /// Maximum number of servers with separate metrics.
 const SERVERS_MAX: usize = 5000;
+/// Maximum number of services that have a series for each reason to refuse a connection, also for
+/// those that have not occurred.
+const ZEROS_MAX: usize = 500;
 
 /// The names and values of a metric's labels.
 type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
@@ -140,12 +143,21 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.stats.live)
     }
 
-    /// The packets of the service's counter `of`, by reason; none until the dataplane has reported.
-    fn packets(&self, of: Losses) -> impl Iterator<Item = (ReasonLabels<'_>, u64)> {
-        let all = self.dataplane.into_iter().flat_map(of);
-        all.map(|one| {
-            let labels = (self.labels(), [("reason", one.reason.as_str())]);
-            (labels, one.packets.count)
+    /// The packets of the service's counter `of`, by reason, and 0 for the reasons of `zeros` that
+    /// have not occurred; none until the dataplane has reported.
+    fn packets(
+        &self,
+        of: Losses,
+        zeros: &'static [DropReason],
+    ) -> impl Iterator<Item = (ReasonLabels<'_>, u64)> {
+        self.dataplane.into_iter().flat_map(move |info| {
+            let counted = of(info);
+            let zeros = zeros.iter().map(|reason| reason.name());
+            let zeros = zeros.filter(move |name| counted.iter().all(|one| one.reason != *name));
+            let counts = counted.iter();
+            let counts = counts.map(|one| (one.reason.as_str(), one.packets.count));
+            let all = counts.chain(zeros.map(|name| (name, 0)));
+            all.map(move |(reason, count)| ((self.labels(), [("reason", reason)]), count))
         })
     }
 
@@ -859,8 +871,14 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
             known.map(|one| (one.labels(), pick(one.status))),
         )?;
     }
-    for (name, help, of) in LOSSES {
-        out.counters(name, help, services.iter().flat_map(|one| one.packets(of)))?;
+    for (name, help, of, zeros) in LOSSES {
+        let zeros = if services.len() <= ZEROS_MAX {
+            zeros
+        } else {
+            &[]
+        };
+        let all = services.iter().flat_map(|one| one.packets(of, zeros));
+        out.counters(name, help, all)?;
     }
     traffic(
         out,
@@ -878,17 +896,21 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
 /// Packets of a service that were not forwarded.
 type Losses = fn(&ServiceInfo) -> &[Refusals];
 
-/// The metrics of packets that were not forwarded, by service and reason.
-const LOSSES: [(&str, &str, Losses); 2] = [
+/// The metrics of packets that were not forwarded, by service and reason, each with the reasons
+/// whose series begin before the first packet. Only a few of the many reasons to drop a packet of a
+/// connection can occur for a service, so that these series begin with the first packet.
+const LOSSES: [(&str, &str, Losses, &[DropReason]); 2] = [
     (
         "lvs_service_refused",
         "Packets that would have opened a connection, and were dropped or refused, by reason",
         |info| &info.refusals,
+        &DropReason::REFUSALS,
     ),
     (
         "lvs_service_dropped",
         "Dropped or refused packets of existing connections, by reason",
         |info| &info.drops,
+        &[],
     ),
 ];
 
@@ -1116,6 +1138,8 @@ mod tests {
         for (sample, value) in [
             ("refused_total", ("no_server", 7)),
             ("refused_total", ("filtered", 2)),
+            // The series exists before the first packet.
+            ("refused_total", ("table_full", 0)),
             ("dropped_total", ("too_big", 3)),
         ] {
             let (reason, count) = value;
@@ -1129,6 +1153,37 @@ mod tests {
                 "{begin} {end}\n{text}"
             );
         }
+    }
+
+    #[test]
+    fn series_of_reasons_exist_before_the_first_packet() {
+        let mut snapshot = snapshot("web");
+        let found = Arc::make_mut(&mut snapshot.found);
+        let seen = Arc::make_mut(&mut found.seen);
+        seen.reasons[0].packets = RecentCount::default();
+        let name = seen.reasons[0].reason.clone();
+        let services = seen.services.len();
+        let text = |snapshot: &Snapshot| {
+            open_metrics(Arc::new(snapshot.clone()), counters::Counts::default())
+        };
+        let all = text(&snapshot);
+        assert!(
+            all.contains(&format!("lvs_drops_total{{reason=\"{name}\"}} 0\n")),
+            "{all}"
+        );
+        let refused = |text: &str| {
+            let lines = text.lines();
+            lines
+                .filter(|line| {
+                    line.starts_with("lvs_service_refused_total{") && line.ends_with(" 0")
+                })
+                .count()
+        };
+        assert_eq!(refused(&all), services * DropReason::REFUSALS.len());
+        assert!(!all.contains("lvs_service_dropped_total{"));
+        let one = snapshot.status.services[0].clone();
+        snapshot.status.services.resize(ZEROS_MAX + 1, one);
+        assert_eq!(refused(&text(&snapshot)), 0);
     }
 
     #[test]

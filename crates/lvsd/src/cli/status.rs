@@ -453,8 +453,11 @@ fn of_director(status: &Status, now: u64) -> String {
                 lasted(*since)
             );
         }
-        for Waiting { what, fix, .. } in &status.dataplane.waiting {
-            let _ = writeln!(text, "WAITING: {what}. To do: {fix}");
+        for waiting in &status.dataplane.waiting {
+            let Waiting { what, fix, .. } = waiting;
+            let ago = waiting.since.map(|since| format!("for {}", lasted(since)));
+            let ago = in_brackets(&ago.unwrap_or_default());
+            let _ = writeln!(text, "WAITING: {what}{ago}. To do: {fix}");
         }
         drops_line(&mut text, &status.dataplane.drops);
         for peer in &status.dataplane.peers {
@@ -967,6 +970,7 @@ mod tests {
             code: "interface_missing".to_owned(),
             what: "eth7 is missing".to_owned(),
             fix: "make it".to_owned(),
+            since: None,
         }];
         let text = text_of(&status, Look::default());
         assert!(
@@ -1089,6 +1093,7 @@ mod tests {
             code: "interface_missing".to_owned(),
             what: "waiting for the configured interface enp129s0f0np0, which is missing".to_owned(),
             fix: "make it, or take it out of [dataplane] interface".to_owned(),
+            since: Some(90_000),
         }];
         status.director.maintenance = Some(Maintenance {
             who: Some("ann".to_owned()),

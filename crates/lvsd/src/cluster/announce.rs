@@ -11,10 +11,11 @@ use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use lvs_api::daemon::AnnounceStatus;
 use lvs_api::{Address, Client};
 use lvs_core::api::{AnnounceSpec, AnnounceVip, AnnouncedVip, Announcements, Call, Standing};
 use lvs_sys::lock;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::readiness::{self, Readiness};
 use crate::clock::Now;
@@ -69,6 +70,8 @@ pub(super) struct WantedAnnouncements {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
     /// The start of the maintenance; `None` if the director is not in maintenance.
     pub(super) maintenance: Option<Began>,
+    /// The dataplane lacks peers of the file.
+    pub(super) lacks_peers: bool,
     pub(super) settings: Announce,
 }
 
@@ -81,6 +84,7 @@ impl WantedAnnouncements {
                 Standing::Leaving
             }
             Some(_) => Standing::Withdrawn,
+            None if self.lacks_peers => Standing::Leaving,
             None => Standing::Announced,
         };
         let vip = |(&address, &standing): (&IpAddr, &Option<Standing>)| AnnounceVip {
@@ -108,15 +112,53 @@ pub(super) struct Announced {
     pub(super) trouble: Option<String>,
 }
 
+impl Announced {
+    /// The state for `lvsd status`.
+    pub(super) fn status(&self) -> AnnounceStatus {
+        let readiness = self.readiness.clone().unwrap_or_default();
+        AnnounceStatus {
+            ready: readiness.ready,
+            waits_for: readiness.waits_for,
+            addresses: self.vips.clone(),
+            trouble: self.trouble.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// A change of the announcements that the dataplane has not confirmed yet.
+#[derive(Debug)]
+pub(crate) struct Unapplied {
+    confirmed: oneshot::Receiver<()>,
+    announced: watch::Receiver<Announced>,
+}
+
+impl Unapplied {
+    /// Waits until the dataplane has applied the change, at most for `limit`. Returns whether it
+    /// has, and the announcements.
+    pub(crate) async fn wait(self, limit: Duration) -> (bool, AnnounceStatus) {
+        let confirmed = tokio::time::timeout(limit, self.confirmed).await;
+        let announced = self.announced.borrow().status();
+        (matches!(confirmed, Ok(Ok(()))), announced)
+    }
+}
+
+/// A change for the thread.
+#[derive(Debug, Default)]
+struct Wish {
+    /// The addresses to announce; `None` stops the thread.
+    wanted: Option<WantedAnnouncements>,
+    /// The receivers of a confirmation that the dataplane has applied them.
+    confirm: Vec<oneshot::Sender<()>>,
+}
+
 #[derive(Debug, Default)]
 struct Door {
-    /// The addresses to announce; `None` stops the thread.
-    wish: Mutex<Option<WantedAnnouncements>>,
+    wish: Mutex<Wish>,
     changed: Condvar,
 }
 
 impl Door {
-    fn wish(&self) -> MutexGuard<'_, Option<WantedAnnouncements>> {
+    fn wish(&self) -> MutexGuard<'_, Wish> {
         lock(&self.wish)
     }
 }
@@ -130,7 +172,7 @@ pub(super) struct Announcer {
 
 impl Drop for Announcer {
     fn drop(&mut self) {
-        *self.door.wish() = None;
+        self.door.wish().wanted = None;
         self.door.changed.notify_all();
     }
 }
@@ -141,7 +183,7 @@ impl Announcer {
     pub(super) fn start(address: Address, turns: Pulse, wish: WantedAnnouncements) -> Self {
         let (sender, announced) = watch::channel(Announced::default());
         let door = Arc::new(Door::default());
-        *door.wish() = Some(wish);
+        door.wish().wanted = Some(wish);
         let thread = std::thread::Builder::new().name("lvsd-announce".to_owned());
         let failed = sender.clone();
         let its_door = door.clone();
@@ -157,9 +199,21 @@ impl Announcer {
 
     pub(super) fn wish(&self, wish: WantedAnnouncements) {
         let mut known = self.door.wish();
-        if known.as_ref() != Some(&wish) {
-            *known = Some(wish);
+        if known.wanted.as_ref() != Some(&wish) {
+            known.wanted = Some(wish);
             self.door.changed.notify_all();
+        }
+    }
+
+    /// The latest announcements, which the dataplane has to confirm.
+    pub(super) fn unapplied(&self) -> Unapplied {
+        let (sender, confirmed) = oneshot::channel();
+        self.door.wish().confirm.push(sender);
+        self.door.changed.notify_all();
+        let announced = self.announced.clone();
+        Unapplied {
+            confirmed,
+            announced,
         }
     }
 }
@@ -167,7 +221,8 @@ impl Announcer {
 fn run(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Announced>) {
     let (mut asks, mut sender_client): (Option<Client>, Option<Client>) = (None, None);
     let mut reported: Option<(AnnounceSpec, Instant)> = None;
-    let mut wish = door.wish().clone();
+    let mut wish = door.wish().wanted.clone();
+    let mut confirm: Vec<oneshot::Sender<()>> = Vec::new();
     let mut found = Announced::default();
     while let Some(wanted) = wish {
         let readiness = readiness::ask(address, &mut asks);
@@ -177,11 +232,13 @@ fn run(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Ann
         let again = reported
             .as_ref()
             .is_none_or(|(before, at)| lost || *before != spec || at.elapsed() >= AGAIN);
+        let mut applied = !again;
         if again && turns.age() < TURN_LIMIT && asks.is_some() {
             match say(address, &mut sender_client, &spec) {
                 Ok(vips) => (found.vips, found.trouble) = (vips, None),
                 Err(why) => (found.vips, found.trouble) = (Vec::new(), Some(why)),
             }
+            applied = found.trouble.is_none();
             reported = found.trouble.is_none().then(|| (spec, Instant::now()));
         } else if asks.is_none() {
             found.vips.clear();
@@ -194,10 +251,19 @@ fn run(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Ann
             known.clone_from(&found);
             new
         });
+        if applied {
+            for sender in confirm.drain(..) {
+                // The client may have gone.
+                let _ = sender.send(());
+            }
+        }
         let known = door.wish();
-        let same = |known: &mut Option<WantedAnnouncements>| known.as_ref() == Some(&wanted);
+        let same =
+            |known: &mut Wish| known.wanted.as_ref() == Some(&wanted) && known.confirm.is_empty();
         let waited = door.changed.wait_timeout_while(known, PERIOD, same);
-        wish = waited.unwrap_or_else(PoisonError::into_inner).0.clone();
+        let mut known = waited.unwrap_or_else(PoisonError::into_inner).0;
+        confirm.append(&mut known.confirm);
+        wish = known.wanted.clone();
     }
 }
 
@@ -251,6 +317,7 @@ mod tests {
         let mut wish = WantedAnnouncements {
             addresses: [(address, Some(Standing::Announced)), (other, None)].into(),
             maintenance: None,
+            lacks_peers: false,
             settings: Announce {
                 drain: Duration::from_secs(5),
                 hold: Duration::from_secs(600),
@@ -262,6 +329,9 @@ mod tests {
             spec.addresses.iter().map(|vip| vip.standing).collect()
         };
         assert_eq!(at(&wish, 100, true), [Some(Standing::Announced), None]);
+        assert_eq!(at(&wish, 100, false), [Some(Standing::Withdrawn); 2]);
+        wish.lacks_peers = true;
+        assert_eq!(at(&wish, 100, true), [Some(Standing::Leaving), None]);
         assert_eq!(at(&wish, 100, false), [Some(Standing::Withdrawn); 2]);
         wish.maintenance = Some(Began::At(100));
         assert_eq!(at(&wish, 104, true), [Some(Standing::Leaving), None]);

@@ -21,12 +21,12 @@ mod readiness;
 mod track;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lvs_api::Address;
-use lvs_api::daemon::{AnnounceStatus, DirectorStatus, MaintenanceSpec, VrrpStatus};
+use lvs_api::daemon::{DirectorStatus, MaintenanceSpec, VrrpStatus};
 use lvs_core::api::{self, AnnouncedVip};
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior};
@@ -35,7 +35,7 @@ use crate::clock::{Moment, Now};
 use crate::config::{Announce, Vrrp};
 use crate::replace::replace;
 use crate::watchdog::Pulse;
-pub(crate) use announce::{Ability, standing};
+pub(crate) use announce::{Ability, Unapplied, standing};
 use announce::{Announcer, Began, WantedAnnouncements};
 use fifo::{Messages, State};
 pub use maintenance::path as maintenance_path;
@@ -76,6 +76,8 @@ pub(crate) struct Cluster {
     places: Option<ClusterPaths>,
     maintenance: Option<maintenance::Kept>,
     quorum: bool,
+    /// Peers of the file that the dataplane was started without.
+    lacks: Vec<SocketAddr>,
     running: Option<Running>,
     /// Addresses that are announced by routes.
     announces: WantedAnnouncements,
@@ -121,6 +123,7 @@ impl Cluster {
             maintenance: kept.and_then(maintenance::recall),
             places,
             quorum: true,
+            lacks: Vec::new(),
             running: None,
             announces: WantedAnnouncements::default(),
             announcer: None,
@@ -157,6 +160,7 @@ impl Cluster {
     }
 
     fn follow_announces(&mut self) {
+        self.announces.lacks_peers = !self.has_peers();
         self.announces.maintenance = self.maintenance.as_ref().map(|kept| {
             let began = kept.began.as_ref().and_then(Moment::of_this_boot);
             began.map_or(Began::Earlier, Began::At)
@@ -285,6 +289,35 @@ impl Cluster {
         self.follow();
     }
 
+    /// Sets the peers of the file that the dataplane was started without.
+    pub(crate) fn take_lacking(&mut self, peers: Vec<SocketAddr>) {
+        if peers != self.lacks {
+            self.lacks = peers;
+            self.follow();
+            self.follow_announces();
+        }
+    }
+
+    /// Whether the dataplane has all peers of the file.
+    pub(crate) const fn has_peers(&self) -> bool {
+        self.lacks.is_empty()
+    }
+
+    /// The change that gives the dataplane the peers of the file; `None` if it has them.
+    fn lacking(&self) -> Option<String> {
+        let peers: Vec<String> = self
+            .lacks
+            .iter()
+            .map(|peer| peer.ip().to_string())
+            .collect();
+        (!peers.is_empty()).then(|| {
+            format!(
+                "a restart of the dataplane, which was started without the peers {}: systemctl restart lvs-dataplane, which ends all connections",
+                peers.join(", ")
+            )
+        })
+    }
+
     /// Starts or ends the maintenance, and stores the change. A repeated start keeps the time of
     /// the first one; without a reason, it also keeps the previous name and reason.
     ///
@@ -335,6 +368,7 @@ impl Cluster {
     /// Writes the track file if the fitness has changed.
     fn follow(&mut self) {
         let (quorum, maintenance) = (self.quorum, self.maintenance.is_some());
+        let lacks_peers = !self.has_peers();
         let Some(running) = &mut self.running else {
             return;
         };
@@ -346,6 +380,7 @@ impl Cluster {
             ready: readiness.ready,
             quorum,
             maintenance,
+            lacks_peers,
         }
         .value();
         if running.written == Some(value) {
@@ -364,6 +399,12 @@ impl Cluster {
         }
     }
 
+    /// The change of the announcements that the dataplane has to confirm; `None` without announced
+    /// addresses. The track file is written at once.
+    pub(crate) fn unapplied(&self) -> Option<Unapplied> {
+        self.announcer.as_ref().map(Announcer::unapplied)
+    }
+
     /// Whether this director is in maintenance.
     pub(crate) const fn is_in_maintenance(&self) -> bool {
         self.maintenance.is_some()
@@ -373,7 +414,11 @@ impl Cluster {
     pub(crate) fn status(&self, now: Now) -> DirectorStatus {
         let vrrp = self.running.as_ref().map(|running| {
             let messages = running.messages.borrow();
-            let readiness = running.readiness.borrow().clone().unwrap_or_default();
+            let mut readiness = running.readiness.borrow().clone().unwrap_or_default();
+            if let Some(lacking) = self.lacking().filter(|_| readiness.ready) {
+                readiness.ready = false;
+                readiness.waits_for = lacking;
+            }
             VrrpStatus {
                 state: running.state.word().to_owned(),
                 active: running.may_own(),
@@ -392,15 +437,14 @@ impl Cluster {
         });
         let announce = self.announcer.as_ref().map(|announcer| {
             let announced = announcer.announced.borrow();
-            let readiness = announced.readiness.clone().unwrap_or_default();
-            AnnounceStatus {
-                ready: readiness.ready,
-                waits_for: readiness.waits_for,
-                addresses: announced.vips.clone(),
-                trouble: announced.trouble.clone().unwrap_or_default(),
-            }
+            announced.status()
         });
         let mut warnings = Vec::new();
+        if let Some(lacking) = self.lacking().filter(|_| announce.is_some()) {
+            warnings.push(format!(
+                "routers prefer other directors, because this one is not ready: it waits for {lacking}"
+            ));
+        }
         if self.maintenance.is_some() && vrrp.is_none() && announce.is_none() {
             warnings.push(
                 "the maintenance has no effect on addresses: the file has neither [vrrp] nor services with vip = \"announce\": the program that moves the addresses must query `lvsd maintenance status`"
@@ -554,6 +598,42 @@ mod tests {
         std::fs::create_dir(&places.maintenance).unwrap();
         assert!(cluster.wish(spec(true), Now::at(9)).is_err());
         assert!(cluster.status(Now::at(9)).maintenance.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn maintenance_is_unapplied_while_no_dataplane_answers() {
+        let directory = tempfile::tempdir().unwrap();
+        let places = ClusterPaths {
+            dataplane: Address::new("@nobody"),
+            maintenance: directory.path().join("x.maintenance.json"),
+            turns: Pulse::default(),
+        };
+        let mut cluster = Cluster::recall(Some(places));
+        assert!(cluster.unapplied().is_none(), "no address is announced");
+        let address = [(
+            "192.0.2.10".parse().unwrap(),
+            Some(api::Standing::Announced),
+        )];
+        cluster.announce(address.into(), Announce::default());
+        assert!(cluster.wish(spec(true), Now::at(7)).unwrap());
+        let unapplied = cluster.unapplied().expect("an address is announced");
+        let (applied, status) = unapplied.wait(Duration::from_secs(20)).await;
+        assert!(!applied && !status.ready, "{status:?}");
+    }
+
+    #[test]
+    fn director_without_its_peers_names_them() {
+        let mut cluster = Cluster::recall(None);
+        assert!(cluster.has_peers() && cluster.lacking().is_none());
+        cluster.take_lacking(vec![SocketAddr::from(([192, 0, 2, 2], 8848))]);
+        assert!(!cluster.has_peers());
+        let why = cluster.lacking().unwrap();
+        assert!(
+            why.contains("192.0.2.2: systemctl restart lvs-dataplane"),
+            "{why}"
+        );
+        cluster.take_lacking(Vec::new());
+        assert!(cluster.has_peers());
     }
 
     #[test]

@@ -23,14 +23,20 @@ pub(super) struct Fitness {
     pub(super) quorum: bool,
     /// Whether this director is in maintenance.
     pub(super) maintenance: bool,
+    /// Whether the dataplane lacks peers of the file.
+    pub(super) lacks_peers: bool,
 }
 
 impl Fitness {
     /// The number for the track file. It excludes only a director that would break connections. A
-    /// director in maintenance, or with missing servers, is active only if no better director
-    /// exists.
+    /// director in maintenance, or with missing servers or peers, is active only if no better
+    /// director exists.
     pub(super) fn value(self) -> i16 {
-        match (self.ready, self.maintenance, self.quorum) {
+        match (
+            self.ready,
+            self.maintenance || self.lacks_peers,
+            self.quorum,
+        ) {
             (false, _, _) => UNFIT,
             (true, true, true) => MAINTENANCE,
             (true, true, false) => MAINTENANCE + BELOW_QUORUM,
@@ -76,6 +82,16 @@ mod tests {
                 ready,
                 quorum,
                 maintenance,
+                lacks_peers: false,
+            }
+            .value()
+        };
+        let lacks_peers = |ready, quorum, maintenance| {
+            Fitness {
+                ready,
+                quorum,
+                maintenance,
+                lacks_peers: true,
             }
             .value()
         };
@@ -88,6 +104,12 @@ mod tests {
         );
         for (quorum, maintenance) in [(false, false), (false, true), (true, false), (true, true)] {
             assert_eq!(standing(false, quorum, maintenance), UNFIT);
+            assert_eq!(lacks_peers(false, quorum, maintenance), UNFIT);
+            assert_eq!(
+                lacks_peers(true, quorum, maintenance),
+                standing(true, quorum, true),
+                "the director serves if no other can"
+            );
         }
     }
 }

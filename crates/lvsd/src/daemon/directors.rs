@@ -20,7 +20,7 @@ impl<P: Prober> Daemon<P> {
             digest: expanded.revision.digest,
             services: expanded.services.len(),
             servers: expanded.servers(),
-            ready: self.reporter.ready && inputs.dataplane.contact.1,
+            ready: self.reporter.ready && inputs.dataplane.contact.1 && inputs.cluster.has_peers(),
             maintenance: inputs.cluster.is_in_maintenance(),
             left_out: !expanded.left_out.is_empty() || self.reloader.held_back.is_some(),
         };

@@ -457,6 +457,10 @@ impl<P: Prober> Daemon<P> {
         }
         self.inputs.dataplane.contact = contact;
         self.inputs.dataplane.proxy = link.proxied();
+        let peers = self.inputs.config.dataplane.peers.as_ref();
+        let info = &self.inputs.dataplane.found.seen.info;
+        let lacking = status::lacking_peers(info, peers).collect();
+        self.inputs.cluster.take_lacking(lacking);
         self.publish_director();
         Ok(Some(link))
     }

@@ -23,11 +23,11 @@ use crate::snapshot::Snapshot;
 /// Maximum number of servers whose checks have separate histograms: each has 16 lines in the
 /// metrics.
 const CHECK_TIMES_MAX: usize = 500;
-/// Longest time that lvsd waits until the dataplane has applied an override, before it answers the
+/// Longest time that lvsd waits until the dataplane has applied a change, before it answers the
 /// client. It is less than the 30 seconds after which clients stop waiting.
 const APPLY_LIMIT: Duration = Duration::from_secs(20);
-/// The warning of an override that the dataplane has not applied.
-const UNAPPLIED: &str = "the dataplane has not applied the change yet, and lvsd repeats it: `lvsd status` shows the weights";
+/// The warning of an change that the dataplane has not applied.
+const UNAPPLIED: &str = "the dataplane has not applied the change yet, and lvsd repeats it: `lvsd status` shows the state";
 
 /// The next request. Without a socket it never returns.
 pub(super) async fn next(requests: &mut Option<mpsc::Receiver<Request>>) -> Option<Request> {
@@ -75,7 +75,20 @@ impl<P: Prober> Daemon<P> {
                 Err(why) => Err(why),
             },
             ChangeRequest::Maintenance(spec) => match self.set_maintenance(spec, who) {
-                Ok(status) => answer(&status),
+                Ok(mut status) => {
+                    if let Some(unapplied) = self.inputs.cluster.unapplied() {
+                        tokio::spawn(async move {
+                            let (applied, announce) = unapplied.wait(APPLY_LIMIT).await;
+                            status.announce = Some(announce);
+                            if !applied {
+                                status.warnings.insert(0, UNAPPLIED.to_owned());
+                            }
+                            let _ = reply.send(answer(&status));
+                        });
+                        return;
+                    }
+                    answer(&status)
+                }
                 Err(why) => Err(why),
             },
             ChangeRequest::Reload { force } => {

@@ -265,10 +265,7 @@ fn silent_hops(info: &Info, services: &[ServiceStatus]) -> Vec<SilentHop> {
 /// they were in the file, and replicates nothing with them.
 fn peers(info: &Info, wanted: Option<&Peers>) -> Vec<PeerStanding> {
     let mut all = info.peers.clone();
-    let wanted = wanted.filter(|_| info.pid != 0);
-    let wanted = wanted.map_or(&[][..], |peers| &peers.addresses);
-    let is_missing = |peer: &&SocketAddr| info.peers.iter().all(|known| known.peer != **peer);
-    all.extend(wanted.iter().filter(is_missing).map(|&peer| PeerStanding {
+    all.extend(lacking_peers(info, wanted).map(|peer| PeerStanding {
         peer,
         state: "away".to_owned(),
         seconds: info.uptime,
@@ -278,6 +275,17 @@ fn peers(info: &Info, wanted: Option<&Peers>) -> Vec<PeerStanding> {
             .to_owned(),
     }));
     all
+}
+
+/// The peers of the file that the dataplane does not have.
+pub(super) fn lacking_peers<'a>(
+    info: &'a Info,
+    wanted: Option<&'a Peers>,
+) -> impl Iterator<Item = SocketAddr> + 'a {
+    let wanted = wanted.filter(|_| info.pid != 0);
+    let wanted = wanted.map_or(&[][..], |peers| &peers.addresses);
+    let is_missing = move |peer: &SocketAddr| info.peers.iter().all(|known| known.peer != *peer);
+    wanted.iter().copied().filter(is_missing)
 }
 
 /// The reasons why packets were dropped in the last five minutes; most packets first.

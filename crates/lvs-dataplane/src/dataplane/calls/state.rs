@@ -78,14 +78,14 @@ impl Handle {
             info.own_vips,
             info.conflicts,
             info.silent_hops,
-            info.waiting,
+            (info.waiting, info.local_clients),
             (info.announced, info.announced_ago),
         ) = self.threads.ask_keeper(|keeper, reply| {
             let _ = reply.send((
                 keeper.answered_vips(),
                 keeper.conflicts(),
                 keeper.silent_hops(),
-                keeper.waiting(),
+                (keeper.waiting(), keeper.local_clients()),
                 keeper.announcements(),
             ));
         })?;

@@ -99,7 +99,10 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
 fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
     let listen = peers.listen;
     let mut last_text = String::new();
-    if let Some(Waiting { code, what, fix }) = peers.waiting() {
+    if let Some(Waiting {
+        code, what, fix, ..
+    }) = peers.waiting()
+    {
         warn!(code, "{what}. To do: {fix}");
     }
     while !peers.is_stopping() {

@@ -443,6 +443,7 @@ impl Peers {
                  and restart the dataplane",
                 listen.ip()
             ),
+            since: None,
         })
     }
 

@@ -22,10 +22,15 @@ pub(super) fn look(
 }
 
 fn state(info: &Info, findings: &mut Findings) {
-    for waiting in &info.waiting {
+    for waiting in info.waiting.iter().chain(&info.local_clients) {
+        let when = waiting.since.map(When::since).unwrap_or_default();
+        let seen = waiting
+            .since
+            .map(|since| format!("for {}", lasted(since)))
+            .unwrap_or_default();
         findings.add(
-            Kind::reported(&waiting.code, Scope::default(), When::default()),
-            waiting.what.clone(),
+            Kind::reported(&waiting.code, Scope::default(), when),
+            format!("{}{}", waiting.what, in_brackets(&seen)),
             waiting.fix.clone(),
         );
     }
@@ -480,14 +485,19 @@ mod tests {
     #[test]
     fn doctor_missing_interface_is_a_finding() {
         let info: Info = serde_json::from_str(
-            r#"{"waiting": [{"code": "interface_missing", "what": "waiting for eth7", "fix": "make it"}]}"#,
+            r#"{"waiting": [{"code": "interface_missing", "what": "waiting for eth7", "fix": "make it", "since": 130}],
+                "local_clients": {"code": "local_clients_off", "what": "clients on this host", "fix": "Linux 6.6"}}"#,
         )
         .expect("info");
         let mut findings = Findings::default();
         state(&info, &mut findings);
-        assert_eq!(findings.0.len(), 1, "{findings:?}");
-        assert_eq!(findings.0[0].what, "waiting for eth7");
+        assert_eq!(findings.0.len(), 2, "{findings:?}");
+        assert_eq!(findings.0[0].what, "waiting for eth7 (for 2m10s)");
         assert_eq!(findings.0[0].fix, "make it");
+        let json = serde_json::to_value(&findings.0).expect("JSON");
+        assert_eq!(json[0]["since"], 130);
+        assert_eq!(json[1]["code"], "local_clients_off");
+        assert_eq!(json[1]["since"], serde_json::Value::Null);
     }
 
     #[test]

@@ -130,14 +130,18 @@ impl Director {
                 "lvsd maintenance status shows this problem until it is corrected",
             );
         }
-        if vrrp.active || self.stands_by().is_some() {
+        if (vrrp.active && vrrp.ready) || self.stands_by().is_some() {
             return;
         }
         if !vrrp.ready {
+            let so = match vrrp.active {
+                true => "but is active",
+                false => "and so has no virtual address",
+            };
             findings.add(
                 Code::DirectorNotReady,
                 format!(
-                    "this director is not ready, and so has no virtual address: it waits for {}",
+                    "this director is not ready, {so}: it waits for {}",
                     vrrp.waits_for
                 ),
                 "lvsadm sync shows the state of its peers, and lvsd status whether the dataplane answers",
@@ -278,6 +282,13 @@ mod tests {
         let active = director("master", true, true);
         assert!(!active.has_given_up(VIP) && active.stands_by().is_none());
         assert!(found(&active).is_empty());
+        let [unready] = &found(&director("master", true, false))[..] else {
+            panic!("one finding");
+        };
+        assert!(
+            unready.contains("but is active: it waits for the dataplane"),
+            "{unready}"
+        );
         let alone = Director::default();
         assert!(!alone.has_given_up(VIP) && alone.stands_by().is_none());
         assert!(found(&alone).is_empty());

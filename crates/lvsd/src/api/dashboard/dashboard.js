@@ -127,7 +127,7 @@
     for (const line of o.refused) all.push(`Refused by the dataplane: ${line}`);
     for (const line of o.drift) all.push(`Changed by hand: ${line}`);
     if (o.capacity && o.connections > o.capacity * 0.9) all.push(`The connection table is ${Math.round((100 * o.connections) / o.capacity)} % full; raise max_connections.`);
-    for (const w of o.dataplane.waiting || []) all.push(`${w.what}. To do: ${w.fix}`);
+    for (const w of o.dataplane.waiting || []) all.push(`${w.what}${w.since === undefined ? "" : ` for ${lasted(w.since)}`}. To do: ${w.fix}`);
     const { maintenance, vrrp, announce } = o.director;
     if (maintenance) all.push(`The director is in maintenance${by(maintenance)}, for ${lasted(o.now - maintenance.since)}.`);
     if (vrrp && vrrp.state === "fault") all.push("keepalived is in the state fault.");
