@@ -88,7 +88,7 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
         "the program belongs to the dataplane: {doctor}"
     );
     common::iperf_and_dns(&site)?;
-    site.end_dataplane(nix::sys::signal::Signal::SIGTERM)?;
+    site.end_dataplane(Signal::SIGTERM)?;
     soon("no program to remain attached", || {
         programs_of(&site).is_ok_and(|left| left.is_empty())
     })

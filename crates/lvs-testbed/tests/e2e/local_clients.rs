@@ -474,9 +474,7 @@ fn local_client_exchanges_sctp_packets_with_service_on_host_address() -> Result<
     for host in &site.servers {
         for six in ["", "6"] {
             let server = host.spawn("perl", &["-e", SCTP, "server", six])?;
-            wait_until("the server to listen", common::SOON, || {
-                server.log().contains("ready")
-            })?;
+            soon("the server to listen", || server.log().contains("ready"))?;
             servers.push(server);
         }
     }
@@ -559,7 +557,7 @@ fn refused_local_client_is_forgotten_and_may_return() -> Result<()> {
         }
     }
     ensure!(hidden_clients(&site)? > 0);
-    wait_until("refused clients to be forgotten", common::SOON, || {
+    soon("refused clients to be forgotten", || {
         hidden_clients(&site).is_ok_and(|count| count == 0)
     })?;
     let _servers = [

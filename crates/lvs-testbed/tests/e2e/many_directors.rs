@@ -251,7 +251,7 @@ fn maintenance_returns_when_routes_have_changed() -> Result<()> {
     );
     let words = ["--config", &file, "--state", &state];
     let daemon = site.director.spawn(&lvsd, &words)?;
-    wait_until("the address to be announced", common::SOON, || {
+    soon("the address to be announced", || {
         has_route(&site, "203.0.113.10 proto 77")
     })
     .with_context(|| daemon.log())?;

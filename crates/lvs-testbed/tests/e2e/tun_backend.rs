@@ -525,7 +525,7 @@ fn tun_backend_interface_that_is_down_has_a_time() -> Result<()> {
     ensure!(found()?.is_empty());
     for state in ["down", "up"] {
         site.director.sh(&format!("ip link set eth1 {state}"))?;
-        wait_until("doctor to report the interface", common::SOON, || {
+        soon("doctor to report the interface", || {
             found().is_ok_and(|found| found.is_empty() == (state == "up"))
         })?;
         if state == "down" {

@@ -26,7 +26,7 @@ const CHECK_TIMES_MAX: usize = 500;
 /// Longest time that lvsd waits until the dataplane has applied a change, before it answers the
 /// client. It is less than the 30 seconds after which clients stop waiting.
 const APPLY_LIMIT: Duration = Duration::from_secs(20);
-/// The warning of an change that the dataplane has not applied.
+/// The warning of a change that the dataplane has not applied.
 const UNAPPLIED: &str = "the dataplane has not applied the change yet, and lvsd repeats it: `lvsd status` shows the state";
 
 /// The next request. Without a socket it never returns.
