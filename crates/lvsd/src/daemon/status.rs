@@ -284,7 +284,12 @@ pub(super) fn lacking_peers<'a>(
 ) -> impl Iterator<Item = SocketAddr> + 'a {
     let wanted = wanted.filter(|_| info.pid != 0);
     let wanted = wanted.map_or(&[][..], |peers| &peers.addresses);
-    let is_missing = move |peer: &SocketAddr| info.peers.iter().all(|known| known.peer != *peer);
+    // Each peer is named once. A port that the file does not have is 0 here, and the default one in
+    // the dataplane.
+    let is_missing = move |peer: &SocketAddr| {
+        let mut known = info.peers.iter();
+        known.all(|known| known.peer.ip() != peer.ip())
+    };
     wanted.iter().copied().filter(is_missing)
 }
 
@@ -344,6 +349,12 @@ mod tests {
         assert_eq!((all.len(), all[1].peer), (2, second));
         assert!(all[1].is_alarming() && all[1].trouble.contains("restart"));
         assert_eq!(peers(&info, None), [known]);
+        // The file has no port.
+        let wanted = Peers {
+            addresses: vec![SocketAddr::new(first.ip(), 0)],
+            ..wanted
+        };
+        assert_eq!(peers(&info, Some(&wanted)), info.peers);
         // No dataplane has answered yet.
         info = Info::default();
         assert_eq!(peers(&info, Some(&wanted)), []);
