@@ -128,12 +128,10 @@ impl Control {
                 service.pool.tick(at);
                 service.next_tick = service.pool.period().map(|period| at + period);
             }
-            let slow = due(service.slow.next);
-            if slow {
+            if due(service.slow.next) {
                 service.apply_slow_start(at);
             }
             self.plan_service(number);
-            if slow {}
         }
         if due(self.next_trash) {
             self.empty_trash(at);

@@ -249,7 +249,7 @@ impl Control {
                 "the packet belongs to a connection between its destination and this host"
                     .to_string()
             }
-            reason => reason.describe().trim().to_string(),
+            reason => reason.describe().to_string(),
         }
     }
 
@@ -283,7 +283,7 @@ impl Control {
                 let max = self.options.max_connections;
                 format!("the table of connections or templates is full ({max} connections)")
             }
-            reason => reason.describe().trim().to_string(),
+            reason => reason.describe().to_string(),
         }
     }
 }

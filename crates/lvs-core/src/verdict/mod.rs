@@ -133,7 +133,7 @@ macro_rules! reasons {
 
             /// Meaning of the reason, in a sentence or two.
             pub const fn describe(self) -> &'static str {
-                match self { $(Self::$variant => concat!($($doc),+),)+ }
+                match self { $(Self::$variant => concat!($($doc),+).trim_ascii(),)+ }
             }
         }
 

@@ -201,7 +201,7 @@ pub(super) fn describe(verdict: &Verdict) -> (String, bool) {
             format!(
                 "answered with a reset ({}): {}",
                 reason.name(),
-                reason.describe().trim()
+                reason.describe()
             ),
             true,
         ),

@@ -489,7 +489,7 @@ mod tests {
             .iter()
             .map(|&reason| (reason.name(), reason.describe(), of_frame(reason)));
         for (name, meaning, fix) in drops.chain(accepts).chain(frames) {
-            assert!(meaning.trim().len() > 10, "{name}");
+            assert!(meaning.len() > 10, "{name}");
             assert!(fix.len() > 20 && fix.ends_with('.'), "{name}");
         }
         // A new reason of lvs-core arrives here until it has its own fix.

@@ -181,7 +181,7 @@ pub(super) fn sync(counts: &SyncCounts) -> impl Iterator<Item = ReasonCount> + u
 
 /// A counted reason for a listing; `texts` contains its name, its meaning and its fix.
 fn reason(action: &str, count: u64, texts: [&str; 3]) -> ReasonCount {
-    let [reason, help, fix] = texts.map(|text| text.trim().to_owned());
+    let [reason, help, fix] = texts.map(ToOwned::to_owned);
     ReasonCount {
         action: action.to_owned(),
         reason,

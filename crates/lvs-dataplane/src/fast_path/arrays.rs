@@ -27,7 +27,7 @@ fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathEr
     let all = u32::try_from(all).ok().filter(|&all| all as usize <= MOST);
     all.ok_or(FastPathError::Setting {
         why: "the table is too large for the numbers of all packet workers' connections",
-        fix: "use --max-connections 1000000000 or less",
+        fix: "use a smaller --max-connections, or fewer --workers",
     })
 }
 

@@ -143,6 +143,8 @@ impl Netlink {
                 // ENOBUFS: the socket's buffer was full. Empty it, then read everything.
                 Err(err) if err.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
                 Err(source) => {
+                    // The next call reads all tables.
+                    self.stale = true;
                     return Err(NetlinkError::Os {
                         what: "receive the kernel's events".to_owned(),
                         source,

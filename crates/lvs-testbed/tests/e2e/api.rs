@@ -510,7 +510,7 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
             written().is_some_and(|now| Some(now) != before)
         })?;
     }
-    let output = || lvsd.log().matches("more than 10 connections").count();
+    let output = || lvsd.log().matches("more than 10 entries").count();
     wait_until(
         "lvsd to log that there are too many connections",
         long,

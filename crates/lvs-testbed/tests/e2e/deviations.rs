@@ -32,7 +32,7 @@ fn client_on_director_without_bpf_reaches_own_port_of_host() -> Result<()> {
         .sh(&format!("curl -s -m 60 -o /dev/null {url} || echo $?"))?;
     ensure!(status.trim() == "7", "refused by the host itself: {status}");
     let explained = site.lvsadm(&format!("explain tcp {}:4000 {}:80", site.vip, site.vip))?;
-    ensure!(explained.contains("its own ports"), "{explained}");
+    ensure!(explained.contains("the host's own ports"), "{explained}");
     let links = site.director.sh("ip -o link")?;
     ensure!(!links.contains("lvs-local0"), "{links}");
     Ok(())

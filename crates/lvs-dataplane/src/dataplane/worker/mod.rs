@@ -455,7 +455,7 @@ impl Worker {
                     capture::describe(verdict)
                 }
                 (_, Some(drop)) => (
-                    format!("dropped ({}): {}", drop.name(), drop.describe().trim()),
+                    format!("dropped ({}): {}", drop.name(), drop.describe()),
                     true,
                 ),
                 (None, None) => ("not for the director".to_owned(), false),

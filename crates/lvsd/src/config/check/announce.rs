@@ -160,7 +160,10 @@ mod tests {
         for (keys, words) in [
             ("withdraw_delay = \"2h\"", "out of range"),
             ("hold_without_lvsd = \"1s\"", "out of range"),
-            ("hold_without_lvsd = \"20500ms\"", "whole seconds"),
+            (
+                "hold_without_lvsd = \"20500ms\"",
+                "not a whole number of seconds",
+            ),
         ] {
             let text = format!("[announce]\n{keys}\n{SYNC}{SERVICE}");
             let report = Config::from_toml("x", &text).expect_err(keys).to_string();

@@ -70,7 +70,7 @@ fn helpers_are_parsed_with_their_ports() {
 fn automatic_xdp_is_accepted_without_fast_path() {
     let dataplane = load("[dataplane]\nxdp = \"auto\"\nfast_path = \"off\"\n").dataplane;
     let arguments = dataplane.arguments().collect::<Vec<_>>().join(" ");
-    assert_eq!(arguments, "--xdp auto --fast-path off");
+    assert_eq!(arguments, "--fast-path off --xdp auto");
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn peers_are_options_of_the_dataplane() {
 fn sysctls_have_the_ranges_of_the_dataplane() {
     let message = errors("[sysctl]\nest_nice = 20\n");
     assert!(
-        message.contains("help: give a whole number from -20 to 19"),
+        message.contains("help: use a whole number from -20 to 19"),
         "{message}"
     );
     for (line, place, title) in [
