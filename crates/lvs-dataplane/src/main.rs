@@ -241,8 +241,8 @@ struct Access {
     #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<u32>,
 
-    /// The group whose members may read, in addition to the users who may change services. Default:
-    /// all users.
+    /// Only members of this group, and the users who may change services, may read the services,
+    /// connections and counters. Default: all users.
     #[arg(long, value_name = "GROUP", value_parser = group)]
     readers: Option<u32>,
 

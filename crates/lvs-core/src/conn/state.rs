@@ -163,7 +163,7 @@ impl Timeouts {
         }
     }
 
-    /// ESTABLISHED, FIN_WAIT and UDP, which `ipvsadm --set` sets.
+    /// The timeouts of ESTABLISHED, FIN_WAIT and UDP in seconds, which `ipvsadm --set` sets.
     pub(crate) const fn settable(&self) -> (u32, u32, u32) {
         (self.tcp[1], self.tcp[4], self.udp)
     }

@@ -76,7 +76,8 @@ fn only(director: &Director, now: Instant) -> Connection {
     only
 }
 
-/// A segment with its numbers and `len` bytes of payload.
+/// Passes a segment with a sequence number, an acknowledgement number and `len` bytes of payload to
+/// the director, and returns the verdict.
 fn send(
     director: &mut Director,
     meta: &PacketMeta<'_>,

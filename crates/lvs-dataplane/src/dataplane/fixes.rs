@@ -117,7 +117,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "One packet worker receives more packets than it can process: lvsadm workers shows which. More workers do not help if the packets belong to one client's connections."
         }
         FrameDrop::ReversePath => {
-            "A sender forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped -w FILE); --reverse-path loose requires less."
+            "A sender forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped -w FILE). If the routes are asymmetric, start the dataplane with --reverse-path loose."
         }
         FrameDrop::CheckPath => {
             "Make this director the default gateway of the server that lvsd status names, or use full NAT for it."
@@ -385,7 +385,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         [
             "kernel_lost",
             "Packets that the kernel fast path could not forward, because it had no memory to change them.",
-            "The host is out of memory: free -m, dmesg.",
+            "The kernel has no free memory: check it with free -m and dmesg, and stop programs or add memory.",
         ],
     ),
 ];

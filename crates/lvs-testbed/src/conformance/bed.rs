@@ -329,7 +329,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Adds a server to its link, with a link-layer address that is derived from its IP address.
+    /// Makes `addr` a neighbour on both links, with a link-layer address that is derived from it.
     pub(super) fn make_neighbour(&mut self, addr: IpAddr) {
         for port in [CLIENTS, SERVERS] {
             let (_, net) = self.change();

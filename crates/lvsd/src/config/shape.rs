@@ -240,7 +240,7 @@ impl<'a> Reader<'a> {
             && matches!(peers.get_ref(), DeValue::Array(_) | DeValue::String(_))
         {
             self.findings.push(
-                Diagnostic::error(peers.span(), "`peers` of [sync] is a table")
+                Diagnostic::error(peers.span(), "`peers` of [sync] must be a table")
                     .help("write `addresses` below [sync.peers]"),
             );
             sync.remove(&key("peers"));

@@ -326,8 +326,9 @@ fn is_own(line: &str) -> bool {
     named && line.split(' ').any(|word| word.starts_with(OWN_PROGRAM))
 }
 
-/// Rules that may drop packets at the ingress of a device: before the dataplane, if the packet
-/// socket is on a device above; after it, if the packet socket is on this device.
+/// Adds a finding about `what`, which may drop packets at the ingress of `device`. If the packet
+/// socket is on a device above, the dataplane does not receive the dropped packets. If it is on
+/// `device` itself, the dataplane receives a copy of each packet before it is dropped.
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
