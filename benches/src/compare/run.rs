@@ -328,7 +328,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Round trips of all contenders, idle or during a flood, in turns.
+    /// Measures the round-trip times of all contenders in turns, idle or during a flood.
     fn measure_trips(&mut self, loaded: bool) {
         let pinged = self.pinged.clone();
         for _ in 0..TURNS {

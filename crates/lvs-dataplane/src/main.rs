@@ -39,8 +39,9 @@ use tracing_subscriber::EnvFilter;
 /// Forwards the connections of virtual services to real servers by NAT, full NAT, direct routing or
 /// tunnelling. `lvsadm` and `lvsd` configure it through its control socket, which answers as soon
 /// as the dataplane is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
-/// level (info by default), and LVS_LOG_FORMAT=json makes each line a JSON object. SIGTERM, SIGINT and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1,
-/// SIGUSR2 and SIGALRM are ignored, so that it continues when its terminal is closed.
+/// level (info by default), and LVS_LOG_FORMAT=json makes each line a JSON object. SIGTERM, SIGINT
+/// and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1, SIGUSR2 and SIGALRM are ignored, so that
+/// it continues when its terminal is closed.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {

@@ -99,7 +99,7 @@ impl MaglevHashing {
         self.populate();
     }
 
-    /// `ip_vs_mh_populate`.
+    /// Fills the table of slots (`ip_vs_mh_populate`).
     fn populate(&mut self) {
         let slots = self.slots;
         self.table.clear();

@@ -179,7 +179,9 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         FrameDrop::NoHostPort => {
             "The dataplane could not make its device lvs-host0: see its log for the reason (/dev/net/tun, CAP_NET_ADMIN)."
         }
-        FrameDrop::HostStray => "ip route show dev lvs-host0: only virtual addresses belong there.",
+        FrameDrop::HostStray => {
+            "Remove the routes over the device lvs-host0 that do not lead to virtual addresses (ip route show dev lvs-host0)."
+        }
         FrameDrop::OwnAddress => {
             "A client tries ports of a virtual address without a service: this is normal, or a service is missing (lvsadm -A)."
         }
@@ -216,8 +218,8 @@ pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
 pub(super) const NOT_SENT: [&str; 3] = [
     "not_sent",
     "The interface refused the frame: its queue is full, it is down, or the frame is too long for it.",
-    "ip -s link shows which interface drops; a longer queue (ip link set IF txqueuelen 10000), a faster link, or the same MTU \
-     on both sides.",
+    "Find the interface that drops (ip -s link). Lengthen its queue (ip link set IF txqueuelen 10000), use a faster link, or \
+     set the same MTU on both sides.",
 ];
 pub(super) const NOT_RECEIVED: [&str; 3] = [
     "not_received",
@@ -282,7 +284,7 @@ pub(super) const KEEPER_BUSY: [&str; 3] = [
 pub(super) const SYNC: [[&str; 2]; 8] = [
     [
         "Synchronisation messages that were not sent, because the queue was full.",
-        "The interface of the synchronisation master is too slow, or down: ip -s link. Otherwise raise the sysctls sync_qlen_max and sync_sock_size, or send less (sync_refresh_period).",
+        "The interface of the synchronisation master is too slow or down: check it with ip -s link. Otherwise raise the sysctls sync_qlen_max and sync_sock_size, or send less (sync_refresh_period).",
     ],
     [
         "Synchronisation messages that the interface refused.",
@@ -290,11 +292,11 @@ pub(super) const SYNC: [[&str; 2]; 8] = [
     ],
     [
         "Synchronisation messages that arrived faster than the packet workers took over their connections.",
-        "Raise the sysctl sync_sock_size, which counts from the next start of the backup, or have the master send less (sync_refresh_period).",
+        "Raise the sysctl sync_sock_size, which applies from the next start of the backup, or have the master send less (sync_refresh_period).",
     ],
     [
         "Synchronisation messages that are longer than the maximum of this backup.",
-        "Use the --sync-maxlen of the master for the backup, too: lvsadm -L --daemon on both.",
+        "Start the backup with the --sync-maxlen of the master: lvsadm -L --daemon shows the value on each director.",
     ],
     [
         "Synchronisation messages that are damaged, or that no IPVS sends.",
@@ -302,7 +304,7 @@ pub(super) const SYNC: [[&str; 2]; 8] = [
     ],
     [
         "Messages about connections of a master with another syncid.",
-        "Nothing, if there are two clusters on this network. Otherwise configure the same --syncid on both.",
+        "No action is required if there are two clusters on this network. Otherwise configure the same --syncid on both.",
     ],
     [
         "Invalid connections in messages: with an unknown protocol, state or persistence engine.",

@@ -290,7 +290,7 @@ impl Bed {
         Ok(())
     }
 
-    /// The timeouts of `ipvsadm --set`.
+    /// Sets the timeouts, as `ipvsadm --set` does.
     pub(super) fn set_timeouts(&mut self, value: &Value) -> Replayed<()> {
         let seconds = |key| u32::try_from(value.maybe_number(key).unwrap_or(0)).unwrap_or(u32::MAX);
         let (tcp, fin, udp) = (seconds("tcp"), seconds("tcpfin"), seconds("udp"));

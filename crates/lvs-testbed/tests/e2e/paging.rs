@@ -459,7 +459,8 @@ fn server_that_answers_arp_for_vip_is_reported_until_repaired() -> Result<()> {
     director.end()
 }
 
-/// Checks that the status names no fault while `process` runs, except faults with the text `blamed`.
+/// Checks that the status names no fault while `process` runs, except faults with the text
+/// `blamed`.
 fn is_quiet(director: &Director, what: &str, mut process: Proc, blamed: &str) -> Result<()> {
     loop {
         let last = !process.is_running();

@@ -426,7 +426,7 @@ impl Track {
             && tcp.acknowledgement == self.last.end
     }
 
-    /// The connection begins with the ignored SYN, and the answer of `from` to it.
+    /// Starts the tracking again from the ignored SYN and the answer of `from` to it.
     fn begin_again(&mut self, from: From) {
         self.last.challenge = false;
         let last = self.last;

@@ -719,7 +719,7 @@ impl Peer {
         self.changed.notify_all();
     }
 
-    /// The peer has started again with another identity: waits until this director owns the
+    /// Called when the peer has restarted with another identity: waits until this director owns the
     /// connections that it borrowed from the earlier run.
     fn settle(&self, identity: [u8; 16], patience: Duration) {
         let state = self.state();

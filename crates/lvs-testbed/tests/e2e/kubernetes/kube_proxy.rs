@@ -271,7 +271,7 @@ fn endpoint_added_and_removed(cluster: &mut Cluster) -> Result<Vec<Endpoint>> {
     Ok(left)
 }
 
-/// Session affinity is persistence.
+/// Checks that session affinity becomes persistence: a client keeps its server.
 fn client_stays_with_its_server(cluster: &Cluster) -> Result<()> {
     const STICKY: &str = "10.96.0.81:80";
     let port = json!({ "name": "http", "port": 80, "targetPort": 80 });

@@ -227,7 +227,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
     }
 }
 
-/// Rules that may stop requests and answers of the dataplane.
+/// Adds a finding for a rule that may drop packets that the dataplane sends.
 fn at_egress(
     chain: &Chain<'_>,
     devices: &str,
@@ -360,7 +360,8 @@ fn described(names: &[&String]) -> Option<(String, String)> {
     }
 }
 
-/// XDP programs of other software, which receive each frame first and may drop it.
+/// Adds a finding for the XDP programs of other software, which receive each frame first and may
+/// drop it.
 fn express_data_path(device: &Device, findings: &mut Findings) {
     let others = device.xdp.iter();
     let others = others.filter(|name| !name.starts_with(OWN_PROGRAM));

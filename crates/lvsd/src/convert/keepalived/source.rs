@@ -324,7 +324,8 @@ impl<'a> Reader<'a> {
         Ok(false)
     }
 
-    /// `~SEQ(VAR, FIRST, STEP, LAST) LINE`, `~LST(VAR, VALUE, ...) LINE`: the line for each value.
+    /// Repeats the line of `~SEQ(VAR, FIRST, STEP, LAST) LINE` or `~LST(VAR, VALUE, ...) LINE` for
+    /// each value.
     fn repeat(
         &mut self,
         text: &str,
