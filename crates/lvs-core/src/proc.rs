@@ -96,7 +96,7 @@ pub const CONN_HEADER: &str =
 pub const CONN_SYNC_HEADER: &str =
     "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Origin Expires\n";
 
-/// The lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` about a connection.
+/// Writes the lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` about a connection.
 ///
 /// # Errors
 /// Errors of `conn` and `conn_sync`.
@@ -142,7 +142,8 @@ const fn expires(info: &ConnInfo) -> u64 {
     info.expires_ms % (1 << 32) / 1000
 }
 
-/// A file of `/proc/net` that shows `info`: `ip_vs_app`, `ip_vs_stats` or `ip_vs_stats_percpu`.
+/// Writes a file of `/proc/net` that shows `info`: `ip_vs_app`, `ip_vs_stats` or
+/// `ip_vs_stats_percpu`.
 ///
 /// # Errors
 /// Errors of `out`; also if `file` is none of these names.

@@ -167,7 +167,8 @@ impl Decider {
         directions.iter().any(|tuple| takes(&self.marks, tuple))
     }
 
-    /// The action of the first rule for marks that matches a packet.
+    /// Returns the action of the first rule for marks that matches a packet, and counts the packet
+    /// for that rule.
     fn mark(&mut self, tuple: &Tuple) -> Option<MarkAction> {
         let to_service = || self.intercept.is_to_service(tuple);
         let taken = self

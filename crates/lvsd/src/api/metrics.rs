@@ -739,7 +739,7 @@ impl View {
         )
     }
 
-    /// The records of the servers' checks.
+    /// Writes the metrics of the servers' checks.
     fn records(&self, out: &mut Out<'_>, all: &[(&Service<'_>, Server<'_>)]) -> fmt::Result {
         let each = || {
             all.iter()

@@ -22,7 +22,7 @@ const DRAIN: Duration = Duration::from_secs(30);
 const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
 impl Checker<'_> {
-    /// A service's settings in the dataplane.
+    /// Returns a service's settings in the dataplane, and reports errors in them.
     pub(super) fn service_config(
         &mut self,
         raw: &RawService,
