@@ -204,8 +204,8 @@ impl Figures {
         self.lifetime = self.percentiles();
     }
 
-    /// `None` if the histogram does not contain all replies: percentiles of a part of them would be
-    /// wrong.
+    /// Computes the percentiles of the connection times. `None` if the histogram does not contain
+    /// all replies: percentiles of a part of them would be wrong.
     fn percentiles(&self) -> Option<Lifetime> {
         let all: u64 = self.histogram.values().sum();
         if all == 0 || all < self.replies {

@@ -343,7 +343,7 @@ impl Frame {
 }
 
 impl Default for Frame {
-    /// [`Frame::new`].
+    /// As [`Frame::new`].
     fn default() -> Self {
         Self::new()
     }

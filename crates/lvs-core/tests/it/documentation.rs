@@ -145,7 +145,7 @@ fn files_in_code_map_exist() {
     assert!(seen > 20, "paths in the code map: {seen}");
 }
 
-/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+/// Expands `a/{b,c}.rs` to `a/b.rs` and `a/c.rs`.
 fn spelled_out(path: &str) -> Vec<String> {
     match path.split_once('{') {
         Some((before, rest)) => {

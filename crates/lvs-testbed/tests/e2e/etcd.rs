@@ -110,7 +110,7 @@ fn member(site: &Site, n: usize, of: usize, more: &[&str]) -> Result<Proc> {
     site.servers[n].spawn("etcd", &arguments)
 }
 
-/// `etcdctl` at server `n`.
+/// Runs `etcdctl` on server `n`.
 fn ctl(site: &Site, n: usize, command: &str) -> Result<String> {
     let address = site.real_address(n);
     site.servers[n].sh(&format!(

@@ -29,7 +29,7 @@ struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// For the TCP service on port 80, with the lines `settings`.
+    /// Creates a daemon for the TCP service on port 80, with the lines `settings` in its file.
     fn new(site: &'a Site, settings: &'a str) -> Self {
         Self {
             site,

@@ -138,7 +138,8 @@ impl<'a> Service<'a> {
         ]
     }
 
-    /// `None` until the dataplane has reported: readers of counters would see a 0 as a reset.
+    /// The dataplane's counters. `None` until the dataplane has reported: readers of counters would
+    /// interpret a 0 as a reset.
     fn live(&self) -> Option<Counts> {
         self.dataplane.map(|info| info.stats.live)
     }

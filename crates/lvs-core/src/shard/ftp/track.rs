@@ -94,7 +94,8 @@ enum Step {
 }
 
 impl State {
-    /// `reply`: the segment is from the side that did not open the connection.
+    /// Returns the effect of a segment of this kind on the state. `reply`: the segment is from the
+    /// side that did not open the connection.
     const fn step(self, reply: bool, kind: Kind) -> Step {
         use State::{
             Close, CloseWait, Established, FinWait, LastAck, SynReceived, SynSent, SynSentByBoth,

@@ -300,8 +300,9 @@ fn fix(fallback: Option<&str>, key: &str) -> String {
     }
 }
 
-/// `Some` if the scheduler refuses a client whose server has weight 0
-/// ([`lvs_core::sched::AtZero`]); contains the flag that prevents this, if one exists.
+/// Checks whether the scheduler refuses a client whose server has weight 0
+/// ([`lvs_core::sched::AtZero`]). If so, returns `Some` with the flag that prevents this, if one
+/// exists.
 fn refuses_at_weight_0(config: &ServiceConfig) -> Option<Option<&'static str>> {
     let about = BUILT_IN
         .iter()

@@ -612,7 +612,7 @@ fn list(text: &str) -> Option<Vec<Vec<(String, String)>>> {
         .collect()
 }
 
-/// `a, {b, c}`: `[a]` and `[b, c]`.
+/// Splits a list of words and groups of words: `a, {b, c}` becomes `[a]` and `[b, c]`.
 fn groups(text: &str) -> Option<Vec<Vec<String>>> {
     let mut all = Vec::new();
     let mut rest = text.trim();
