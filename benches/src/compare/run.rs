@@ -36,7 +36,7 @@ const MEMORY_CPU: usize = 1;
 pub(super) struct Manner {
     pub(super) rounds: usize,
     pub(super) window: Duration,
-    /// Measures even if the machine is busy.
+    /// Whether to measure even if the machine is busy.
     pub(super) busy: bool,
     /// Set by Ctrl-C.
     pub(super) stop: Arc<AtomicBool>,

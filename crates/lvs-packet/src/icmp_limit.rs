@@ -127,7 +127,8 @@ struct Peer {
 pub struct RateLimit {
     limits: Limits,
     all: Bucket,
-    /// In stripes with a lock each, so that workers seldom wait for each other.
+    /// The buckets of receivers, in stripes with a lock each, so that workers seldom wait for each
+    /// other.
     peers: [Mutex<[Option<Peer>; STRIPE]>; PEERS / STRIPE],
     suppressed: AtomicU64,
 }

@@ -52,8 +52,8 @@ pub(super) struct Decider {
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
-    /// Packets of the present batch are not for the director: the host decapsulated them, and
-    /// `ignore_tunneled` is set.
+    /// Whether packets of the present batch are not for the director: the host decapsulated them,
+    /// and `ignore_tunneled` is set.
     pub(super) ignores: bool,
     /// Whether the last decision is kept for a capture.
     pub(super) keeps_decisions: bool,

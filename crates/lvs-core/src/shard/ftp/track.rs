@@ -140,7 +140,7 @@ impl State {
 pub(super) struct Offer {
     /// The window scale.
     pub(super) scale: Option<u8>,
-    /// Selective acknowledgements are permitted.
+    /// Whether selective acknowledgements are permitted.
     pub(super) sack: bool,
 }
 
