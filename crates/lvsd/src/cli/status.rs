@@ -610,7 +610,7 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
         )
     };
     let printed = match tables.state {
-        TablesState::Unknown => "services and servers not compared yet".to_owned(),
+        TablesState::Unknown => "services and servers not compared".to_owned(),
         TablesState::Older => "an older version, services and servers not compared".to_owned(),
         TablesState::Alike => "the same services and servers as this director".to_owned(),
         TablesState::Differ => services(),
