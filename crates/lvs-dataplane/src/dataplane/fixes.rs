@@ -56,9 +56,11 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
             "A server went down, and on_server_down of its service decides about its connections: its clients connect again."
         }
         DropReason::ForeignShard => {
-            "An error of the program that embeds the dataplane: the shard is of another director."
+            "The program that embeds the dataplane uses a shard of another director: correct the program."
         }
-        DropReason::MarkRule => "lvsadm mark list shows the rule and its number of packets.",
+        DropReason::MarkRule => {
+            "lvsadm mark list shows the rule and its number of packets. Correct the rule if these packets are for a service."
+        }
         DropReason::Hook => "See the documentation of the program that embeds the dataplane.",
         _ => MALFORMED,
     }
@@ -67,10 +69,10 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
 pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
     match reason {
         AcceptReason::NoService => {
-            "This is normal for the host's own traffic. If a service should have accepted the packet: lvsadm explain tcp SRC:PORT VIP:PORT."
+            "This is normal for the host's own traffic. If a service should have accepted the packet, lvsadm explain tcp SRC:PORT VIP:PORT shows the reason."
         }
         AcceptReason::NotNew => {
-            "Ordinary for the host's own connections, such as health checks. The host resets connections of clients after a restart of the dataplane, and those that were idle for longer than their timeout: for these, use longer timeouts (lvsadm --set)."
+            "This is normal for the host's own connections, such as health checks. The host resets connections of clients after a restart of the dataplane, and those that were idle for longer than their timeout: for these, use longer timeouts (lvsadm --set)."
         }
         AcceptReason::Protocol => {
             "TCP, UDP, SCTP, AH and ESP are balanced; the host processes other protocols."
@@ -90,7 +92,9 @@ pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
         AcceptReason::Tunneled => {
             "The sysctl ignore_tunneled is set: lvsadm sysctl ignore_tunneled=0 balances tunnelled packets, too."
         }
-        AcceptReason::MarkRule => "lvsadm mark list shows the rule and its number of packets.",
+        AcceptReason::MarkRule => {
+            "lvsadm mark list shows the rule and its number of packets. Correct the rule if these packets are for a service."
+        }
         AcceptReason::Hook => "See the documentation of the program that embeds the dataplane.",
         AcceptReason::UnrelatedIcmp | AcceptReason::LocalReply => ORDINARY,
         _ => ORDINARY,
@@ -144,7 +148,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "Raise the MTU of the interface towards the server: a tunnel needs 68 bytes (IPv6: 1280) in addition to its headers."
         }
         FrameDrop::NoRoute => {
-            "ip route get ADDRESS of the client or server on this host; add the route."
+            "Add the missing route on this host: ip route get ADDRESS shows whether the client or server has one."
         }
         FrameDrop::NoLinkLayer => {
             "`ip route get ADDRESS` of the client or server shows the device. Packet sockets cannot send over it: start \
@@ -162,7 +166,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "Give the interface towards the server an address of the server's IP version."
         }
         FrameDrop::Unsupported => {
-            "lvsadm -Ln --tun-info: use another method or tunnel for that server. The backend tun supports neither direct routing nor this host's own connections to servers behind NAT."
+            "Use another method or tunnel for that server (lvsadm -Ln --tun-info). The backend tun supports neither direct routing nor this host's own connections to servers behind NAT."
         }
         FrameDrop::NoRoom => "This is an error of the dataplane; please report it with its log.",
         FrameDrop::Martian => {
@@ -171,7 +175,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         }
         FrameDrop::IpOptions | FrameDrop::SourceRoute => MALFORMED,
         FrameDrop::EchoOff | FrameDrop::EchoLimit => {
-            "Set by options of lvs-dataplane: --echo limits how often hosts may ping its virtual addresses."
+            "The option --echo of lvs-dataplane limits how often hosts may ping its virtual addresses. To answer more echo requests, raise it."
         }
         FrameDrop::Loop => {
             "A server has an address that this host routes to the dataplane: correct the server's address, or the route."
@@ -239,7 +243,7 @@ pub(super) const INCOMPLETE: [&str; 3] = [
 pub(super) const VLAN: [&str; 3] = [
     "vlan",
     "Frames of a VLAN without an interface on this host.",
-    "If services use this VLAN: ip link add link NAME name NAME.VLAN type vlan id VLAN.",
+    "If services use this VLAN, create its interface: ip link add link NAME name NAME.VLAN type vlan id VLAN.",
 ];
 const EVICTED: &str = "A flood, or a table that is too small for its clients: start lvs-dataplane with a larger --max-connections, \
                        and limit the service that is flooded (lvsadm limit).";
