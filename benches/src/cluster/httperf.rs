@@ -22,7 +22,7 @@ pub struct Figures {
     pub connect_ms: Option<f64>,
     /// Replies by the first digit of their status: 1xx to 5xx.
     pub status: [u64; 5],
-    /// Errors by the names of httperf.
+    /// Numbers of errors, by the kinds that httperf distinguishes.
     pub errors: Errors,
     /// Duration of connections with a reply, in whole milliseconds, as httperf counts it.
     pub lifetime: Option<Lifetime>,
@@ -204,8 +204,8 @@ impl Figures {
         self.lifetime = self.percentiles();
     }
 
-    /// `None` if the histogram does not contain all replies: percentiles of a part of them would be
-    /// wrong.
+    /// Computes the percentiles of the connection times. `None` if the histogram does not contain
+    /// all replies: percentiles of a part of them would be wrong.
     fn percentiles(&self) -> Option<Lifetime> {
         let all: u64 = self.histogram.values().sum();
         if all == 0 || all < self.replies {

@@ -500,7 +500,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn range_of_rates_contains_each_rate() {
+    fn valid_rates_are_parsed_and_invalid_ones_refused() {
         let rates = |text: &str| text.parse::<Rates>().map(|rates| rates.0);
         assert_eq!(rates("100..300/100").expect("rates"), [100, 200, 300]);
         assert_eq!(rates("100..250/100").expect("rates"), [100, 200]);

@@ -17,9 +17,10 @@ use crate::yardsticks::Yardsticks;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flood {
     pub(super) flows: u32,
-    /// Number of client addresses as a power of two, or at most the number of flows.
+    /// Binary logarithm of the number of client addresses; at most one address for each flow is
+    /// used.
     pub(super) client_bits: u32,
-    /// From the server to the clients.
+    /// Whether packets are sent from the server to the clients.
     pub(super) replies: bool,
     pub(super) v6: bool,
 }

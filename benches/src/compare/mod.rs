@@ -179,7 +179,10 @@ impl Options {
         Ok(())
     }
 
-    /// The requested rows, and their requirements.
+    /// Returns the groups with only the requested rows, and only the jobs that these rows need.
+    ///
+    /// # Errors
+    /// A requested name is not the beginning of the name of a row.
     fn select(&self, groups: Vec<Group>) -> Result<Vec<Group>> {
         let names: Vec<&str> = match (self.names.is_empty(), self.quick && !self.list) {
             (true, _) if self.other.is_some() => vec!["other"],

@@ -36,7 +36,7 @@ const MEMORY_CPU: usize = 1;
 pub(super) struct Manner {
     pub(super) rounds: usize,
     pub(super) window: Duration,
-    /// Measures even if the machine is busy.
+    /// Whether to measure even if the machine is busy.
     pub(super) busy: bool,
     /// Set by Ctrl-C.
     pub(super) stop: Arc<AtomicBool>,
@@ -328,7 +328,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Round trips of all contenders, idle or during a flood, in turns.
+    /// Measures the round-trip times of all contenders in turns, idle or during a flood.
     fn measure_trips(&mut self, loaded: bool) {
         let pinged = self.pinged.clone();
         for _ in 0..TURNS {

@@ -140,7 +140,7 @@ impl Experiment for Haddad {
     }
 }
 
-/// Requests a second, and the mean wait in microseconds.
+/// Parses the output of wrk. Returns the requests per second, and the mean wait in microseconds.
 fn parse(printed: &str) -> Result<(f64, f64)> {
     let rate = requests(printed)?;
     let mut lines = printed.lines();

@@ -44,7 +44,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// `@name` is an abstract name; all other texts are paths.
+    /// Parses an address: `@name` is an abstract name; all other texts are paths.
     pub fn new(text: impl AsRef<OsStr>) -> Self {
         let text = text.as_ref();
         match text.as_bytes().strip_prefix(b"@") {

@@ -37,7 +37,7 @@ pub fn socket(dataplane: &Address) -> Address {
     }
 }
 
-/// Whether the client of `socket` may make changes. `pid` is its process id in the namespace of
+/// Checks that the client of `socket` may make changes. `pid` is its process id in the namespace of
 /// this process. The daemon trusts the same clients as a dataplane.
 ///
 /// # Errors

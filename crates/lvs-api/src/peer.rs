@@ -79,8 +79,8 @@ impl Own {
         }
     }
 
-    /// Whether a process of user `uid` has the rights of this process. For user 0, `root` reads the
-    /// rights of that process.
+    /// Checks that a process of user `uid` has the rights of this process. For user 0, `root` reads
+    /// the rights of that process.
     pub fn trusts(&self, uid: u32, root: impl FnOnce() -> Root) -> Result<(), Refusal> {
         if uid != 0 {
             return if uid == self.uid {

@@ -74,11 +74,11 @@ pub struct RecentAttempts {
     /// Attempts since the server was added to its service; a removed server that is added again
     /// continues its counters, as in the kernel.
     pub total: Attempts,
-    /// Over the last 10 s, as of the last tick of the estimator.
+    /// Attempts in the last 10 s, as of the last tick of the estimator.
     pub last_10_seconds: Attempts,
-    /// Over the last minute, or up to 10 s less.
+    /// Attempts in the last minute, or up to 10 s less.
     pub last_minute: Attempts,
-    /// Over the last 5 to 6 minutes.
+    /// Attempts in the last 5 to 6 minutes.
     pub last_5_minutes: Attempts,
 }
 

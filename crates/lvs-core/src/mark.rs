@@ -238,7 +238,7 @@ impl MarkRule {
 }
 
 impl fmt::Display for MarkRule {
-    /// The words that [`MarkRule::parse`] reads.
+    /// Writes the words that [`MarkRule::parse`] reads.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(interface) = &self.interface {
             write!(f, "--interface {interface} ")?;

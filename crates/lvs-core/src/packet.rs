@@ -151,8 +151,8 @@ pub enum Transport<'a> {
 /// A transport header and its payload, for helpers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment<'a> {
-    /// From the first byte of the transport header to the end of the packet. Empty if no helper
-    /// needs the bytes.
+    /// The bytes from the first one of the transport header to the end of the packet. Empty if no
+    /// helper needs the bytes.
     pub bytes: &'a [u8],
     /// Whether the checksum need not be verified: a device has verified it, or will complete it.
     pub trusted: bool,

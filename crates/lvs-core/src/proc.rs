@@ -14,8 +14,8 @@ use crate::{Forwarding, Protocol, ServiceConfig, ServiceFlags, ServiceKey};
 /// The kernel's timer ticks in a second (`HZ`), the unit in which it lists persistence timeouts.
 const HZ: u64 = 250;
 
-/// `/proc/net/ip_vs`: services and their servers. `size` is the size of the hash table that is
-/// shown (4096 in most kernels).
+/// Writes `/proc/net/ip_vs`: services and their servers. `size` is the size of the hash table that
+/// is shown (4096 in most kernels).
 ///
 /// # Errors
 /// Errors of `out`.
@@ -96,7 +96,7 @@ pub const CONN_HEADER: &str =
 pub const CONN_SYNC_HEADER: &str =
     "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Origin Expires\n";
 
-/// The lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` about a connection.
+/// Writes the lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` about a connection.
 ///
 /// # Errors
 /// Errors of `conn` and `conn_sync`.
@@ -142,7 +142,8 @@ const fn expires(info: &ConnInfo) -> u64 {
     info.expires_ms % (1 << 32) / 1000
 }
 
-/// A file of `/proc/net` that shows `info`: `ip_vs_app`, `ip_vs_stats` or `ip_vs_stats_percpu`.
+/// Writes a file of `/proc/net` that shows `info`: `ip_vs_app`, `ip_vs_stats` or
+/// `ip_vs_stats_percpu`.
 ///
 /// # Errors
 /// Errors of `out`; also if `file` is none of these names.
@@ -155,7 +156,7 @@ pub fn of_info(out: &mut impl Write, file: &str, info: &Info) -> fmt::Result {
     }
 }
 
-/// `ip_vs_stats`: counters and rates of the whole director, as of the last two-second tick.
+/// Writes `ip_vs_stats`: counters and rates of the whole director, as of the last two-second tick.
 fn totals(out: &mut impl Write, info: &Info) -> fmt::Result {
     out.write_str("   Total Incoming Outgoing         Incoming         Outgoing\n")?;
     out.write_str("   Conns  Packets  Packets            Bytes            Bytes\n")?;
@@ -164,8 +165,8 @@ fn totals(out: &mut impl Write, info: &Info) -> fmt::Result {
     counts(out, "", &info.total.rates)
 }
 
-/// `ip_vs_stats_percpu`: as [`totals`], with the present counters of each worker instead of each
-/// CPU.
+/// Writes `ip_vs_stats_percpu`: as [`totals`], with the present counters of each worker instead of
+/// each CPU.
 fn parts(out: &mut impl Write, info: &Info) -> fmt::Result {
     out.write_str("       Total Incoming Outgoing         Incoming         Outgoing\n")?;
     out.write_str("CPU    Conns  Packets  Packets            Bytes            Bytes\n")?;
@@ -192,8 +193,8 @@ fn counts(out: &mut impl Write, before: &str, counts: &Counts) -> fmt::Result {
     )
 }
 
-/// `ip_vs_app`: the FTP helper at these ports. Its connections are not counted: their number is
-/// listed as 0.
+/// Writes `ip_vs_app`: the FTP helper at these ports. Its connections are not counted: their number
+/// is listed as 0.
 fn helpers(out: &mut impl Write, ftp_ports: &[u16]) -> fmt::Result {
     out.write_str("prot port    usecnt name\n")?;
     ftp_ports.iter().try_for_each(|port| {

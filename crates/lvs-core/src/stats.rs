@@ -198,7 +198,7 @@ impl ObjectStats {
         };
     }
 
-    /// `ipvsadm -Z`: from now on the last snapshot counts as zero.
+    /// Zeroes the shown counters (`ipvsadm -Z`): from now on the last snapshot counts as zero.
     pub(crate) fn zero(&mut self) {
         self.zero = self.snapshot;
         self.last = self.snapshot;

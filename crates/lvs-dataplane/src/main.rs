@@ -39,8 +39,9 @@ use tracing_subscriber::EnvFilter;
 /// Forwards the connections of virtual services to real servers by NAT, full NAT, direct routing or
 /// tunnelling. `lvsadm` and `lvsd` configure it through its control socket, which answers as soon
 /// as the dataplane is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
-/// level (info by default), and LVS_LOG_FORMAT=json makes each line a JSON object. SIGTERM, SIGINT and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1,
-/// SIGUSR2 and SIGALRM are ignored, so that it continues when its terminal is closed.
+/// level (info by default), and LVS_LOG_FORMAT=json makes each line a JSON object. SIGTERM, SIGINT
+/// and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1, SIGUSR2 and SIGALRM are ignored, so that
+/// it continues when its terminal is closed.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -241,8 +242,8 @@ struct Access {
     #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<u32>,
 
-    /// The group whose members may read, in addition to the users who may change services. Default:
-    /// all users.
+    /// Only members of this group, and the users who may change services, may read the services,
+    /// connections and counters. Default: all users.
     #[arg(long, value_name = "GROUP", value_parser = group)]
     readers: Option<u32>,
 

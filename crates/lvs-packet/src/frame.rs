@@ -24,7 +24,7 @@ pub struct Offload {
     pub checksum: Option<PartialChecksum>,
     /// The frame is a super-packet that must be cut into segments.
     pub segments: Option<Segments>,
-    /// The device has verified the checksum (`VIRTIO_NET_HDR_F_DATA_VALID`).
+    /// Whether the device has verified the checksum (`VIRTIO_NET_HDR_F_DATA_VALID`).
     pub verified: bool,
 }
 
@@ -343,7 +343,7 @@ impl Frame {
 }
 
 impl Default for Frame {
-    /// [`Frame::new`].
+    /// As [`Frame::new`].
     fn default() -> Self {
         Self::new()
     }

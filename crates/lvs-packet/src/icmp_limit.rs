@@ -37,8 +37,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// `per_second` errors to all receivers together, with the other limits in the proportions of
-    /// the kernel's defaults. 0 disables all limits.
+    /// Limits for `per_second` errors to all receivers together; the other limits have the
+    /// proportions of the kernel's defaults. 0 disables all limits.
     pub const fn new(per_second: u32) -> Self {
         if per_second == 0 {
             return Self::NONE;
@@ -127,7 +127,8 @@ struct Peer {
 pub struct RateLimit {
     limits: Limits,
     all: Bucket,
-    /// In stripes with a lock each, so that workers seldom wait for each other.
+    /// The buckets of receivers, in stripes with a lock each, so that workers seldom wait for each
+    /// other.
     peers: [Mutex<[Option<Peer>; STRIPE]>; PEERS / STRIPE],
     suppressed: AtomicU64,
 }

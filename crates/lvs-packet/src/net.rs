@@ -97,9 +97,9 @@ impl Way {
 /// All properties of an address, from one look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
-    /// The host owns the address: [`Net::is_local`].
+    /// Whether the host owns the address: [`Net::is_local`].
     pub local: bool,
-    /// A virtual service uses the address: [`Net::is_vip`].
+    /// Whether a virtual service uses the address: [`Net::is_vip`].
     pub vip: bool,
     /// Whether the dataplane owns the address: [`Net::is_own_vip`].
     pub own: bool,

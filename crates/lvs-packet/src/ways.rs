@@ -32,8 +32,10 @@ pub enum NoWay {
     /// The source or the destination is this host, or the dataplane.
     #[error("the director itself is its client or its server")]
     Host,
-    /// An address that is impossible as a source or destination.
-    #[error("one of its addresses cannot be the source of a packet")]
+    /// No other host can have sent a packet between these addresses (`is_martian`).
+    #[error(
+        "no other host can have sent a packet with its addresses (such as loopback, multicast, or the director's own)"
+    )]
     Martian,
     /// Packets to the server cannot be sent now, or not by Ethernet.
     #[error("there is no route to its server, or the neighbour is not resolved")]

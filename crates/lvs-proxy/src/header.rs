@@ -16,8 +16,8 @@ pub enum Version {
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// Longest line of version 1, including its line break.
 const LINE_MAX: usize = 107;
-/// Maximum number of bytes of version 2 that are read after its first sixteen: addresses, and
-/// extensions, which are ignored.
+/// Maximum length of a header of version 2 after its first 16 bytes: the addresses, and the
+/// extensions, which are ignored. Longer headers are refused.
 const REST_MAX: usize = 2048;
 /// Longest accepted header.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;

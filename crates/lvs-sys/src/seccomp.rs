@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn seccomp_refuses_listed_calls_only() {
+    fn seccomp_refuses_listed_calls_and_optionally_foreign_architectures() {
         let calls: Vec<i64> = (10..70).collect();
         for (foreign, others) in [
             (Foreign::Made, libc::SECCOMP_RET_ALLOW),

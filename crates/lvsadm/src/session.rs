@@ -152,7 +152,8 @@ impl Session {
         }
     }
 
-    /// `-R`: every line is a command line. The exit status is that of the last line.
+    /// Runs `-R`: every line of standard input is a command line. The exit status is that of the
+    /// last line.
     fn restore(&mut self, run: &mut Invocation<'_>) -> io::Result<Outcome> {
         self.restoring = true;
         let mut lines = Lines::new();

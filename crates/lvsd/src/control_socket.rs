@@ -24,7 +24,7 @@ use crate::config::{Dataplane, Facts};
 struct Rights {
     /// The group whose members have write access.
     group: Option<u32>,
-    /// The group that may read; without it, every user may read.
+    /// The group whose members have read access; `None` if every user has it.
     readers: Option<u32>,
 }
 
@@ -149,7 +149,8 @@ mod tests {
     use crate::requests::{ChangeRequest, Request, answer, channel};
     use crate::snapshot::Snapshot;
 
-    /// A socket in `directory`, with a daemon that accepts every change.
+    /// Opens the control socket next to the socket of `dataplane`. A task answers the requests in
+    /// place of the daemon: it accepts each change, but refuses a reload without `force`.
     fn opened(dataplane: &Address, settings: &Dataplane, events: &Events) {
         let (sender, mut requests) = channel();
         let api = Arc::new(Api::new(sender, events, Arc::default()));
@@ -290,10 +291,11 @@ mod tests {
         }
     }
 
-    /// A process of another user, for the test below: requests a reload, and prints the answer.
+    /// Not a test: the test below starts this program as another user. It requests a reload and
+    /// prints the answer.
     #[test]
     #[ignore = "by hand: another test starts it"]
-    fn reload_request_of_unprivileged_user_is_refused() {
+    fn helper_process_sends_reload_request() {
         use std::os::linux::net::SocketAddrExt;
         let name = std::env::var("DOOR").expect("where to");
         let name = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
@@ -325,7 +327,7 @@ mod tests {
                 .arg(std::env::current_exe().expect("this program"))
                 .args([
                     "--exact",
-                    "control_socket::tests::reload_request_of_unprivileged_user_is_refused",
+                    "control_socket::tests::helper_process_sends_reload_request",
                     "--ignored",
                     "--nocapture",
                 ])

@@ -142,7 +142,7 @@ fn near(words: &[&str], at: usize) -> String {
     words[at.saturating_sub(4)..words.len().min(at + 5)].join(" ")
 }
 
-/// The files below `directory` with this extension, in order.
+/// Adds the files below `directory` with this extension to `found`, in order.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(directory) else {
         return;

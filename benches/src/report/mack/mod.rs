@@ -261,7 +261,8 @@ fn netpipe(bed: &Bed, least: u32, most: u32, times: u32) -> Result<Vec<(f64, f64
     parse(&fs::read_to_string(file)?)
 }
 
-/// Lines of `bytes Mbit/s seconds`.
+/// Parses the output of NPtcp, lines of `bytes Mbit/s seconds`. The times in the result are in
+/// microseconds. Omits lines with a 0: the clock did not advance during the measurement.
 fn parse(text: &str) -> Result<Vec<(f64, f64, f64)>> {
     let mut figures = Vec::new();
     for line in text.lines() {

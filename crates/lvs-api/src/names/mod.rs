@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn names_from_files_only_send_no_query() {
+    fn dns_is_used_unless_hosts_line_omits_it() {
         assert!(!uses_dns("passwd: files\nhosts: files # dns\n"));
         assert!(uses_dns("hosts:\tfiles dns\n"));
         assert!(uses_dns(""));

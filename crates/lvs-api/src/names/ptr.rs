@@ -89,8 +89,8 @@ fn question(id: u16, address: IpAddr) -> Vec<u8> {
     message
 }
 
-/// `None`: the message is not an answer to the query `id`. `Some(None)`: the server failed.
-/// Otherwise the name, if one exists.
+/// Parses an answer. `None`: the message is not an answer to the query `id`. `Some(None)`: the
+/// server failed. Otherwise the name, if one exists.
 #[expect(clippy::option_option, reason = "the three outcomes are handled above")]
 fn read_answer(message: &[u8], id: u16) -> Option<Option<Option<String>>> {
     if message.len() < 12 || word(message, 0)? != id || message[2] & 0x80 == 0 {

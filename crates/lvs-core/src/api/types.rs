@@ -653,7 +653,7 @@ impl PeerStanding {
 pub struct FastPathInfo {
     /// Whether the kernel fast path is configured.
     pub wanted: bool,
-    /// Connections are forwarded by the kernel fast path.
+    /// Whether connections are forwarded by the kernel fast path.
     pub active: bool,
     /// Attachment method of its programs, if the fast path was opened: `tcx` or `clsact`.
     pub attached_by: String,
@@ -1083,7 +1083,7 @@ pub struct CaptureFilter {
     /// Ports, each of which may be the source or the destination.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<u16>,
-    /// Only packets that are dropped or refused.
+    /// Whether to show only packets that are dropped or refused.
     pub dropped: bool,
 }
 

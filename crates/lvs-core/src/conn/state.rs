@@ -163,7 +163,7 @@ impl Timeouts {
         }
     }
 
-    /// ESTABLISHED, FIN_WAIT and UDP, which `ipvsadm --set` sets.
+    /// The timeouts of ESTABLISHED, FIN_WAIT and UDP in seconds, which `ipvsadm --set` sets.
     pub(crate) const fn settable(&self) -> (u32, u32, u32) {
         (self.tcp[1], self.tcp[4], self.udp)
     }
@@ -280,7 +280,7 @@ const SECURE_INPUT_ONLY: Table = [
     [CL, CL, CL, SR, CL, CL, CL, CL, LA, LI, CL],
 ];
 
-/// SCTP events in the order of the rows of its tables (`sctp_events`).
+/// The SCTP event of a chunk, as the number of its row in the tables of states (`sctp_events`).
 fn sctp_event(chunk: SctpChunk) -> usize {
     if chunk.abort_follows {
         return 9;

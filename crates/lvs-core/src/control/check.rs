@@ -267,8 +267,8 @@ fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether an address is valid for a host. Only the embedding program has the local addresses and
-/// broadcast addresses of the host's own networks.
+/// Checks that an address is valid for a host. Only the embedding program has the local addresses
+/// and broadcast addresses of the host's own networks.
 fn unicast(addr: IpAddr) -> Result<(), Error> {
     let refused = match addr {
         IpAddr::V4(addr) => addr.is_unspecified() || addr.is_multicast() || addr.is_broadcast(),

@@ -18,7 +18,7 @@ impl Control {
         }
     }
 
-    /// A round of `drop_entry` among connections (`ip_vs_random_dropentry`).
+    /// Runs one round of `drop_entry` over the connections (`ip_vs_random_dropentry`).
     pub(super) fn drop_entries(&mut self, shard: &mut Shard) {
         let now = self.clock.unwrap_or_default();
         let len = shard.places();

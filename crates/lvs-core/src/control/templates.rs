@@ -198,7 +198,7 @@ impl Control {
         }
     }
 
-    /// A round of `drop_entry` among templates.
+    /// Runs one round of `drop_entry` over the templates.
     pub(super) fn drop_templates(&mut self, now: Instant) {
         let len = self.templates.table.populated_len();
         for _ in 0..self.defense.visits(len) {

@@ -50,7 +50,7 @@ impl<'a> Style<'a> {
     }
 }
 
-/// The first line of a listing of all services.
+/// Appends the first line of a listing of all services.
 pub fn banner(out: &mut String, table_size: u32) {
     put(
         out,
@@ -58,7 +58,7 @@ pub fn banner(out: &mut String, table_size: u32) {
     );
 }
 
-/// The two lines above a listing of services.
+/// Appends the two lines above a listing of services.
 pub fn titles(out: &mut String, format: Format) {
     const LOCAL: &str = "Prot LocalAddress:Port";
     const REMOTE: &str = "  -> RemoteAddress:Port";
@@ -105,7 +105,7 @@ pub fn titles(out: &mut String, format: Format) {
     }
 }
 
-/// Services and their servers, sorted unless `options` disables that; without title lines.
+/// Appends services and their servers, sorted unless `options` disables that; without title lines.
 pub fn services(
     out: &mut String,
     mut services: Vec<ServiceInfo>,
@@ -124,7 +124,7 @@ pub fn services(
     }
 }
 
-/// The commands that make the services again: `-S`.
+/// Appends the commands that create the services again, as `-S` prints them.
 pub fn save(out: &mut String, mut services: Vec<ServiceInfo>, numeric: bool, names: &dyn Resolve) {
     sort(&mut services);
     let style = Style {
@@ -136,7 +136,7 @@ pub fn save(out: &mut String, mut services: Vec<ServiceInfo>, numeric: bool, nam
     }
 }
 
-/// The two lines above a listing of connections.
+/// Appends the two lines above a listing of connections.
 pub fn conn_titles(out: &mut String, persistent_conn: bool) {
     out.push_str("IPVS connection entries\n");
     put(
@@ -156,7 +156,7 @@ pub fn conn_titles(out: &mut String, persistent_conn: bool) {
     }
 }
 
-/// A line of a listing of connections.
+/// Appends a line of a listing of connections.
 pub fn conn(out: &mut String, conn: &ConnInfo, options: &ListOptions, names: &dyn Resolve) {
     let style = Style::new(options, names);
     let protocol = Protocol(conn.protocol);
@@ -191,7 +191,7 @@ pub fn conn(out: &mut String, conn: &ConnInfo, options: &ListOptions, names: &dy
     }
 }
 
-/// The line of `-L --timeout`.
+/// Appends the line of `-L --timeout`.
 pub fn timeouts(out: &mut String, timeouts: &Timeouts) {
     put(
         out,
@@ -202,7 +202,7 @@ pub fn timeouts(out: &mut String, timeouts: &Timeouts) {
     );
 }
 
-/// The lines of `-L --daemon`, the master first.
+/// Appends the lines of `-L --daemon`, the master first.
 pub fn daemons(out: &mut String, daemons: &[SyncDaemon]) {
     for (role, name) in [(SyncRole::Master, "master"), (SyncRole::Backup, "backup")] {
         for daemon in daemons.iter().filter(|daemon| daemon.role == role) {
@@ -550,8 +550,8 @@ fn counts(out: &mut String, counts: &Counts, exact: bool) {
     }
 }
 
-/// A number in nine characters: a number of more than eight digits is abbreviated, unless `exact`
-/// is set.
+/// Appends a number in nine characters: a number of more than eight digits is abbreviated, unless
+/// `exact` is set.
 fn large(out: &mut String, value: u64, exact: bool) {
     const UNITS: [(u64, u64, char); 3] = [
         (1_000_000_000, 1_000, 'K'),

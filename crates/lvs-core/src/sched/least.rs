@@ -262,8 +262,8 @@ mod tests {
         }
     }
 
-    /// With connections and servers that are added, changed and removed, each choice from the tree
-    /// equals a comparison of all servers.
+    /// Checks that, while connections and servers are added, changed and removed, each choice from
+    /// the tree equals a comparison of all servers.
     fn chooses_as(name: &str, mut all: impl Scheduler, seed: u64) {
         let mut random = SplitMix64::new(seed);
         let mut below = move |bound: u32| {

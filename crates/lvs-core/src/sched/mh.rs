@@ -55,7 +55,7 @@ pub struct MaglevHashing {
     /// The servers and weights from which the table was built. If a change leaves them unchanged,
     /// the table is not rebuilt.
     built: Vec<(SocketAddr, i32)>,
-    /// The list has changed since.
+    /// Whether the list has changed since.
     stale: bool,
 }
 
@@ -99,7 +99,7 @@ impl MaglevHashing {
         self.populate();
     }
 
-    /// `ip_vs_mh_populate`.
+    /// Fills the table of slots (`ip_vs_mh_populate`).
     fn populate(&mut self) {
         let slots = self.slots;
         self.table.clear();

@@ -158,7 +158,7 @@ mod tests {
     use crate::sched::tests::{clients, server};
     use crate::{Forwarding, ServerConfig, ServerId};
 
-    /// `ip_vs_wrr_schedule` pass by pass.
+    /// Chooses a server as `ip_vs_wrr_schedule` does, pass by pass.
     fn pass_by_pass(wrr: &mut WeightedRoundRobin, servers: &[Arc<Server>]) -> Option<usize> {
         if wrr.max == 0 {
             return None;

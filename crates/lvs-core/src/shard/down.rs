@@ -160,7 +160,8 @@ impl Expected {
     }
 }
 
-/// The later of two sequence numbers: retransmissions and reordered segments do not lower it.
+/// Raises `number` to `to` if `to` is later: retransmissions and reordered segments do not lower
+/// it.
 fn raise(number: &mut Option<u32>, to: u32) {
     let later = number.is_none_or(|now| to.wrapping_sub(now).cast_signed() > 0);
     if later {

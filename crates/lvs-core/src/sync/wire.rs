@@ -133,7 +133,7 @@ fn write_addr(addr: IpAddr, out: &mut Vec<u8>) {
     }
 }
 
-/// The header of a message of `version` without connections.
+/// Writes the header of a message of `version` without connections.
 pub(crate) fn start(version: u32, syncid: u8, out: &mut Vec<u8>) {
     if version == 0 {
         out.extend([0, syncid, 0, 0]);

@@ -76,7 +76,8 @@ fn only(director: &Director, now: Instant) -> Connection {
     only
 }
 
-/// A segment with its numbers and `len` bytes of payload.
+/// Passes a segment with a sequence number, an acknowledgement number and `len` bytes of payload to
+/// the director, and returns the verdict.
 fn send(
     director: &mut Director,
     meta: &PacketMeta<'_>,
@@ -98,8 +99,8 @@ fn send(
     director.handle_packet(&PacketMeta { segment, ..*meta }, now)
 }
 
-/// An established connection that has moved a request of 100 bytes, and behind NAT an answer of
-/// 1000.
+/// Establishes a connection that has transferred a request of 100 bytes, and behind NAT an answer
+/// of 1000.
 fn establish(director: &mut Director, client: SocketAddr, nat: bool, now: Instant) {
     let vip = addr(VIP);
     let (cs, ss) = (1000, 0xffff_ff00);

@@ -145,7 +145,7 @@ fn files_in_code_map_exist() {
     assert!(seen > 20, "paths in the code map: {seen}");
 }
 
-/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+/// Expands `a/{b,c}.rs` to `a/b.rs` and `a/c.rs`.
 fn spelled_out(path: &str) -> Vec<String> {
     match path.split_once('{') {
         Some((before, rest)) => {
@@ -264,7 +264,7 @@ fn every_place_that_depends_on_forwarding_method_is_named() {
     assert!(count > 40, "files: {count}");
 }
 
-/// The names of the tests below a directory of crates, and the files that they are in.
+/// Adds the names of the tests below a directory of crates, and their files, to `found`.
 fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
     for entry in fs::read_dir(directory).expect("a directory") {
         let path = entry.expect("an entry").path();

@@ -377,7 +377,7 @@ fn arrange_servers_sets_order_and_keeps_connections() {
 }
 
 #[test]
-fn drop_packet_spares_existing_connections() {
+fn drop_packet_does_not_affect_existing_connections() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
     director.control.set_sysctl("am_droprate", "3").unwrap();
     director.control.set_sysctl("drop_packet", "3").unwrap();

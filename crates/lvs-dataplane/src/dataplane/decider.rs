@@ -52,8 +52,8 @@ pub(super) struct Decider {
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
-    /// Packets of the present batch are not for the director: the host decapsulated them, and
-    /// `ignore_tunneled` is set.
+    /// Whether packets of the present batch are not for the director: the host decapsulated them,
+    /// and `ignore_tunneled` is set.
     pub(super) ignores: bool,
     /// Whether the last decision is kept for a capture.
     pub(super) keeps_decisions: bool,
@@ -167,7 +167,8 @@ impl Decider {
         directions.iter().any(|tuple| takes(&self.marks, tuple))
     }
 
-    /// The action of the first rule for marks that matches a packet.
+    /// Returns the action of the first rule for marks that matches a packet, and counts the packet
+    /// for that rule.
     fn mark(&mut self, tuple: &Tuple) -> Option<MarkAction> {
         let to_service = || self.intercept.is_to_service(tuple);
         let taken = self

@@ -56,9 +56,11 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
             "A server went down, and on_server_down of its service decides about its connections: its clients connect again."
         }
         DropReason::ForeignShard => {
-            "An error of the program that embeds the dataplane: the shard is of another director."
+            "The program that embeds the dataplane uses a shard of another director: correct the program."
         }
-        DropReason::MarkRule => "lvsadm mark list shows the rule and its number of packets.",
+        DropReason::MarkRule => {
+            "lvsadm mark list shows the rule and its number of packets. Correct the rule if these packets are for a service."
+        }
         DropReason::Hook => "See the documentation of the program that embeds the dataplane.",
         _ => MALFORMED,
     }
@@ -67,10 +69,10 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
 pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
     match reason {
         AcceptReason::NoService => {
-            "This is normal for the host's own traffic. If a service should have accepted the packet: lvsadm explain tcp SRC:PORT VIP:PORT."
+            "This is normal for the host's own traffic. If a service should have accepted the packet, lvsadm explain tcp SRC:PORT VIP:PORT shows the reason."
         }
         AcceptReason::NotNew => {
-            "Ordinary for the host's own connections, such as health checks. The host resets connections of clients after a restart of the dataplane, and those that were idle for longer than their timeout: for these, use longer timeouts (lvsadm --set)."
+            "This is normal for the host's own connections, such as health checks. The host resets connections of clients after a restart of the dataplane, and those that were idle for longer than their timeout: for these, use longer timeouts (lvsadm --set)."
         }
         AcceptReason::Protocol => {
             "TCP, UDP, SCTP, AH and ESP are balanced; the host processes other protocols."
@@ -90,7 +92,9 @@ pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
         AcceptReason::Tunneled => {
             "The sysctl ignore_tunneled is set: lvsadm sysctl ignore_tunneled=0 balances tunnelled packets, too."
         }
-        AcceptReason::MarkRule => "lvsadm mark list shows the rule and its number of packets.",
+        AcceptReason::MarkRule => {
+            "lvsadm mark list shows the rule and its number of packets. Correct the rule if these packets are for a service."
+        }
         AcceptReason::Hook => "See the documentation of the program that embeds the dataplane.",
         AcceptReason::UnrelatedIcmp | AcceptReason::LocalReply => ORDINARY,
         _ => ORDINARY,
@@ -117,7 +121,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "One packet worker receives more packets than it can process: lvsadm workers shows which. More workers do not help if the packets belong to one client's connections."
         }
         FrameDrop::ReversePath => {
-            "A sender forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped -w FILE); --reverse-path loose requires less."
+            "A sender forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped -w FILE). If the routes are asymmetric, start the dataplane with --reverse-path loose."
         }
         FrameDrop::CheckPath => {
             "Make this director the default gateway of the server that lvsd status names, or use full NAT for it."
@@ -144,7 +148,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "Raise the MTU of the interface towards the server: a tunnel needs 68 bytes (IPv6: 1280) in addition to its headers."
         }
         FrameDrop::NoRoute => {
-            "ip route get ADDRESS of the client or server on this host; add the route."
+            "Add the missing route on this host: ip route get ADDRESS shows whether the client or server has one."
         }
         FrameDrop::NoLinkLayer => {
             "`ip route get ADDRESS` of the client or server shows the device. Packet sockets cannot send over it: start \
@@ -162,7 +166,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "Give the interface towards the server an address of the server's IP version."
         }
         FrameDrop::Unsupported => {
-            "lvsadm -Ln --tun-info: use another method or tunnel for that server. The backend tun supports neither direct routing nor this host's own connections to servers behind NAT."
+            "Use another method or tunnel for that server (lvsadm -Ln --tun-info). The backend tun supports neither direct routing nor this host's own connections to servers behind NAT."
         }
         FrameDrop::NoRoom => "This is an error of the dataplane; please report it with its log.",
         FrameDrop::Martian => {
@@ -171,7 +175,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         }
         FrameDrop::IpOptions | FrameDrop::SourceRoute => MALFORMED,
         FrameDrop::EchoOff | FrameDrop::EchoLimit => {
-            "Set by options of lvs-dataplane: --echo limits how often hosts may ping its virtual addresses."
+            "The option --echo of lvs-dataplane limits how often hosts may ping its virtual addresses. To answer more echo requests, raise it."
         }
         FrameDrop::Loop => {
             "A server has an address that this host routes to the dataplane: correct the server's address, or the route."
@@ -179,7 +183,9 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         FrameDrop::NoHostPort => {
             "The dataplane could not make its device lvs-host0: see its log for the reason (/dev/net/tun, CAP_NET_ADMIN)."
         }
-        FrameDrop::HostStray => "ip route show dev lvs-host0: only virtual addresses belong there.",
+        FrameDrop::HostStray => {
+            "Remove the routes over the device lvs-host0 that do not lead to virtual addresses (ip route show dev lvs-host0)."
+        }
         FrameDrop::OwnAddress => {
             "A client tries ports of a virtual address without a service: this is normal, or a service is missing (lvsadm -A)."
         }
@@ -216,8 +222,8 @@ pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
 pub(super) const NOT_SENT: [&str; 3] = [
     "not_sent",
     "The interface refused the frame: its queue is full, it is down, or the frame is too long for it.",
-    "ip -s link shows which interface drops; a longer queue (ip link set IF txqueuelen 10000), a faster link, or the same MTU \
-     on both sides.",
+    "Find the interface that drops (ip -s link). Lengthen its queue (ip link set IF txqueuelen 10000), use a faster link, or \
+     set the same MTU on both sides.",
 ];
 pub(super) const NOT_RECEIVED: [&str; 3] = [
     "not_received",
@@ -237,7 +243,7 @@ pub(super) const INCOMPLETE: [&str; 3] = [
 pub(super) const VLAN: [&str; 3] = [
     "vlan",
     "Frames of a VLAN without an interface on this host.",
-    "If services use this VLAN: ip link add link NAME name NAME.VLAN type vlan id VLAN.",
+    "If services use this VLAN, create its interface: ip link add link NAME name NAME.VLAN type vlan id VLAN.",
 ];
 const EVICTED: &str = "A flood, or a table that is too small for its clients: start lvs-dataplane with a larger --max-connections, \
                        and limit the service that is flooded (lvsadm limit).";
@@ -282,7 +288,7 @@ pub(super) const KEEPER_BUSY: [&str; 3] = [
 pub(super) const SYNC: [[&str; 2]; 8] = [
     [
         "Synchronisation messages that were not sent, because the queue was full.",
-        "The interface of the synchronisation master is too slow, or down: ip -s link. Otherwise raise the sysctls sync_qlen_max and sync_sock_size, or send less (sync_refresh_period).",
+        "The interface of the synchronisation master is too slow or down: check it with ip -s link. Otherwise raise the sysctls sync_qlen_max and sync_sock_size, or send less (sync_refresh_period).",
     ],
     [
         "Synchronisation messages that the interface refused.",
@@ -290,11 +296,11 @@ pub(super) const SYNC: [[&str; 2]; 8] = [
     ],
     [
         "Synchronisation messages that arrived faster than the packet workers took over their connections.",
-        "Raise the sysctl sync_sock_size, which counts from the next start of the backup, or have the master send less (sync_refresh_period).",
+        "Raise the sysctl sync_sock_size, which applies from the next start of the backup, or have the master send less (sync_refresh_period).",
     ],
     [
         "Synchronisation messages that are longer than the maximum of this backup.",
-        "Use the --sync-maxlen of the master for the backup, too: lvsadm -L --daemon on both.",
+        "Start the backup with the --sync-maxlen of the master: lvsadm -L --daemon shows the value on each director.",
     ],
     [
         "Synchronisation messages that are damaged, or that no IPVS sends.",
@@ -302,7 +308,7 @@ pub(super) const SYNC: [[&str; 2]; 8] = [
     ],
     [
         "Messages about connections of a master with another syncid.",
-        "Nothing, if there are two clusters on this network. Otherwise configure the same --syncid on both.",
+        "No action is required if there are two clusters on this network. Otherwise configure the same --syncid on both.",
     ],
     [
         "Invalid connections in messages: with an unknown protocol, state or persistence engine.",
@@ -385,7 +391,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         [
             "kernel_lost",
             "Packets that the kernel fast path could not forward, because it had no memory to change them.",
-            "The host is out of memory: free -m, dmesg.",
+            "The kernel has no free memory: check it with free -m and dmesg, and stop programs or add memory.",
         ],
     ),
 ];

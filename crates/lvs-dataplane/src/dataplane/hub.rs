@@ -125,7 +125,7 @@ impl Queue {
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) messages: VecDeque<Message>,
-    /// A message was lost because the queue was full.
+    /// Whether a message was lost because the queue was full.
     pub(super) lost: bool,
     pub(super) closed: bool,
     pub(super) wanted: Vec<u16>,

@@ -355,7 +355,7 @@ pub(super) fn take_over(
             }
             if no_room > 0 {
                 warn!(
-                    "{no_room} connections of the previous dataplane were dropped: the table is full"
+                    "{no_room} connections of the previous dataplane were dropped: the connection table is full; start the dataplane with a larger --max-connections"
                 );
             }
         }

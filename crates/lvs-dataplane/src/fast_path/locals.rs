@@ -108,7 +108,8 @@ impl Slots {
 }
 
 impl Locals {
-    /// Creates the value without a map, because another dataplane may have left one.
+    /// Creates the array, or opens the array of a killed dataplane. The map is created or opened
+    /// later.
     pub(super) fn new(layout: &Layout, workers: NonZeroUsize, maps: Maps<'_>) -> io::Result<Self> {
         let slots = Slots::new(layout, workers);
         let place = match maps {

@@ -108,10 +108,10 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 pub(super) struct Next {
     generation: u64,
-    /// The tables differ from the last view.
+    /// Whether the tables differ from the last view.
     pub(super) differs: bool,
     pub(super) tables_differ: bool,
-    /// The tables have changes of neighbours that affect no route of a packet.
+    /// Whether the tables have changes of neighbours that affect no route of a packet.
     pub(super) neighbours_differ: bool,
     /// Incremented at each change that may affect a next hop.
     ways: u64,
@@ -253,8 +253,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Redirects this host's own packets to services on its addresses into the dataplane. With `more`,
-    /// only adds the packets that it describes.
+    /// Redirects this host's own packets to services on its addresses into the dataplane. With
+    /// `more`, only adds the packets that it describes.
     pub(super) fn follow_loopback(&mut self, more: Option<&Intercept>) {
         let Some(loopback) = &mut self.loopback else {
             return;

@@ -381,7 +381,7 @@ struct Taken {
     count: usize,
     /// Whether the ring contained frames, and may contain more.
     seen: bool,
-    /// The ring is empty now.
+    /// Whether the ring is empty now.
     empty: bool,
     /// The arrival time of the last frame.
     newest: u64,

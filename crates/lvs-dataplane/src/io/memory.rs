@@ -19,7 +19,7 @@ pub struct MemoryIo {
     pub returned: Vec<Frame>,
     /// Maximum number of frames in `output`; `None` for no limit.
     pub room: Option<usize>,
-    /// Frames are bare IP packets.
+    /// Whether frames are bare IP packets.
     pub bare: bool,
 }
 

@@ -58,7 +58,7 @@ impl Builder {
         self.pad();
     }
 
-    /// A NUL-terminated string.
+    /// Appends an attribute with a NUL-terminated string.
     pub(crate) fn attr_str(&mut self, kind: u16, value: &str) {
         let mut bytes = Vec::with_capacity(value.len() + 1);
         bytes.extend_from_slice(value.as_bytes());
@@ -66,7 +66,7 @@ impl Builder {
         self.attr(kind, &bytes);
     }
 
-    /// A number in network byte order, as in nfnetlink.
+    /// Appends an attribute with a number in network byte order, as in nfnetlink.
     pub(crate) fn attr_be32(&mut self, kind: u16, value: u32) {
         self.attr(kind, &value.to_be_bytes());
     }

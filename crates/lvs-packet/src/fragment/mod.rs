@@ -18,7 +18,7 @@ pub struct History {
     pub longest: usize,
     /// Length of the headers that each fragment had; of IPv6, those before the fragment header.
     pub headers: usize,
-    /// The longest fragment has "don't fragment", so the reassembled packet has it as well
+    /// Whether the longest fragment has "don't fragment", so the reassembled packet has it as well
     /// (`IPSKB_FRAG_PMTU`). IPv4 only.
     pub df: bool,
     /// Protocol of the content according to the fragments; of IPv6, it may be an extension header.

@@ -132,7 +132,7 @@ impl Piece {
 #[derive(Debug)]
 struct Queue {
     since: Instant,
-    /// In order; no two overlap.
+    /// The received pieces, in order; no two overlap.
     pieces: Vec<Piece>,
     /// The header of the first fragment, without the fragment header, and the protocol of the
     /// content.

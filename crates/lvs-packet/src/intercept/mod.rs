@@ -149,10 +149,10 @@ pub struct Intercept {
     /// Connections from this host to services: the servers' replies are intercepted although they
     /// are addressed to the host. They are added and removed one by one.
     pub local_clients: SharedSet<LocalClient>,
-    /// All transit ICMP is intercepted: an error about any packet may open a connection
+    /// Whether all transit ICMP is intercepted: an error about any packet may open a connection
     /// (`schedule_icmp`).
     pub every_icmp: bool,
-    /// No packet has a copy at the host, because the host routed all of them to the dataplane.
+    /// Whether no packet has a copy at the host, because the host routed all of them to the dataplane.
     pub everything: bool,
 }
 

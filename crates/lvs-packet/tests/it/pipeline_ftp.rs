@@ -220,8 +220,8 @@ impl Talk {
         (!sent.is_empty()).then(|| Segment::read(only(sent, CLIENTS)))
     }
 
-    /// The client sends a segment; the server must get the same bytes, and all numbers must be
-    /// valid for it.
+    /// Sends a segment of the client. Checks that the server gets the same bytes, and that all
+    /// numbers are valid for it.
     fn client_says(&mut self, flags: u8, payload: &[u8]) {
         let segment = self.request(flags, payload);
         let got = self

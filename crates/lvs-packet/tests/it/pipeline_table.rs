@@ -344,7 +344,8 @@ fn waiting_client_on_director_whose_route_is_gone_counts_as_no_route() {
     assert_eq!(lab.pipeline.counters.held, 0);
 }
 
-/// The server answers a client on the host; the answer comes from the VIP and leaves by `port`.
+/// Checks that the answer of the server to a client on the host has the source VIP and is sent on
+/// `port`.
 #[track_caller]
 fn assert_answer_returns(lab: &mut Lab, local: (Ipv4Addr, u16), port: PortId) {
     let back = ethernet(

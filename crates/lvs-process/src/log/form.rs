@@ -18,12 +18,12 @@ use super::json;
 /// The shape of all lines of a program.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Form {
-    /// Standard error is the journal: lines begin with a priority, and have no time, because the
-    /// journal adds one.
+    /// Whether standard error is the journal: lines begin with a priority, and have no time,
+    /// because the journal adds one.
     pub(super) journal: bool,
-    /// The journal receives fields of events in addition to the text.
+    /// Whether the journal receives fields of events in addition to the text.
     pub(super) fields: bool,
-    /// The lines contain ANSI colours.
+    /// Whether the lines contain ANSI colours.
     pub(super) ansi: bool,
     /// Mark of this program's lines in a shared standard error.
     pub(super) mark: Option<&'static str>,

@@ -134,7 +134,7 @@ struct Writer<W> {
     journal: Option<Journal>,
     /// Number of lost lines that were not reported yet.
     lost: u64,
-    /// The last write ended within a line.
+    /// Whether the last write ended within a line.
     torn: bool,
     shared: Arc<Shared>,
 }

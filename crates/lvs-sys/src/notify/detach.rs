@@ -67,7 +67,11 @@ pub fn detach(keep: &impl AsFd) -> io::Result<Side> {
             Ok(_) if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 => {
                 return Ok(Side::Caller);
             }
-            Ok(_) => return Err(io::Error::other("the supervisor could not be started")),
+            Ok(_) => {
+                return Err(io::Error::other(
+                    "the second fork failed (limit of processes or memory)",
+                ));
+            }
         }
     }
 }

@@ -290,7 +290,7 @@ impl Bed {
         Ok(())
     }
 
-    /// The timeouts of `ipvsadm --set`.
+    /// Sets the timeouts, as `ipvsadm --set` does.
     pub(super) fn set_timeouts(&mut self, value: &Value) -> Replayed<()> {
         let seconds = |key| u32::try_from(value.maybe_number(key).unwrap_or(0)).unwrap_or(u32::MAX);
         let (tcp, fin, udp) = (seconds("tcp"), seconds("tcpfin"), seconds("udp"));
@@ -329,7 +329,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Adds a server to its link, with a link-layer address that is derived from its IP address.
+    /// Makes `addr` a neighbour on both links, with a link-layer address that is derived from it.
     pub(super) fn make_neighbour(&mut self, addr: IpAddr) {
         for port in [CLIENTS, SERVERS] {
             let (_, net) = self.change();

@@ -267,7 +267,8 @@ impl Model {
             .min_by_key(|&n| cost(n))
     }
 
-    /// The destination of a client's segment: a server, or the reason why there is none.
+    /// Handles a segment of a client. Returns its destination: a server, or the reason why there is
+    /// none.
     fn client_sends(&mut self, client: SocketAddr, flags: u8) -> Result<SocketAddr, &'static str> {
         let found = (0..self.conns.len())
             .rev()

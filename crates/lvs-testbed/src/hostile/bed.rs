@@ -133,9 +133,9 @@ fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
 struct Came {
     protocol: Option<u8>,
     health: Health,
-    /// The packet is an ICMP error about an IPv4 packet with a wrong header, or about a tunnel
-    /// packet, whose content is forwarded unchanged. The packet that the forwarded error quotes may
-    /// therefore have a wrong header.
+    /// Whether the packet is an ICMP error about an IPv4 packet with a wrong header, or about a
+    /// tunnel packet, whose content is forwarded unchanged. The packet that the forwarded error
+    /// quotes may therefore have a wrong header.
     about_wrong: bool,
     /// The packet, if it is a first fragment of IPv6 that ends before its transport header: these
     /// bytes are not reassembled, and are sent unchanged or not at all.

@@ -110,7 +110,7 @@ fn member(site: &Site, n: usize, of: usize, more: &[&str]) -> Result<Proc> {
     site.servers[n].spawn("etcd", &arguments)
 }
 
-/// `etcdctl` at server `n`.
+/// Runs `etcdctl` on server `n`.
 fn ctl(site: &Site, n: usize, command: &str) -> Result<String> {
     let address = site.real_address(n);
     site.servers[n].sh(&format!(
@@ -131,7 +131,7 @@ fn put(site: &Site, n: usize, key: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The file of the director `name`, with `members` members.
+/// Writes the file of the director `name`, with `members` members of etcd.
 fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) -> Result<()> {
     let all = (0..members).map(|n| format!("\"http://{}:2379\"", site.real_address(n)));
     let all = all.collect::<Vec<_>>().join(", ");

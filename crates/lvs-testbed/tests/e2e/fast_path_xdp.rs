@@ -186,7 +186,7 @@ const AUTO: [&str; 4] = ["--fast-path", "on", "--xdp", "auto"];
 /// With `--xdp auto`, an interface without GRO has XDP, and an interface with GRO has tc. That
 /// holds for a successor, too, and the successor decides again.
 #[test]
-fn xdp_auto_spares_interface_that_merges_packets() -> Result<()> {
+fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
     let mut site = site("xdp-auto", Forward::Nat)?;
     site.director.sh("ethtool -K eth1 gro on")?;
     site.start_dataplane(&AUTO)?;

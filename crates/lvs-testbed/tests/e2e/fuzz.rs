@@ -18,7 +18,8 @@ fn target(name: &str) -> Target {
         .expect("such a target")
 }
 
-/// Random bytes, and earlier findings of the fuzzers in `fuzz/seeds`: unchanged, and damaged.
+/// Runs the fuzzer `name` on random bytes, and on earlier findings of the fuzzers in `fuzz/seeds`:
+/// unchanged, and damaged.
 fn run(name: &str) {
     let (_, target) = target(name);
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR"))

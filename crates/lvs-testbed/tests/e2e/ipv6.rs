@@ -108,7 +108,7 @@ const TUNNELS: [&str; 8] = [
     "-i --tun-type gue --tun-port 6080 --tun-remcsum",
 ];
 
-/// All kinds of tunnels with inner packets of `inner6` to servers of `outer6`.
+/// Checks all kinds of tunnels with inner packets of `inner6` to servers of `outer6`.
 fn tunnels(label: &str, inner6: bool, outer6: bool) -> Result<()> {
     let site = site(label, Forward::Tun, Vip::Host)?;
     let virt = if inner6 {

@@ -14,7 +14,7 @@ fn web_server(site: &Site, port: u16) -> Result<Proc> {
     nginx(&site.director, &options)
 }
 
-/// Number of requests that the director and each server have served.
+/// Checks how many requests the director and each server have served.
 fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<()> {
     let report = common::ok(site.client.load(load)?, load.requests)?;
     let expected = expected

@@ -619,7 +619,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     Ok(())
 }
 
-/// Whether a host of the clients' network receives an answer to its request for the VIP.
+/// Whether the client receives a reply to its ARP request for the VIP.
 fn is_answered_for(site: &Site) -> bool {
     // A neighbour in the cache does not prove that the host answers.
     let asked = format!(

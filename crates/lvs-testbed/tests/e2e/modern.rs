@@ -29,7 +29,7 @@ struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// For the TCP service on port 80, with the lines `settings`.
+    /// Creates a daemon for the TCP service on port 80, with the lines `settings` in its file.
     fn new(site: &'a Site, settings: &'a str) -> Self {
         Self {
             site,
@@ -140,7 +140,7 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
 }
 
 /// Removes one of two servers from the file while connections of all kinds to both are open.
-fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
+fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("down", forward, 2))?;
     site.serve("large", 16 << 20)?;
     let virt = if six {
@@ -199,26 +199,26 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
 }
 
 #[test]
-fn server_taken_out_resets_both_ends_nat() -> Result<()> {
-    one_is_taken_out(Forward::Nat, false)?;
-    one_is_taken_out(Forward::Nat, true)
+fn connections_of_removed_server_are_reset_at_both_ends_nat() -> Result<()> {
+    remove_one_server(Forward::Nat, false)?;
+    remove_one_server(Forward::Nat, true)
 }
 
 #[test]
-fn server_taken_out_resets_both_ends_direct_routing() -> Result<()> {
-    one_is_taken_out(Forward::Dr, false)?;
-    one_is_taken_out(Forward::Dr, true)
+fn connections_of_removed_server_are_reset_at_both_ends_direct_routing() -> Result<()> {
+    remove_one_server(Forward::Dr, false)?;
+    remove_one_server(Forward::Dr, true)
 }
 
 #[test]
-fn server_taken_out_resets_both_ends_tunnel() -> Result<()> {
-    one_is_taken_out(Forward::Tun, false)
+fn connections_of_removed_server_are_reset_at_both_ends_tunnel() -> Result<()> {
+    remove_one_server(Forward::Tun, false)
 }
 
 /// The dataplane does not have the sequence numbers of such a connection, because the kernel
 /// forwarded its last packets. So it sends a probe to the client.
 #[test]
-fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out() -> Result<()> {
+fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_removed() -> Result<()> {
     fast_path::require_permission()?;
     for forward in [Forward::Nat, Forward::Dr] {
         let site = Site::new(SiteOptions::with_servers("asked", forward, 2))?;
@@ -366,7 +366,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
 }
 
 #[test]
-fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
+fn datagrams_after_removal_of_server_use_another_server() -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("moved", Forward::Nat, 2))?;
     let _names = [
         servers::dnsmasq(&site.servers[0])?,

@@ -418,7 +418,7 @@ fn strict_filter_of_tunnel_server_is_reported_until_repaired() -> Result<()> {
 /// Faults that affect only clients, while the checks of all servers succeed.
 #[test]
 #[ignore = "long"]
-fn servers_without_route_to_clients_are_reported_until_repaired() -> Result<()> {
+fn servers_unreachable_only_for_clients_are_reported_until_repaired() -> Result<()> {
     let site = site("pagecli", Forward::Nat, Topology::OneArm, 3)?;
     let director = Director::start(site, &[("web", 80, "type = \"tcp\"", &[0, 1, 2])])?;
     let site = &director.site;
@@ -459,7 +459,8 @@ fn server_that_answers_arp_for_vip_is_reported_until_repaired() -> Result<()> {
     director.end()
 }
 
-/// Checks that the status names no fault while `process` runs, except faults with the text `blamed`.
+/// Checks that the status names no fault while `process` runs, except faults with the text
+/// `blamed`.
 fn is_quiet(director: &Director, what: &str, mut process: Proc, blamed: &str) -> Result<()> {
     loop {
         let last = !process.is_running();

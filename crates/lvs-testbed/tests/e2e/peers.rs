@@ -116,8 +116,8 @@ fn connections_of(site: &Site, director: &Host) -> Result<BTreeSet<[String; 4]>>
     Ok(all.map(key).collect())
 }
 
-/// 250 clients with consecutive downloads over one connection each: the director dies in the
-/// meantime, returns with an empty table, and takes over when it is ready. The two directors have
+/// Kills a director during the downloads of 250 clients (consecutive downloads over one connection
+/// each). It returns with an empty table, and takes over when it is ready. The two directors have
 /// the given numbers of packet workers.
 fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     const CLIENTS: u64 = 250;

@@ -70,7 +70,7 @@ fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
     site.start_dataplane(&[])
 }
 
-/// A download and an upload of every byte.
+/// Checks every byte of a download and of an upload.
 fn both_ways(site: &Site, virt: SocketAddr) -> Result<()> {
     let base = format!("http://{virt}");
     let got = site.testbed.dir().join("got");

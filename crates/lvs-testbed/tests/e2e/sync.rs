@@ -48,7 +48,7 @@ fn reason(site: &Site, director: &Host, name: &str) -> Result<u64> {
     count.with_context(|| format!("no count of {name} in {listing}"))
 }
 
-/// Bytes of a download per second.
+/// Rate of a download in bytes per second.
 const RATE: u64 = 60_000;
 /// Longest time until the backup has all connections.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -75,7 +75,7 @@ fn finish(downloads: SteadyLoad, clients: u64) -> Result<()> {
     report.all_ok(report.ok)
 }
 
-/// The director dies while 200 clients download.
+/// Kills the director while 200 clients download.
 fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str]) -> Result<()> {
     const CLIENTS: u64 = 200;
     let (mut site, _standby) = directors(forward, RATE)?;

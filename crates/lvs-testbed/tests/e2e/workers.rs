@@ -25,7 +25,7 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
     SiteOptions::new(&format!("workers-{label}"), forward)
 }
 
-/// Returns the report of each worker, and checks that each worker handles a part of the packets.
+/// Returns the report of each worker, and checks that there are exactly the workers 0 to 3.
 fn workers(site: &Site) -> Result<Vec<Value>> {
     let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
     ensure!(listed.len() == 4, "{listed:?}");

@@ -163,9 +163,9 @@ fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
     Some((user, rights.effective.contains(CapabilitySet::NET_ADMIN)))
 }
 
-/// The user namespace of a thread, in its directory.
+/// Path of a thread's user namespace, relative to the thread's directory in `/proc`.
 const USER: &str = "ns/user";
-/// The network namespace of a thread, in its directory.
+/// Path of a thread's network namespace, relative to the thread's directory in `/proc`.
 const NETWORK: &str = "ns/net";
 
 /// Returns a namespace of the thread to which a directory in `/proc` belongs.

@@ -326,7 +326,7 @@ impl Entry {
         self.put(at, &text.as_bytes()[..text.len().min(NAME - 1)]);
     }
 
-    /// `struct ip_vs_stats_user`.
+    /// Writes `stats` as a `struct ip_vs_stats_user` at `at`.
     fn stats(&mut self, at: usize, stats: &Stats) {
         let rows = family::rows(stats);
         for (index, offset) in [(0, 0), (1, 4), (2, 8)] {

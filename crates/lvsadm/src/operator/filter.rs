@@ -90,7 +90,8 @@ fn given(words: &Words) -> Result<FilterLists, Trouble> {
     })
 }
 
-/// `before` with more prefixes; a prefix that is added to one list is removed from the other.
+/// Adds the prefixes of `more` to `before`; a prefix that is added to one list is removed from the
+/// other.
 fn added(mut before: FilterLists, more: FilterLists) -> FilterLists {
     let (allow, deny) = (set(&more.allow), set(&more.deny));
     before.allow.retain(|prefix| !deny.contains(prefix));

@@ -80,8 +80,8 @@ fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     }
 }
 
-/// Only the director may answer ARP for the VIPs. IPv6 needs no setting: an address on `lo` is not
-/// announced to neighbours.
+/// Appends the settings with which only the director answers ARP for the VIPs. IPv6 needs no
+/// setting: an address on `lo` is not announced to neighbours.
 fn arp(text: &mut String, vips: &[IpAddr], undo: bool) {
     if !vips.iter().any(IpAddr::is_ipv4) {
         return;

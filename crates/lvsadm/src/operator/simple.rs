@@ -40,7 +40,7 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
                 "drop" => "Dropped",
                 "host" => "Passed to this host",
                 "kernel" => "Forwarded by the kernel fast path",
-                "up" => "Handed to the dataplane by the kernel fast path",
+                "up" => "Passed to the dataplane by the kernel fast path",
                 "sync" => "Synchronisation",
                 other => other,
             };

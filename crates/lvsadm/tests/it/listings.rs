@@ -17,7 +17,7 @@ const SERVICES: &str = "\
 ftp 21/tcp\nsmtp 25/tcp\ndomain 53/tcp\ndomain 53/udp\nhttp 80/tcp\nhttps 443/tcp\nhttps 443/udp
 mysql 3306/tcp\nsip 5060/tcp\nsip 5060/udp\nhttp-alt 8080/tcp\n";
 
-/// Every listing of a session that has `word` in its title.
+/// Passes each listing of the sessions that has `word` in its title to `each`.
 fn listings(word: &str, mut each: impl FnMut(&str)) {
     let mut text = String::new();
     GzDecoder::new(SESSIONS)

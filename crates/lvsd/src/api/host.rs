@@ -17,7 +17,7 @@ pub(super) fn own_name() -> String {
     own.nodename().to_string_lossy().into_owned()
 }
 
-/// Whether a request is for a name or address that this `lvsd` answers to.
+/// Checks that a request is for a name or address that this `lvsd` answers to.
 ///
 /// # Errors
 /// The name in the request that this `lvsd` does not answer to.

@@ -138,7 +138,8 @@ impl<'a> Service<'a> {
         ]
     }
 
-    /// `None` until the dataplane has reported: readers of counters would see a 0 as a reset.
+    /// The dataplane's counters. `None` until the dataplane has reported: readers of counters would
+    /// interpret a 0 as a reset.
     fn live(&self) -> Option<Counts> {
         self.dataplane.map(|info| info.stats.live)
     }
@@ -739,7 +740,7 @@ impl View {
         )
     }
 
-    /// The records of the servers' checks.
+    /// Writes the metrics of the servers' checks.
     fn records(&self, out: &mut Out<'_>, all: &[(&Service<'_>, Server<'_>)]) -> fmt::Result {
         let each = || {
             all.iter()

@@ -489,7 +489,7 @@ fn conflict_fix(conflict: &Conflict) -> String {
     }
 }
 
-/// One line about the reasons with most dropped packets.
+/// Appends a line about the reasons with most dropped packets.
 fn drops_line(text: &mut String, drops: &[ReasonCount]) {
     let mut parts: Vec<String> = drops
         .iter()
@@ -528,8 +528,8 @@ fn losses_lines(text: &mut String, service: &ServiceStatus) {
     }
 }
 
-/// The lines about services: first broken ones, then degraded and suspicious ones, then those with
-/// slow or flapping servers.
+/// Appends the lines about services: first broken ones, then degraded and suspicious ones, then
+/// those with slow or flapping servers.
 fn of_services(text: &mut String, status: &Status, look: Look) {
     let mut services: Vec<&ServiceStatus> = status.services.iter().collect();
     services.sort_by_key(|service| (ServiceState::of(service), verdict::is_well(service)));
@@ -574,7 +574,7 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
     };
 }
 
-/// The replication state of a peer, and whether its services equal those of this director.
+/// Appends the replication state of a peer, and whether its services equal those of this director.
 fn peer_line(text: &mut String, peer: &PeerStanding, tables: Option<&TablesInfo>) {
     let _ = write!(text, "peer {}: ", peer.peer.ip());
     let _ = match peer.state.as_str() {
@@ -610,7 +610,7 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
         )
     };
     let printed = match tables.state {
-        TablesState::Unknown => "services and servers not known".to_owned(),
+        TablesState::Unknown => "services and servers not compared".to_owned(),
         TablesState::Older => "an older version, services and servers not compared".to_owned(),
         TablesState::Alike => "the same services and servers as this director".to_owned(),
         TablesState::Differ => services(),
@@ -619,7 +619,7 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
     let _ = writeln!(text, "; {printed}");
 }
 
-/// One line about a director, with its differences from this director.
+/// Appends a line about a director, with its differences from this director.
 fn director_line(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen]) {
     let _ = write!(
         text,
@@ -719,8 +719,8 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
     }
 }
 
-/// The columns of a server and its notes. If lines have a maximum width, each note is a separate
-/// line.
+/// Appends the columns of a server and its notes. If lines have a maximum width, each note is a
+/// separate line.
 fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, look: Look) {
     let since = server.since.map(|since| format!(" {}", lasted(since)));
     let state = format!("{}{}", server.health, since.unwrap_or_default());

@@ -70,7 +70,7 @@ pub(super) struct WantedAnnouncements {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
     /// The start of the maintenance; `None` if the director is not in maintenance.
     pub(super) maintenance: Option<Began>,
-    /// The dataplane lacks peers of the file.
+    /// Whether the dataplane lacks peers of the file.
     pub(super) lacks_peers: bool,
     pub(super) settings: Announce,
 }

@@ -176,7 +176,7 @@ impl Daemon {
 pub struct Dataplane {
     /// The dataplane's command line, apart from `--socket` and the options of [`Self::peers`].
     pub options: Vec<String>,
-    /// The backend is `tun`: the host routes packets to the dataplane.
+    /// Whether the backend is `tun`: the host routes packets to the dataplane.
     pub is_routed: bool,
     /// Control socket.
     pub socket: Option<String>,
@@ -186,7 +186,7 @@ pub struct Dataplane {
     pub readers: Option<String>,
     /// The time without an answer after which the dataplane is killed and replaced.
     pub hang_limit: Option<Duration>,
-    /// The dataplane owns every VIP.
+    /// Whether the dataplane owns every VIP.
     pub own_vips: bool,
     /// Local addresses of full NAT, and hairpin; `None` leaves the dataplane's local addresses
     /// unchanged.

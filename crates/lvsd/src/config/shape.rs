@@ -66,7 +66,7 @@ pub(super) fn part(text: &str) -> Findings {
         let finding = match value.get_ref() {
             DeValue::Array(_) if matches!(name, "service" | "mark") => continue,
             DeValue::Array(_) | DeValue::Table(_) if matches!(name, "service" | "mark") => {
-                Diagnostic::error(key.span(), format!("`{name}` is an array of tables"))
+                Diagnostic::error(key.span(), format!("`{name}` must be an array of tables"))
                     .help(format!("write [[{name}]]"))
             }
             DeValue::Table(_) => {
@@ -224,7 +224,7 @@ impl<'a> Reader<'a> {
             && matches!(servers.get_ref(), DeValue::Table(_))
         {
             self.findings.push(
-                Diagnostic::error(servers.span(), "`servers` is an array of servers")
+                Diagnostic::error(servers.span(), "`servers` must be an array of servers")
                     .help("write discover = { dns = \"...\" } or { etcd = \"...\" } for servers by DNS or etcd"),
             );
             service.remove(&key("servers"));
@@ -240,7 +240,7 @@ impl<'a> Reader<'a> {
             && matches!(peers.get_ref(), DeValue::Array(_) | DeValue::String(_))
         {
             self.findings.push(
-                Diagnostic::error(peers.span(), "`peers` of [sync] is a table")
+                Diagnostic::error(peers.span(), "`peers` of [sync] must be a table")
                     .help("write `addresses` below [sync.peers]"),
             );
             sync.remove(&key("peers"));

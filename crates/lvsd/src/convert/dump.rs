@@ -277,7 +277,8 @@ fn service(line: &str, one: &mut Virtual) {
     }
 }
 
-/// `TUN, type = GUE, port = 6080, checksum`.
+/// Converts keepalived's text of a forwarding method, such as `TUN, type = GUE, port = 6080,
+/// checksum`, to the words for a comparison.
 fn method(text: &str) -> String {
     let mut parts = text.split(", ");
     let mut words = vec![parts.next().unwrap_or_default().to_ascii_lowercase()];

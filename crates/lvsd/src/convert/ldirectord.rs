@@ -846,8 +846,8 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
     (asked, left.join(" "))
 }
 
-/// `"request", "receive"` and the text after them. Each part ends at the last quote that still
-/// results in a pair.
+/// Splits `"request", "receive"` from the text after them. Each part ends at the last quote that
+/// still results in a pair.
 fn pair(text: &str) -> Option<((String, String), &str)> {
     let inner = text.strip_prefix('"')?;
     let ends = inner.rmatch_indices('"').map(|(end, _)| end);

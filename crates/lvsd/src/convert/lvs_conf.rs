@@ -78,7 +78,7 @@ pub(super) fn read(text: &str) -> Read {
     }
 }
 
-/// `t telnet rr 192.168.1.11 192.168.1.12:telnet,3`.
+/// Converts the words of a service, such as `t telnet rr 192.168.1.11 192.168.1.12:telnet,3`.
 fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
     let [protocol, service_port, algorithm, servers @ ..] = words else {
         return Err("expected a protocol, a port, a scheduler and servers".to_owned());

@@ -157,7 +157,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// `service web (tcp 192.0.2.10:80, MORE)`.
+    /// Describes a service: `service web (tcp 192.0.2.10:80, MORE)`.
     fn service(&self, id: &ServiceId, more: &str) -> String {
         let label = label(id);
         let name = self.services.get(id).map(|service| service.name.as_str());

@@ -167,7 +167,8 @@ struct State {
     directory: Option<tempfile::TempDir>,
     /// The state that a daemon has stored.
     given: Given,
-    /// The dataplane refuses all lists of changes, because it cannot parse one of the changes.
+    /// Whether the dataplane refuses all lists of changes, because it cannot parse one of the
+    /// changes.
     reads_no_lists: bool,
     /// Servers that have a connection.
     busy: Vec<(ServiceId, SocketAddr)>,

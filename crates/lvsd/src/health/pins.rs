@@ -97,7 +97,8 @@ fn serve(address: &Address, mut requests: mpsc::Receiver<Request>) {
     }
 }
 
-/// `Err(None)`: the dataplane has no such service or server.
+/// Sends a call to the dataplane, and returns its answer. `Err(None)`: the dataplane has no such
+/// service or server.
 fn ask(
     address: &Address,
     client: &mut Option<Client>,

@@ -35,7 +35,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// `https://10.0.0.5:2379`; without a port, `usual` is its port.
+    /// Parses a URL without a path, such as `https://10.0.0.5:2379`; `usual` is the port if it has
+    /// none.
     pub(crate) fn parse(text: &str, usual: u16) -> Option<Self> {
         let uri: hyper::Uri = text.parse().ok()?;
         let secure = match uri.scheme_str()? {
@@ -56,7 +57,7 @@ impl Endpoint {
         })
     }
 
-    /// `10.0.0.5:2379`, `[2001:db8::5]:2379`
+    /// The address and port as in a URL: `10.0.0.5:2379`, `[2001:db8::5]:2379`.
     pub(super) fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),

@@ -58,7 +58,8 @@ impl Keys<'_> {
         );
     }
 
-    /// A string.
+    /// Reads a string; `Some(None)` if the key is missing. Reports another value, and returns
+    /// `None` then.
     pub(crate) fn string(&mut self, key: &str) -> Option<Option<String>> {
         let Some(value) = self.value(key).cloned() else {
             return Some(None);
@@ -100,7 +101,7 @@ impl Keys<'_> {
         self.value(key).map_or_else(|| self.table(), Spanned::span)
     }
 
-    /// `true` or `false`.
+    /// Reads `true` or `false`. Reports another value, and returns `None` then.
     pub(crate) fn boolean(&mut self, key: &str) -> Option<Option<bool>> {
         let Some(value) = self.value(key).cloned() else {
             return Some(None);
@@ -114,7 +115,7 @@ impl Keys<'_> {
         }
     }
 
-    /// A string or a whole number, as text.
+    /// Reads a string or a whole number, as text. Reports another value, and returns `None` then.
     pub(crate) fn scalar(&mut self, key: &str) -> Option<Option<String>> {
         match self.value(key).map(Spanned::get_ref) {
             Some(Value::Integer(number)) => Some(Some(number.to_string())),
@@ -139,7 +140,7 @@ impl Keys<'_> {
         None
     }
 
-    /// A string, or an array of them.
+    /// Reads a string, or an array of strings. Reports another value, and returns `None` then.
     pub(crate) fn strings(&mut self, key: &str) -> Option<Option<Vec<String>>> {
         let Some(value) = self.value(key).cloned() else {
             return Some(None);
@@ -165,7 +166,8 @@ impl Keys<'_> {
         Some(Some(strings))
     }
 
-    /// An array of tables, each with the keys `known`.
+    /// Reads an array of tables, each with the keys `known`. Reports another value, and returns
+    /// `None` then.
     pub(crate) fn tables<T>(
         &mut self,
         key: &str,
@@ -205,7 +207,8 @@ impl Keys<'_> {
         Some(Some(all))
     }
 
-    /// The bytes of the file whose path is the value of a key.
+    /// Reads the file whose path is the value of a key. Reports a file that cannot be read, and
+    /// returns `None` then.
     pub(crate) fn file(&mut self, key: &str) -> Option<Option<Vec<u8>>> {
         let Some(path) = self.string(key)? else {
             return Some(None);
@@ -222,7 +225,7 @@ impl Keys<'_> {
         }
     }
 
-    /// A port to which a client can connect.
+    /// Reads a port to which a client can connect. Reports another value, and returns `None` then.
     pub(crate) fn port(&mut self, key: &str) -> Option<Option<u16>> {
         let number = self.number(key, 1..=i64::from(u16::MAX))?;
         Some(number.and_then(|port| u16::try_from(port).ok()))

@@ -51,13 +51,13 @@ pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,
     /// Whether a flush deleted all services that existed before it.
     pub flushed: bool,
-    /// Rules for marks ([`Control::marks`]).
+    /// Whether rules for marks have changed ([`Control::marks`]).
     pub marks: bool,
-    /// Virtual addresses to answer for ([`Control::own_vips`]).
+    /// Whether the virtual addresses to answer for have changed ([`Control::own_vips`]).
     pub vips: bool,
-    /// Local addresses of full NAT ([`Control::local_pool`]).
+    /// Whether the local addresses of full NAT have changed ([`Control::local_pool`]).
     pub local: bool,
-    /// Timeouts, sysctls or synchronisation daemons.
+    /// Whether timeouts, sysctls or synchronisation daemons have changed.
     pub settings: bool,
 }
 

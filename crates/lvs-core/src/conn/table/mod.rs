@@ -431,7 +431,7 @@ impl ConnTable {
         self.count_as(handle, entry.word0(), entry.is_of_v4_client(), by);
     }
 
-    /// As [`count`](Self::count), of an entry of these kinds.
+    /// As [`count`](Self::count), for an entry of these kinds.
     fn count_as(&mut self, handle: u32, kinds: u64, of_v4_client: bool, by: usize) {
         self.len = self.len.wrapping_add(by);
         if kinds & kind::NO_CPORT != 0 {
@@ -453,7 +453,7 @@ impl ConnTable {
         self.wheel.arm(handle, entry);
     }
 
-    /// As [`restart`](Self::restart), of an entry in a narrow slot.
+    /// As [`restart`](Self::restart), for an entry in a narrow slot.
     #[inline]
     pub(crate) fn restart_narrow(&mut self, handle: u32, now: Instant) {
         let entry = Entry::narrow(self.slots.narrow_line(handle as usize));

@@ -340,13 +340,13 @@ impl<'a> Entry<'a> {
         SocketAddr::new(addr, unwire(self.front(WIDE_ENDS) >> 16))
     }
 
-    /// [`virt`](Self::virt) of a narrow slot.
+    /// As [`virt`](Self::virt), for a narrow slot.
     #[inline]
     pub(crate) fn narrow_virt(self) -> SocketAddrV4 {
         unnarrow(self.front(NARROW_VIRT))
     }
 
-    /// [`server_addr`](Self::server_addr) of a narrow slot.
+    /// As [`server_addr`](Self::server_addr), for a narrow slot.
     #[inline]
     pub(crate) fn narrow_server(self) -> SocketAddrV4 {
         unnarrow(self.front(NARROW_SERVER))
@@ -563,7 +563,7 @@ impl<'a> Entry<'a> {
         self.front[0].store(word, Release);
     }
 
-    /// In the overflow: the number that orders entries by age.
+    /// The number that orders the entries of the overflow by age.
     pub(super) fn sequence(self) -> u64 {
         if self.narrow { 0 } else { self.hot(0) }
     }

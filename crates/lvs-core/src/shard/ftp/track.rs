@@ -94,7 +94,8 @@ enum Step {
 }
 
 impl State {
-    /// `reply`: the segment is from the side that did not open the connection.
+    /// Returns the effect of a segment of this kind on the state. `reply`: the segment is from the
+    /// side that did not open the connection.
     const fn step(self, reply: bool, kind: Kind) -> Step {
         use State::{
             Close, CloseWait, Established, FinWait, LastAck, SynReceived, SynSent, SynSentByBoth,
@@ -139,7 +140,7 @@ impl State {
 pub(super) struct Offer {
     /// The window scale.
     pub(super) scale: Option<u8>,
-    /// Selective acknowledgements are permitted.
+    /// Whether selective acknowledgements are permitted.
     pub(super) sack: bool,
 }
 
@@ -426,7 +427,7 @@ impl Track {
             && tcp.acknowledgement == self.last.end
     }
 
-    /// The connection begins with the ignored SYN, and the answer of `from` to it.
+    /// Starts the tracking again from the ignored SYN and the answer of `from` to it.
     fn begin_again(&mut self, from: From) {
         self.last.challenge = false;
         let last = self.last;

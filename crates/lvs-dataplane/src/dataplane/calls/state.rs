@@ -169,7 +169,7 @@ impl Handle {
         end(out)
     }
 
-    /// The filters by source; long ones are sent in pieces.
+    /// Sends the filters by source, long ones in pieces.
     pub(super) fn list_filters(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
         const PIECE: usize = 1000;
         let filters: Vec<_> = self.context.control().filters().collect();

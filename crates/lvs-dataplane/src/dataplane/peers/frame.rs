@@ -299,7 +299,7 @@ impl Sequence {
         }
     }
 
-    /// The code of the next frame.
+    /// Computes the authentication code of the next frame, and advances the number of the frame.
     fn mac(&mut self, header: &[u8], payload: &[u8]) -> Hmac<Sha256> {
         let mut mac = self.mac.clone();
         mac.update(&self.next.to_be_bytes());

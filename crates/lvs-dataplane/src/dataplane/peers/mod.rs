@@ -132,22 +132,23 @@ struct State {
     /// The identity of the peer's run from which this director receives.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
-    /// This director stores connections that the peer owns, and has not taken them over yet.
+    /// Whether this director stores connections that the peer owns, and has not taken them over
+    /// yet.
     lends: bool,
     trouble: Option<(Trouble, String)>,
     /// Number of connections received in the full sync so far.
     received: u64,
     bulk: Option<(u64, Duration, Instant)>,
-    /// The received connections were compared with a digest of the peer.
+    /// Whether the received connections were compared with a digest of the peer.
     compared: bool,
-    /// The difference remained after several repairs.
+    /// Whether the difference remained after several repairs.
     given_up: bool,
     replicated: u64,
     missing: u64,
     last_message: Option<Instant>,
     /// The last time at which the peer was in step.
     in_step: Option<Instant>,
-    /// The warning that the peer is not in step was logged.
+    /// Whether the warning that the peer is not in step was logged.
     warned: bool,
     /// The stream on which the sender sends, and the number of such streams so far.
     sending: Option<TcpStream>,
@@ -719,7 +720,7 @@ impl Peer {
         self.changed.notify_all();
     }
 
-    /// The peer has started again with another identity: waits until this director owns the
+    /// Called when the peer has restarted with another identity: waits until this director owns the
     /// connections that it borrowed from the earlier run.
     fn settle(&self, identity: [u8; 16], patience: Duration) {
         let state = self.state();

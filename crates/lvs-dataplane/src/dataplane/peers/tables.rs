@@ -71,9 +71,9 @@ pub(super) enum LogLine {
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     identity: Option<[u8; 16]>,
-    /// The peer's version sends no digests of services.
+    /// Whether the peer's version sends no digests of services.
     older: bool,
-    /// The peer has sent digests in this session.
+    /// Whether the peer has sent digests in this session.
     compared: bool,
     differ: Vec<Difference>,
     alarm: bool,

@@ -152,10 +152,10 @@ impl IpVersion {
         });
     }
 
-    /// The chain that drops packets that are shorter than their transport header. An expression
-    /// that cannot load the last bytes of the header ends its rule without a match. Padding of
-    /// Ethernet frames can be loaded, so the length in the IP header is compared first; the longest
-    /// super-packets of the kernel have the length 0 there.
+    /// Adds the rules of the chain that drops packets that are shorter than their transport header.
+    /// An expression that cannot load the last bytes of the header ends its rule without a match.
+    /// Padding of Ethernet frames can be loaded, so the length in the IP header is compared first;
+    /// the longest super-packets of the kernel have the length 0 there.
     fn add_short_rules(self, short: &str, batch: &mut Batch<'_>) {
         const LAST: u16 = 4;
         // The IPv4 length includes the header, which has no options here.

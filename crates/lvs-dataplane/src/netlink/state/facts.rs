@@ -171,9 +171,9 @@ pub struct Changes {
     pub neighbours: Vec<(u32, IpAddr)>,
     /// Whether a neighbour has a new link-layer address, or has lost it.
     pub moved: bool,
-    /// A rule, route or proxy neighbour of the TUN backend was deleted.
+    /// Whether a rule, route or proxy neighbour of the TUN backend was deleted.
     pub steering: bool,
-    /// Events were lost, and all tables were read again.
+    /// Whether events were lost, and all tables were read again.
     pub resynchronised: bool,
 }
 

@@ -108,7 +108,7 @@ fn unchanged_route_causes_no_notification() {
     assert!(apply(&mut state, &b).is_empty());
 }
 
-/// A message about a link that is up, with a carrier if it is `running`.
+/// Builds a message about a link that is up, with a carrier if it is `running`.
 fn link_message(b: &mut Builder, running: bool, mac: [u8; 6], master: u32, event: Option<u32>) {
     let running = if running { libc::IFF_RUNNING } else { 0 };
     let flags = (libc::IFF_UP | running).cast_unsigned();

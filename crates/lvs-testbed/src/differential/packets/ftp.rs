@@ -268,7 +268,7 @@ impl Dialogue {
         }
     }
 
-    /// The client requests an address from the server.
+    /// Sends a passive command of the client and the reply of the server with an address.
     fn passive(&mut self) {
         let extended = self.is_six() || self.entropy.one_in(2);
         let command: &[u8] = if extended { b"EPSV\r\n" } else { b"PASV\r\n" };
@@ -319,7 +319,7 @@ impl Dialogue {
         }
     }
 
-    /// The client names an address.
+    /// Sends an active command of the client, which contains an address.
     fn active(&mut self) {
         let listens = SocketAddr::new(self.client.ip(), self.client.port() ^ 0x200);
         let [high, low] = listens.port().to_be_bytes();
@@ -342,7 +342,7 @@ impl Dialogue {
         }
     }
 
-    /// A data connection, which one side opens; all of its segments are correct.
+    /// Sends the segments of a data connection that `opens` opens; all of them are correct.
     fn data(&mut self, opens: Side, client: SocketAddr, vip: SocketAddr, server: SocketAddr) {
         let other = if opens == Side::Clients {
             Side::Servers

@@ -12,7 +12,7 @@ const WEB: &str = "10.96.0.80:80";
 const NODE_PORT: u16 = 8080;
 
 /// Limit for kube-proxy to remove a server that leaves: it waits until the last connection is no
-/// longer in TIME_WAIT (2 min), and then looks at its servers once a minute.
+/// longer in TIME_WAIT (2 min), and then checks its servers once a minute.
 const LEAVING: Duration = Duration::from_secs(240);
 
 impl Bed {
@@ -271,7 +271,7 @@ fn endpoint_added_and_removed(cluster: &mut Cluster) -> Result<Vec<Endpoint>> {
     Ok(left)
 }
 
-/// Session affinity is persistence.
+/// Checks that session affinity becomes persistence: a client keeps its server.
 fn client_stays_with_its_server(cluster: &Cluster) -> Result<()> {
     const STICKY: &str = "10.96.0.81:80";
     let port = json!({ "name": "http", "port": 80, "targetPort": 80 });

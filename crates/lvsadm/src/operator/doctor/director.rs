@@ -127,7 +127,7 @@ impl Director {
             findings.add(
                 Code::VrrpTrouble,
                 trouble.clone(),
-                "lvsd maintenance status shows this problem until it is corrected",
+                "correct this error; lvsd maintenance status and the log of lvsd show whether it persists",
             );
         }
         if (vrrp.active && vrrp.ready) || self.stands_by().is_some() {

@@ -227,7 +227,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
     }
 }
 
-/// Rules that may stop requests and answers of the dataplane.
+/// Adds a finding for a rule that may drop packets that the dataplane sends.
 fn at_egress(
     chain: &Chain<'_>,
     devices: &str,
@@ -326,8 +326,9 @@ fn is_own(line: &str) -> bool {
     named && line.split(' ').any(|word| word.starts_with(OWN_PROGRAM))
 }
 
-/// Rules that may drop packets at the ingress of a device: before the dataplane, if the packet
-/// socket is on a device above; after it, if the packet socket is on this device.
+/// Adds a finding about `what`, which may drop packets at the ingress of `device`. If the packet
+/// socket is on a device above, the dataplane does not receive the dropped packets. If it is on
+/// `device` itself, the dataplane receives a copy of each packet before it is dropped.
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
@@ -359,7 +360,8 @@ fn described(names: &[&String]) -> Option<(String, String)> {
     }
 }
 
-/// XDP programs of other software, which receive each frame first and may drop it.
+/// Adds a finding for the XDP programs of other software, which receive each frame first and may
+/// drop it.
 fn express_data_path(device: &Device, findings: &mut Findings) {
     let others = device.xdp.iter();
     let others = others.filter(|name| !name.starts_with(OWN_PROGRAM));

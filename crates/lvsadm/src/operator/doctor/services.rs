@@ -86,7 +86,7 @@ fn addresses(
         findings.add(
             Code::VipUnowned,
             format!("this host does not answer ARP for {vip}: no interface has it, and the dataplane does not own it"),
-            format!("{fix}; nothing if another director answers for it"),
+            format!("{fix}; no action is required if another director answers for it"),
         );
     }
 }

@@ -18,7 +18,7 @@ fn roff(text: &str) -> String {
     }
 }
 
-/// An entry of a list: a command or an option, and its description.
+/// Appends an entry of a list: a command or an option, and its description.
 fn item(text: &mut String, name: &str, help: &str) {
     let _ = writeln!(text, ".TP\n.B {}\n{}", roff(name.trim_end()), roff(help));
 }

@@ -69,7 +69,8 @@ impl Checker<'_> {
         })
     }
 
-    /// The name of this director: the name in the file, or the host's name.
+    /// Returns the name of this director: the name in the file, or the host's name. Reports an
+    /// unusable name.
     pub(super) fn director(
         &mut self,
         written: Option<&Spanned<String>>,
@@ -304,7 +305,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The name of a pool.
+    /// Returns the name of a pool. Reports an invalid name, and returns `None` then.
     pub(super) fn pool(&mut self, pool: &Spanned<String>) -> Option<String> {
         let name = pool.get_ref();
         if !Cluster::is_name(name) {

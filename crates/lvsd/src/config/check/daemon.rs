@@ -91,9 +91,9 @@ impl Checker<'_> {
     }
 }
 
-/// Whether `words` are a filter of the log: a level, and levels of modules, separated by commas.
-/// The parser of the log's crate would accept a misspelt level as the name of a module, and disable
-/// all other messages.
+/// Checks that `words` are a filter of the log: a level, and levels of modules, separated by
+/// commas. The parser of the log's crate would accept a misspelt level as the name of a module, and
+/// disable all other messages.
 ///
 /// # Errors
 /// The error and its fix.

@@ -274,7 +274,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The local addresses of full NAT.
+    /// Returns the local addresses of full NAT, and reports unusable ones.
     fn local_pool(&mut self, raw: &RawDataplane) -> Option<LocalPool> {
         let mut addresses = Vec::new();
         if let Some(list) = &raw.local_addresses {

@@ -104,7 +104,8 @@ impl Checker<'_> {
             .unwrap_or(0)
     }
 
-    /// The sorry server: an ordinary server, with weight 1 by default.
+    /// Returns the sorry server, an ordinary server with weight 1 by default, and reports errors in
+    /// it.
     pub(super) fn sorry(
         &mut self,
         raw: &RawService,

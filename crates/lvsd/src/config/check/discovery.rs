@@ -100,7 +100,8 @@ impl Checker<'_> {
         }
     }
 
-    /// The source of discovered servers of a service, and their settings.
+    /// Returns the source of discovered servers of a service with their settings, and reports
+    /// errors in it.
     pub(super) fn discovery(
         &mut self,
         service: &RawService,

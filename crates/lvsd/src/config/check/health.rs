@@ -203,7 +203,7 @@ impl Checker<'_> {
         None
     }
 
-    /// The kind of a check.
+    /// Returns the kind of a check. Reports a missing or unknown kind, and returns `None` then.
     fn kind(&mut self, table: &RawCheckTable, span: Range<usize>) -> Option<&'static KindInfo> {
         let names = || Probe::KINDS.iter().map(|kind| kind.name);
         let kind = table

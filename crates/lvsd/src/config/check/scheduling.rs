@@ -22,7 +22,7 @@ const DRAIN: Duration = Duration::from_secs(30);
 const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
 impl Checker<'_> {
-    /// A service's settings in the dataplane.
+    /// Returns a service's settings in the dataplane, and reports errors in them.
     pub(super) fn service_config(
         &mut self,
         raw: &RawService,
@@ -300,8 +300,9 @@ fn fix(fallback: Option<&str>, key: &str) -> String {
     }
 }
 
-/// `Some` if the scheduler refuses a client whose server has weight 0
-/// ([`lvs_core::sched::AtZero`]); contains the flag that prevents this, if one exists.
+/// Checks whether the scheduler refuses a client whose server has weight 0
+/// ([`lvs_core::sched::AtZero`]). If so, returns `Some` with the flag that prevents this, if one
+/// exists.
 fn refuses_at_weight_0(config: &ServiceConfig) -> Option<Option<&'static str>> {
     let about = BUILT_IN
         .iter()

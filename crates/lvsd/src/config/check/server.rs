@@ -112,7 +112,8 @@ impl Checker<'_> {
         (upper, lower)
     }
 
-    /// The forwarding method: the server's own, or the service's.
+    /// Returns the forwarding method: the server's own, or the service's. Reports an error in it,
+    /// and returns `None` then.
     fn method(
         &mut self,
         raw: &RawServer,
@@ -157,7 +158,7 @@ impl Checker<'_> {
         own.or(defaults.tunnel).unwrap_or_default()
     }
 
-    /// Whether the servers of a service can use full NAT.
+    /// Reports why the servers of a service cannot use full NAT, and returns `None` then.
     pub(super) fn fits_full_nat(
         &mut self,
         at: &Range<usize>,
@@ -216,7 +217,8 @@ impl Checker<'_> {
         None
     }
 
-    /// An address with its port; `default_port` if the text has no port.
+    /// Reads an address with its port; `default_port` if the text has no port. Reports an invalid
+    /// text, and returns `None` then.
     pub(super) fn socket_address(
         &mut self,
         text: &Spanned<String>,

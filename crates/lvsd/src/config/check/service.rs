@@ -281,7 +281,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The identity of a service.
+    /// Returns the identity of a service. Reports an error in it, and returns `None` then.
     fn identity(&mut self, raw: &RawService, span: &Range<usize>) -> Option<(ServiceId, Family)> {
         let protocol = self.word(
             raw.protocol.as_ref(),

@@ -84,7 +84,7 @@ impl Checker<'_> {
         roles.iter().map(daemon).collect()
     }
 
-    /// The peers, in the form of the dataplane's options.
+    /// Returns the peers in the form of the dataplane's options, and reports errors in them.
     pub(super) fn peers(&mut self, spanned: &Spanned<RawSyncPeers>) -> Option<Peers> {
         let raw = spanned.get_ref();
         let Some(peers) = &raw.addresses else {

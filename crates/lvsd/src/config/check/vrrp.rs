@@ -22,7 +22,7 @@ const ADDRESSES_MAX: usize = 20;
 /// Maximum number of other directors.
 const PEERS_MAX: usize = 8;
 
-/// `10.0.0.254/24 dev eth1`, optionally without prefix length or device.
+/// Parses an address such as `10.0.0.254/24 dev eth1`, optionally without prefix length or device.
 fn host_address(text: &str) -> Option<HostAddress> {
     let mut words = text.split_ascii_whitespace();
     let address = words.next()?;

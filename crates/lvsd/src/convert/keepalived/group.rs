@@ -66,8 +66,8 @@ pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
     group
 }
 
-/// `192.0.2.1`, `192.0.2.1-10`, `192.0.2.1-192.0.3.9`, `192.0.2.8/29`, and the same in IPv6
-/// (`2001:db8::1-a`): the first address and the number of addresses.
+/// Parses a range of addresses: `192.0.2.1`, `192.0.2.1-10`, `192.0.2.1-192.0.3.9`, `192.0.2.8/29`,
+/// and the same in IPv6 (`2001:db8::1-a`). Returns the first address and the number of addresses.
 pub(in crate::convert) fn range(text: &str) -> Option<(IpAddr, usize)> {
     if let Some((first, length)) = text.split_once('/') {
         let (first, length): (IpAddr, u32) = (first.parse().ok()?, length.parse().ok()?);

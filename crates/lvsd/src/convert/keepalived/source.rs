@@ -324,7 +324,8 @@ impl<'a> Reader<'a> {
         Ok(false)
     }
 
-    /// `~SEQ(VAR, FIRST, STEP, LAST) LINE`, `~LST(VAR, VALUE, ...) LINE`: the line for each value.
+    /// Repeats the line of `~SEQ(VAR, FIRST, STEP, LAST) LINE` or `~LST(VAR, VALUE, ...) LINE` for
+    /// each value.
     fn repeat(
         &mut self,
         text: &str,
@@ -611,7 +612,7 @@ fn list(text: &str) -> Option<Vec<Vec<(String, String)>>> {
         .collect()
 }
 
-/// `a, {b, c}`: `[a]` and `[b, c]`.
+/// Splits a list of words and groups of words: `a, {b, c}` becomes `[a]` and `[b, c]`.
 fn groups(text: &str) -> Option<Vec<Vec<String>>> {
     let mut all = Vec::new();
     let mut rest = text.trim();

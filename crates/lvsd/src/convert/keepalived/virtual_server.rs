@@ -703,8 +703,8 @@ fn real_server(
     Ok(server)
 }
 
-/// keepalived requires that all checks of a server succeed. lvsd has one check for each server; the
-/// most thorough check is converted.
+/// Sets the check of a server. keepalived requires that all checks of a server succeed. lvsd has
+/// one check for each server; the most thorough check is converted.
 fn add_check(server: &mut Server, check: Check, item: &Item) {
     let other = if server.check.is_empty() || checks::depth(&check) > checks::depth(&server.check) {
         std::mem::replace(&mut server.check, check)

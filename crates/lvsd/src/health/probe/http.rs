@@ -192,7 +192,7 @@ fn is_path(path: &str) -> bool {
             .is_ok_and(|uri| uri.authority().is_none())
 }
 
-/// `"200-299,301"`
+/// Parses ranges of statuses, such as `200-299,301`.
 fn status(text: &str) -> Option<Vec<(u16, u16)>> {
     let number = |text: &str| {
         let number = text.trim().parse::<u16>().ok()?;

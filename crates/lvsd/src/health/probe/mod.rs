@@ -334,7 +334,7 @@ pub(crate) struct Misfit {
 pub(crate) struct Port(Option<u16>);
 
 impl Port {
-    /// The key `port`.
+    /// Reads the key `port`.
     pub(crate) fn parse(keys: &mut Keys<'_>) -> Option<Self> {
         keys.port("port").map(Self)
     }

@@ -284,7 +284,7 @@ impl Client {
             .await
     }
 
-    /// The lines of a watch, over a separate connection.
+    /// Starts a watch over a separate connection, and returns its lines.
     pub(super) async fn watch(&self, path: &str) -> Result<Lines, Error> {
         let mut own = Self::new(Arc::clone(&self.settings));
         let body = timeout(self.limit(), own.send(Method::GET, path, None)).await;

@@ -137,7 +137,7 @@ fn body(
     })
 }
 
-/// `2026-01-31T12:00:00`, for the time since 1970.
+/// Formats a time since 1970 as `2026-01-31T12:00:00`.
 fn date_time(unix: Duration) -> String {
     let seconds = unix.as_secs();
     let (days, rest) = (seconds / 86_400, seconds % 86_400);

@@ -126,7 +126,7 @@ pub(super) struct Model {
     pub(super) refused: BTreeMap<String, String>,
 }
 
-/// `NAMESPACE/NAME`, or the name of an object without a namespace.
+/// The key of an object: `NAMESPACE/NAME`, or the name if it has no namespace.
 fn key(named: &Named) -> String {
     match named.namespace.is_empty() {
         true => named.name.clone(),
@@ -343,7 +343,7 @@ fn is_newer(known: &Service, reported: &Service) -> bool {
         && matches!((version(known), version(reported)), (Some(known), Some(reported)) if known > reported)
 }
 
-/// `Service shop/web`
+/// The kind and the key of an object for messages: `Service shop/web`.
 fn full_name(kind: Kind, key: &str) -> String {
     format!("{} {key}", kind.name())
 }
