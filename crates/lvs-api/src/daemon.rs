@@ -100,6 +100,9 @@ pub struct DirectorStatus {
     /// Virtual addresses that are announced by routes; `None` without any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announce: Option<AnnounceStatus>,
+    /// Peers of the file that the dataplane was started without.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing_peers: Vec<SocketAddr>,
     /// Warnings as text.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,

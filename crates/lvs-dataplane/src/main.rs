@@ -397,7 +397,7 @@ fn main() -> ExitCode {
         Ok(format) => format,
         Err(error) => {
             log::say(Level::ERROR, format_args!("lvs-dataplane: {error}"));
-            return ExitCode::FAILURE;
+            return ExitCode::from(2);
         }
     };
     if let (Err(error), false) = (await_predecessor(&address(&args)), args.restart.cleanup) {

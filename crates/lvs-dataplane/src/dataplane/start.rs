@@ -135,16 +135,20 @@ impl Dataplane {
             self.apply(vec![Call::LocalSet(pool)])
                 .map_err(|failure| StartError::LocalAddresses(failure.message))?;
         }
+        if self.handle.keeping.is_successor() {
+            if rules.is_some() {
+                info!(
+                    "--rules is not applied: the services and rules for marks of the previous dataplane were taken over"
+                );
+            }
+            return Ok(());
+        }
         if !marks.is_empty() {
             let rules = marks.iter().map(ToString::to_string).collect();
             self.apply(vec![Call::MarkSet { rules }])
                 .map_err(|failure| StartError::Marks(failure.message))?;
         }
         match rules {
-            Some(_) if self.handle.keeping.is_successor() => {
-                info!("--rules is ignored: the services of the previous dataplane were taken over");
-                Ok(())
-            }
             Some((text, name)) => Ok(rules::apply(&self.handle, &text, &name)?),
             None => Ok(()),
         }

@@ -74,7 +74,9 @@ pub enum HostError {
     )]
     NotEthernet(String),
     /// The dataplane does not use the interface of `--xdp`.
-    #[error("--xdp {0}: the dataplane does not use this interface")]
+    #[error(
+        "--xdp {0}: the dataplane does not use this interface: add --interface {0}, or remove --xdp {0}"
+    )]
     NoXdpInterface(String),
     /// The kernel does not report which interfaces can send frames that XDP forwards.
     #[error(

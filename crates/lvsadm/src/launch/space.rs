@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::mem;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -61,6 +62,8 @@ struct Link {
     is_shared: bool,
     /// The last error in this namespace, which is logged once.
     failure: String,
+    /// Whether the refusal of full NAT without a local address was logged.
+    said_no_local: bool,
     listing: Option<Listing>,
     kept: Kept,
     /// The process of the dataplane, and the time of the connection to it.
@@ -346,8 +349,13 @@ impl Connection<'_> {
                     Err(Error::Refused(failure)) => {
                         self.link.client = Some(client);
                         // No program expects this refusal, so that its error names no reason.
-                        if failure.code == FailureCode::NoLocalAddress {
-                            self.report(failure.message);
+                        if failure.code == FailureCode::NoLocalAddress
+                            && !mem::replace(&mut self.link.said_no_local, true)
+                        {
+                            log(&format!(
+                                "{}: give the dataplane --local-address, or `lvsadm local add`",
+                                failure.message
+                            ));
                         }
                         return Err(errno(failure.code));
                     }

@@ -76,8 +76,9 @@ pub(crate) struct Cluster {
     places: Option<ClusterPaths>,
     maintenance: Option<maintenance::Kept>,
     quorum: bool,
-    /// Peers of the file that the dataplane was started without.
-    lacks: Vec<SocketAddr>,
+    /// Peers of the file that the dataplane was started without; `None` until the dataplane has
+    /// answered.
+    lacks: Option<Vec<SocketAddr>>,
     running: Option<Running>,
     /// Addresses that are announced by routes.
     announces: WantedAnnouncements,
@@ -123,7 +124,7 @@ impl Cluster {
             maintenance: kept.and_then(maintenance::recall),
             places,
             quorum: true,
-            lacks: Vec::new(),
+            lacks: None,
             running: None,
             announces: WantedAnnouncements::default(),
             announcer: None,
@@ -168,7 +169,10 @@ impl Cluster {
         match (&self.announcer, &self.places) {
             // An empty list is sent too, so that the dataplane withdraws all addresses.
             (Some(announcer), _) => announcer.wish(self.announces.clone()),
-            (None, Some(places)) if !self.announces.addresses.is_empty() => {
+            // Until it is known whether peers are missing, the earlier announcements stay.
+            (None, Some(places))
+                if self.lacks.is_some() && !self.announces.addresses.is_empty() =>
+            {
                 let wish = self.announces.clone();
                 let turns = places.turns.clone();
                 self.announcer = Some(Announcer::start(places.dataplane.clone(), turns, wish));
@@ -291,22 +295,26 @@ impl Cluster {
 
     /// Sets the peers of the file that the dataplane was started without.
     pub(crate) fn take_lacking(&mut self, peers: Vec<SocketAddr>) {
-        if peers != self.lacks {
-            self.lacks = peers;
+        if self.lacks.as_ref() != Some(&peers) {
+            self.lacks = Some(peers);
             self.follow();
             self.follow_announces();
         }
     }
 
     /// Whether the dataplane has all peers of the file.
-    pub(crate) const fn has_peers(&self) -> bool {
-        self.lacks.is_empty()
+    pub(crate) fn has_peers(&self) -> bool {
+        self.missing_peers().is_empty()
+    }
+
+    fn missing_peers(&self) -> &[SocketAddr] {
+        self.lacks.as_deref().unwrap_or_default()
     }
 
     /// The change that gives the dataplane the peers of the file; `None` if it has them.
     fn lacking(&self) -> Option<String> {
         let peers: Vec<String> = self
-            .lacks
+            .missing_peers()
             .iter()
             .map(|peer| peer.ip().to_string())
             .collect();
@@ -376,6 +384,10 @@ impl Cluster {
             // The readiness is not known yet: the state of the earlier daemon stays in force.
             return;
         };
+        if self.lacks.is_none() && readiness.ready {
+            // Nor is it known whether peers are missing.
+            return;
+        }
         let value = Fitness {
             ready: readiness.ready,
             quorum,
@@ -455,6 +467,7 @@ impl Cluster {
             maintenance: self.maintenance.as_ref().map(|kept| kept.shown(now)),
             vrrp,
             announce,
+            missing_peers: self.missing_peers().to_vec(),
             warnings,
         }
     }

@@ -459,8 +459,10 @@ impl<P: Prober> Daemon<P> {
         self.inputs.dataplane.proxy = link.proxied();
         let peers = self.inputs.config.dataplane.peers.as_ref();
         let info = &self.inputs.dataplane.found.seen.info;
-        let lacking = status::lacking_peers(info, peers).collect();
-        self.inputs.cluster.take_lacking(lacking);
+        if peers.is_none() || info.pid != 0 {
+            let lacking = status::lacking_peers(info, peers).collect();
+            self.inputs.cluster.take_lacking(lacking);
+        }
         self.publish_director();
         Ok(Some(link))
     }

@@ -11,6 +11,7 @@ use lvs_api::daemon::{
 use lvs_core::api::{
     DownInterface, Info, PeerStanding, ReasonCount, ServiceId, ServiceInfo, SilentHop, SyncCounts,
 };
+use lvs_core::sync::PORT;
 
 use super::Daemon;
 use crate::clock::Now;
@@ -284,11 +285,14 @@ pub(super) fn lacking_peers<'a>(
 ) -> impl Iterator<Item = SocketAddr> + 'a {
     let wanted = wanted.filter(|_| info.pid != 0);
     let wanted = wanted.map_or(&[][..], |peers| &peers.addresses);
-    // Each peer is named once. A port that the file does not have is 0 here, and the default one in
-    // the dataplane.
+    // A port that the file does not have is 0 here, and the usual one in the dataplane.
     let is_missing = move |peer: &SocketAddr| {
+        let port = match peer.port() {
+            0 => PORT,
+            port => port,
+        };
         let mut known = info.peers.iter();
-        known.all(|known| known.peer.ip() != peer.ip())
+        known.all(|known| (known.peer.ip(), known.peer.port()) != (peer.ip(), port))
     };
     wanted.iter().copied().filter(is_missing)
 }

@@ -120,7 +120,22 @@ impl Director {
     }
 
     pub(super) fn look(&self, findings: &mut Findings) {
-        let Some(vrrp) = &self.0.director.vrrp else {
+        let director = &self.0.director;
+        let Some(vrrp) = &director.vrrp else {
+            if !director.missing_peers.is_empty() {
+                let peers = director
+                    .missing_peers
+                    .iter()
+                    .map(|peer| peer.ip().to_string());
+                findings.add(
+                    Code::DirectorNotReady,
+                    format!(
+                        "this director is not ready: its dataplane was started without the peers {}, and replicates nothing to them",
+                        peers.collect::<Vec<_>>().join(", ")
+                    ),
+                    "systemctl restart lvs-dataplane, which ends all connections",
+                );
+            }
             return;
         };
         for trouble in &vrrp.trouble {
@@ -144,7 +159,10 @@ impl Director {
                     "this director is not ready, {so}: it waits for {}",
                     vrrp.waits_for
                 ),
-                "lvsadm sync shows the state of its peers, and lvsd status whether the dataplane answers",
+                match director.missing_peers.is_empty() {
+                    true => "lvsadm sync shows the state of its peers, and lvsd status whether the dataplane answers",
+                    false => "systemctl restart lvs-dataplane, which ends all connections",
+                },
             );
             return;
         }

@@ -252,6 +252,20 @@ impl Checker<'_> {
         let Some(xdp) = &raw.xdp else {
             return;
         };
+        for name in xdp.get_ref().0.iter().filter(|name| *name != "auto") {
+            let used = raw.interface.as_ref().map(|names| &names.get_ref().0);
+            if !is_interface(name) {
+                self.report(
+                    Diagnostic::error(xdp.span(), format!("`{name}` cannot be an interface"))
+                        .help("write the name of an interface (`ip -br link` lists them), or auto"),
+                );
+            } else if used.is_some_and(|names| !names.contains(name)) {
+                self.report(
+                    Diagnostic::error(xdp.span(), format!("the dataplane does not use `{name}`"))
+                        .help("add it to `interface`, or remove it here"),
+                );
+            }
+        }
         let named = xdp.get_ref().0.iter().any(|name| name != "auto");
         if named && is(raw.fast_path.as_ref(), "off") {
             let title = "xdp is a part of the kernel fast path, which is off".to_owned();
