@@ -628,6 +628,11 @@ mod tests {
             Some(api::Standing::Announced),
         )];
         cluster.announce(address.into(), Announce::default());
+        assert!(
+            cluster.unapplied().is_none(),
+            "missing peers are not known yet"
+        );
+        cluster.take_lacking(Vec::new());
         assert!(cluster.wish(spec(true), Now::at(7)).unwrap());
         let unapplied = cluster.unapplied().expect("an address is announced");
         let (applied, status) = unapplied.wait(Duration::from_secs(20)).await;
