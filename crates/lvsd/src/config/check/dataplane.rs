@@ -483,7 +483,7 @@ impl CommandLine {
     /// The options of a table: each of its keys is an option.
     fn of(raw: &RawDataplane) -> Self {
         let mut all = Self::default();
-        let table = serde_json::to_value(raw).unwrap_or_default();
+        let table = serde_json::to_value(raw).expect("every key of the table has a value in JSON");
         for (key, value) in table.as_object().into_iter().flatten() {
             let option = format!("--{}", key.replace('_', "-"));
             match value {
