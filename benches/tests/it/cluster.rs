@@ -63,7 +63,7 @@ fn invalid_options_are_refused() {
         (&["ssh:-oProxyCommand=x"], "ssh cannot reach"),
         (&["netns:a/b"], "is not the name of a network namespace"),
         (&[], "HOST"),
-        (&["local", "--rates", "20..10/1"], "goes down"),
+        (&["local", "--rates", "20..10/1"], "decreases"),
         (&["local", "--seconds", "0"], "0 is not in 1..=3600"),
         (&["local", "--stop-at-errors", "0"], "is not a percentage"),
         (&["local", "--uri", "page"], "begins with /"),

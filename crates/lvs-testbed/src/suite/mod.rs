@@ -6,7 +6,7 @@
 //!
 //! | attribute of a test | `make test` | `make test-rest` |
 //! |---|---|---|
-//! | none | runs it | runs it if it computes, with full sizes |
+//! | none | runs it, except in `benches` | runs it if it computes, with full sizes, or is in `benches` |
 //! | `#[ignore = "needs NAME"]`, `#[ignore = "long"]` | lists it | runs it |
 //! | `#[ignore = "by hand: REASON"]` | lists it | lists it |
 //!
@@ -38,6 +38,9 @@ const NOT_RUN_TEXT: &str = "77";
 
 /// The start of the reason for a test that neither `make test` nor `make test-all` runs.
 const BY_HAND: &str = "by hand";
+
+/// The crate that `make test` does not build.
+const BENCHES: &str = "benches";
 
 /// The executable with the end-to-end tests; its name is that of the directory in `tests/`.
 const END_TO_END: &str = "e2e";
@@ -313,7 +316,7 @@ fn executable_tests(
                 title,
                 reason: reason.clone(),
             }),
-            None if options.rest && options.only.is_empty() && !sized => {}
+            None if options.rest && options.only.is_empty() && !sized && crate_name != BENCHES => {}
             _ => tests.push(Test {
                 executable: executable.to_owned(),
                 package: package.to_owned(),
