@@ -14,8 +14,8 @@ const KEY_MIN: usize = 32;
 const KEY_MAX: usize = 4096;
 
 /// Parses the address of a director: `192.0.2.2`, `192.0.2.2:8848`, `2001:db8::2` or
-/// `[2001:db8::2]:8848`. Port 0 in the result means that the text has no port; the caller uses
-/// [`PORT`].
+/// `[2001:db8::2]:8848`. Port 0 in the result means that the text has no port:
+/// [`with_port`] sets the usual one.
 ///
 /// # Errors
 /// A message: the text is not an address, or no peer can connect to the address.
@@ -47,6 +47,14 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
         }
         address => Ok(address),
     }
+}
+
+/// Returns an address of a director with its port, or with the usual port [`PORT`] if it has none.
+pub fn with_port(mut address: SocketAddr) -> SocketAddr {
+    if address.port() == 0 {
+        address.set_port(PORT);
+    }
+    address
 }
 
 /// The address of a peer: an [`address`] that a host can have.

@@ -350,8 +350,17 @@ impl FromStr for Helper {
 fn is_mark_rule(line: &str) -> bool {
     let word = line.split_whitespace().next().unwrap_or_default();
     let name = word.strip_prefix("--").unwrap_or_default();
-    let addresses = ["interface", "source", "destination", "protocol", "ports"];
-    addresses.contains(&name) || ["mark", "drop", "host"].contains(&name)
+    let options = [
+        "interface",
+        "source",
+        "destination",
+        "protocol",
+        "ports",
+        "mark",
+        "drop",
+        "host",
+    ];
+    options.contains(&name)
 }
 
 fn name_and_value(text: &str) -> Result<(String, String), String> {

@@ -553,6 +553,10 @@ fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }
 
+/// The error if another process has lvsd's lock and cannot be identified.
+const UNKNOWN_PROCESS: &str =
+    "an lvsd runs, but its process id is unknown; `pgrep -x lvsd` lists the processes";
+
 /// Stops the running daemon and, with `all`, the dataplane.
 fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     let address = steered(arguments);
@@ -561,10 +565,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
             let signal = if all { Kill::INT } else { Kill::TERM };
             end_politely(pid, signal, STOP_LIMIT)
         }
-        Err(LockError::Held(None)) => Err(
-            "an lvsd runs, but its process id is unknown; `pgrep -x lvsd` lists the processes"
-                .to_owned(),
-        ),
+        Err(LockError::Held(None)) => Err(UNKNOWN_PROCESS.to_owned()),
         Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
         Ok(_only) if all => {
             last_good::forget(&address);
@@ -620,10 +621,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     let result = match steer(address) {
         // The daemon reads its file, and logs the errors of the file.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
-        Err(LockError::Held(None)) => Err(
-            "an lvsd runs, but its process id is unknown; `pgrep -x lvsd` lists the processes"
-                .to_owned(),
-        ),
+        Err(LockError::Held(None)) => Err(UNKNOWN_PROCESS.to_owned()),
         Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
         Ok(_only) => Err("no lvsd runs; start it with `systemctl start lvsd`".to_owned()),
     };

@@ -331,11 +331,11 @@ impl<P: Prober> Daemon<P> {
         tracing::info!(event = "reloaded", "{message}");
         for table in config.dataplane.changed_tables(&before.dataplane) {
             tracing::warn!("{table} has changed; it takes effect when the dataplane is restarted");
-            if table == "[sync.peers]" && config.dataplane.peers.is_some() {
-                tracing::warn!(
-                    "without a new peer in the dataplane, this director is not ready, and others are preferred for its addresses"
-                );
-            }
+        }
+        if peers.is_some() && peers != before.dataplane.peers.as_ref() {
+            tracing::warn!(
+                "without a new peer in the dataplane, this director is not ready, and others are preferred for its addresses"
+            );
         }
         if config.daemon.log != before.daemon.log {
             tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");

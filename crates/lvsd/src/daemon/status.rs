@@ -8,10 +8,10 @@ use lvs_api::daemon::{
     AdminState, CheckNotMade, DataplaneStatus, ProxyStatus, ServerStatus, ServiceStatus,
     SourceStatus, Status,
 };
+use lvs_api::directors;
 use lvs_core::api::{
     DownInterface, Info, PeerStanding, ReasonCount, ServiceId, ServiceInfo, SilentHop, SyncCounts,
 };
-use lvs_core::sync::PORT;
 
 use super::Daemon;
 use crate::clock::Now;
@@ -287,12 +287,9 @@ pub(super) fn lacking_peers<'a>(
     let wanted = wanted.map_or(&[][..], |peers| &peers.addresses);
     // A port that the file does not have is 0 here, and the usual one in the dataplane.
     let is_missing = move |peer: &SocketAddr| {
-        let port = match peer.port() {
-            0 => PORT,
-            port => port,
-        };
-        let mut known = info.peers.iter();
-        known.all(|known| (known.peer.ip(), known.peer.port()) != (peer.ip(), port))
+        let peer = directors::with_port(*peer);
+        let mut known = info.peers.iter().map(|known| known.peer);
+        known.all(|known| (known.ip(), known.port()) != (peer.ip(), peer.port()))
     };
     wanted.iter().copied().filter(is_missing)
 }

@@ -32,9 +32,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use lvs_api::directors;
 use lvs_core::api::{PeerInfo, PeerStanding, SyncState, TablesInfo, Waiting};
 use lvs_core::replication::ItemResults;
-use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::{Digest, PEERS_MAX};
 use lvs_core::sync::services::ServiceDigests;
 use tracing::{info, warn};
@@ -192,10 +192,7 @@ impl Peers {
     ) -> Result<Arc<Self>, String> {
         let mut addresses = Vec::new();
         for &peer in &config.peers {
-            let mut peer = peer;
-            if peer.port() == 0 {
-                peer.set_port(PORT);
-            }
+            let peer = directors::with_port(peer);
             if addresses
                 .iter()
                 .any(|other: &SocketAddr| other.ip() == peer.ip())
@@ -214,10 +211,8 @@ impl Peers {
             false => IpAddr::from([0; 4]),
         };
         let v6 = addresses.iter().any(SocketAddr::is_ipv6);
-        let mut listen = config.listen.unwrap_or_else(|| (any(v6), PORT).into());
-        if listen.port() == 0 {
-            listen.set_port(PORT);
-        }
+        let listen = config.listen.unwrap_or_else(|| (any(v6), 0).into());
+        let listen = directors::with_port(listen);
         let failed = |error: io::Error| format!("cannot start the replication with peers: {error}");
         let socket = match bind(listen) {
             Ok(socket) => Some(socket),

@@ -59,15 +59,13 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
         peer.is_free();
         // Log each reason once.
         if last_text != text {
+            let line = format!(
+                "peer {} replicates nothing to this director: {text}",
+                peer.address
+            );
             match trouble {
-                Trouble::Away => info!(
-                    "peer {} replicates nothing to this director: {text}",
-                    peer.address
-                ),
-                Trouble::Refused => warn!(
-                    "peer {} replicates nothing to this director: {text}",
-                    peer.address
-                ),
+                Trouble::Away => info!("{line}"),
+                Trouble::Refused => warn!("{line}"),
             }
         }
         last_text = if borrowed { String::new() } else { text };

@@ -11,6 +11,9 @@ use super::code::Code;
 use crate::invocation::Invocation;
 use crate::operator::maintenance::daemon;
 
+/// The fix for a dataplane that was started without its peers.
+const RESTART: &str = "systemctl restart lvs-dataplane, which ends all connections";
+
 /// The director in the status of `lvsd`; empty if none runs, or it does not answer.
 #[derive(Debug, Default)]
 pub(super) struct Director(Status);
@@ -133,7 +136,7 @@ impl Director {
                         "this director is not ready: its dataplane was started without the peers {}, and replicates nothing to them",
                         peers.collect::<Vec<_>>().join(", ")
                     ),
-                    "systemctl restart lvs-dataplane, which ends all connections",
+                    RESTART,
                 );
             }
             return;
@@ -161,7 +164,7 @@ impl Director {
                 ),
                 match director.missing_peers.is_empty() {
                     true => "lvsadm sync shows the state of its peers, and lvsd status whether the dataplane answers",
-                    false => "systemctl restart lvs-dataplane, which ends all connections",
+                    false => RESTART,
                 },
             );
             return;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lvs_api::directors;
 use lvs_core::sync::bulk::PEERS_MAX;
-use lvs_core::sync::{PORT, SyncDaemon, SyncRole};
+use lvs_core::sync::{SyncDaemon, SyncRole};
 use lvs_core::{Family, ServiceKey};
 use toml::Spanned;
 
@@ -194,9 +194,8 @@ impl Checker<'_> {
     fn is_own(&self, peer: SocketAddr, listen: Option<SocketAddr>) -> bool {
         let ip = peer.ip();
         if ip.is_loopback() {
-            let port = |port| if port == 0 { PORT } else { port };
-            let own = listen.map_or(0, |listen| listen.port());
-            return port(peer.port()) == port(own);
+            let listen = listen.unwrap_or_else(|| (ip, 0).into());
+            return directors::with_port(peer).port() == directors::with_port(listen).port();
         }
         let here = self.facts.is_some_and(|facts| facts.has_address(ip));
         here || listen.is_some_and(|listen| listen.ip() == ip)
