@@ -10,6 +10,7 @@ mod wiring;
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
+use lvs_testbed::soon;
 
 use super::data::{Document, Series, Value};
 use super::peers::Peer;
@@ -257,6 +258,8 @@ fn netpipe(bed: &Bed, least: u32, most: u32, times: u32) -> Result<Vec<(f64, f64
     let client = [&both[..], &["-h", bed.target(false), "-o", file]].concat();
     let printed = bed.client.run("timeout", &client);
     server.kill();
+    // `kill` waits for `timeout` only: the next server must not be mistaken for this NPtcp.
+    soon("NPtcp to end", || !bed.server.listens("tcp", BULK_PORT))?;
     printed?;
     parse(&fs::read_to_string(file)?)
 }
