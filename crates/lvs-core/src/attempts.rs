@@ -45,7 +45,8 @@ impl Sub for Attempts {
 }
 
 impl Attempts {
-    /// Number of unanswered connections from which a server is suspicious; fewer may be chance.
+    /// Minimum number of unanswered connections for which a server is suspicious; fewer may be
+    /// chance.
     const FEW: u64 = 3;
 
     /// Whether the server itself is the cause of its unanswered attempts. `others` are the attempts

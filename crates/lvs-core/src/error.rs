@@ -52,15 +52,16 @@ pub enum Error {
     DaemonRunning,
     /// No synchronisation daemon of this role runs (ESRCH).
     DaemonNotRunning,
-    /// Full NAT without a local address.
+    /// Full NAT requires a local address of the service's family, and none is configured.
     LocalAddressNeeded,
-    /// Full NAT with one-packet scheduling: replies would match no connection.
+    /// Full NAT and one-packet scheduling exclude each other: replies would match no connection.
     FullNatOnePacket,
     /// No helper has this name (ENOENT).
     UnknownHelper,
     /// The ports of a helper contain 0, contain a port twice, or are too many (EINVAL).
     HelperPorts,
-    /// The maximum of waiting pins is reached.
+    /// The maximum number of pins is waiting for connections
+    /// ([`Control::pin`](crate::Control::pin)).
     TooManyPins,
     /// The kernel's IPVS supports this, but the director does not yet; the text names it.
     Unsupported(&'static str),

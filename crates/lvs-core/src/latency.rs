@@ -48,7 +48,8 @@ impl Latency {
         self.store(new, now);
     }
 
-    /// Records that an answer has not arrived within `waited`: only a peak counts.
+    /// Records that an answer has not arrived within `waited`: the average changes only if `waited`
+    /// is longer than the average.
     pub(crate) fn observe_at_least(&self, waited: Duration, now: Instant) {
         if nanos(waited) > fade(self.average.load(Relaxed), self.age(now)) {
             self.store(nanos(waited), now);

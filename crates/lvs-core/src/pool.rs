@@ -50,7 +50,7 @@ pub struct Pool {
     scheduler: Box<dyn Scheduler>,
     /// Bits that mark changed servers, for servers whose records this pool made.
     marks: Marks,
-    /// Servers with an upper threshold.
+    /// Number of servers with an upper threshold.
     limited: usize,
 }
 
@@ -152,7 +152,7 @@ impl Pool {
         Ok(server)
     }
 
-    /// Replaces the scheduler; the new one starts with the present list.
+    /// Replaces the scheduler; the new one starts with the present list of servers.
     pub fn reschedule(&mut self, mut scheduler: Box<dyn Scheduler>) {
         self.servers.iter().for_each(|server| server.unwatch());
         scheduler.follow();
@@ -175,7 +175,7 @@ impl Pool {
         true
     }
 
-    /// Runs the scheduler's work of each [`Scheduler::period`].
+    /// Runs the periodic work of the scheduler. Call it once in each [`period`](Self::period).
     pub fn tick(&mut self, now: Instant) {
         self.scheduler.tick(now);
     }
@@ -200,7 +200,7 @@ impl Pool {
         self.scheduler.goes_by_last_weight()
     }
 
-    /// Whether weights are numbers of connections to the scheduler.
+    /// Whether the scheduler uses weights as numbers of connections.
     pub(crate) fn weight_is_capacity(&self) -> bool {
         self.scheduler.weight_is_capacity()
     }

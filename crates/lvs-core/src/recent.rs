@@ -7,7 +7,7 @@ use crate::Instant;
 
 /// Length of a slot in nanoseconds: ten seconds.
 const SLOT: u64 = 10_000_000_000;
-/// Number of slots in a minute, and in five minutes.
+/// Number of slots in a minute.
 const MINUTE: usize = 6;
 const SLOTS: usize = 30;
 /// Time without a packet after which a further packet is the first one of a new series.
@@ -33,9 +33,9 @@ pub struct RecentCounter {
 pub struct RecentCount {
     /// Number of all packets.
     pub count: u64,
-    /// Packets in the last five minutes, or up to ten seconds less.
+    /// Number of packets in the last five minutes, or up to ten seconds less.
     pub recent: u64,
-    /// Packets in the last minute, or up to ten seconds less.
+    /// Number of packets in the last minute, or up to ten seconds less.
     pub last_minute: u64,
     /// Seconds since the first packet after five minutes without one; `None` if there was no packet
     /// in the last five minutes.
@@ -107,7 +107,7 @@ impl ReasonCounters {
         self.0[place].1.add(packets, now);
     }
 
-    /// All packets.
+    /// Number of all packets, of all reasons.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|(_, one)| one.count()).sum()
     }

@@ -46,9 +46,10 @@ pub trait Scheduler: fmt::Debug + Send {
         None
     }
 
-    /// Announces that all future lists are the same list, that no other scheduler uses its servers,
-    /// and that every change will be reported. So the scheduler may store results between two
-    /// choices. A pool calls this before [`start`](Self::start).
+    /// Announces that every later call passes the same list of servers, that no other scheduler
+    /// uses these servers, and that every change of them will be reported. The scheduler may
+    /// therefore store results between two choices. A pool calls this before
+    /// [`start`](Self::start).
     fn follow(&mut self) {}
 
     /// Sets the list, which may already contain servers (`init_service`).

@@ -20,8 +20,8 @@ const OVERLOADED: u8 = 0x2;
 
 /// One real server in one service (the kernel's `ip_vs_dest`).
 ///
-/// Settings and counts are atomics: the control half writes settings, and every shard updates
-/// counts when its connections open, change state and end. Counts are exact while no shard
+/// Settings and counts are atomics: [`Control`](crate::Control) writes settings, and every shard
+/// updates counts when its connections open, change state and end. Counts are exact while no shard
 /// processes a packet.
 #[derive(Debug)]
 pub struct Server {
@@ -41,14 +41,14 @@ pub struct Server {
     active: AtomicI32,
     total: AtomicI32,
     templates: AtomicI32,
-    /// Entries of schedulers' caches that refer to the server.
+    /// Number of entries of schedulers' caches that refer to the server.
     held: AtomicI32,
-    /// Action on its connections when it goes down.
+    /// Action on the server's connections when the server goes down.
     on_down: AtomicU8,
     /// Flags of new connections to the server.
     watches: AtomicU32,
     latency: Latency,
-    /// Consecutive connection attempts without a good answer.
+    /// Number of consecutive connection attempts that the server refused or did not answer.
     unanswered: AtomicU32,
     attempts: AttemptCounters,
     /// Whether a scheduler is notified of changes.
@@ -180,7 +180,8 @@ impl Server {
         self.last_weight.store(self.weight(), Relaxed);
     }
 
-    /// Sets the weight that schedulers use, and the tenths of the configured weight that this is.
+    /// Sets the weight that schedulers use, and the share of the configured weight, in tenths, that
+    /// this weight is.
     pub(crate) fn set_share(&self, weight: i32, tenths: u8) {
         self.weight.store(weight, Relaxed);
         if weight != 0 {
@@ -236,7 +237,7 @@ impl Server {
         flags
     }
 
-    /// Action on its connections when it goes down.
+    /// Action on the server's connections when the server goes down.
     pub(crate) fn on_down(&self) -> OnServerDown {
         OnServerDown::from_bits(self.on_down.load(Relaxed))
     }
@@ -299,8 +300,8 @@ impl Server {
         &self.latency
     }
 
-    /// Consecutive attempts to open a TCP connection that the server has refused (RST), or that the
-    /// client has repeated without an answer. Counted for servers behind NAT.
+    /// Number of consecutive attempts to open a TCP connection that the server has refused (RST),
+    /// or that the client has repeated without an answer. Counted for servers behind NAT.
     pub fn unanswered(&self) -> u32 {
         self.unanswered.load(Relaxed)
     }
@@ -355,13 +356,13 @@ impl Server {
         !self.is_overloaded() && self.weight() > 0
     }
 
-    /// Connections in active states.
+    /// Number of connections in active states.
     #[inline]
     pub fn active(&self) -> u32 {
         self.active.load(Relaxed).max(0).unsigned_abs()
     }
 
-    /// Connections in all other states.
+    /// Number of connections in all other states.
     #[inline]
     pub fn inactive(&self) -> u32 {
         (self.total.load(Relaxed) - self.active.load(Relaxed))
@@ -369,7 +370,7 @@ impl Server {
             .unsigned_abs()
     }
 
-    /// All connections; persistence templates do not count.
+    /// Number of all connections; persistence templates do not count.
     #[inline]
     pub fn total(&self) -> u32 {
         self.total.load(Relaxed).max(0).unsigned_abs()

@@ -9,12 +9,12 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::ServerId;
 pub use crate::latency::Latency;
 
-/// Counters or rates of a service, of a server, or of everything.
+/// Counters or rates of a service, of a server, or of the whole director.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Counts {
-    /// New connections (in rates: connections a second).
+    /// Number of new connections (in rates: connections per second).
     pub conns: u64,
     /// Packets from clients; a GSO/GRO super-packet counts as one.
     pub in_packets: u64,
@@ -63,7 +63,7 @@ impl Sub for Counts {
 pub struct Stats {
     /// The snapshot of the last two-second tick, minus the zeroed values.
     pub shown: Counts,
-    /// Rates a second, as the kernel's estimator computes them.
+    /// Rates per second, as the kernel's estimator computes them.
     pub rates: Counts,
     /// The counters now, never zeroed.
     pub live: Counts,

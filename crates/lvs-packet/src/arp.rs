@@ -8,7 +8,7 @@ use etherparse::{
 
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_ARP, Mac, ethernet_header};
 
-/// Length of an ARP message for IPv4 in its Ethernet frame.
+/// Length in bytes of an Ethernet frame with an ARP message for IPv4.
 pub const FRAME_LEN: usize = ETHERNET_LEN + 28;
 
 /// An ARP message for IPv4 over Ethernet.

@@ -26,8 +26,9 @@ use crate::tunnel_path::TunnelPaths;
 /// | requests that were too long | a lock | ICMP "fragmentation needed" made here |
 ///
 /// So packets of an established connection take no lock. Each worker stores its own packets that
-/// wait for a neighbour, because it must send them in order, before later packets; their limits are
-/// divided ([`Held::of_workers`](crate::held::Held::of_workers)).
+/// wait for a neighbour, because it must send them in order, before later packets. The limits of
+/// these packets are divided among the workers
+/// ([`Held::of_workers`](crate::held::Held::of_workers)).
 #[derive(Debug)]
 pub struct Common {
     /// Datagrams of which fragments are missing.

@@ -10,7 +10,7 @@ reasons! {
         Truncated => "truncated",
         /// The version in the IP header does not match the EtherType.
         IpVersion => "ip_version",
-        /// The header length in the IP header is below 20.
+        /// The header length in the IP header is below 20 bytes.
         IpHeaderLength => "ip_header_length",
         /// The checksum of the IP header is wrong.
         IpChecksum => "ip_checksum",

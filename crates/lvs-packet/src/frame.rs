@@ -11,7 +11,7 @@ pub use lvs_sys::{Arena, Lent};
 /// header, or a VLAN tag.
 pub const HEADROOM: usize = 128;
 
-/// The longest frame: 64 KiB of IP and an Ethernet header with two VLAN tags.
+/// Maximum length of a frame in bytes: 64 KiB of IP and an Ethernet header with two VLAN tags.
 pub const MAX_FRAME: usize = 65_535 + 14 + 8;
 
 /// Work that a device or a peer on a virtual link has left to the receiver (the fields of
@@ -49,7 +49,7 @@ pub struct PartialChecksum {
 pub struct Segments {
     /// TCP over IPv4 or IPv6, or UDP.
     pub kind: SegmentKind,
-    /// Payload bytes of each segment but the last.
+    /// Number of payload bytes of each segment but the last.
     pub size: u16,
     /// Length of all headers according to the sender; 0 if unknown.
     pub header_len: u16,
@@ -223,7 +223,7 @@ impl Frame {
         self.start == self.end
     }
 
-    /// Bytes that [`Self::push_front`] can still add.
+    /// Number of bytes that [`Self::push_front`] can still add.
     #[inline]
     pub fn headroom(&self) -> usize {
         self.start

@@ -24,7 +24,7 @@ pub const BYTES: usize = 16 << 20;
 /// Longest time that a packet waits. The kernel stops resolving a neighbour after three requests,
 /// one second apart, and reports that; this limit is for neighbours without a report.
 pub const TIMEOUT: Duration = Duration::from_millis(3500);
-/// Pause before the next request to the kernel.
+/// Pause between two requests to the kernel for the same result.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The event that a packet waits for.
@@ -60,7 +60,7 @@ pub struct Held {
     frames: usize,
     bytes: usize,
     limits: Limits,
-    /// Packets that were dropped after their time, or because the queues were full.
+    /// Number of packets that were dropped after their time, or because the queues were full.
     pub dropped: u64,
     /// The dropped packets of connections, by server.
     pub drops: ServerDrops,

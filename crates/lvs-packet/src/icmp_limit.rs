@@ -24,9 +24,9 @@ pub struct Limits {
     /// Interval between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero
     /// means no limit.
     pub per_receiver: Duration,
-    /// Errors a second to all (`icmp_msgs_per_sec`).
+    /// Maximum number of errors per second to all receivers together (`icmp_msgs_per_sec`).
     pub per_second: u32,
-    /// Maximum number of errors at once (`icmp_msgs_burst`).
+    /// Maximum number of errors to all receivers at once (`icmp_msgs_burst`).
     pub burst: u32,
 }
 

@@ -23,11 +23,11 @@ const ROUTER_ALERT: [u8; 8] = [PROTOCOL, 0, 5, 2, 0, 0, 1, 0];
 const GROUP_FIELD: Field = icmp::HEADER_LEN..icmp::HEADER_LEN + 16;
 /// The number of records in a report of version 2.
 const RECORDS: Field = 6..8;
-/// Length of a message of version 1.
+/// Length in bytes of a message of version 1.
 const V1_LEN: usize = GROUP_FIELD.end;
-/// Length of a query of version 2 without sources.
+/// Length in bytes of a query of version 2 without sources.
 const QUERY_V2_LEN: usize = 28;
-/// Length of a report of version 2 without records, and of a record without sources.
+/// Length in bytes of a report of version 2 without records, and of a record without sources.
 const REPORT_LEN: usize = 8;
 const RECORD_LEN: usize = 20;
 /// Maximum number of records in a report: they fit into the minimum MTU.

@@ -22,7 +22,7 @@ const OPTION_LEN: usize = 8;
 const HOP_LIMIT: u8 = 255;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// Length of a message with its option in an Ethernet frame.
+/// Length in bytes of an Ethernet frame with a message and its option.
 pub const FRAME_LEN: usize = ETHERNET_LEN + ipv6::HEADER_LEN + MESSAGE_LEN + OPTION_LEN;
 
 /// A neighbour solicitation or advertisement.

@@ -1,4 +1,5 @@
-//! Hosts that forwarded replies to health checks, although NAT needs the server's own frame.
+//! Hosts that forwarded replies to health checks, although a server behind NAT should send its
+//! replies directly to the director.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

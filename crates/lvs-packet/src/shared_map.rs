@@ -1,11 +1,11 @@
 //! Hash maps whose copies share their unchanged parts.
 //!
-//! The keeper publishes a snapshot after each change, and a packet worker reads the last snapshot
-//! while the keeper changes its maps. An ordinary map would have to be copied completely for each
-//! changed entry. This map consists of parts: a copy costs one pointer, and the first change of a
-//! part after it copies only that part. So an insertion costs about the same with ten entries and
-//! with forty thousand. A look-up hashes twice; the packet path caches the results if speed is
-//! important.
+//! In `lvs-dataplane`, the thread that observes the host's network publishes a snapshot after each
+//! change, and the packet workers read the last snapshot while this thread changes its maps. An
+//! ordinary map would have to be copied completely for each changed entry. This map consists of
+//! parts: a copy costs one pointer, and the first change of a part after it copies only that part.
+//! So an insertion costs about the same with ten entries and with forty thousand. A look-up hashes
+//! twice; the packet path caches the results if speed is important.
 
 use std::borrow::Borrow;
 use std::collections::{HashMap, hash_map};
@@ -13,8 +13,8 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
 
-/// Parts of a map. With 40,000 entries, the first change of a part copies 160 entries and 256
-/// pointers.
+/// Number of parts of a map. With 40,000 entries, the first change of a part copies 160 entries and
+/// 256 pointers.
 const PARTS: usize = 256;
 
 type Part<K, V> = Arc<HashMap<K, V, RandomState>>;

@@ -91,7 +91,7 @@ pub struct Steering {
     /// Whether all connections of a client belong to one worker: the FTP helper needs a control
     /// connection and its data connections in one worker.
     by_address: bool,
-    /// Local addresses towards servers of full NAT.
+    /// The local addresses of full NAT.
     local: HashSet<IpAddr>,
 }
 

@@ -276,7 +276,8 @@ impl SynLimiter {
         }
     }
 
-    /// Records a client with a connection.
+    /// Records that `client` has a connection, so that SYNs from it count as those of a known
+    /// client.
     pub(super) fn meets(&mut self, client: IpAddr, now: Instant) {
         self.known.age(now);
         let hash = self.hasher.hash_one(host_of(client));

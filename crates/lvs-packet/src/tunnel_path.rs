@@ -18,7 +18,7 @@ use crate::wire::{ETHERTYPE_IPV4, be16, be32, ipv4, ipv6, udp};
 
 /// Lifetime of a learned MTU (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
 const MTU_EXPIRES: Duration = Duration::from_secs(600);
-/// The smallest MTU that is accepted (`net.ipv4.route.min_pmtu`).
+/// The smallest MTU in bytes that is accepted (`net.ipv4.route.min_pmtu`).
 const MTU_MIN: usize = 552;
 /// GRE: a checksum is present.
 const GRE_CHECKSUM: u16 = 0x8000;

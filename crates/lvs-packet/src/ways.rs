@@ -1,5 +1,5 @@
 //! The paths of a connection's packets in both directions, computed in advance for the kernel fast
-//! path. They exist only if no property of a single packet could change them.
+//! path. They can be computed only if no property of a single packet could change them.
 
 use lvs_core::offload::Offer;
 use lvs_core::{Forwarding, Instant};
@@ -37,10 +37,10 @@ pub enum NoWay {
         "no other host can have sent a packet with its addresses (such as loopback, multicast, or the director's own)"
     )]
     Martian,
-    /// Packets to the server cannot be sent now, or not by Ethernet.
+    /// Packets to the server cannot be sent now, or not through an Ethernet interface.
     #[error("there is no route to its server, or the neighbour is not resolved")]
     ToServer,
-    /// Packets to the client cannot be sent now, or not by Ethernet.
+    /// Packets to the client cannot be sent now, or not through an Ethernet interface.
     #[error("there is no route to its client, or the neighbour is not resolved")]
     ToClient,
     /// The outer headers of the tunnel depend on the packet.

@@ -12,7 +12,7 @@ use super::types::{
 };
 use crate::sync::{SyncDaemon, SyncRole};
 
-/// A call with its number, which the answers contain.
+/// A call, with the number that each line of its answer repeats.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumberedCall {
     /// Number that the client has chosen for the request.
@@ -82,7 +82,7 @@ calls! {
             /// Version of the protocol that the client uses ([`VERSION`](super::VERSION)).
             version: u32,
         },
-        /// State of the dataplane. Answer: [`Info`](super::Info).
+        /// Report the state of the dataplane. Answer: [`Info`](super::Info).
         "info" Info {},
         /// List services with their real servers. Answer: items
         /// [`ServiceInfo`](super::ServiceInfo), then [`ListEnd`](super::ListEnd).
@@ -94,7 +94,7 @@ calls! {
         /// List connections and persistence templates. Answer: items [`ConnInfo`](super::ConnInfo),
         /// then [`ListEnd`](super::ListEnd).
         "conn.list" ConnList {},
-        /// Timeouts that `ipvsadm --set` sets. Answer: [`Timeouts`].
+        /// Report the timeouts that `ipvsadm --set` sets. Answer: [`Timeouts`].
         "timeouts.get" TimeoutsGet {},
         /// Read one sysctl, or all. Answer: items [`Sysctl`], then [`ListEnd`](super::ListEnd).
         "sysctl.get" SysctlGet {
@@ -102,14 +102,14 @@ calls! {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             name: Option<String>,
         },
-        /// Running synchronisation daemons. Answer: items [`SyncDaemon`], then
+        /// List the running synchronisation daemons. Answer: items [`SyncDaemon`], then
         /// [`ListEnd`](super::ListEnd).
         "daemon.list" DaemonList {},
-        /// Peers, and the state of the replication with them. Answer:
+        /// Report the peers and the state of the replication with them. Answer:
         /// [`SyncState`](super::SyncState).
         "sync.get" SyncGet {},
-        /// Counted reasons of drops and of packets passed to the host. Answer: items
-        /// [`ReasonCount`](super::ReasonCount), then [`ListEnd`](super::ListEnd).
+        /// List the reasons for which packets were dropped or passed to the host, with counts.
+        /// Answer: items [`ReasonCount`](super::ReasonCount), then [`ListEnd`](super::ListEnd).
         "drops" Drops {},
         /// Shows the decision for a packet that may open a connection, and the reasons, without a
         /// change.
@@ -129,16 +129,17 @@ calls! {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             interface: Option<String>,
         },
-        /// Rules that set firewall marks on packets, in their order. Answer: items
+        /// List the rules that set firewall marks on packets, in their order. Answer: items
         /// [`MarkText`](super::MarkText), then [`ListEnd`](super::ListEnd).
         "mark.list" MarkList {},
-        /// Source filters that are not off. Answer: items [`FilterItem`](super::FilterItem), the
-        /// director's first, and long ones in several items; then [`ListEnd`](super::ListEnd).
+        /// Source filters that are in use. Answer: items [`FilterItem`](super::FilterItem), those
+        /// of the director's filter first, and several items for a long filter; then
+        /// [`ListEnd`](super::ListEnd).
         "filter.list" FilterList {},
-        /// The local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
+        /// Report the local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
-        /// The host that forwarded the latest reply of a server to a through-VIP check, although
-        /// the server should have sent the reply directly to the director. Answer:
+        /// Report the host that forwarded the latest reply of a server to a through-VIP check,
+        /// although the server should have sent the reply directly to the director. Answer:
         /// [`ReturnPath`](super::ReturnPath).
         "server.return_path" ServerReturnPath {
             /// Address of the server.
@@ -158,9 +159,9 @@ calls! {
             /// Address and port of the client.
             client: SocketAddr,
         },
-        /// Packets as they arrive, each with the decision about it, until the client closes the
-        /// connection. Answer: items [`CapturedPacket`](super::CapturedPacket); one without a frame
-        /// for each second without packets.
+        /// Reports packets as they arrive, each with the dataplane's decision, until the client
+        /// closes the connection. Answer: items [`CapturedPacket`](super::CapturedPacket), and an
+        /// item without a frame after each second without packets.
         ///
         /// Nothing is changed, but write access is needed: the client sees the traffic of other
         /// hosts, as through a packet socket, for which a user needs similar rights.
@@ -178,7 +179,7 @@ calls! {
         },
         /// Sets the virtual addresses for which the dataplane adds routes on its device, so that
         /// routing daemons announce them. The dataplane receives packets for all of these
-        /// addresses, and answers ARP for none. Each call replaces the previous one, and the caller
+        /// addresses, and answers ARP for none. Each call replaces the previous one, and the client
         /// has to repeat it periodically. Answer: [`Announcements`](super::Announcements).
         "vips.announce" VipsAnnounce(AnnounceSpec),
         /// Stop the dataplane. Answer: `{}`, then the dataplane exits.

@@ -1,4 +1,4 @@
-//! Services, servers and connections of a director as listings show them.
+//! Services, servers and connections of a director in the form of listings.
 
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
@@ -9,7 +9,7 @@ use crate::recent::ReasonCounters;
 use crate::{Connection, Control, Instant, Server, Service};
 
 impl ServiceInfo {
-    /// A service without its servers.
+    /// Returns the listing entry of a service at `now`, without its servers.
     pub fn of(service: &Service, now: Instant) -> Self {
         Self {
             service: service.key().into(),
@@ -49,7 +49,7 @@ impl ServiceInfo {
 }
 
 impl ServerInfo {
-    /// A server of a service.
+    /// Returns the listing entry of a server of a service at `now`.
     pub fn of(control: &Control, service: &Service, server: &Server, now: Instant) -> Self {
         let latency = server.latency().average(now);
         let counted = service.config().extras.count_unanswered;
@@ -72,7 +72,7 @@ impl ServerInfo {
 }
 
 impl ConnInfo {
-    /// A connection of a shard.
+    /// Returns the listing entry of a connection of a shard.
     pub fn of(connection: &Connection) -> Self {
         Self {
             protocol: connection.protocol.0,
@@ -88,7 +88,7 @@ impl ConnInfo {
         }
     }
 
-    /// A persistence template.
+    /// Returns the listing entry of a persistence template.
     pub fn of_template(control: &Control, template: &Connection) -> Self {
         let engine = control.template_engine(template.id);
         Self {

@@ -10,14 +10,14 @@ use crate::sync::SyncRole;
 use crate::{Control, Family, Forwarding, ServiceKey};
 
 /// The state after earlier changes of a list, against which later changes are checked: the present
-/// director, and the differences.
+/// director, and the differences from it.
 pub(super) struct Plan<'a> {
     control: &'a Control,
     noted: Noted,
 }
 
-/// The differences without the director: ten changes to a table of 40,000 servers do not copy the
-/// other servers.
+/// The differences between the planned state and the director. They contain only the changed
+/// services and servers, so that a list of ten changes does not copy a table of 40,000 servers.
 #[derive(Default)]
 pub(super) struct Noted {
     /// Whether all services of the director are removed.
@@ -29,7 +29,7 @@ pub(super) struct Noted {
     local: [bool; 2],
     master: bool,
     backup: bool,
-    /// Number of rules for marks.
+    /// Number of rules that set firewall marks.
     pub(super) marks: usize,
 }
 
@@ -62,17 +62,17 @@ impl Noted {
 }
 
 impl<'a> Plan<'a> {
-    /// Continues with earlier differences.
+    /// Continues a plan from the differences that [`into_noted`](Self::into_noted) returned.
     pub(super) const fn resume(control: &'a Control, noted: Noted) -> Self {
         Self { control, noted }
     }
 
-    /// Returns the changes collected so far.
+    /// Returns the differences collected so far.
     pub(super) fn into_noted(self) -> Noted {
         self.noted
     }
 
-    /// The differences, to be changed.
+    /// Returns the differences for modification.
     pub(super) const fn noted(&mut self) -> &mut Noted {
         &mut self.noted
     }
@@ -158,8 +158,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The differences of a service, to be changed; created if the list has not changed the service
-    /// yet. `None` if the service does not exist.
+    /// Returns the planned state of a service for modification; it is created if no earlier change
+    /// of the list affects the service. `None` if the service does not exist.
     fn touch(&mut self, key: &ServiceKey) -> Option<&mut Planned> {
         let facts = self.service(key)?;
         let place = self.noted.services.entry(key.into());

@@ -89,8 +89,8 @@ impl From<ServiceId> for ServiceKey {
 }
 
 impl From<ServiceKey> for ServiceId {
-    /// Converts a key. A director has only keys of TCP, UDP and SCTP; another protocol would become
-    /// TCP.
+    /// Converts a key of a TCP, UDP or SCTP service or of a firewall mark. A director has no other
+    /// keys; another protocol would become TCP.
     fn from(key: ServiceKey) -> Self {
         match key {
             ServiceKey::Address {
@@ -115,8 +115,8 @@ pub struct ServiceSpec {
     pub service: ServiceId,
     /// Settings of the service.
     pub config: ServiceConfig,
-    /// Owner of the service: absent for a manually added service, `lvsd` for a service of the
-    /// daemon's file.
+    /// Owner of the service: absent for a manually added service, `lvsd` for a service from the
+    /// configuration file of `lvsd`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
 }
@@ -161,11 +161,11 @@ pub struct LocalInfo {
 pub struct LocalAddressInfo {
     /// The address.
     pub address: core::net::IpAddr,
-    /// The first port that is used.
+    /// The first port that full NAT may use.
     pub first: u16,
-    /// The last port.
+    /// The last port that full NAT may use.
     pub last: u16,
-    /// Connections that use the address.
+    /// Number of connections that use the address.
     pub connections: u64,
 }
 
@@ -233,7 +233,7 @@ pub struct Info {
     /// ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)), or will be.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced: Vec<AnnouncedVip>,
-    /// Seconds since the announced addresses were set.
+    /// Seconds since a client last set the announced addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announced_ago: Option<u64>,
     /// State of each peer's connections at this director.
@@ -248,7 +248,7 @@ pub struct Info {
     /// Next hops that do not answer ARP or neighbour discovery, at most 64.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
-    /// Requests that exceeded the MTU of the path to their server.
+    /// Paths to servers that were too narrow for requests.
     pub too_big: Vec<TooBig>,
     /// Virtual ports that the FTP helper inspects; empty without the helper.
     pub ftp_ports: Vec<u16>,
@@ -306,14 +306,15 @@ pub struct WorkerInfo {
     pub packets: u64,
     /// Frames that were lost because they arrived faster than the worker read them.
     pub lost: u64,
-    /// Frames that the worker has received and passed to the worker that has their connection.
+    /// Frames that the worker has received and passed to another worker, which has their
+    /// connection.
     pub handed_over: u64,
     /// Frames that the worker received from other workers.
     pub taken: u64,
     /// Frames that were dropped because the queue of the worker that has their connection was full.
     pub busy: u64,
-    /// Number of times that it used more than half of a processor and was demoted from real-time
-    /// scheduling.
+    /// Number of times that the worker used more than half of a processor and was demoted from
+    /// real-time scheduling.
     pub demoted: u64,
     /// Packets and bytes that the worker has forwarded.
     pub counts: Counts,
@@ -329,13 +330,13 @@ pub struct SyncCounts {
     pub sent_bytes: u64,
     /// Messages that were not sent, because the queue had its maximum length (`sync_qlen_max`).
     pub queue_full: u64,
-    /// Messages that the interface refused.
+    /// Messages that could not be sent on the interface.
     pub not_sent: u64,
     /// Datagrams that a backup has received.
     pub received: u64,
     /// Bytes of the received messages.
     pub received_bytes: u64,
-    /// Received connections and templates that were added to the table, or updated in it.
+    /// Received connections and templates that were added to the table or updated in it.
     pub taken: u64,
     /// Datagrams that were dropped because a socket's buffer was full.
     pub lost: u64,
@@ -383,46 +384,48 @@ pub struct SyncState {
     pub listen: Option<SocketAddr>,
     /// Peer directors.
     pub peers: Vec<PeerInfo>,
-    /// Connections that this director owns and replicates: those whose packets arrive at this
-    /// director.
+    /// Number of connections that this director owns and replicates: those whose packets arrive at
+    /// this director.
     pub replicated: u64,
-    /// Items sent to peers: connections, templates, and removals of connections.
+    /// Number of items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,
-    /// Bytes of these items and of digests.
+    /// Number of bytes of these items and of digests.
     pub bytes_sent: u64,
-    /// Items received from peers.
+    /// Number of items received from peers.
     pub items_received: u64,
-    /// Received items that were added to the table, or updated in it.
+    /// Received items that were added to the table or updated in it.
     pub taken: u64,
-    /// Connections that were removed because they ended at a peer.
+    /// Number of connections that were removed because they ended at a peer.
     pub ended: u64,
-    /// Borrowed connections that this director owns now, because their packets arrived here later
-    /// than at the peer.
+    /// Number of replicated connections that this director owns now, because their packets arrived
+    /// here later than at the peer.
     pub kept: u64,
-    /// Received items that were ignored because their content is invalid or contradictory.
+    /// Number of received items that were ignored because their content is invalid or
+    /// contradictory.
     pub nonsense: u64,
-    /// Connections that were dropped because the table was full.
+    /// Number of connections that were dropped because the table was full.
     pub no_room: u64,
-    /// Requests of peers to resend missing items.
+    /// Number of requests of peers to resend missing items.
     pub repairs: u64,
-    /// Full syncs caused by an overflow of the outgoing queue of a peer.
+    /// Number of full syncs caused by an overflow of the outgoing queue of a peer.
     pub full_syncs: u64,
-    /// TCP connections from addresses that do not belong to a peer, which were refused.
+    /// Number of TCP connections that were refused because their source address does not belong to
+    /// a peer.
     pub refused_address: u64,
-    /// TCP connections from a peer's address that were refused because two other connections from
-    /// this address had not authenticated yet.
+    /// Number of TCP connections from a peer's address that were refused because two other
+    /// connections from this address had not authenticated yet.
     pub refused_places: u64,
-    /// TCP connections that were refused because the connecting host did not prove that it has the
-    /// key.
+    /// Number of TCP connections that were refused because the connecting host did not prove that
+    /// it has the key.
     pub refused_key: u64,
-    /// TCP connections with peers that were closed because a frame was changed, repeated or too
-    /// long.
+    /// Number of TCP connections with peers that were closed because a frame was changed, repeated
+    /// or too long.
     pub forged: u64,
-    /// TCP connections with peers that were closed because of an invalid frame.
+    /// Number of TCP connections with peers that were closed because of an invalid frame.
     pub malformed: u64,
     /// Comparison of each peer's services and servers with those of this director.
     pub tables: Vec<TablesInfo>,
-    /// Services that are not compared, because they exceed the maximum.
+    /// Number of services that are not compared, because there are more than the maximum number.
     pub tables_beyond: u64,
 }
 
@@ -437,7 +440,7 @@ pub struct TablesInfo {
     /// Number of services that differ.
     #[serde(default)]
     pub differ: u64,
-    /// Seconds for which a service has differed.
+    /// Seconds since the oldest present difference appeared; 0 if no service differs.
     #[serde(default)]
     pub seconds: u64,
 }
@@ -453,9 +456,9 @@ pub enum TablesState {
     Older,
     /// The tables are alike.
     Alike,
-    /// The tables differ, as they do for a moment after each change.
+    /// The tables differ, as they do for a moment after each change of one of them.
     Differ,
-    /// The tables have differed for too long (`lvs-dataplane --sync-alarm`).
+    /// The tables have differed for longer than `lvs-dataplane --sync-alarm`.
     Alarm,
 }
 
@@ -485,8 +488,8 @@ pub struct TableDifference {
     pub there: bool,
 }
 
-/// Preference of the route to a virtual address that routers receive. Routers use the route with
-/// the greatest value.
+/// Preference of this director's route to a virtual address. Routers should use the route of the
+/// director with the greatest value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
@@ -503,7 +506,7 @@ impl Standing {
     /// The protocol (`proto` of `ip route`) of routes to announced addresses. The kernel, BIRD,
     /// FRR, systemd and keepalived use other values.
     pub const ANNOUNCED: u8 = 77;
-    /// The protocol of routes to addresses that another director should receive.
+    /// The protocol of routes to addresses whose traffic another director should receive.
     pub const LEAVING: u8 = 78;
 
     /// The state as one word.
@@ -515,7 +518,7 @@ impl Standing {
         }
     }
 
-    /// The protocol number of its route; `None` without a route.
+    /// The protocol number of the route; `None` without a route.
     pub const fn protocol(self) -> Option<u8> {
         match self {
             Self::Withdrawn => None,
@@ -533,7 +536,7 @@ pub struct AnnounceSpec {
     /// [`ANNOUNCED_MAX`].
     pub addresses: Vec<AnnounceVip>,
     /// Seconds for which the announcement is valid without a repetition. After ten seconds without
-    /// a repetition, routers are to prefer another director.
+    /// a repetition, the preference is at most [`Standing::Leaving`].
     pub hold: u32,
 }
 
@@ -570,21 +573,21 @@ pub struct AnnouncedVip {
     pub trouble: String,
 }
 
-/// A peer.
+/// State of a peer and of the replication with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
     /// Address of the peer.
     pub address: SocketAddr,
     /// `away`, `refused`, `bulk` (full sync), `behind` (updates are missing), `silent` (no
-    /// comparison for four seconds) or `in step`.
+    /// comparison of the connections for four seconds) or `in step`.
     pub state: String,
-    /// The reason why it is disconnected or refused.
+    /// The reason why the peer is disconnected or refused; empty otherwise.
     #[serde(default)]
     pub trouble: String,
-    /// Connections that the peer owns.
+    /// Number of connections that the peer owns.
     #[serde(default)]
     pub replicated: u64,
-    /// Connections that are borrowed from the peer.
+    /// Number of the peer's connections that this director stores as replicas.
     #[serde(default)]
     pub borrowed: u64,
     /// Lower bound for the number of the peer's connections that this director does not have.
@@ -593,19 +596,19 @@ pub struct PeerInfo {
     /// Milliseconds since the connections were last compared with the peer's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
-    /// Connections and templates that the peer has sent in its last full sync.
+    /// Number of connections and templates that the peer sent in its last full sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_connections: Option<u64>,
-    /// Duration of the full sync, in milliseconds.
+    /// Duration of the last full sync, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_ms: Option<u64>,
-    /// Age of the full sync, in seconds.
+    /// Seconds since the last full sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_ago: Option<u64>,
     /// Whether the peer receives the connections of this director.
     #[serde(default)]
     pub listens: bool,
-    /// Milliseconds until the peer confirmed the last update.
+    /// Milliseconds that the peer took to confirm the last update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag_ms: Option<u64>,
     /// The first services that differ at the peer.
@@ -620,7 +623,8 @@ pub struct PeerStanding {
     pub peer: SocketAddr,
     /// As [`PeerInfo::state`].
     pub state: String,
-    /// Seconds since the peer was last in step, or since this dataplane started; 0 while in step.
+    /// Seconds since the peer was last in sync, or since this dataplane started; 0 while it is in
+    /// sync.
     #[serde(default)]
     pub seconds: u64,
     /// As [`PeerInfo::missing`].
@@ -632,8 +636,8 @@ pub struct PeerStanding {
 }
 
 impl PeerStanding {
-    /// Number of seconds after which a peer that is not in step needs an operator's attention. A
-    /// peer that has just started is usually in step earlier.
+    /// Number of seconds after which a peer that is not in sync needs an operator's attention. A
+    /// peer that has just started is usually in sync earlier.
     pub const ALARM: u64 = 10;
 
     /// Whether this director has all connections of the peer, by the latest comparison of digests.
@@ -657,7 +661,7 @@ pub struct FastPathInfo {
     pub active: bool,
     /// Attachment method of its programs, if the fast path was opened: `tcx` or `clsact`.
     pub attached_by: String,
-    /// The reason why no packets are offloaded although the kernel fast path is configured; empty
+    /// The reason why the kernel fast path forwards no packets although it is configured; empty
     /// otherwise.
     pub reason: String,
     /// Fix for that reason.
@@ -675,7 +679,7 @@ pub struct TooBig {
     pub tunnel: bool,
     /// Length in bytes of the longest IP packet that fits the path.
     pub room: u32,
-    /// Bytes of the longest received packet.
+    /// Length in bytes of the longest received packet.
     pub longest: u32,
     /// Number of packets received.
     pub packets: u64,
@@ -697,7 +701,7 @@ pub struct Conflict {
     /// Link-layer address of that interface.
     #[serde(default)]
     pub own_mac: String,
-    /// Another address of that neighbour.
+    /// Another address of that neighbour, if one is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<core::net::IpAddr>,
     /// The neighbour's answers and announcements.
@@ -730,9 +734,9 @@ impl Conflict {
 pub struct SilentHop {
     /// Address of the next hop.
     pub address: core::net::IpAddr,
-    /// The interface on which the address is requested.
+    /// The interface on which the kernel requests the link-layer address of the next hop.
     pub interface: String,
-    /// Seconds since the neighbour failed.
+    /// Seconds since the kernel reported that the next hop does not answer.
     #[serde(default)]
     pub since: u64,
 }
@@ -740,7 +744,7 @@ pub struct SilentHop {
 /// An interface of the dataplane that is down.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DownInterface {
-    /// Its name.
+    /// Name of the interface.
     pub interface: String,
     /// [`InterfaceInfo::down_since`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -765,8 +769,8 @@ pub struct InterfaceInfo {
     /// Frames that were lost because they arrived faster than the dataplane read them.
     #[serde(default)]
     pub lost: u64,
-    /// The first place of the kernel fast path: `xdp` or `tc`; `None` if the kernel fast path is
-    /// off.
+    /// The place at which the kernel fast path first processes the frames of this interface: `xdp`
+    /// or `tc`; `None` if the kernel fast path is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_path: Option<String>,
     /// The reason why the dataplane has not chosen XDP with `--xdp auto`.
@@ -842,9 +846,9 @@ impl Waiting {
     pub const DOWN: &str = "interface_down";
     /// A configured interface is not an Ethernet interface.
     pub const NOT_ETHERNET: &str = "interface_not_ethernet";
-    /// A configured interface is not in use.
+    /// A configured interface exists, but the dataplane does not use it yet.
     pub const UNUSED: &str = "interface_unused";
-    /// An interface cannot be used: the text has the error.
+    /// The dataplane cannot use an interface: the text contains the error.
     pub const UNUSABLE: &str = "interface_unusable";
     /// The host does not have the address at which peers connect.
     pub const LISTEN_MISSING: &str = "sync_listen_missing";
@@ -874,18 +878,18 @@ pub struct ServiceInfo {
     pub owner: Option<String>,
     /// Counters of the service.
     pub stats: Stats,
-    /// Packets of clients that opened no connection because they were dropped or refused (no
-    /// server, a limit, a filter), since the service was added.
+    /// Number of packets of clients that opened no connection because they were dropped or refused
+    /// (no server, a limit, a filter), since the service was added.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub refused: u64,
-    /// These packets by reason.
+    /// The packets counted in `refused`, by reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
-    /// Packets of the service's connections that were dropped or refused, by reason, since the
-    /// service was added.
+    /// Packets of the service's connections that were dropped or refused since the service was
+    /// added, by reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drops: Vec<Refusals>,
-    /// Its real servers in the kernel's list order: the most recently added one is first.
+    /// The real servers in the kernel's list order: the most recently added one is first.
     pub servers: Vec<ServerInfo>,
 }
 
@@ -910,11 +914,11 @@ pub struct ServerInfo {
     pub server: SocketAddr,
     /// Settings of the server.
     pub config: ServerConfig,
-    /// Connections in active states.
+    /// Number of connections in active states.
     pub active: u32,
-    /// Other connections.
+    /// Number of connections in other states.
     pub inactive: u32,
-    /// Persistence templates.
+    /// Number of persistence templates.
     pub persistent: u32,
     /// Whether the server has reached its upper threshold.
     pub overloaded: bool,
@@ -965,7 +969,7 @@ impl ServerInfo {
 pub struct ConnInfo {
     /// IP protocol number; 0 for a template of a firewall mark.
     pub protocol: u8,
-    /// Client; port 0 for a template.
+    /// Address and port of the client; port 0 for a template.
     pub client: SocketAddr,
     /// Virtual address and port.
     #[serde(rename = "virtual")]
@@ -1018,7 +1022,8 @@ pub struct Sysctl {
     pub value: String,
 }
 
-/// A filter by source.
+/// Parameters of [`Call::FilterSet`](super::Call::FilterSet): a filter of new connections by source
+/// prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterSpec {
     /// The service whose filter is replaced; if absent, the director's filter, which applies to all
@@ -1033,7 +1038,7 @@ pub struct FilterSpec {
 /// A filter, or a part of a long one, in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterItem {
-    /// The service; absent for the director's filter.
+    /// The service whose filter it is; absent for the director's filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceId>,
     /// Prefixes of the filter.
@@ -1052,7 +1057,7 @@ pub struct MarkText {
     pub packets: u64,
 }
 
-/// A counted reason.
+/// A reason for which packets were dropped or passed to the host, and their number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
     /// `drop` or `host` (passed or reinjected to the host); with the kernel fast path `kernel`
@@ -1091,7 +1096,7 @@ pub struct CaptureFilter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CapturedPacket {
-    /// Microseconds since 1970.
+    /// Time of arrival in microseconds since 1970.
     pub time_us: u64,
     /// The interface on which the packet arrived.
     pub interface: String,
@@ -1128,7 +1133,7 @@ pub enum Body<T> {
     Error(Failure),
 }
 
-/// A refusal.
+/// The refusal of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Code of the failure, for programs.
@@ -1142,7 +1147,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A refusal of one call.
+    /// Creates a refusal of a call that is not [`Call::Apply`](super::Call::Apply).
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -1153,7 +1158,7 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// The code with which the kernel refuses the request.
+    /// Converts an error to a failure with the code that corresponds to the kernel's error number.
     fn from(error: Error) -> Self {
         let code = match error {
             Error::ServiceExists | Error::ServerExists => FailureCode::Exists,
@@ -1204,13 +1209,13 @@ pub enum FailureCode {
     NotRunning,
     /// A daemon of that role is running (EEXIST).
     Running,
-    /// Full NAT without a local address.
+    /// Full NAT requires a local address of the service's family, and none is configured.
     NoLocalAddress,
     /// This dataplane does not support the call, or not yet.
     Unsupported,
     /// The line is not a request.
     Malformed,
-    /// The client speaks another version of the protocol.
+    /// The client uses another version of the protocol.
     Version,
     /// An internal error of the dataplane.
     Internal,

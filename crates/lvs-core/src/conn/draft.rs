@@ -30,8 +30,8 @@ pub(crate) struct Draft {
     pub(crate) timeout: u32,
     /// Index of the server's record, or [`NO_SLOT`].
     pub(crate) server: u32,
-    /// The controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template of the control
-    /// half.
+    /// Index of the controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], index of a template
+    /// in [`Control`](crate::Control).
     pub(crate) control: u32,
     /// Number of packets from the client.
     pub(crate) in_packets: u32,

@@ -26,7 +26,7 @@ pub(crate) const NFCT: u32 = 0x10000;
 
 /// A health check opened the connection through the VIP ([`Control::pin`](crate::Control::pin)).
 pub(crate) const PROBE: u32 = 0x0008_0000;
-/// First bit, and width, of the number of the peer that owns a borrowed connection.
+/// Position of the first bit of [`PEER`], the number of the peer that owns a borrowed connection.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
 /// Borrowed from a peer; no packet of the connection has arrived at this director.

@@ -1,7 +1,7 @@
 //! Persistence templates: the real server for the clients of a network.
 //!
-//! A template is shared. The control half finds, renews and removes it. The shards with connections
-//! of a template count them in it, and read it for synchronisation, without a lock.
+//! A template is shared: [`Control`](crate::Control) finds, renews and removes it. The shards with
+//! connections of a template count them in it, and read it for synchronisation, without a lock.
 
 use alloc::boxed::Box;
 use core::net::SocketAddr;

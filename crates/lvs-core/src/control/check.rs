@@ -28,11 +28,11 @@ pub(crate) trait View {
     fn runs(&self, role: SyncRole) -> bool;
     /// Number of servers whose address family differs from their service's.
     fn mixed(&self) -> usize;
-    /// Servers of full NAT in services of this family.
+    /// Number of full NAT servers in services of this family.
     fn full_nat(&self, family: Family) -> usize;
     /// Whether an address of this family is available as a local address.
     fn has_local(&self, family: Family) -> bool;
-    /// Number of rules for marks.
+    /// Number of rules that set firewall marks.
     #[cfg(feature = "api")]
     fn marks(&self) -> usize;
 }
@@ -190,8 +190,8 @@ pub(crate) fn timeouts(seconds: [u32; 3]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks a change of the local addresses. Afterwards, only the families for which `serves` is true
-/// have one.
+/// Checks a change of the local addresses. After the change, only the families for which `serves`
+/// is true have a local address.
 pub(crate) fn local_pool(
     view: &impl View,
     serves: impl Fn(Family) -> bool,
@@ -267,8 +267,8 @@ fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that an address is valid for a host. Only the embedding program has the local addresses
-/// and broadcast addresses of the host's own networks.
+/// Checks that an address is valid for a host. This function does not know the addresses of the
+/// host and the broadcast addresses of its networks; the embedding program checks these.
 fn unicast(addr: IpAddr) -> Result<(), Error> {
     let refused = match addr {
         IpAddr::V4(addr) => addr.is_unspecified() || addr.is_multicast() || addr.is_broadcast(),

@@ -33,12 +33,12 @@ struct Round {
     service: Option<u32>,
     /// The next server, by the index of its record.
     place: usize,
-    /// Services and servers of a portion.
+    /// Number of services and servers in a portion.
     portion: usize,
 }
 
 impl Estimator {
-    /// Starts with the first time of the clock.
+    /// Plans the first round from `now`, the first time that the caller has set.
     pub(super) fn start(&mut self, now: Instant) {
         self.next = Some(now + PERIOD);
     }
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::{Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
 
-    /// A control half with one service and `servers` servers, each of which has had a connection.
+    /// A `Control` with one service and `servers` servers, each of which has had a connection.
     fn control(servers: u16) -> Control {
         let mut control = Control::new(Options::default());
         let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());

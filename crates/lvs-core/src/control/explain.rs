@@ -74,9 +74,9 @@ pub struct Candidate {
     pub server: SocketAddr,
     /// Weight of the server.
     pub weight: i32,
-    /// Connections in active states.
+    /// Number of connections in active states.
     pub active: u32,
-    /// Other connections.
+    /// Number of connections in other states.
     pub inactive: u32,
     /// Whether the scheduler may choose the server.
     pub eligible: bool,

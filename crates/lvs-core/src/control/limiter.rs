@@ -19,7 +19,7 @@ const WAYS: usize = 4;
 /// Number of sets: together 16,384 sources, which need 256 KiB for each service with such a limit.
 const SETS: usize = 4096;
 
-/// Nanoseconds in a second, which is also the size of a burst.
+/// Nanoseconds in a second. A burst may contain as many connections as one second.
 const SECOND: u64 = 1_000_000_000;
 
 /// Pause before the servers of a full service are examined again.

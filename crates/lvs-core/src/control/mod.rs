@@ -111,8 +111,9 @@ impl Default for Options {
 /// | time | [`advance`](Self::advance), at [`next_wakeup`](Self::next_wakeup) or every two seconds | once for all shards, after their own [`advance`](Shard::advance); then [`sweep`](Self::sweep) for each |
 /// | questions | [`services`](Self::services), [`total_stats`](Self::total_stats), [`explain`](Self::explain) and others | from any thread |
 ///
-/// With one shard, [`advance_with`](Self::advance_with) is `advance` of both and `sweep`,
-/// everything in the order of its deadline. Two workers, each with a shard, on one control half:
+/// With one shard, [`advance_with`](Self::advance_with) does the work of `advance` of both and of
+/// `sweep`, all in the order of the deadlines. This example has two workers, each with a shard, and
+/// one `Control`:
 ///
 /// ```
 /// use std::sync::Mutex;

@@ -10,16 +10,17 @@ use core::time::Duration;
 use super::Control;
 use crate::{Error, Instant, Protocol, ServiceKey};
 
-/// Maximum number of pins that wait for their connections.
+/// Maximum number of pins whose connections have not been opened yet.
 pub(crate) const PINS_MAX: usize = 16_384;
 
-/// Longest time that a pin waits for its connection.
+/// Time after which a pin expires if its connection has not been opened.
 const LIFE: Duration = Duration::from_secs(10);
 
 /// Protocol and address of the client, and the number of the service.
 type From = (u8, SocketAddr, u32);
 
-/// The pins of health checks that are about to start. There are few, and they are short-lived.
+/// The pins of health checks that are about to start: each assigns the next connection of a client
+/// to a server. There are few pins, and they are short-lived.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     all: BTreeMap<From, (SocketAddr, Instant)>,

@@ -38,14 +38,14 @@ struct Trashed {
     idle_since: Option<Instant>,
 }
 
-/// State of the trash after a check of some of its records.
+/// Result of an examination of some records of the trash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trash {
-    /// Not all records were examined.
+    /// More records remain to be examined.
     Unseen,
-    /// The records are not due yet.
+    /// All records were examined, and some of them cannot be freed yet.
     Waiting,
-    /// An empty record.
+    /// The trash contains no records.
     Empty,
 }
 

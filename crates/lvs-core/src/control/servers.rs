@@ -14,11 +14,11 @@ use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Interval of the checks of the trash (`IP_VS_DEST_TRASH_PERIOD`).
 const TRASH_PERIOD: Duration = Duration::from_secs(60);
-/// Servers in the trash that are visited without a pause.
+/// Maximum number of servers in the trash that are examined before a pause.
 const TRASH_PORTION: usize = 256;
 /// Pause between two portions of the walk over removed servers.
 const TRASH_STEP: Duration = Duration::from_millis(10);
-/// Counts of dropped packets that are moved without a pause.
+/// Maximum number of counts that one call of [`Control::count_drops`] moves.
 const DROPS_PORTION: usize = 256;
 
 impl Control {
@@ -127,8 +127,8 @@ impl Control {
         Some(entry.attempts.recent(entry.server.attempts().total()))
     }
 
-    /// Moves dropped packets of connections to the counters of their services, those of some
-    /// servers at each call. Packets of a service that was removed are not counted.
+    /// Moves counts of dropped packets of connections to the counters of their services, a limited
+    /// number at each call. Packets of a service that was removed are not counted.
     pub fn count_drops(&mut self, drops: &mut ServerDrops, now: Instant) {
         let portion = core::iter::from_fn(|| drops.pop()).take(DROPS_PORTION);
         for ((server, reason), packets) in portion {

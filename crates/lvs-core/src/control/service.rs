@@ -25,11 +25,11 @@ pub struct Service {
     pub(crate) slow: SlowStart,
     /// Present usage of the service's limits.
     pub(crate) limiter: Limiter,
-    /// Numbers of its servers, by the properties that checks use.
+    /// Counts of the service's servers, by the properties that checks use.
     pub(crate) census: Census,
     /// Packets of clients that would have opened a connection, and were dropped or refused.
     pub(super) refusals: ReasonCounters,
-    /// Packets of its connections that were dropped or refused.
+    /// Packets of the service's connections that were dropped or refused.
     pub(super) drops: ReasonCounters,
 }
 
@@ -49,7 +49,7 @@ impl Service {
         self.owner.as_deref()
     }
 
-    /// Its real servers in the kernel's order: the most recently added one is first.
+    /// The real servers in the kernel's order: the most recently added one is first.
     pub fn servers(&self) -> &[Arc<Server>] {
         self.pool.servers()
     }
@@ -60,7 +60,8 @@ impl Service {
         &self.refusals
     }
 
-    /// Packets of its connections that were dropped or refused, since the service was added.
+    /// Packets of the service's connections that were dropped or refused, since the service was
+    /// added.
     pub const fn drops(&self) -> &ReasonCounters {
         &self.drops
     }
@@ -78,7 +79,7 @@ impl Service {
     }
 }
 
-/// Numbers of a service's servers, by the properties that checks use.
+/// Counts of a service's servers, by the properties that checks use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
     /// Number of servers whose address family differs from the service's.

@@ -70,8 +70,8 @@ impl Control {
         Ok(())
     }
 
-    /// Replaces all settings of a service (`ip_vs_edit_service`). If the scheduler stays the same,
-    /// it keeps its state.
+    /// Replaces all settings of a service (`ip_vs_edit_service`). The scheduler keeps its state if
+    /// its name does not change.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NeedsReplies`], and as [`add_service`](Self::add_service).
@@ -134,7 +134,7 @@ impl Control {
         Ok(())
     }
 
-    /// Filters that are not off: the director's filter first, then those of services.
+    /// Filters that are in use: the director's filter first, then those of services.
     pub fn filters(&self) -> impl Iterator<Item = (Option<ServiceKey>, SourceFilter)> + '_ {
         let director = [(None, self.filters.director.clone())].into_iter();
         let services = self.filters.services.iter().filter_map(|(number, filter)| {
@@ -216,7 +216,7 @@ impl Control {
         Ok(scheduler)
     }
 
-    /// Time of the first call of a scheduler that is made now.
+    /// Time of the first periodic call of a scheduler that is created now.
     pub(super) fn first_tick(&self, scheduler: &dyn Scheduler) -> Option<Instant> {
         Some(self.clock? + scheduler.period()?)
     }

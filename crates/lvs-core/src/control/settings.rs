@@ -121,7 +121,7 @@ impl Control {
         self.marks = marks;
     }
 
-    /// Replaces the virtual addresses to answer for.
+    /// Replaces the virtual addresses for which the embedding program answers ARP.
     #[cfg(feature = "api")]
     pub(crate) fn set_own_vips(&mut self, addresses: &[IpAddr]) {
         self.own_vips = addresses.to_vec();

@@ -34,9 +34,10 @@ pub(crate) struct SlowStart {
 
 #[derive(Clone, Copy, Debug)]
 struct Since {
-    /// Time of the next step; `None` if the server does not start slowly.
+    /// Time at which the server began to accept connections; `None` if it accepted them before the
+    /// slow start was configured.
     when: Option<Instant>,
-    /// Whether the server started slowly.
+    /// Whether the server's share increases in steps from that time.
     slow: bool,
 }
 
@@ -88,7 +89,7 @@ impl SlowStart {
         }
     }
 
-    /// The present tenths of a server, and the time of its next step.
+    /// Returns the tenths of its weight that a server gets at `now`, and the time of its next step.
     fn earned(&self, id: ServerId, takes: Duration, now: Instant) -> (u8, Option<Instant>) {
         let since = self.since.get(&id).filter(|since| since.slow);
         let Some(when) = since.and_then(|since| since.when) else {

@@ -78,7 +78,7 @@ impl Control {
         sync::ports(self.settings.sysctls.sync_ports)
     }
 
-    /// The next synchronisation message about templates whose timers fired in the control half, if
+    /// The next synchronisation message about templates whose timers fired in this `Control`, if
     /// one is full or old enough. For a director of one shard, all messages are in
     /// [`Shard::take_sync_message`](crate::Shard::take_sync_message).
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {

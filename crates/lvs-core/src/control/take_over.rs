@@ -49,7 +49,7 @@ pub struct ItemResults {
     pub taken: TakenOver,
     /// Number of connections that were removed because they ended at the peer.
     pub ended: u64,
-    /// Connections that stay unchanged, because this director owns them.
+    /// Number of connections that stay unchanged because this director owns them.
     pub kept: u64,
 }
 
@@ -59,8 +59,8 @@ enum Refused {
 }
 
 impl Control {
-    /// Takes over the connections of a message. Connections go to `shard`, templates to the control
-    /// half. Does nothing if no backup runs or if `shard` belongs to another director.
+    /// Takes over the connections of a message. Connections are stored in `shard`, templates in
+    /// this `Control`. Does nothing if no backup runs or if `shard` belongs to another director.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
         let Some(backup) = self.backup else { return };
         if message.len() > backup.maxlen.into() || !self.owns(shard) {
@@ -72,7 +72,7 @@ impl Control {
     }
 
     /// Takes over connections that [`wire::parse`] has read for the running backup. Connections are
-    /// stored in `shard`, templates in the control half; invalid entries are ignored. Returns the
+    /// stored in `shard`, templates in this `Control`; invalid entries are ignored. Returns the
     /// numbers of stored, invalid and refused entries. All are 0 if no backup runs or if `shard`
     /// belongs to another director.
     pub fn take_over(
@@ -98,7 +98,7 @@ impl Control {
 
     /// Applies the updates of a peer ([`bulk::parse`](crate::sync::bulk::parse)): connections are
     /// stored in `shard`, which must receive from this peer ([`Shard::listen_to`]), and templates
-    /// in the control half. If a packet of a connection has just arrived at the peer, the peer owns
+    /// in this `Control`. If a packet of a connection has just arrived at the peer, the peer owns
     /// the connection. Otherwise this director stays the owner of a connection whose last packet
     /// arrived here later than at the peer. If the order is not known, `keeps_ties` decides whether
     /// it stays the owner; `keeps_ties` must be true at exactly one of the two directors.

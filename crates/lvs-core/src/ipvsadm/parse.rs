@@ -490,8 +490,8 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    /// Checks flags against the rules of a command or a tunnel type (`of`, with its `kind`). Returns the flag that
-    /// was chosen of those that exclude each other.
+    /// Checks flags against the rules of a command or a tunnel type (`of`, with its `kind`).
+    /// Returns the flag that was chosen of those that exclude each other.
     fn chosen(
         &self,
         flags: &[Flag],

@@ -104,7 +104,7 @@ sysctls! {
     /// Pass the inner packets of tunnels that the host decapsulates to the host. Default off. The
     /// embedding program decides which packets these are.
     ignore_tunneled: bool = false, SWITCH;
-    /// Seconds after which `lblc` forgets an unused destination. Default 86400.
+    /// Seconds after which `lblc` removes an unused destination. Default 86400.
     lblc_expiration: u32 = 86_400, POSITIVE;
     /// Seconds after which `lblcr` removes an unused destination, and reduces a set. Default 86400.
     lblcr_expiration: u32 = 86_400, POSITIVE;
@@ -122,8 +122,8 @@ sysctls! {
     sloppy_sctp: bool = false, SWITCH;
     /// Any TCP segment except RST may open a connection. Default off.
     sloppy_tcp: bool = false, SWITCH;
-    /// Route replies as if the host had made them. Default on; without effect if routes depend only
-    /// on the destination.
+    /// Route replies as if the host had created them. Default on; without effect if routes depend
+    /// only on the destination.
     snat_reroute: bool = true, SWITCH;
     /// Do not synchronise connections that a template controls. Default off.
     sync_persist_mode: bool = false, SWITCH;

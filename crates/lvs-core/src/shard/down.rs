@@ -99,7 +99,7 @@ pub(crate) struct Expected {
     missed: bool,
 }
 
-/// The state of a shard's walk over the connections of failed servers.
+/// A shard's walk over the connections of servers that went down, and the resets to send.
 #[derive(Debug, Default)]
 pub(crate) struct Down {
     /// The expected numbers of tracked connections, by their indices.
@@ -487,8 +487,8 @@ impl Shard {
         }
     }
 
-    /// Called when the timer of connection `index` has fired, and its server's first answer is
-    /// still awaited.
+    /// Counts an unanswered attempt, if the client's packets prove one. Called when the timer of
+    /// connection `index` has fired while its server's first answer is awaited.
     pub(crate) fn note_expired_attempt(&self, index: u32) {
         let slot = self.table.get(index);
         // A second repetition was counted when it arrived. Without a repetition, a client of direct

@@ -23,7 +23,7 @@ pub(crate) struct Links {
     links: Vec<Option<ServerLink>>,
     /// Number of changes of records that were applied.
     seen: Option<u64>,
-    /// Whether decisions depend on the networks of servers behind NAT.
+    /// Whether decisions depend on which addresses are servers behind NAT.
     heeded: bool,
     /// Translated addresses by record, with the protocol of their service or 0 for any.
     translated: BTreeMap<u32, (SocketAddr, u8)>,
@@ -51,8 +51,8 @@ impl Links {
         self.seen = Some(changes);
     }
 
-    /// Sets whether decisions depend on servers behind NAT. After a change, all servers must be
-    /// read again.
+    /// Sets whether decisions depend on which addresses are servers behind NAT. After a change, all
+    /// servers must be read again.
     pub(crate) fn heed(&mut self, heeded: bool) {
         if self.heeded != heeded {
             self.heeded = heeded;

@@ -129,7 +129,7 @@ pub(crate) struct LocalPorts {
     buckets: Vec<u32>,
     /// Addresses in use, with the numbers of their connections; sorted.
     in_use: Vec<(IpAddr, u32)>,
-    /// Number of the next local address.
+    /// Index, modulo the size of the pool, of the local address to use next.
     turn: usize,
 }
 

@@ -229,8 +229,8 @@ impl Shard {
     /// Prepares the look-up of a packet between these two addresses: loads the first words that the
     /// decision will read, and returns a hint for it. A caller with a batch of packets calls this
     /// for all of them, then [`aim`](Self::aim) for all, and then
-    /// [`handle_packet_ahead`](Self::handle_packet_ahead): so it waits for memory once, and not for
-    /// each packet.
+    /// [`handle_packet_ahead`](Self::handle_packet_ahead): it then waits for memory once, not once
+    /// for each packet.
     ///
     /// `load` is called with words that will be read soon. It should prefetch their cache lines,
     /// which causes no wait; it may also read them.
@@ -251,8 +251,8 @@ impl Shard {
         self.table.ahead_narrow(protocol, src, dst, load)
     }
 
-    /// The second step: reads the words loaded by the first, and loads the slots that they refer
-    /// to.
+    /// The second step, after [`ahead`](Self::ahead): reads the words that the first step loaded,
+    /// and loads the slots that they refer to.
     #[inline]
     pub fn aim(&self, ahead: &mut Ahead, load: impl Fn(&AtomicU64)) {
         self.table.aim(ahead, load);
@@ -435,7 +435,7 @@ impl Shard {
         &mut self.links
     }
 
-    /// Shows the copies of state of `Control`.
+    /// Formats the shard's copies of the state of `Control`.
     #[cfg(test)]
     pub(crate) fn copies(&self) -> alloc::string::String {
         alloc::format!("{:?} {:?}", self.links, self.settings)

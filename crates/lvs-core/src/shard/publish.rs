@@ -372,9 +372,10 @@ impl Shard {
     }
 
     /// Offloads a connection: a program that reads the table's memory forwards its packets, as long
-    /// as `epoch` is in force. `client_hop` is the program's index of the next hop to the client;
-    /// without one it looks up each reply. Returns `false` if the connection cannot be offloaded:
-    /// it has ended, or others have the same addresses and ports.
+    /// as `epoch` is the current one. `client_hop` is the program's index of the next hop to the
+    /// client; without it, the program looks up the next hop of each reply. Returns `false` if the
+    /// connection cannot be offloaded: it has ended, or another connection has the same addresses
+    /// and ports.
     ///
     /// Packets that change the state of the connection are still decided here: the program passes
     /// them to the dataplane.

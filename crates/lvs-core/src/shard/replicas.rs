@@ -49,7 +49,7 @@ impl Shard {
             .is_some_and(|replicas| replicas.has_queued())
     }
 
-    /// Bytes of the updates in [`take_changes`](Self::take_changes).
+    /// Number of bytes of the updates that [`take_changes`](Self::take_changes) would return.
     pub fn changes_len(&self) -> usize {
         self.replicas
             .as_ref()

@@ -41,7 +41,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Whether a packet without a connection from a server behind NAT has an effect.
+    /// Whether a packet that comes from a server behind NAT and belongs to no connection has an
+    /// effect.
     pub(crate) const fn heeds_servers(&self) -> bool {
         self.outbound || self.sysctls.nat_icmp_send
     }

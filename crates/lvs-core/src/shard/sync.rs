@@ -12,7 +12,7 @@ impl Shard {
         self.sync.take(now, &self.settings.sysctls)
     }
 
-    /// Messages lost because the queue had `sync_qlen_max` messages.
+    /// Number of messages lost because the queue contained `sync_qlen_max` messages.
     pub fn lost_sync_messages(&self) -> u64 {
         self.sync.lost()
     }

@@ -3,17 +3,17 @@
 
 use core::ops::Range;
 
-/// Sequence number.
+/// Bytes of the sequence number in the header.
 pub(super) const SEQUENCE: Range<usize> = 4..8;
-/// Acknowledgement number.
+/// Bytes of the acknowledgement number.
 pub(super) const ACKNOWLEDGEMENT: Range<usize> = 8..12;
 /// Offset of the byte whose upper half is the length of the header in words of 32 bits.
 const DATA_OFFSET: usize = 12;
-/// Flags.
+/// Offset of the flags.
 pub(super) const FLAGS: usize = 13;
-/// Receive window, not scaled.
+/// Bytes of the receive window, which is not scaled.
 pub(super) const WINDOW: Range<usize> = 14..16;
-/// Length of a header without options.
+/// Length of a header without options, in bytes.
 pub(super) const HEADER_LEN: usize = 20;
 
 /// Reads a field of 32 bits; `None` if it is truncated.

@@ -279,7 +279,7 @@ const fn range_of(hash: u64) -> usize {
 pub enum Pass {
     /// All connections.
     All,
-    /// Connections that received a packet since then.
+    /// Connections that received a packet at or after this time.
     Since(crate::Instant),
     /// A request for the connections in these ranges.
     Ranges(Ranges),

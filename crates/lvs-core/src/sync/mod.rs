@@ -3,7 +3,7 @@
 //!
 //! The caller starts a master with [`Control::start_master`](crate::Control::start_master), and
 //! reads its messages from each shard
-//! ([`Shard::take_sync_message`](crate::Shard::take_sync_message)) and from the control half
+//! ([`Shard::take_sync_message`](crate::Shard::take_sync_message)) and from `Control`
 //! ([`Control::take_sync_message`](crate::Control::take_sync_message)). The caller starts a backup
 //! with [`Control::start_backup`](crate::Control::start_backup), and passes the payload of each
 //! datagram to it ([`Control::handle_sync`](crate::Control::handle_sync)).

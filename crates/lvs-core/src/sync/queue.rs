@@ -34,7 +34,7 @@ struct PortQueue {
     room: usize,
     begun: Instant,
     full: VecDeque<Vec<u8>>,
-    /// Messages that were dropped because the queue was full.
+    /// Number of messages that were dropped because the queue was full.
     lost: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The messages: version 1, and version 0 of old kernels.
+//! The format of synchronisation messages: version 1, and version 0, which old kernels use.
 //!
 //! ```text
 //! version 1   0 | syncid | size     | count | 1 | 0 0 | connections, each at a multiple of 4
@@ -11,7 +11,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use crate::Protocol;
 use crate::conn::flag;
 
-/// Longest name of a persistence engine.
+/// Maximum length of the name of a persistence engine, in bytes.
 const NAME_MAX: usize = 16;
 const OPTION_SEQ: u8 = 1;
 const OPTION_DATA: u8 = 2;
@@ -43,7 +43,7 @@ pub struct Entry {
     pub state: u16,
     /// Firewall mark; version 1 only.
     pub mark: u32,
-    /// Seconds of the timer; version 1 only, 0 is none.
+    /// Timeout in seconds, only in version 1; 0 means that the message contains none.
     pub timeout: u32,
     /// Adjustment of sequence numbers.
     pub sequences: Option<Sequences>,
@@ -54,8 +54,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Length in a message of `version`, without padding; `None` if this version cannot contain the
-    /// entry.
+    /// Length in bytes in a message of `version`, without padding; `None` if this version cannot
+    /// contain the entry.
     pub(crate) fn len(&self, version: u32) -> Option<usize> {
         let sequences = self.flags & SEQ_MASK != 0;
         if version == 0 {

@@ -21,7 +21,7 @@ impl ConnId {
         Self(index)
     }
 
-    /// The slot's index, for tables next to the connection table.
+    /// The index of the slot, for tables next to the connection table.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -43,12 +43,12 @@ impl ServerId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the packet is lost unless the caller acts on the verdict"]
 pub enum Verdict {
-    /// Client to server: transmit it by the connection's forwarding method.
+    /// A packet from the client to the server: transmit it by the connection's forwarding method.
     Forward(Forward),
     /// A packet from the server to the client: translate it if required, then route it like any
     /// packet in transit.
     Reply(Reply),
-    /// No packet of a service: pass it to the host's network stack (delivery or ordinary
+    /// The packet belongs to no service: pass it to the host's network stack (delivery or ordinary
     /// forwarding).
     Accept(AcceptReason),
     /// Answer with ICMP destination (port) unreachable from the packet's own destination address,
@@ -151,8 +151,8 @@ reasons! {
     DropReason {
         /// The packet belongs to a connection whose real server was removed.
         ServerRemoved => "server_removed",
-        /// Packet of a connection whose real server went down; the service's `on_server_down`
-        /// decides its fate.
+        /// Packet of a connection whose real server went down. The service's `on_server_down`
+        /// determines what happens to such packets.
         ServerDown => "server_down",
         /// No real server of the service can take a connection.
         NoServer => "no_server",

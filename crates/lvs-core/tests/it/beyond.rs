@@ -530,7 +530,7 @@ fn explain_reports_outcome_of_connection_to_down_server() {
 
 // --- slow start ----------------------------------------------------------------------------------
 
-/// Number of `count` new connections that each of the servers 1 to 3 gets.
+/// How many of `count` new connections each of the servers 1 to 3 gets.
 fn shares(director: &mut Director, count: u16, now: Instant) -> [u32; 3] {
     let mut shares = [0; 3];
     for n in 0..count {

@@ -1,4 +1,4 @@
-//! Several workers at once: shards on threads of their own, the control half behind a lock.
+//! Several workers at once: each shard on its own thread, and the `Control` behind a lock.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Barrier, Mutex};
@@ -16,7 +16,7 @@ use crate::common::tcp;
 
 const WORKERS: usize = 4;
 const SERVERS: u8 = 3;
-/// Connections that each worker opens.
+/// Number of connections that each worker opens.
 const CONNECTIONS: u32 = 20_000;
 const REQUEST: u32 = 100;
 const RESPONSE: u32 = 1000;

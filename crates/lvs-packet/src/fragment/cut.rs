@@ -9,7 +9,8 @@ use crate::wire::{be16, ipv4, ipv6, put16, put32};
 pub struct Cutter<'a> {
     headers: &'a [u8],
     data: &'a [u8],
-    /// Sizes to use, if they fit the MTU; otherwise the fragments have equal sizes.
+    /// Payload sizes of the fragments in bytes, if the fragments fit the MTU with these sizes;
+    /// otherwise the fragments have equal sizes.
     sizes: Option<std::slice::Iter<'a, usize>>,
     /// Maximum number of payload bytes of a fragment.
     room: usize,
@@ -43,7 +44,7 @@ enum Version {
 pub struct Piece<'a> {
     headers: &'a [u8],
     data: &'a [u8],
-    /// Offset of `data` in the payload that is cut.
+    /// Offset of `data` in the payload of the datagram that is cut.
     at: usize,
     more: bool,
     version: Version,

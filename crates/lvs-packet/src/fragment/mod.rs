@@ -12,7 +12,7 @@ use lvs_core::Protocol;
 /// The fragmentation of a datagram when it arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
-    /// Payload bytes of each fragment, in order.
+    /// Number of payload bytes of each fragment, in order.
     pub sizes: Vec<usize>,
     /// Length of the longest fragment, IP header included.
     pub longest: usize,

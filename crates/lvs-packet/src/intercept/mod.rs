@@ -140,8 +140,9 @@ pub struct Intercept {
     /// ICMP errors of any sender about packets to the servers. Every forwarded ICMP fragment is
     /// intercepted, because only the reassembled error shows the packet that it is about.
     pub nat_servers: Endpoints,
-    /// Addresses of the host that replace clients towards servers (full NAT). Packets from these
-    /// servers to them are intercepted, although they are addressed to the host.
+    /// Addresses of the host that replace the addresses of clients towards servers (full NAT).
+    /// Packets from these servers to these addresses are intercepted, although they are addressed
+    /// to the host.
     pub local_addresses: HashSet<IpAddr>,
     /// Servers on this host: the host routes their replies into the dataplane. The dataplane must
     /// not intercept them again, and sends other packets of these servers unchanged.

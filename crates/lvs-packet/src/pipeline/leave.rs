@@ -193,7 +193,7 @@ impl Pipeline {
     }
 
     /// Cuts a packet of either IP version into fragments of at most `limit` bytes. `sizes` and `df`
-    /// are [`Cutter`]'s.
+    /// are those of [`Cutter::v4`].
     fn cutter<'a>(
         &self,
         ip: &'a [u8],

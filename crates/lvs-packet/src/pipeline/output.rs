@@ -23,13 +23,13 @@ pub enum Request {
     ListenerQuery(PortId, mld::Query),
     /// A client on the director itself opens a connection: intercept the server's replies.
     InterceptLocalClient(LocalClient),
-    /// Another host announces an address of a service.
+    /// Another host claims an address of this host, of the dataplane or of a service.
     AddressConflict {
-        /// The port of the claim.
+        /// The port on which the claim arrived.
         port: PortId,
-        /// The address.
+        /// The claimed address.
         addr: IpAddr,
-        /// The link-layer address of that host.
+        /// The link-layer address of the other host.
         mac: Mac,
     },
 }
@@ -56,7 +56,7 @@ pub struct Output {
     ports: Vec<Vec<Frame>>,
     /// Frames to reinject into the host, by the port on which they arrived.
     back: Vec<Vec<Frame>>,
-    /// The caller applies them before it sends the frames.
+    /// Requests, which the caller applies before it sends the frames.
     pub requests: Vec<Request>,
     /// Datagrams for other workers, and the ports of their arrival.
     pub elsewhere: Vec<(usize, PortId, Whole)>,

@@ -20,7 +20,7 @@ use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, be16, ethernet, 
 pub struct Share {
     /// The worker's number.
     pub number: usize,
-    /// The division of packets.
+    /// The rule that divides packets among the workers.
     pub steering: Arc<Steering>,
 }
 

@@ -12,7 +12,7 @@ use crate::segment::{self, Cut};
 use crate::wire::checksum::{self, Delta, Sum};
 use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, sctp, tcp, udp};
 
-/// The address and port of a packet that is translated: source or destination.
+/// The end of a packet whose address and port are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Translate the source, as in replies.
@@ -21,8 +21,8 @@ pub enum End {
     Destination,
 }
 
-/// Returns the length of the transport header that translation changes, and the offset of its
-/// checksum; `None` if it changes none.
+/// Returns the length in bytes of the transport header that translation changes, and the offset of
+/// its checksum; `None` for a protocol whose packets have no such header.
 #[inline]
 pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
     match protocol {

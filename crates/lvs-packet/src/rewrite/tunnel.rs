@@ -31,7 +31,7 @@ const UDP_LEN: usize = udp::HEADER_LEN;
 const GUE_LEN: usize = 4;
 const GRE_LEN: usize = gre::PROTOCOL.end;
 const GRE_CHECKSUM_LEN: usize = 4;
-/// GUE: the protocol of the inner packet, after version and length.
+/// GUE: offset of the protocol of the inner packet, after version and length.
 const GUE_PROTOCOL: usize = UDP_LEN + 1;
 
 /// Fields of a GRE header (RFC 2784 section 2.1).
@@ -49,7 +49,7 @@ pub mod gre {
 /// GRE: a checksum is present.
 const GRE_CHECKSUM: u16 = 0x8000;
 
-/// Source ports of GUE (`net.ipv4.ip_local_port_range`).
+/// First and last source port of GUE (`net.ipv4.ip_local_port_range`).
 const SOURCE_PORTS: (u16, u16) = (32768, 60999);
 
 /// The fields of an outer header that do not follow from the inner packet.
@@ -69,7 +69,7 @@ pub struct Outer {
     pub df: bool,
 }
 
-/// The longest outer headers: IPv6, UDP, GUE.
+/// Length in bytes of the longest outer headers: IPv6, UDP, GUE.
 const TEMPLATE_LEN: usize = ipv6::HEADER_LEN + UDP_LEN + GUE_LEN;
 
 /// Outer headers of all packets to a server. The caller fills in the fields that depend on the

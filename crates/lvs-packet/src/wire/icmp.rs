@@ -12,9 +12,10 @@ use crate::frame::Frame;
 const ECHO_REPLY: u8 = 0;
 const ECHO_REQUEST: u8 = 8;
 
-/// The longest error message of ICMP, IP header included (RFC 1812 section 4.3.2.3).
+/// Maximum length in bytes of an ICMP error, IP header included (RFC 1812 section 4.3.2.3).
 const ERROR4_LEN_MAX: usize = 576;
-/// The longest error message of either IP version, IP header included (RFC 4443 section 2.4).
+/// Maximum length in bytes of an error of either IP version, IP header included (RFC 4443 section
+/// 2.4).
 pub const ERROR_LEN_MAX: usize = ipv6::MTU_MIN;
 
 /// Writes the error about `offending` (an IP packet) into `frame`, from `src`. The receiver is the

@@ -17,25 +17,25 @@ pub mod field {
     pub const MTU: Field = 6..8;
 }
 
-/// Length of the header of a message, after which an error quotes a packet.
+/// Length in bytes of the header of a message, after which an error quotes a packet.
 pub const HEADER_LEN: usize = field::REST.end;
 
-/// Errors that the director sends.
+/// Errors that the director sends, named and numbered as in ICMP for IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// 3/0: no route.
+    /// Type 3, code 0: no route to the destination.
     NetUnreachable,
-    /// 3/1.
+    /// Type 3, code 1: the destination host does not answer.
     HostUnreachable,
-    /// 3/2.
+    /// Type 3, code 2: the destination does not support the protocol.
     ProtocolUnreachable,
-    /// 3/3.
+    /// Type 3, code 3: no connection or service on this port.
     PortUnreachable,
     /// Type 3, code 4, with the MTU that the packet exceeds (RFC 1191).
     FragmentationNeeded(u16),
-    /// 11/0.
+    /// Type 11, code 0: the TTL or hop limit reached zero.
     TtlExceeded,
-    /// 12/0, with the offset of the invalid byte in the header.
+    /// Type 12, code 0, with the offset of the invalid byte in the header.
     ParameterProblem(u8),
     /// A forwarded error of another host.
     Relayed {

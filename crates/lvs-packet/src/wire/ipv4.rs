@@ -32,7 +32,7 @@ pub mod field {
     pub const DESTINATION: Field = 16..20;
 }
 
-/// Length of a header without options.
+/// Length in bytes of a header without options.
 pub const HEADER_LEN: usize = field::DESTINATION.end;
 /// "Don't fragment" in the flags word.
 pub const DF: u16 = 0x4000;
@@ -118,7 +118,8 @@ pub fn set_flags(ip: &mut [u8], to: u16) {
     adjust(ip, delta);
 }
 
-/// Marks the packet as having met congestion (RFC 3168); the checksum is left to [`finish_header`].
+/// Sets the ECN codepoint "congestion experienced" (RFC 3168). The caller updates the header
+/// checksum ([`finish_header`]).
 pub fn set_congestion(ip: &mut [u8]) {
     if let Some(tos) = ip.get_mut(field::TOS) {
         *tos |= 3;

@@ -37,13 +37,13 @@ pub mod fragment_field {
     pub const ID: Field = 4..8;
 }
 
-/// Length of the fixed header.
+/// Length in bytes of the fixed header.
 pub const HEADER_LEN: usize = field::DESTINATION.end;
-/// Length of a fragment header.
+/// Length in bytes of a fragment header.
 pub const FRAGMENT_LEN: usize = fragment_field::ID.end;
-/// The offset in a fragment header, in bytes.
+/// The bits of the offset in the offset field of a fragment header; their value is in bytes.
 pub const OFFSET: u16 = 0xfff8;
-/// Every link accepts packets of this length (RFC 8200 section 5).
+/// Length in bytes of the longest packet that every link accepts (RFC 8200 section 5).
 pub const MTU_MIN: usize = 1280;
 /// The next header is a fragment header.
 pub const FRAGMENT: u8 = 44;
@@ -107,7 +107,7 @@ pub fn set_traffic_class(ip: &mut [u8], class: u8) {
     put16(ip, field::CLASS, 0x6000 | u16::from(class) << 4);
 }
 
-/// Marks the packet as having met congestion (RFC 3168).
+/// Sets the ECN codepoint "congestion experienced" (RFC 3168).
 pub fn set_congestion(ip: &mut [u8]) {
     let word = be16(ip, field::CLASS) | 3 << 4;
     put16(ip, field::CLASS, word);

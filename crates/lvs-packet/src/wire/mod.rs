@@ -58,7 +58,7 @@ pub mod ethernet {
     pub const ETHERTYPE: Field = 12..14;
 }
 
-/// Length of an Ethernet header without tags.
+/// Length in bytes of an Ethernet header without tags.
 pub const ETHERNET_LEN: usize = ethernet::ETHERTYPE.end;
 /// EtherType of IPv4.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -87,7 +87,7 @@ impl Place for Field {
     }
 }
 
-/// The bytes of a header that are a field of it.
+/// The range of a field's bytes in a header.
 pub type Field = Range<usize>;
 
 /// Reads the big-endian number of 16 bits at `place`; 0 if it is outside of `bytes`.

@@ -16,9 +16,9 @@ pub mod field {
     pub const CHECKSUM: Field = 8..12;
 }
 
-/// Length of the header, where the chunks begin.
+/// Length in bytes of the header, after which the chunks begin.
 pub const HEADER_LEN: usize = field::CHECKSUM.end;
-/// Length of the header of a chunk.
+/// Length in bytes of the header of a chunk.
 pub const CHUNK_LEN: usize = 4;
 
 impl PartialChecksum {

@@ -21,7 +21,7 @@ pub mod field {
     pub const SEQUENCE: Field = 4..8;
     /// Acknowledgement number.
     pub const ACKNOWLEDGEMENT: Field = 8..12;
-    /// Offset of the byte whose upper half is the length of the header in words.
+    /// Offset of the byte whose upper half is the length of the header in words of 32 bits.
     pub const DATA_OFFSET: usize = 12;
     /// Flags.
     pub const FLAGS: usize = 13;
@@ -31,9 +31,9 @@ pub mod field {
     pub const URGENT: Field = 18..20;
 }
 
-/// Length of the header without options; these begin at this offset.
+/// Length in bytes of a header without options, and offset of the options.
 pub const HEADER_LEN: usize = field::URGENT.end;
-/// The longest reset, IP header included.
+/// Maximum length in bytes of a reset, IP header included.
 pub const RESET_LEN_MAX: usize = ipv6::HEADER_LEN + HEADER_LEN;
 
 /// Returns the length of the header at the start of `tcp`, options included; 0 without a header.

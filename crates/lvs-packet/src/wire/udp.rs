@@ -10,13 +10,13 @@ pub mod field {
     pub const SOURCE: Field = 0..2;
     /// Destination port.
     pub const DESTINATION: Field = 2..4;
-    /// Length of header and payload.
+    /// Length of header and payload in bytes.
     pub const LENGTH: Field = 4..6;
     /// Checksum; 0 means that there is none.
     pub const CHECKSUM: Field = 6..8;
 }
 
-/// Length of the header.
+/// Length in bytes of the header.
 pub const HEADER_LEN: usize = field::CHECKSUM.end;
 
 /// Returns the end of a datagram whose header is at `l4` of the IP packet `ip`: later bytes do not

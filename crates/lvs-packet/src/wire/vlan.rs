@@ -13,11 +13,11 @@ use crate::frame::Frame;
 pub const TAG: u16 = 0x8100;
 /// EtherType of a service tag.
 pub const SERVICE_TAG: u16 = 0x88a8;
-/// Length of a tag.
+/// Length in bytes of a tag.
 pub const TAG_LEN: usize = 4;
-/// The bits of a tag that are the VLAN.
+/// The bits of a tag that contain the VLAN number.
 const VLAN: u16 = 0x0fff;
-/// The two addresses in front of a tag.
+/// Length in bytes of the two addresses in front of a tag.
 const ADDRESSES_LEN: usize = 12;
 
 /// The outermost tag of a frame.

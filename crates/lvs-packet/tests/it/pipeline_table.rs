@@ -41,7 +41,7 @@ fn from_client(ip: &[u8]) -> Vec<u8> {
     ethernet(CL_MAC, GW_MAC, ip)
 }
 
-/// A request of no connection that goes to this server.
+/// A decision to forward a request to this server; the request belongs to no connection.
 fn forward_to(addr: Ipv4Addr, port: u16) -> Forward {
     Forward {
         conn: None,
@@ -66,7 +66,7 @@ struct Case {
     port: PortId,
     frame: &'static str,
     want: &'static [(PortId, &'static str)],
-    /// Bytes compared as zero.
+    /// Positions of the bytes that are compared as zero.
     mask: &'static [usize],
 }
 

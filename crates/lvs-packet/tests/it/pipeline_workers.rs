@@ -32,7 +32,7 @@ struct Worker {
     pipeline: Pipeline,
 }
 
-/// The look-up of a worker: first in its own shard, then in the shared control half.
+/// The look-up of a worker: first in its own shard, then in the `Control` that the workers share.
 struct Asked<'a> {
     control: &'a Mutex<Control>,
     shard: &'a mut Shard,

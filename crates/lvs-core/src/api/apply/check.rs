@@ -109,8 +109,8 @@ pub(super) fn check_call<'a>(
 }
 
 /// Checks whether a synchronisation daemon can be started. As in the kernel (`start_sync_thread`),
-/// the checks are, in this order: servers of mixed address families, the interface, another running
-/// daemon.
+/// it checks in this order: that no service has a server of another address family, that the
+/// interface exists, and that no daemon of this role is running.
 fn start_daemon<'a>(
     view: &impl View,
     daemon: &SyncDaemon,

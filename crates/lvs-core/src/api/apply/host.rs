@@ -54,12 +54,12 @@ pub enum Need<'a> {
     Service(ServiceKey),
     /// A server with this method, to be added or edited.
     Server(Forwarding),
-    /// A rule for marks.
+    /// A rule that sets firewall marks, to be added.
     Mark(&'a MarkRule),
-    /// A local address for full NAT.
+    /// A local address for full NAT, to be added.
     Local(IpAddr),
-    /// A virtual address that the dataplane answers ARP for.
+    /// A virtual address for which the dataplane is to answer ARP.
     Own(IpAddr),
-    /// A synchronisation daemon that passed all other checks.
+    /// A synchronisation daemon to be started, which passed all other checks.
     Daemon(&'a SyncDaemon),
 }

@@ -51,9 +51,10 @@ pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,
     /// Whether a flush deleted all services that existed before it.
     pub flushed: bool,
-    /// Whether rules for marks have changed ([`Control::marks`]).
+    /// Whether the rules that set firewall marks have changed ([`Control::marks`]).
     pub marks: bool,
-    /// Whether the virtual addresses to answer for have changed ([`Control::own_vips`]).
+    /// Whether the virtual addresses for which the dataplane answers ARP have changed
+    /// ([`Control::own_vips`]).
     pub vips: bool,
     /// Whether the local addresses of full NAT have changed ([`Control::local_pool`]).
     pub local: bool,
@@ -62,7 +63,7 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// Services that were added, edited or deleted, or had changes of servers.
+    /// Services that were added, edited or deleted, or whose servers changed.
     pub fn services(&self) -> impl ExactSizeIterator<Item = ServiceKey> + '_ {
         self.services.iter().map(|&key| key.into())
     }
@@ -84,9 +85,9 @@ impl Applied {
 }
 
 impl Control {
-    /// Applies these changes completely or not at all, in the order of the list. All are checked
-    /// before the first is applied, each against the state after its predecessors. The dataplane
-    /// updates itself once, according to the result.
+    /// Applies all of these changes, in the order of the list, or none. All are checked before the
+    /// first is applied, each against the state after its predecessors. The dataplane updates
+    /// itself once, according to the result.
     ///
     /// Each change is checked like a single operation, in the kernel's order of checks.
     ///
@@ -107,8 +108,8 @@ impl Control {
 }
 
 /// The application of a list of changes to a [`Control`] in several steps; [`Control::apply`] needs
-/// one step. A caller that protects the `Control` by a lock can release the lock between two steps,
-/// so that a long list does not delay packets.
+/// one step. A caller that protects the `Control` with a lock can release the lock between two
+/// steps, so that a long list does not delay packets.
 ///
 /// All changes are checked before the first is applied. Between two steps, packets may be handled
 /// and the clock may advance, but no other change may be made.

@@ -28,7 +28,7 @@ pub(super) enum Step<'a> {
     StartMaster(sync::Master, SyncDaemon),
     StartBackup(sync::Backup, SyncDaemon),
     StopDaemon(SyncRole),
-    /// Inserts a rule for marks at this index, from 0.
+    /// Inserts a rule that sets firewall marks at this index, from 0.
     InsertMark(usize, MarkRule),
     DeleteMark(usize),
     SetMarks(Vec<MarkRule>),
@@ -38,8 +38,8 @@ pub(super) enum Step<'a> {
 }
 
 impl Control {
-    /// Applies a change. Changes of rules for marks are collected in `marks`, which the caller sets
-    /// after the last change.
+    /// Applies a change. New lists of firewall-mark rules are collected in `marks`, which the
+    /// caller sets after the last change.
     pub(super) fn make(
         &mut self,
         step: Step<'_>,
@@ -97,7 +97,7 @@ impl Control {
 }
 
 impl Step<'_> {
-    /// Changes the plan as [`Control::make`] will change the director.
+    /// Records the effect of this change in the plan, against which later changes are checked.
     pub(super) fn note(&self, plan: &mut Plan<'_>) {
         let settings = |spec: &ServiceSpec| {
             let once = spec.config.flags.has(ServiceFlags::ONE_PACKET);

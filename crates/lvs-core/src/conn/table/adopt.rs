@@ -14,8 +14,8 @@ use crate::conn::Draft;
 
 /// Progress of the adoption of a table that another process left.
 ///
-/// From the start, look-ups find entries in their buckets by the inherited tags. Timers and
-/// counters include only the entries visited so far.
+/// Look-ups find inherited entries in their buckets from the start, before the entries are visited.
+/// Timers and counters include only the entries visited so far.
 #[derive(Debug)]
 pub struct Adoption {
     /// Handles of slots that appear to be in use.
@@ -24,12 +24,13 @@ pub struct Adoption {
     next: usize,
     /// Entries of the overflow, in the order of their insertion.
     overflow: Vec<(u64, u32)>,
-    /// Advance of the previous process's clock.
+    /// Time by which the previous process's clock is ahead of this process's clock.
     ahead: Duration,
 }
 
 impl Adoption {
-    /// Sets the advance of the clock of the inherited deadlines.
+    /// Sets the time by which the clock of the inherited deadlines is ahead of this process's
+    /// clock.
     #[must_use]
     pub const fn of_a_clock_ahead(mut self, by: Duration) -> Self {
         self.ahead = by;
@@ -38,8 +39,8 @@ impl Adoption {
 }
 
 impl ConnTable {
-    /// The inherited table in `memory`, and its adoption: call [`adopt`](Self::adopt) until it
-    /// reports the end. This function reads all slots and writes none: BPF programs, which may
+    /// Returns the inherited table in `memory`, and its adoption: call [`adopt`](Self::adopt) until
+    /// it returns `false`. This function reads all slots and writes none: BPF programs, which may
     /// still write counters, can continue until the first call of `adopt`.
     pub(crate) fn found(capacity: usize, memory: Memory) -> (Self, Adoption) {
         let mut table = Self::with_memory(capacity, memory);

@@ -1,9 +1,10 @@
 //! The slots in which an entry may be stored, and the tags with which look-ups find it.
 //!
-//! The hash of its client's side gives an entry two buckets of eight slots. Each bucket has a word
-//! of tags, one byte a slot: seven bits of the hash if the slot is used, 0 if it is free. The words
-//! are stored next to each other, one byte for each slot, so that they stay in the CPU caches when
-//! the slots do not. A look-up reads two words, and then almost always only the slot of its entry.
+//! An entry has two buckets of eight slots, which the hash of its protocol and its client's address
+//! and port selects. Each bucket has a word of tags, one byte a slot: seven bits of the hash if the
+//! slot is used, 0 if it is free. The words are stored next to each other, one byte for each slot,
+//! so that they stay in the CPU caches when the slots do not. A look-up reads two words, and then
+//! almost always only the slot of its entry.
 //!
 //! Three more bits of the hash select a slot of the first bucket: the *home* of the entry, which is
 //! used if it is free. A look-up reads the home slot first. It then waits for memory once, instead
@@ -45,7 +46,7 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// The buckets of a hash in a table of `buckets`.
+    /// Returns the buckets of a hash in a table with `buckets` buckets.
     #[inline]
     pub(super) fn of(hash: u64, buckets: u32) -> Self {
         let scaled = |half: u64| ((half * u64::from(buckets)) >> 32) as usize;
@@ -132,7 +133,7 @@ impl<'a> Tags<'a> {
         Some(bucket * Layout::WAYS + lane.or_else(|| free.next())?)
     }
 
-    /// Whether a slot is used.
+    /// Whether a slot is in use.
     #[inline]
     pub(super) fn is_used(self, slot: usize) -> bool {
         self.word(slot / Layout::WAYS) >> (slot % Layout::WAYS * 8) & 0x7f != 0

@@ -73,7 +73,7 @@ impl ConnTable {
         }
     }
 
-    /// The newest entry in the overflow's index that matches the same packets of a side as `draft`.
+    /// The newest entry in the overflow's index that the packets of `side` find like `draft`.
     fn newest_like(&self, draft: &Draft, side: Side) -> Option<u32> {
         if side == Side::Out && !draft.has_out_side() {
             return None;

@@ -198,7 +198,7 @@ impl ConnTable {
         })
     }
 
-    /// Searches the narrow slots for the connection of a packet. Returns the connection, and
+    /// Searches the narrow slots (IPv4) for the connection of a packet. Returns the connection, and
     /// whether the packet is a reply; `None` if the connection is not found there; it may be in
     /// another slot.
     #[inline]
@@ -344,7 +344,8 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// Searches for an entry with this client, and records the client if there is none.
+    /// Searches for an entry with this client; if there is none, records that the address and port
+    /// do not belong to a client.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);

@@ -135,22 +135,22 @@ impl Layout {
         words * size_of::<AtomicU64>()
     }
 
-    /// Words of the region of narrow slots.
+    /// Number of words in the region of narrow slots.
     pub const fn narrow_words(&self) -> usize {
         self.narrow_buckets as usize * Self::WAYS * Self::NARROW_WORDS
     }
 
-    /// Words of the region of wide slots.
+    /// Number of words in the region of wide slots.
     pub const fn wide_words(&self) -> usize {
         self.wide_buckets as usize * Self::WAYS * Self::WIDE_WORDS
     }
 
-    /// Number of words of the overflow.
+    /// Number of words in the overflow.
     pub const fn overflow_words(&self) -> usize {
         self.overflow_slots as usize * Self::WIDE_WORDS
     }
 
-    /// Words of each region: narrow slots, their tags, wide slots, their tags, overflow.
+    /// Number of words in each region: narrow slots, their tags, wide slots, their tags, overflow.
     pub const fn region_words(&self) -> [usize; 5] {
         let tags = [self.narrow_buckets as usize, self.wide_buckets as usize];
         let (narrow, wide) = (self.narrow_words(), self.wide_words());

@@ -64,7 +64,8 @@ use self::wheel::{Entries, Wheel};
 use super::{Draft, flag};
 use crate::{Instant, Protocol};
 
-/// In a region with less than a fourth of its slots in use, at least 70 of 100 entries are at home.
+/// Look-ups read the home slot of an entry first if fewer than one in this many slots of the region
+/// are in use: at least 70 of 100 entries are then in their home slots.
 const HOMELY: usize = 4;
 
 /// Number of buckets whose used slots are counted together, so that a listing skips empty parts of

@@ -18,7 +18,7 @@ use super::slot::{Entry, narrow, protocol_part, wide, wide_identity, wire};
 use crate::Protocol;
 use crate::conn::NO_SLOT;
 
-/// The side whose packets find an entry.
+/// The packets by which an entry is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     /// Packets from the client to the virtual address, and replies of connections that are not
@@ -81,7 +81,8 @@ pub(super) struct Overflow {
     /// Slots that are or were used.
     used: u32,
     slots: u32,
-    /// For each first bucket, and whether it has wide slots: the number of entries in the overflow.
+    /// Number of entries in the overflow, by whether their first bucket has wide slots, and by the
+    /// number of this bucket.
     pub(super) homes: BTreeMap<(bool, usize), u32>,
     /// Incremented for each inserted entry.
     pub(super) sequence: u64,
@@ -125,7 +126,7 @@ impl Overflow {
         Some(self.used - 1)
     }
 
-    /// Returns a slot.
+    /// Makes a slot free.
     pub(super) fn give_back(&mut self, slot: u32) {
         self.free.push(slot);
     }

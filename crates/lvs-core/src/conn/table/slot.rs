@@ -79,7 +79,7 @@ pub(crate) mod kind {
     pub(crate) const DISTINCT: u64 = TEMPLATE | NO_CPORT | HIDDEN;
 }
 
-/// In the upper part of w1 or w7, above the three bits of the forwarding method.
+/// Bits of w1 (narrow slots) or w7 (wide slots) above the three bits of the forwarding method.
 mod way {
     pub(super) const CLIENT_IS_V6: u64 = 8;
     pub(super) const SERVER_IS_V6: u64 = 16;
@@ -228,7 +228,7 @@ pub(super) fn wide_hash(keys: [u64; 2], client: [u64; 2], identity: u64) -> u64 
     sip13(keys, [client[0], client[1], identity >> 32])
 }
 
-/// Encoding of a draft.
+/// Encodes a draft as the words of a slot.
 impl Draft {
     pub(super) fn kinds(&self) -> u64 {
         let mut kinds = 0;

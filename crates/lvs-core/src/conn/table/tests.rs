@@ -13,7 +13,7 @@ use crate::{Forwarding, State};
 
 /// The record of the server of entries that were bound again.
 const REBOUND: u32 = 1000;
-/// A call without a limit of its work.
+/// A budget without a limit.
 const ALL: usize = usize::MAX;
 
 fn key(n: u16) -> Key {

@@ -76,7 +76,7 @@ pub(super) trait Entries {
 pub(crate) struct Wheel {
     /// The first chunk of each bucket, which is the only one with free space; 0 for none.
     heads: Vec<u32>,
-    /// Number of records in the first chunk.
+    /// Number of records in the first chunk of each bucket.
     fills: Vec<u32>,
     /// One bit for each bucket that contains records.
     occupied: Vec<u64>,

@@ -91,7 +91,7 @@ pub(in crate::control) trait State {
     /// The server to which a pin assigns this connection of the client. The pin is used up.
     fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr>;
 
-    /// Updates the copies of the shard.
+    /// Updates the shard's copies of settings and links.
     fn refresh(&mut self);
 
     fn check_limits(
@@ -104,7 +104,7 @@ pub(in crate::control) trait State {
     /// The part of a datagram that the persistence engine uses.
     fn engine_data<'a>(&mut self, ask: &Ask<'a>) -> Result<Option<&'a [u8]>, Self::Unknown>;
 
-    /// A template of a usable server.
+    /// Finds a template for the packet whose server may be used.
     fn find_template(
         &mut self,
         key: &Key,
@@ -250,7 +250,7 @@ fn next_server<S: State>(
     Err(DropReason::NoLocalPort.into())
 }
 
-/// Lets a template decide (`ip_vs_sched_persist`).
+/// Chooses the server by a persistence template (`ip_vs_sched_persist`).
 fn persistent<S: State>(
     state: &mut S,
     number: u32,

@@ -245,7 +245,7 @@ impl Control {
         slot
     }
 
-    /// Makes the connection (`ip_vs_conn_new`, `ip_vs_bind_dest`).
+    /// Opens the connection (`ip_vs_conn_new`, `ip_vs_bind_dest`).
     #[expect(clippy::too_many_arguments, reason = "a call with three fields")]
     fn bind(
         &mut self,

@@ -65,8 +65,9 @@ pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
 }
 
 impl Replacement {
-    /// Writes `listens` into a reply to PASV or EPSV, in the form of `mode`. After EPSV, a client
-    /// connects to the address of its control connection.
+    /// Returns the text that announces `listens` in a reply to PASV or EPSV (`mode`), in place of
+    /// the bytes `place`. After EPSV, a client connects to the address of its control connection,
+    /// so the text contains only the port.
     fn new(place: &Range<usize>, mode: Mode, listens: SocketAddr) -> Option<Self> {
         let mut new = Self::of(place)?;
         match (mode, listens.ip()) {
@@ -92,7 +93,7 @@ impl Replacement {
 /// Last command of the client of a control connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
-    /// The server's reply has no effect.
+    /// No PASV or EPSV since the last reply: the helper does not search replies for an address.
     #[default]
     Active,
     /// PASV.
@@ -203,9 +204,9 @@ impl Shard {
                 .is_some_and(|tcp| session.follow(From::Client, &tcp) == Relation::Known)
     }
 
-    /// Inspects a segment from the client of control connection `index`, whose state it has changed
-    /// already (`ip_vs_ftp_in`). Returns the shift of the server's stream, for the client's
-    /// acknowledgements.
+    /// Inspects a segment from the client of control connection `index`, after the segment changed
+    /// the connection's state (`ip_vs_ftp_in`). Returns the shift of the server's stream, for the
+    /// client's acknowledgements.
     ///
     /// # Errors
     /// The reason why the segment is dropped.
