@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_after_a_burst_become_empty() {
+    fn recent_attempts_become_zero_after_burst() {
         let mut windows = Windows::default();
         let total = attempts(20, 7);
         let mut seen = [0; 3];
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn window_of_steady_attempts_counts_attempts_of_its_duration() {
+    fn recent_attempts_cover_their_period() {
         let mut windows = Windows::default();
         for tick in 1..=1_000 {
             windows.tick(attempts(10 * tick, tick));

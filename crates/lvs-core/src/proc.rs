@@ -253,7 +253,7 @@ mod tests {
     use crate::stats::Stats;
 
     #[test]
-    fn ipv6_services_are_listed_as_in_the_kernel() {
+    fn proc_file_lists_ipv6_services_as_the_kernel_does() {
         let key = ServiceKey::tcp("[2001:db8::80]:443".parse().unwrap());
         let info = ServiceInfo {
             service: key.into(),
@@ -282,7 +282,7 @@ TCP  [2001:0db8:0000:0000:0000:0000:0000:0080]:01BB mh persistent 90000 80000000
     }
 
     #[test]
-    fn connections_are_listed_as_in_the_kernel() {
+    fn proc_file_lists_connections_as_the_kernel_does() {
         let info = ConnInfo {
             protocol: 6,
             client: "192.168.1.5:49153".parse().unwrap(),
@@ -320,7 +320,7 @@ IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE        LOCAL        0
     }
 
     #[test]
-    fn helpers_are_listed_as_in_the_kernel() {
+    fn proc_file_lists_helpers_as_the_kernel_does() {
         let mut text = String::new();
         helpers(&mut text, &[21]).unwrap();
         let expected = "prot port    usecnt name\nTCP  21      0      ftp              \n";

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_packets_report_first_time_and_recent_counts() {
+    fn recent_counter_reports_first_time_and_counts_of_steady_packets() {
         let mut counter = RecentCounter::default();
         for second in 5..=1000 {
             counter.add(2, at(second));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn time_before_the_latest_packet_counts_as_its_time() {
+    fn recent_counter_counts_earlier_time_as_time_of_latest_packet() {
         let mut counter = RecentCounter::default();
         counter.add(1, at(100));
         counter.add(1, at(89));

@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn threshold_hysteresis_equals_the_kernel() {
+    fn threshold_hysteresis_equals_that_of_the_kernel() {
         for (upper, lower, on, off) in [
             (100, 0, 100, 74),
             (4, 0, 4, 2),
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn edit_evaluates_thresholds_only_when_changed() {
+    fn server_edit_evaluates_thresholds_only_if_they_change() {
         let server = server(0, 0);
         for _ in 0..5 {
             server.bind(false);

@@ -72,7 +72,7 @@ async fn relay(mut client: TcpStream, peer: SocketAddr, pool: Arc<Mutex<Pool>>, 
         .pick(&request)
         .map(lvs_core::Server::open);
     let Some(connection) = picked else {
-        return eprintln!("{peer}: no server accepts it");
+        return eprintln!("{peer}: no server accepts the connection");
     };
     match TcpStream::connect(connection.server().addr()).await {
         Ok(mut server) => {

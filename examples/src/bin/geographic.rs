@@ -33,17 +33,17 @@ impl Prefix {
     fn parse(text: &str) -> Result<Self> {
         let (addr, len) = text
             .split_once('/')
-            .context("a network is ADDRESS/LENGTH")?;
+            .context("expected a network, such as 192.0.2.0/24")?;
         let prefix = Self {
             addr: addr
                 .parse()
                 .with_context(|| format!("{addr}: not an address"))?,
             len: len
                 .parse()
-                .with_context(|| format!("{len}: not a length"))?,
+                .with_context(|| format!("{len}: not a prefix length"))?,
         };
         if prefix.len > u32::from(Family::of(&prefix.addr).bits()) {
-            bail!("{text}: the length is beyond the address");
+            bail!("{text}: the prefix is longer than the address");
         }
         Ok(prefix)
     }
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes_are_parsed() -> Result<()> {
+    fn geographic_prefixes_are_parsed_and_invalid_ones_are_refused() -> Result<()> {
         for (net, addr, expected) in [
             ("10.0.0.0/8", "10.255.1.2", true),
             ("10.0.0.0/8", "11.0.0.0", false),

@@ -23,7 +23,7 @@ const NAMES: [&str; COLUMNS] = [
     "sentences over 35 words in 100",
     "cells over 15 words",
     "doc comments that begin with What, Who or Those",
-    "names of tests that are no unit_condition_result",
+    "test names without the form unit_condition_result",
 ];
 const PRONOUNS: usize = 0;
 const VERBS: usize = 1;

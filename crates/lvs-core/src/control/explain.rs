@@ -183,7 +183,7 @@ impl Control {
                 let by_mark = matches!(service.key, ServiceKey::Mark { .. });
                 let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
                 let why = if by_mark || persistent || ask.virt.port() == service.key.port() {
-                    "no server accepts it"
+                    "no server accepts the connection"
                 } else {
                     "only a persistent service accepts ports other than its own"
                 };
@@ -210,7 +210,7 @@ impl Control {
         forecast: &Forecast,
     ) -> String {
         let Some(server) = forecast.server else {
-            return "sent to its own destination: no server accepts it, and cache_bypass is set"
+            return "sent to its own destination: no server accepts the connection, and cache_bypass is set"
                 .to_string();
         };
         explanation.server = Some(server);
@@ -275,7 +275,7 @@ impl Control {
                 limits.rate
             ),
             DropReason::SourceRate => format!(
-                "{} has reached the limit of {} connections a second for one source",
+                "{} has reached the limit of {} new connections a second for one source",
                 ask.client.ip(),
                 limits.source_rate
             ),
@@ -463,7 +463,7 @@ fn why_service(key: ServiceKey, dst: SocketAddr) -> String {
     match key {
         ServiceKey::Mark { mark, .. } => format!("the packet has the mark {mark}"),
         ServiceKey::Address { addr, .. } if addr.port() == dst.port() => {
-            "the packet has its address, port and protocol".to_string()
+            "the service has the packet's destination address, port and protocol".to_string()
         }
         ServiceKey::Address { addr, .. } if addr.port() == 0 => {
             "no service has the port, and this service accepts every port of the address"
@@ -477,9 +477,9 @@ fn why_service(key: ServiceKey, dst: SocketAddr) -> String {
 
 fn candidate(server: &Arc<Server>) -> Candidate {
     let (eligible, why) = if server.weight() == 0 {
-        (false, "weight 0: old connections only".to_string())
+        (false, "weight 0: no new connections".to_string())
     } else if server.is_overloaded() {
-        (false, "it has reached its upper threshold".to_string())
+        (false, "has reached its upper threshold".to_string())
     } else if let Some(percent) = server.slow_start() {
         (
             true,

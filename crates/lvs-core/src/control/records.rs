@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_of_removed_record_is_reused() {
+    fn record_number_of_removed_server_is_reused() {
         let mut records = Records::default();
         let ids: Vec<u32> = (1..=3).map(|n| enter(&mut records, n).0).collect();
         assert_eq!(ids, [0, 1, 2]);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_servers_are_visited_in_portions() {
+    fn removed_servers_are_examined_in_portions() {
         let mut records = Records::default();
         let ids: Vec<ServerId> = (1..=5).map(|n| enter(&mut records, n)).collect();
         for &id in &ids {
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_with_recent_position_reads_new_changes_only() {
+    fn change_log_returns_only_changes_after_a_recent_position() {
         let mut records = Records::default();
         enter(&mut records, 1);
         let seen = records.changes();

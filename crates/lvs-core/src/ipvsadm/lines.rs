@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reader_splits_words_and_lines() {
+    fn ipvsadm_reader_splits_words_and_lines() {
         let mut lines = Lines::new();
         let mut seen = Vec::new();
         for &byte in b"\n  \nipvsadm -A\t-t 192.0.2.1:80\r\n-C" {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_have_line_numbers() {
+    fn ipvsadm_rules_have_line_numbers() {
         let lines: Vec<_> = rules(b"# saved\n\n-C\n -S -n").collect();
         assert_eq!(lines.len(), 2);
         assert_eq!(lines[0].0, 3);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_truncates_long_words() {
+    fn ipvsadm_reader_splits_words_above_maximum_length() {
         let mut lines = Lines::new();
         for _ in 0..WORD_MAX + 1 {
             assert_eq!(lines.push(b'r'), None);

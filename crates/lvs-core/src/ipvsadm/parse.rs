@@ -756,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn first_error_of_a_line_is_reported() {
+    fn ipvsadm_parser_reports_first_error_of_a_line() {
         assert_eq!(text(&["-Lq"]), "-Lq: unknown option\n");
         assert_eq!(
             text(&["-L", "-n=5"]),
@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_line_is_reported_with_its_words() {
+    fn ipvsadm_refusal_contains_words_of_the_line() {
         let seen = |words: &[&str]| {
             let refusal = parse_own("lvsadm", words, &Numeric).expect_err("the line is invalid");
             refusal.of_line(words)
@@ -792,7 +792,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_routing_uses_port_of_service() {
+    fn ipvsadm_server_of_direct_routing_gets_port_of_service() {
         let words = ["-a", "-t", "192.0.2.1:80", "-r", "10.0.0.1:8080"];
         let Ok(Command::AddServer(spec)) = parse("ipvsadm", &words, &Numeric) else {
             panic!("the line is valid");
@@ -801,7 +801,7 @@ mod tests {
     }
 
     #[test]
-    fn help_names_every_option() {
+    fn ipvsadm_help_names_every_option() {
         for option in table::OPTIONS {
             if ["version"].contains(&option.long) {
                 continue;
@@ -812,12 +812,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parser_accepts_any_words_without_panic(words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..12), 0..8)) {
+        fn ipvsadm_parser_does_not_panic_on_any_words(words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..12), 0..8)) {
             let _ = parse("ipvsadm", &words, &Numeric);
         }
 
         #[test]
-        fn parser_accepts_any_options_without_panic(picks in prop::collection::vec((0..table::OPTIONS.len(), any::<bool>(), "[-a-z0-9.:,\\[\\] ]{0,12}"), 0..8)) {
+        fn ipvsadm_parser_does_not_panic_on_any_options(picks in prop::collection::vec((0..table::OPTIONS.len(), any::<bool>(), "[-a-z0-9.:,\\[\\] ]{0,12}"), 0..8)) {
             let mut words: Vec<String> = Vec::new();
             for (pick, short, value) in picks {
                 let option = &table::OPTIONS[pick];

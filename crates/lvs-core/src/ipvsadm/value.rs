@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_like_strtol() {
+    fn ipvsadm_numbers_are_read_like_strtol() {
         assert_eq!(number(b" 5", 0, 10), Some(5));
         assert_eq!(number(b"+5", 0, 10), Some(5));
         assert_eq!(number(b"010", 0, 10), Some(10));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_like_inet_aton() {
+    fn ipvsadm_addresses_are_read_like_inet_aton() {
         let good: [(&[u8], [u8; 4]); 7] = [
             (b"10.0.0.1", [10, 0, 0, 1]),
             (b"10.1", [10, 0, 0, 1]),

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_matches_linear_scan() {
+    fn least_loaded_tree_matches_linear_scan() {
         for seed in 1..4 {
             chooses_as("wlc", WeightedLeastConnections, seed);
             chooses_as("lc", LeastConnections, seed);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_preview_equals_next_pick() {
+    fn least_loaded_tree_preview_equals_next_pick() {
         let mut pool = Pool::new(Registry::new().create("wlc").expect("built in"));
         for n in 0..100 {
             let config = ServerConfig::new(1, Forwarding::Nat);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn least_without_follow_keeps_no_state_between_lists() {
+    fn least_loaded_without_follow_keeps_no_state_between_lists() {
         let mut scheduler = Registry::new().create("wlc").expect("built in");
         let mut pool = Pool::new(Registry::new().create("rr").expect("built in"));
         for n in 0..200 {

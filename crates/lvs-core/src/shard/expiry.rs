@@ -100,7 +100,7 @@ impl Shard {
             .collect();
         for index in removed {
             if self.table.is_used(index) && self.table.controlled(index) == 0 {
-                // The control half removes the templates of removed servers afterwards.
+                // `Control` removes the templates of removed servers afterwards.
                 let _ = self.kill(index);
             }
         }

@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_split_at_item_boundaries() {
+    fn replication_items_are_split_at_item_boundaries() {
         const MOST: usize = 16 << 10;
         let item = |len: u16| {
             let [high, low] = len.to_be_bytes();

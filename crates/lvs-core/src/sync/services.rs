@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn differing_digests_name_services_and_side() {
+    fn digest_comparison_names_differing_services_and_directors_that_have_them() {
         let ours = [
             (key(1), digest(1)),
             (key(2), digest(2)),

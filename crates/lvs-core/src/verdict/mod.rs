@@ -154,7 +154,7 @@ reasons! {
         /// Packet of a connection whose real server went down. The service's `on_server_down`
         /// determines what happens to such packets.
         ServerDown => "server_down",
-        /// No real server of the service can take a connection.
+        /// No real server of the service accepts a new connection.
         NoServer => "no_server",
         /// The connection table is full.
         TableFull => "table_full",

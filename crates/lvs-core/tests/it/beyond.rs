@@ -240,7 +240,7 @@ fn retransmission_does_not_move_tracked_numbers_back() {
 }
 
 #[test]
-fn server_down_refuses_waiting_client() {
+fn client_that_waits_for_syn_ack_is_refused_when_its_server_goes_down() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     let _ = send(
         &mut director,

@@ -330,7 +330,7 @@ fn expired_templates_are_removed_in_portions() {
         assert!(bed.opens(source, SYN).is_some());
     }
     bed.pass(Duration::from_secs(61));
-    // The shard belongs to one of several workers: the shared half has its own clock.
+    // The shard belongs to one of several workers: `Control` has its own clock.
     let at = bed.now + Duration::from_secs(600);
     let left = |bed: &Bed| bed.director.control.templates_from(0, at).count();
     assert_eq!(left(&bed), ALL);

@@ -386,7 +386,7 @@ fn clock_jump_in_either_direction_does_not_panic() {
     director.advance(late + Duration::from_secs(3600));
     assert!(director.shard.is_empty());
     let _ = director.next_wakeup();
-    // Each half of a director is used without the other one, in any order.
+    // A `Control` is used without its shard, and a shard without its `Control`, in any order.
     let mut control = Control::new(Options::default());
     let mut shard = control.shard(0).unwrap();
     control.advance_with(&mut shard, late);
@@ -460,7 +460,7 @@ fn missing_or_foreign_shard_is_refused() {
 
 #[test]
 fn stale_decision_is_repeated() {
-    // The shard's result is out of date when the control half uses it.
+    // The shard's result is out of date when `Control` uses it.
     let mut director = small(16);
     director.control.set_sysctl("conn_reuse_mode", "1").unwrap();
     for flags in [TcpFlags::SYN, TcpFlags::ACK, TcpFlags::RST] {

@@ -354,7 +354,7 @@ impl Pipeline {
                 // The frame waits for its neighbour.
                 Fate::Held => {}
                 Fate::Dropped(reason) => {
-                    // So far it counts as waiting.
+                    // The frame still counts as waiting.
                     self.counters.held -= 1;
                     self.counters.count(fate);
                     self.drops.count(server, reason.name());

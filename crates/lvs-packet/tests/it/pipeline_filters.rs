@@ -170,7 +170,8 @@ fn reply_to_health_check_is_dropped_if_another_router_forwarded_it() {
         (own, false, true, false),
         // The server has a bond, which sends with several link-layer addresses.
         (GW_MAC, false, true, false),
-        // The server has an own hop, such as a tunnel, which lowers the TTL.
+        // The server's packets pass a hop on the server itself, such as a tunnel, which lowers the
+        // TTL.
         (own, true, true, false),
         (GW_MAC, true, true, true),
         // The reply belongs to a client's connection, not to a health check.

@@ -260,7 +260,7 @@ fn unreachable_client_is_reported_to_server() {
 }
 
 #[test]
-fn echo_can_be_limited_and_switched_off() {
+fn echo_replies_can_be_limited_and_disabled() {
     let ping = |to: Ipv4Addr| {
         let mut ip = Vec::new();
         PacketBuilder::ipv4(CLIENT.octets(), to.octets(), 64)
@@ -424,7 +424,7 @@ fn repeated_syn_confirms_neighbour() {
 }
 
 #[test]
-fn mld_query_is_reported_to_keeper_once() {
+fn mld_query_is_reported_to_caller_once() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let group: Ipv6Addr = "ff02::1:ff00:80".parse().expect("a group");

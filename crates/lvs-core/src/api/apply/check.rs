@@ -156,7 +156,7 @@ fn change_marks<'a>(
             let last = view.marks() + 1;
             let position = position.unwrap_or(last);
             if !(1..=last).contains(&position) {
-                let expected = format!("position {position}: expected 1 to {last}");
+                let expected = format!("{position} is not a valid position: use 1 to {last}");
                 return Err(invalid(expected));
             }
             (Step::InsertMark(position - 1, rule), last)
@@ -164,7 +164,8 @@ fn change_marks<'a>(
         Call::MarkDelete { position } => {
             let count = view.marks();
             if !(1..=count).contains(position) {
-                let text = format!("rule {position} does not exist: the list has {count}");
+                let text =
+                    format!("rule {position} does not exist: the number of rules is {count}");
                 return Err(invalid(text));
             }
             (Step::DeleteMark(position - 1), count - 1)
@@ -180,7 +181,7 @@ fn change_marks<'a>(
         return Err(Failure::new(
             FailureCode::Full,
             format!(
-                "the list already has the maximum of {} rules for marks",
+                "the list already contains the maximum of {} mark rules",
                 mark::RULES_MAX
             ),
         ));

@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_aligned_and_initially_zero() {
+    fn table_memory_lines_are_aligned_and_initially_zero() {
         let region = Region::heap(8 * 100).unwrap();
         for n in 0..100 {
             let line = region.line(n);
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn short_regions_are_refused() {
+    fn memory_regions_that_are_too_short_are_refused() {
         let layout = Layout::new(100, 1);
         let regions = |short: usize| {
             let sizes = layout.region_words();

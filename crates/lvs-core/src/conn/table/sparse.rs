@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sparse_returns_inserted_values_only() {
+    fn sparse_table_returns_inserted_values_only() {
         let mut values = Sparse::<u32>::default();
         assert_eq!(values.get(5), None);
         *values.entry(1_000_000) = 7;

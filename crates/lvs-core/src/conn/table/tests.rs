@@ -63,7 +63,7 @@ fn is_clear(table: &ConnTable) -> bool {
 }
 
 #[test]
-fn new_connection_removes_its_client_from_strangers() {
+fn address_cached_as_no_client_is_found_after_it_becomes_a_client() {
     let mut table = ConnTable::new(8, 1);
     let server = "10.1.0.1:80".parse().unwrap();
     let out = |table: &ConnTable| table.find_out(Protocol::TCP, server, key(1).client);
@@ -279,7 +279,7 @@ fn many_destinations_of_one_client_port_are_found_in_few_steps() {
 }
 
 #[test]
-fn full_table_refuses_and_recovers() {
+fn full_table_refuses_entry_until_another_is_removed() {
     for capacity in [1, 2, 7, 100, 1000] {
         let mut table = ConnTable::new(usize::from(capacity), 1);
         let insert = |table: &mut ConnTable, n| table.insert(&draft(n, 1), Instant::ZERO);

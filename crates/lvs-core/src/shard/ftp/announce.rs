@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn passive_commands_are_found_anywhere() {
+    fn ftp_passive_commands_are_found_anywhere_in_a_segment() {
         let four = |text: &str| command(text.as_bytes(), Family::V4);
         let six = |text: &str| command(text.as_bytes(), Family::V6);
         assert_eq!(four("PASV\r\n"), PASSIVE);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn ftp_replies_contain_the_address() {
+    fn ftp_address_in_passive_reply_is_found() {
         let server: IpAddr = "10.0.0.1".parse().unwrap();
         let read = |text: &str, mode| {
             let (listens, place) = reply(text.as_bytes(), mode, server)?;
