@@ -56,7 +56,7 @@ mod tests {
     ];
 
     #[test]
-    fn scheduler_hashes_equal_those_of_the_kernel() {
+    fn scheduler_hashes_equal_kernel_hashes() {
         for (addr, slot, slot_1024, bucket, hash, offset, skip) in VECTORS {
             let folded = fold(addr.parse().unwrap());
             assert_eq!(hash_32(folded, 8), slot, "{addr}");

@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn threshold_hysteresis_equals_that_of_the_kernel() {
+    fn threshold_hysteresis_equals_kernel_hysteresis() {
         for (upper, lower, on, off) in [
             (100, 0, 100, 74),
             (4, 0, 4, 2),

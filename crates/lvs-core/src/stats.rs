@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_equal_those_of_the_kernel() {
+    fn rates_equal_kernel_rates() {
         let burst = [100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(
             conns_per_tick(&burst),

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn mh_tables_equal_those_of_the_kernel() {
+    fn mh_tables_equal_kernel_tables() {
         let (start, counts) = table(&[1, 1, 1], "ABC");
         assert_eq!(start, "ABBCCABCCAABBAACBBAACBCCBABAACCB");
         assert_eq!(counts, [1364, 1364, 1365]);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn mh_tables_of_other_sizes_equal_those_of_kernels_with_these_sizes() {
+    fn mh_tables_of_other_sizes_equal_kernel_tables_of_these_sizes() {
         let pool = pool("mh", &[1, 1, 1, 2]);
         for (index, slots) in (8..).zip(SLOTS) {
             let mut scheduler = MaglevHashing::with_table_index(index).expect("a kernel's");
