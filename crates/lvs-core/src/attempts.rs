@@ -13,12 +13,12 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Attempts {
-    /// Connections that began with a SYN.
+    /// Number of connections that began with a SYN.
     pub opened: u64,
-    /// Connections without an answer. With NAT: the client has repeated its SYN twice, or the
-    /// connection has expired, and the server has sent nothing. With direct routing and tunnels,
-    /// where answers do not pass the director: the client has repeated its SYN twice, or once until
-    /// the connection expired.
+    /// Number of connections without an answer. With NAT: the client has repeated its SYN twice, or
+    /// the connection has expired, and the server has sent nothing. With direct routing and
+    /// tunnels, where answers do not pass the director: the client has repeated its SYN twice, or
+    /// once until the connection expired.
     pub unanswered: u64,
 }
 

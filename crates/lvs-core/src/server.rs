@@ -27,11 +27,11 @@ const OVERLOADED: u8 = 0x2;
 pub struct Server {
     id: ServerId,
     addr: SocketAddr,
-    /// The values that schedulers use.
+    /// The weight that schedulers use.
     weight: AtomicI32,
     last_weight: AtomicI32,
     configured_weight: AtomicI32,
-    /// The server's tenths in a slow start.
+    /// The tenths of the configured weight that apply during a slow start.
     tenths: AtomicU8,
     forwarding: AtomicU8,
     tunnel: AtomicU64,

@@ -16,13 +16,13 @@ pub use crate::latency::Latency;
 pub struct Counts {
     /// Number of new connections (in rates: connections per second).
     pub conns: u64,
-    /// Packets from clients; a GSO/GRO super-packet counts as one.
+    /// Number of packets from clients; a GSO/GRO super-packet counts as one.
     pub in_packets: u64,
-    /// Packets from servers.
+    /// Number of packets from servers.
     pub out_packets: u64,
-    /// Bytes from clients, IP headers included.
+    /// Number of bytes from clients, IP headers included.
     pub in_bytes: u64,
-    /// Bytes from servers, IP headers included.
+    /// Number of bytes from servers, IP headers included.
     pub out_bytes: u64,
 }
 
@@ -246,7 +246,7 @@ impl ServerDrops {
     }
 }
 
-/// Connections that were ended to make room for new ones.
+/// Numbers of connections that were evicted to make room for new ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Evictions {

@@ -211,7 +211,7 @@ impl Frame {
         &mut self.buf[self.start..self.end]
     }
 
-    /// Length in bytes.
+    /// Length of the frame in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.end - self.start

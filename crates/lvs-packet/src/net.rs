@@ -23,7 +23,7 @@ impl PortId {
     /// The first port that an interface can have.
     pub const FIRST: Self = Self(3);
 
-    /// The index, for tables.
+    /// The index of the port, for tables.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -72,7 +72,7 @@ impl NextHop {
 pub struct Way {
     /// The outgoing port.
     pub port: PortId,
-    /// Length in bytes of the longest packet.
+    /// Length in bytes of the longest packet that can be sent on the path.
     pub mtu: u32,
     /// The link-layer address of the neighbour.
     pub to: Mac,

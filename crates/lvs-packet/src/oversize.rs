@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use lvs_core::api::TooBig;
 use lvs_sys::lock;
 
-/// Maximum number of stored servers.
+/// Maximum number of servers for which such requests are stored.
 const SERVERS_MAX: usize = 256;
 
 /// The servers whose path had a smaller MTU than requests to them, for all workers of a director:
@@ -37,7 +37,7 @@ impl Oversize {
         entry.packets += 1;
     }
 
-    /// All entries.
+    /// Returns the entries of all servers.
     pub fn all(&self) -> Vec<TooBig> {
         let noted = lock(&self.0);
         noted.values().copied().collect()

@@ -32,9 +32,10 @@ pub struct Packet {
     pub dst: IpAddr,
     /// The protocol of the payload.
     pub protocol: Protocol,
-    /// Length of the IP header, options or extension headers included: where the payload begins.
+    /// Length of the IP header in bytes, options or extension headers included: the payload begins
+    /// there.
     pub l4: usize,
-    /// Length of the datagram, header included.
+    /// Length of the datagram in bytes, header included.
     pub len: usize,
     /// Time to live, or hop limit.
     pub ttl: u8,

@@ -130,7 +130,7 @@ impl Inside {
     }
 }
 
-/// Position of a cut in a super-packet.
+/// The division of a super-packet into segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     kind: SegmentKind,
@@ -276,7 +276,7 @@ pub struct Segment<'a> {
 }
 
 impl Segment<'_> {
-    /// Length of the segment, headers included.
+    /// Length of the segment in bytes, headers included.
     pub const fn len(&self) -> usize {
         self.headers.len() + self.data.len()
     }

@@ -44,10 +44,10 @@ impl Settings {
 /// requires for the host's own packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReversePath {
-    /// Any route is accepted.
+    /// The source is not checked.
     #[default]
     Off,
-    /// A route through any interface is accepted.
+    /// A route to the source is required; it may use any interface.
     Loose,
     /// The route to the source must use the interface on which the packet arrived.
     Strict,
@@ -106,7 +106,7 @@ impl FromStr for Echo {
 pub enum ClampMss {
     /// The limit follows from the known MTUs of the paths in both directions.
     Auto,
-    /// A fixed number of bytes.
+    /// The limit is a fixed number of bytes.
     To(u16),
 }
 

@@ -113,7 +113,7 @@ impl Steering {
         }
     }
 
-    /// Sets the local addresses.
+    /// Sets the local addresses of full NAT.
     #[must_use]
     pub fn with_local(&self, local: HashSet<IpAddr>) -> Self {
         Self {
@@ -122,7 +122,7 @@ impl Steering {
         }
     }
 
-    /// Whether the local addresses are exactly these.
+    /// Whether the local addresses of full NAT are exactly these.
     pub fn has_local(&self, local: &HashSet<IpAddr>) -> bool {
         self.local == *local
     }

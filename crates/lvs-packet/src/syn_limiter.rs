@@ -93,11 +93,11 @@ impl Purse {
 struct Kind {
     part: u32,
     purse: Purse,
-    /// SYNs that each network has had in this epoch.
+    /// Number of SYNs of each network in this epoch.
     taken: Box<[u16; NETWORKS as usize]>,
     /// Number of networks that have sent SYNs of this kind in this epoch.
     asking: u32,
-    /// SYNs that each network may have.
+    /// Number of SYNs that each network may send in this epoch.
     quota: u16,
     /// Number of SYNs that remain after all quotas: each of this many networks gets one more.
     rest: u64,
@@ -237,7 +237,7 @@ pub struct SynLimiter {
     epoch: Instant,
     /// Number of SYNs in the current batch that have passed without being sorted.
     passed: u32,
-    /// SYNs refused in the batch.
+    /// Number of SYNs refused in the current batch.
     refused: u32,
 }
 

@@ -157,10 +157,10 @@ impl KnownPaths {
     }
 }
 
-/// The error for the client.
+/// The ICMP error that a client receives about its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Complaint<'a> {
-    /// The ICMP error.
+    /// The kind of the error.
     pub kind: ErrorKind,
     /// The request that was tunnelled.
     pub original: &'a [u8],

@@ -127,7 +127,7 @@ pub struct ServiceSpec {
 pub struct ServerSpec {
     /// The service to which the server belongs.
     pub service: ServiceId,
-    /// Address and port.
+    /// Address and port of the server.
     pub server: SocketAddr,
     /// Settings of the server.
     pub config: ServerConfig,
@@ -302,16 +302,17 @@ pub struct WorkerInfo {
     pub connections: u64,
     /// Maximum number of connections in its part of the table.
     pub capacity: u64,
-    /// Frames that the worker has received.
+    /// Number of frames that the worker has received.
     pub packets: u64,
-    /// Frames that were lost because they arrived faster than the worker read them.
+    /// Number of frames that were lost because they arrived faster than the worker read them.
     pub lost: u64,
     /// Frames that the worker has received and passed to another worker, which has their
     /// connection.
     pub handed_over: u64,
-    /// Frames that the worker received from other workers.
+    /// Number of frames that the worker received from other workers.
     pub taken: u64,
-    /// Frames that were dropped because the queue of the worker that has their connection was full.
+    /// Number of frames that were dropped because the queue of the worker that has their connection
+    /// was full.
     pub busy: u64,
     /// Number of times that the worker used more than half of a processor and was demoted from
     /// real-time scheduling.
@@ -324,31 +325,33 @@ pub struct WorkerInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncCounts {
-    /// Messages that a master has sent.
+    /// Number of messages that a master has sent.
     pub sent: u64,
-    /// Bytes of the sent messages.
+    /// Number of bytes of the sent messages.
     pub sent_bytes: u64,
-    /// Messages that were not sent, because the queue had its maximum length (`sync_qlen_max`).
+    /// Number of messages that were not sent because the queue had its maximum length
+    /// (`sync_qlen_max`).
     pub queue_full: u64,
     /// Messages that could not be sent on the interface.
     pub not_sent: u64,
-    /// Datagrams that a backup has received.
+    /// Number of datagrams that a backup has received.
     pub received: u64,
-    /// Bytes of the received messages.
+    /// Number of bytes of the received messages.
     pub received_bytes: u64,
     /// Received connections and templates that were added to the table or updated in it.
     pub taken: u64,
-    /// Datagrams that were dropped because a socket's buffer was full.
+    /// Number of datagrams that were dropped because the buffer of a socket was full.
     pub lost: u64,
-    /// Datagrams that are longer than the longest message.
+    /// Number of datagrams that were longer than the longest message.
     pub too_long: u64,
-    /// Messages that were damaged as a whole or in part.
+    /// Number of messages that were damaged as a whole or in part.
     pub malformed: u64,
-    /// Messages with another syncid.
+    /// Number of messages with another syncid than that of the backup.
     pub other_id: u64,
-    /// Received connections that were ignored because their content is invalid or contradictory.
+    /// Number of received connections that were ignored because their content is invalid or
+    /// contradictory.
     pub nonsense: u64,
-    /// Connections that were dropped because the table was full.
+    /// Number of connections that were dropped because the table was full.
     pub no_room: u64,
 }
 
@@ -433,7 +436,7 @@ pub struct SyncState {
 /// same server for a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TablesInfo {
-    /// The other director.
+    /// The peer whose services and servers are compared.
     pub peer: SocketAddr,
     /// Result of the comparison.
     pub state: TablesState,
@@ -454,7 +457,7 @@ pub enum TablesState {
     Unknown,
     /// The peer sends no digests of its services, because it runs an older version.
     Older,
-    /// The tables are alike.
+    /// Both directors choose the same servers for all clients.
     Alike,
     /// The tables differ, as they do for a moment after each change of one of them.
     Differ,
@@ -484,7 +487,7 @@ pub struct TableDifference {
     pub seconds: u64,
     /// Whether this director has the service.
     pub here: bool,
-    /// Whether the other director has the service.
+    /// Whether the peer has the service.
     pub there: bool,
 }
 
@@ -498,7 +501,7 @@ pub enum Standing {
     Withdrawn,
     /// Routers should prefer another director: a route with the protocol [`Standing::LEAVING`].
     Leaving,
-    /// A route with the protocol [`Standing::ANNOUNCED`].
+    /// Routers may use this director: a route with the protocol [`Standing::ANNOUNCED`].
     Announced,
 }
 
@@ -557,7 +560,7 @@ pub struct AnnounceVip {
 /// Answer to [`Call::VipsAnnounce`](super::Call::VipsAnnounce).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcements {
-    /// The routes that are announced now.
+    /// The virtual addresses that are announced by routes now.
     pub announced: Vec<AnnouncedVip>,
 }
 
@@ -566,9 +569,9 @@ pub struct Announcements {
 pub struct AnnouncedVip {
     /// The address.
     pub address: core::net::IpAddr,
-    /// The kind of the announced route.
+    /// Preference of the present route.
     pub standing: Standing,
-    /// The reason why the route differs from the request.
+    /// The reason why the route differs from the request; empty if it does not.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
@@ -619,7 +622,7 @@ pub struct PeerInfo {
 /// State of one peer's connections at this director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStanding {
-    /// The other director.
+    /// The peer.
     pub peer: SocketAddr,
     /// As [`PeerInfo::state`].
     pub state: String,
@@ -664,7 +667,7 @@ pub struct FastPathInfo {
     /// The reason why the kernel fast path forwards no packets although it is configured; empty
     /// otherwise.
     pub reason: String,
-    /// Fix for that reason.
+    /// A command or setting that resolves the problem in `reason`; empty without a reason.
     #[serde(alias = "remedy")]
     pub fix: String,
 }
@@ -673,7 +676,7 @@ pub struct FastPathInfo {
 /// error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TooBig {
-    /// The server.
+    /// Address of the server.
     pub server: core::net::IpAddr,
     /// Whether the path leads through a tunnel.
     pub tunnel: bool,
@@ -681,7 +684,7 @@ pub struct TooBig {
     pub room: u32,
     /// Length in bytes of the longest received packet.
     pub longest: u32,
-    /// Number of packets received.
+    /// Number of requests that were too long.
     pub packets: u64,
 }
 
@@ -691,20 +694,20 @@ pub struct Conflict {
     /// `vip_conflict` for a virtual address, `address_conflict` for another address of this host.
     #[serde(default = "vip_conflict")]
     pub code: String,
-    /// The address.
+    /// The address for which the other host answers.
     pub address: core::net::IpAddr,
-    /// Link-layer address of the neighbour.
+    /// Link-layer address of the other host.
     pub mac: String,
-    /// The interface to the neighbour.
+    /// The interface on which the other host answers.
     #[serde(default)]
     pub interface: String,
-    /// Link-layer address of that interface.
+    /// Link-layer address of this director's interface.
     #[serde(default)]
     pub own_mac: String,
     /// Another address of that neighbour, if one is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<core::net::IpAddr>,
-    /// The neighbour's answers and announcements.
+    /// Number and times of the other host's answers and announcements.
     #[serde(flatten)]
     pub answers: RecentCount,
 }
@@ -746,12 +749,12 @@ pub struct SilentHop {
 pub struct DownInterface {
     /// Name of the interface.
     pub interface: String,
-    /// [`InterfaceInfo::down_since`].
+    /// As [`InterfaceInfo::down_since`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
 }
 
-/// An interface in use.
+/// An interface that the dataplane uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceInfo {
     /// Name of the interface.
@@ -898,7 +901,7 @@ pub struct ServiceInfo {
 pub struct Refusals {
     /// Name of the reason, as in [`ReasonCount`].
     pub reason: String,
-    /// The number of packets, and their times.
+    /// Number and times of the packets.
     #[serde(flatten)]
     pub packets: RecentCount,
 }
@@ -910,7 +913,7 @@ const fn is_zero(number: &u64) -> bool {
 /// A real server in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerInfo {
-    /// Address and port.
+    /// Address and port of the server.
     pub server: SocketAddr,
     /// Settings of the server.
     pub config: ServerConfig,
@@ -993,7 +996,7 @@ pub struct ConnInfo {
     pub engine: Option<(String, Vec<u8>)>,
 }
 
-/// End of a listing.
+/// The result with which a listing ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListEnd {
     /// Number of items in the listing.
@@ -1116,7 +1119,7 @@ pub struct CapturedPacket {
 pub struct Answer<T> {
     /// Number of the request.
     pub id: u64,
-    /// Result or failure.
+    /// An item of the answer, its result, or the failure.
     #[serde(flatten)]
     pub body: Body<T>,
 }

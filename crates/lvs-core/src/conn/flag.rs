@@ -2,12 +2,12 @@
 
 /// Mask of the forwarding method.
 pub(crate) const METHOD: u32 = 0x0007;
-/// Made by a synchronisation message.
+/// The entry was made by a synchronisation message.
 pub(crate) const SYNC: u32 = 0x0020;
 /// The server's replies do not pass through the director: the forwarding method does not translate
 /// addresses, and no packet from the server has arrived.
 pub(crate) const NO_OUTPUT: u32 = 0x0080;
-/// Counted as inactive.
+/// The connection is counted as inactive.
 pub(crate) const INACTIVE: u32 = 0x0100;
 /// Sequence numbers of packets from the server are adjusted.
 pub(crate) const OUT_SEQ: u32 = 0x0200;
@@ -15,7 +15,7 @@ pub(crate) const OUT_SEQ: u32 = 0x0200;
 pub(crate) const IN_SEQ: u32 = 0x0400;
 /// The client's port is unknown until its first packet arrives.
 pub(crate) const NO_CPORT: u32 = 0x0800;
-/// Persistence template.
+/// The entry is a persistence template.
 pub(crate) const TEMPLATE: u32 = 0x1000;
 /// The connection is for one datagram only.
 pub(crate) const ONE_PACKET: u32 = 0x2000;

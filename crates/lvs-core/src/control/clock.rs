@@ -1,4 +1,4 @@
-//! Periodic work.
+//! Periodic work of a director.
 
 use super::Control;
 use super::defense::{self, Defense};

@@ -20,7 +20,7 @@ const RESERVE: usize = 8;
 /// The state of the defences.
 #[derive(Debug)]
 pub(crate) struct Defense {
-    /// Number of free pages.
+    /// Number of free pages of memory.
     available: u64,
     /// Slots without a connection, and all slots.
     free: usize,

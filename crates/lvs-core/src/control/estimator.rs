@@ -43,7 +43,7 @@ impl Estimator {
         self.next = Some(now + PERIOD);
     }
 
-    /// Time of the next work.
+    /// The time at which the next snapshots are due.
     pub(super) fn wakeup(&self) -> Option<Instant> {
         match &self.round {
             Some(round) => Some(round.next),

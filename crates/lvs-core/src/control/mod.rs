@@ -198,14 +198,14 @@ pub struct Control {
     /// The synchronisation backup that runs.
     backup: Option<Backup>,
     sync: Queue,
-    /// Ports of the synchronisation daemons that run.
+    /// Number of ports of the running synchronisation daemons.
     sync_ports: u16,
     /// Addresses of the host itself, as prefixes.
     local: Vec<Prefix>,
     full_nat: FullNat,
     /// Number of servers whose address family differs from their service's.
     mixed: usize,
-    /// Connections with a pinned server.
+    /// Pins: servers for the next connections of health checks.
     pins: Pins,
     /// The filters of source prefixes.
     filters: Filters,

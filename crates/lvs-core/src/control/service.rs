@@ -21,7 +21,7 @@ pub struct Service {
     /// Time of the scheduler's next call; none until the clock was set, or if the scheduler needs
     /// none.
     pub(super) next_tick: Option<Instant>,
-    /// Servers in a slow start.
+    /// State of the slow starts of servers.
     pub(crate) slow: SlowStart,
     /// Present usage of the service's limits.
     pub(crate) limiter: Limiter,

@@ -45,7 +45,7 @@ pub struct TakenOver {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ItemResults {
-    /// Connections that were taken over.
+    /// Numbers of stored, invalid and refused connections.
     pub taken: TakenOver,
     /// Number of connections that were removed because they ended at the peer.
     pub ended: u64,

@@ -183,7 +183,7 @@ impl Show for (u32, u32) {
 
 /// The valid values of a sysctl.
 trait Takes<T> {
-    /// The value of a text.
+    /// Parses a value.
     fn take(&self, value: &str) -> Result<T, Error>;
 
     /// Describes the valid values.

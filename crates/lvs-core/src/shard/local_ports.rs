@@ -39,11 +39,11 @@ const TUPLES_MIN: usize = 1024;
 /// A local address of the director, and its ports that full NAT may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalAddress {
-    /// The address.
+    /// The address of the director.
     pub addr: IpAddr,
-    /// The first port.
+    /// The first port that full NAT may use.
     pub first: u16,
-    /// The last port.
+    /// The last port that full NAT may use.
     pub last: u16,
 }
 
@@ -97,7 +97,7 @@ impl Free {
     }
 }
 
-/// A used port, with its range.
+/// A reserved port, and the range of ports that contains it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     local: LocalAddress,
@@ -150,7 +150,7 @@ impl LocalPorts {
         }
     }
 
-    /// Addresses that connections use.
+    /// Local addresses that connections use.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.in_use.iter().map(|&(addr, _)| addr)
     }

@@ -53,7 +53,7 @@ impl Passed {
         }
     }
 
-    /// The transmission of a request.
+    /// Returns how a request is sent: the same as in the verdict of the slow path.
     pub const fn forward(&self) -> Forward {
         Forward {
             conn: Some(self.conn),

@@ -70,7 +70,7 @@ pub enum Unpublished {
     Unanswered,
     /// The kernel fast path does not support the server's forwarding method.
     Method,
-    /// The connection has lost its server.
+    /// The server of the connection was removed.
     NoServer,
     /// Full NAT has no local port for the connection.
     NoLocalPort,
@@ -202,11 +202,11 @@ fn offload_state(entry: Entry<'_>, packets: u32, epoch: u16) -> OffloadState {
 pub struct Offer {
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// Client.
+    /// Address and port of the client.
     pub client: SocketAddr,
     /// Virtual address and port.
     pub virt: SocketAddr,
-    /// Real server.
+    /// Address and port of the real server.
     pub server: SocketAddr,
     /// Forwarding method.
     pub method: Forwarding,
@@ -228,7 +228,7 @@ pub struct LocalEnd {
     pub slot: u32,
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// Real server.
+    /// Address and port of the real server.
     pub server: SocketAddr,
     /// Local address and port.
     pub local: SocketAddr,

@@ -58,9 +58,9 @@ pub enum Kind {
 pub struct Item {
     /// The kind of item: whether the connection exists or has ended.
     pub kind: Kind,
-    /// Time until the connection's timer fires.
+    /// Time until the timer of the connection or template fires.
     pub left: Duration,
-    /// The connection.
+    /// The content of the connection or template.
     pub entry: Entry,
 }
 
@@ -266,7 +266,7 @@ pub struct Differences {
     pub replicated: u64,
     /// Minimum number of missing items.
     pub missing: u64,
-    /// The ranges that differ.
+    /// Numbers of the ranges that differ.
     pub ranges: Vec<u16>,
 }
 

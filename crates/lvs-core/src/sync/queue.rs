@@ -162,7 +162,7 @@ pub(crate) struct Subject {
     pub(crate) protocol: Protocol,
     pub(crate) state: State,
     pub(crate) old_state: State,
-    /// The timeout of the connection, in ticks.
+    /// The timeout of the connection, in ticks of 4 ms.
     pub(crate) timeout: u32,
     pub(crate) sync_end: u32,
     pub(crate) persistent: bool,

@@ -112,7 +112,7 @@ pub struct Differs {
     pub service: ServiceKey,
     /// Whether this director has the service.
     pub here: bool,
-    /// Whether the other director has the service.
+    /// Whether the peer has the service.
     pub there: bool,
 }
 

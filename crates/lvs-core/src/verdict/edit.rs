@@ -23,7 +23,7 @@ pub struct Replacement {
     text: [u8; TEXT_MAX],
 }
 
-/// The longest text: `255,255,255,255,255,255`.
+/// Length of the longest text: `255,255,255,255,255,255`.
 const TEXT_MAX: usize = 23;
 
 impl Replacement {

@@ -185,7 +185,7 @@ reasons! {
         /// Full NAT has no free local port towards the server. Each additional local address has
         /// 64,512 ports. A connection that arrived by synchronisation has none, either.
         NoLocalPort => "no_local_port",
-        /// A rule for marks drops the packet.
+        /// A rule that sets firewall marks drops the packet.
         MarkRule => "mark_rule",
         /// Control connection of FTP with a wrong TCP checksum.
         HelperChecksum => "helper_checksum",

@@ -173,7 +173,7 @@ impl<'a> Iterator for Cutter<'a> {
 }
 
 impl Piece<'_> {
-    /// Length of the fragment, headers included.
+    /// Length of the fragment in bytes, headers included.
     pub const fn len(&self) -> usize {
         let extra = match self.version {
             Version::V4 { .. } => 0,

@@ -139,7 +139,7 @@ struct Queue {
     header: Option<(Vec<u8>, Protocol)>,
     /// End of the datagram's payload, once the last fragment has arrived.
     end: Option<usize>,
-    /// Payload bytes that have arrived.
+    /// Number of payload bytes that have arrived.
     have: usize,
     cost: usize,
     longest: usize,

@@ -43,7 +43,7 @@ fn reply_ports<'a>(
     }
 }
 
-/// Source of a server's answers.
+/// Address and port from which a server answers.
 fn answers(
     key: ServiceKey,
     server: SocketAddr,

@@ -78,49 +78,49 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Received frames.
+    /// Number of received frames.
     received: u64,
-    /// Datagrams that were reassembled from fragments.
+    /// Number of datagrams that were reassembled from fragments.
     reassembled: u64,
-    /// Frames and datagrams received from other workers.
+    /// Number of frames and datagrams received from other workers.
     taken: u64,
-    /// Frames with fate [`Fate::Sent`].
+    /// Number of frames with fate [`Fate::Sent`].
     sent: u64,
-    /// Frames with fate [`Fate::Held`].
+    /// Number of frames with fate [`Fate::Held`].
     held: u64,
     /// Number of waiting frames that were sent later.
     released: u64,
-    /// Frames with fate [`Fate::Left`].
+    /// Number of frames with fate [`Fate::Left`].
     left: u64,
-    /// Frames with fate [`Fate::GivenBack`].
+    /// Number of frames with fate [`Fate::GivenBack`].
     given_back: u64,
-    /// Frames with fate [`Fate::Answered`].
+    /// Number of frames with fate [`Fate::Answered`].
     answered: u64,
-    /// Frames with fate [`Fate::Fragment`].
+    /// Number of frames with fate [`Fate::Fragment`].
     fragments: u64,
-    /// Frames with fate [`Fate::HandedOver`].
+    /// Number of frames with fate [`Fate::HandedOver`].
     handed_over: u64,
-    /// Frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
+    /// Number of frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
     dropped: [u64; FrameDrop::ALL.len()],
     /// Number of frames with a VLAN tag, among those passed to the host.
     tagged: u64,
-    /// ICMP errors that the dataplane has sent.
+    /// Number of ICMP errors that the dataplane has sent.
     icmp_sent: u64,
-    /// TCP resets that the dataplane has sent.
+    /// Number of TCP resets that the dataplane has sent.
     resets_sent: u64,
-    /// Sent frames; segments and fragments are counted individually.
+    /// Number of sent frames; segments and fragments are counted individually.
     emitted: u64,
-    /// Frames that were copied because the backend's frame had too little room in front.
+    /// Number of frames that were copied because the backend's frame had too little room in front.
     copied: u64,
 }
 
 impl Counters {
-    /// Dropped frames, for all reasons.
+    /// Number of dropped frames, for all reasons.
     pub fn dropped_total(&self) -> u64 {
         self.dropped.iter().sum()
     }
 
-    /// Frames dropped for `reason`.
+    /// Number of frames dropped for `reason`.
     pub const fn dropped_for(&self, reason: FrameDrop) -> u64 {
         self.dropped[reason.index()]
     }

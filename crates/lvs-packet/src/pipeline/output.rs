@@ -97,7 +97,7 @@ impl Output {
             .map(|(port, frames)| (port, frames.as_mut_slice()))
     }
 
-    /// Frames to send or to reinject.
+    /// Number of frames to send or to reinject.
     #[inline]
     pub(super) fn queued(&self) -> usize {
         let both = self.ports.iter().chain(&self.back);

@@ -14,7 +14,7 @@ pub mod field {
     pub const VERSION: usize = 0;
     /// Type of service: DSCP and ECN.
     pub const TOS: usize = 1;
-    /// Length of the packet.
+    /// Length of the packet in bytes.
     pub const TOTAL_LEN: Field = 2..4;
     /// Identification.
     pub const ID: Field = 4..6;
@@ -41,7 +41,7 @@ pub const MF: u16 = 0x2000;
 /// The offset in the flags word, in units of 8 bytes.
 pub const OFFSET: u16 = 0x1fff;
 
-/// Length of the header, options included.
+/// Length of the header in bytes, options included.
 #[inline]
 pub fn header_len(ip: &[u8]) -> usize {
     usize::from(ip.first().map_or(0, |b| b & 0x0f)) * 4

@@ -13,9 +13,9 @@ pub mod field {
     pub const VERSION: usize = 0;
     /// Version, traffic class and the upper bits of the flow label.
     pub const CLASS: Field = 0..2;
-    /// Length of the packet after the fixed header.
+    /// Length in bytes of the packet after the fixed header.
     pub const PAYLOAD_LEN: Field = 4..6;
-    /// The first header that follows.
+    /// Protocol number of the header that follows.
     pub const NEXT_HEADER: usize = 6;
     /// Hop limit.
     pub const HOP_LIMIT: usize = 7;

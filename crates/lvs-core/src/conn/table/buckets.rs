@@ -96,7 +96,7 @@ pub(super) fn lanes(word: u64, tag: u64) -> impl Iterator<Item = usize> + Clone 
 pub(super) struct Tags<'a>(pub(super) &'a Region);
 
 impl<'a> Tags<'a> {
-    /// The word of a bucket.
+    /// The word with the tags of a bucket.
     #[inline]
     pub(super) fn place(self, bucket: usize) -> &'a AtomicU64 {
         self.0.word(bucket)

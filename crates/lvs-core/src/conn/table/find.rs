@@ -527,7 +527,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// A hint without an aim.
+    /// A hint for no slot.
     pub(crate) const NONE: Self = Self {
         narrow: true,
         sides: [Aim::NONE; 2],

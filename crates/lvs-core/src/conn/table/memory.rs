@@ -215,7 +215,7 @@ impl Layout {
     }
 }
 
-/// A region of words.
+/// A region of 64-bit words in the memory of a table.
 pub struct Region {
     words: Store,
     /// The first word that begins a cache line.
@@ -326,7 +326,7 @@ impl Memory {
         Self::try_heap(layout).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Memory on the heap.
+    /// Allocates the memory on the heap.
     ///
     /// # Errors
     /// [`OutOfMemory`]
@@ -375,7 +375,7 @@ impl Memory {
         self
     }
 
-    /// The layout.
+    /// The layout of the memory.
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }

@@ -114,7 +114,7 @@ impl Overflow {
         self.used = used;
     }
 
-    /// Takes a free slot.
+    /// Returns a free slot, which is in use from now on; `None` if no slot is free.
     pub(super) fn take(&mut self) -> Option<u32> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);

@@ -177,7 +177,7 @@ pub(super) const fn protocol_part(protocol: Protocol) -> u64 {
     (protocol.0 as u64) << 48
 }
 
-/// An address in a wide slot.
+/// Encodes an address as in a wide slot.
 #[inline]
 pub(super) fn wide(addr: IpAddr) -> [u64; 2] {
     let bytes = match addr {

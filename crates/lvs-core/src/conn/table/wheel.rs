@@ -54,7 +54,7 @@ const PORTION_TICKS: u64 = 64;
 /// Portions of a page: they use three quarters of its time, and the last quarter is a reserve.
 const PORTIONS: u64 = PAGE / PORTION_TICKS * 3 / 4;
 
-/// The tick that `when` falls into.
+/// The tick that contains `when`.
 pub(crate) const fn tick_of(when: Instant) -> u64 {
     when.as_nanos() >> TICK_SHIFT
 }

@@ -184,7 +184,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Starts with a SYN.
+    /// Starts the stream with the numbers of a SYN.
     fn begin(&mut self, end: u32, window: u16, offer: Option<Offer>) {
         (self.end, self.limit) = (end, end);
         self.window = u32::from(window).max(1);
@@ -202,7 +202,7 @@ impl Stream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Last {
     from: From,
-    /// `None` after the first segment.
+    /// Kind of the segment; `None` after the first segment.
     kind: Option<Kind>,
     end: u32,
     acknowledged: u32,
