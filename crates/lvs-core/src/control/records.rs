@@ -15,8 +15,8 @@ use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Time for which a removed server without connections is stored.
 const TRASH_IDLE: Duration = Duration::from_secs(120);
-/// Number of changes that the log stores; if there are more records than this, it stores as many
-/// changes as there are records.
+/// Minimum number of the latest changes that the log stores. If there are more records, it is the
+/// number of records.
 const LOG_MIN: usize = 1024;
 
 /// The entry of a server: its record, its service and its counters. It remains after the server was
@@ -71,7 +71,7 @@ pub(crate) struct Records {
     addresses: Option<BTreeSet<(SocketAddr, u32)>>,
     /// Records that have changed, in the order of their changes.
     log: Vec<u32>,
-    /// The number of the first change in the log, from the first ever.
+    /// Number of changes that preceded the first one in the log.
     log_start: u64,
     /// The bits with which servers request that their schedulers examine them again.
     marks: Marks,
@@ -136,8 +136,8 @@ impl Records {
         self.addresses = wanted.then(|| addresses.collect());
     }
 
-    /// The record for a new server of service `number`: one of a removed server, with its
-    /// connections, or a new one.
+    /// The record for a new server of service `number`: the record of a removed server of this
+    /// service with this address, with its connections, or a new record.
     pub(crate) fn enter(
         &mut self,
         number: u32,

@@ -45,7 +45,8 @@ pub struct TakenOver {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ItemResults {
-    /// Numbers of stored, invalid and refused connections.
+    /// Numbers of connections that were stored, that were invalid, and that did not fit into the
+    /// table.
     pub taken: TakenOver,
     /// Number of connections that were removed because they ended at the peer.
     pub ended: u64,
@@ -231,7 +232,8 @@ impl Control {
     }
 
     /// Takes over a connection. Its timer fires after `left`, or without it after its timeout. A
-    /// report of the end of an unknown connection is ignored.
+    /// message with the flag `INACTIVE` is ignored if this director has the connection with another
+    /// server.
     fn take_over_connection(
         &mut self,
         shard: &mut Shard,

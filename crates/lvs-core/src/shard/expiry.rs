@@ -88,7 +88,9 @@ impl Shard {
         template.filter(|_| orphaned)
     }
 
-    /// Removes every connection whose server has been removed (`ip_vs_expire_nodest_conn_flush`).
+    /// Removes every connection whose server has been removed (`ip_vs_expire_nodest_conn_flush`),
+    /// except the connections to which the service's
+    /// [`OnServerDown`](crate::settings::OnServerDown) applies.
     pub(crate) fn flush_removed(&mut self) {
         let removed: Vec<u32> = self
             .table

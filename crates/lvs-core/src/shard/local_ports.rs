@@ -71,7 +71,7 @@ struct Tuple {
     local: LocalAddress,
 }
 
-/// The free local ports of a server.
+/// The free ports of one local address towards one server.
 #[derive(Debug)]
 struct Free {
     /// Start of the ports that have never been used: `fresh` ports from number `from` on.
@@ -368,8 +368,8 @@ impl LocalPorts {
         }
     }
 
-    /// Removes the state of unused servers whose ports can be reused, once their number has doubled
-    /// since the last removal.
+    /// Removes the state of unused servers whose ports can be reused, once the number of servers
+    /// has doubled since the last removal.
     fn forget_unused(&mut self, now: Instant) {
         if self.tuples.len() < self.tuples_max {
             return;

@@ -403,8 +403,8 @@ impl Shard {
         }
     }
 
-    /// Evicts all connections from slot `from` on from the kernel fast path, at most `budget`
-    /// slots; returns the next slot.
+    /// Evicts connections from the kernel fast path: those in at most `budget` slots from slot
+    /// `from` on. Returns the next slot.
     pub fn withdraw_piece(&mut self, from: usize, budget: usize) -> Option<usize> {
         let (handles, next) = self.table.piece(from, budget);
         for handle in handles {

@@ -25,8 +25,8 @@ const WINDOWS: usize = 4;
 /// client counts as unused.
 const HANDSHAKE: u32 = 2;
 
-/// Time after its opening at which a connection counts as unused if its client has sent no packets
-/// after the handshake.
+/// Time without a packet after which a connection counts as unused, if its client has sent no more
+/// packets than in a handshake.
 const UNUSED_AFTER: Duration = Duration::from_secs(3);
 
 /// Time without a packet after which a connection counts as idle.

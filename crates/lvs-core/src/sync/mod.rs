@@ -80,7 +80,7 @@ impl Master {
 pub struct Backup {
     /// 0 accepts every message; another number accepts only messages with the same number.
     pub syncid: u8,
-    /// Longest message; a longer message is truncated, and then ignored.
+    /// Maximum length of a message in bytes; a longer message is truncated, and then ignored.
     pub maxlen: u16,
 }
 
@@ -97,7 +97,7 @@ impl Backup {
     }
 }
 
-/// Ports of a daemon that is started with this value of `sync_ports`.
+/// Number of ports of a daemon that is started with this value of `sync_ports`.
 pub fn ports(sysctl: u32) -> u16 {
     u16::try_from(sysctl)
         .unwrap_or(u16::MAX)
@@ -139,13 +139,13 @@ pub struct SyncDaemon {
         serde(default, skip_serializing_if = "Option::is_none")
     )]
     pub group: Option<core::net::IpAddr>,
-    /// UDP port; absent for 8848.
+    /// UDP port of the multicast group; absent for 8848.
     #[cfg_attr(
         feature = "api",
         serde(default, skip_serializing_if = "Option::is_none")
     )]
     pub port: Option<u16>,
-    /// Time to live; absent for 1.
+    /// Time to live of the messages; absent for 1.
     #[cfg_attr(
         feature = "api",
         serde(default, skip_serializing_if = "Option::is_none")

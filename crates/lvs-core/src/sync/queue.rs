@@ -80,7 +80,8 @@ impl Queue {
     }
 }
 
-/// Returns a number that is constant for a connection and differs between connections.
+/// Returns a hash of the client's address and port and of the virtual port, so that all messages
+/// about a connection use one port of the daemon.
 fn spread(entry: &Entry) -> u16 {
     let last = match entry.client.ip() {
         IpAddr::V4(addr) => u32::from(addr),

@@ -46,7 +46,8 @@ impl Side {
         (reference >> 1, side)
     }
 
-    /// The remote address of the client's packets on this side: virtual address or real server.
+    /// The address and port that, in addition to the client's, identify the entry for the packets
+    /// of this side: the virtual address or the real server.
     pub(super) fn peer(self, entry: Entry<'_>) -> SocketAddr {
         match self {
             Self::In => entry.virt(),

@@ -238,7 +238,7 @@ impl Wheel {
         deadlines
     }
 
-    /// Latest time of the next call; `None` if the wheel is empty.
+    /// Time at which the caller must advance the wheel at the latest; `None` if the wheel is empty.
     pub(super) fn next_wakeup(&self) -> Option<Instant> {
         if self.linked == 0 {
             return None;
