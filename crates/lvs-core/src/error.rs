@@ -26,10 +26,11 @@ pub enum Error {
     ThresholdTooLarge,
     /// A GUE tunnel to port 0 (EINVAL).
     TunnelPort,
-    /// An address that no single host can have: unspecified, multicast, broadcast, IPv6 link-local
-    /// (EINVAL).
+    /// The address cannot be the address of a server: it is unspecified, multicast, broadcast, IPv6
+    /// link-local or IPv4-mapped (EINVAL).
     NotUnicast,
-    /// The address family of the server differs from its service's, without a tunnel (EINVAL).
+    /// The address family of the server differs from its service's, and the server uses no tunnel,
+    /// or a synchronisation daemon is running (EINVAL).
     FamilyMismatch,
     /// The protocol of the service is not TCP, UDP or SCTP (EINVAL).
     Protocol,

@@ -71,7 +71,7 @@ impl Keys {
         }
     }
 
-    /// The hash of a client's side.
+    /// The hash of a client's folded address and port.
     pub fn hash(&self, fold: u32, port: u16) -> u32 {
         let [first, second, third] = self.factors;
         let mut hash = fold.wrapping_add(self.seed).wrapping_mul(first);
@@ -306,8 +306,8 @@ pub struct Plan {
     pub words: usize,
 }
 
-/// Ranges of sorted addresses, [`RANGES_MAX`] at most. `close`: if there are more, the smallest
-/// gaps also count as virtual addresses.
+/// Ranges of sorted addresses, [`RANGES_MAX`] at most. `close`: if there are more, those with the
+/// smallest gaps are joined, and the addresses in these gaps also count as virtual addresses.
 fn ranges(virt: &[u32], local: &[u32], close: bool) -> Vec<Range> {
     let mut all: Vec<(u32, Kind)> = virt.iter().map(|&addr| (addr, Kind::Virtual)).collect();
     let others = local

@@ -18,7 +18,7 @@ use crate::wire::{ETHERTYPE_IPV4, be16, be32, ipv4, ipv6, udp};
 
 /// Lifetime of a learned MTU (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
 const MTU_EXPIRES: Duration = Duration::from_secs(600);
-/// The smallest MTU in bytes that is accepted (`net.ipv4.route.min_pmtu`).
+/// A reported MTU below this number of bytes counts as this number (`net.ipv4.route.min_pmtu`).
 const MTU_MIN: usize = 552;
 /// GRE: a checksum is present.
 const GRE_CHECKSUM: u16 = 0x8000;
@@ -304,7 +304,7 @@ impl TunnelPaths {
     }
 }
 
-/// The MTU that "fragmentation needed" reports, within accepted limits.
+/// The MTU that "fragmentation needed" reports, at least [`MTU_MIN`].
 fn reported(message: &[u8]) -> usize {
     usize::from(be16(message, icmp::field::MTU)).max(MTU_MIN)
 }

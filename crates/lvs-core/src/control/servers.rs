@@ -25,9 +25,9 @@ impl Control {
     /// Adds a real server to a service (`ip_vs_add_dest`). A server that was removed within the
     /// last minutes gets its connections back.
     ///
-    /// # Errors
-    /// [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`],
-    /// [`Error::FamilyMismatch`], [`Error::NeedsReplies`], and the errors of [`Server::check`].
+    /// # Errors [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`],
+    /// [`Error::FamilyMismatch`], [`Error::FullNatOnePacket`], [`Error::LocalAddressNeeded`],
+    /// [`Error::NeedsReplies`], and the errors of [`Server::check`].
     pub fn add_server(
         &mut self,
         key: &ServiceKey,
@@ -54,9 +54,9 @@ impl Control {
     /// Replaces all settings of a real server (`ip_vs_edit_dest`). A new forwarding method affects
     /// new connections only.
     ///
-    /// # Errors
-    /// [`Error::NoService`], [`Error::NoServer`], [`Error::FamilyMismatch`],
-    /// [`Error::NeedsReplies`], and the errors of [`Server::check`].
+    /// # Errors [`Error::NoService`], [`Error::NoServer`], [`Error::FamilyMismatch`],
+    /// [`Error::FullNatOnePacket`], [`Error::LocalAddressNeeded`], [`Error::NeedsReplies`], and the
+    /// errors of [`Server::check`].
     pub fn edit_server(
         &mut self,
         key: &ServiceKey,

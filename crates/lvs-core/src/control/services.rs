@@ -35,8 +35,7 @@ impl Control {
     ///
     /// # Errors
     /// [`Error::ServiceExists`], [`Error::UnknownScheduler`], [`Error::UnknownEngine`],
-    /// [`Error::Protocol`], [`Error::ZeroMark`], [`Error::PrefixLength`],
-    /// [`Error::Unsupported`].
+    /// [`Error::Protocol`], [`Error::ZeroMark`], [`Error::PrefixLength`].
     pub fn add_service(
         &mut self,
         key: ServiceKey,
@@ -73,8 +72,8 @@ impl Control {
     /// Replaces all settings of a service (`ip_vs_edit_service`). The scheduler keeps its state if
     /// its name does not change.
     ///
-    /// # Errors
-    /// [`Error::NoService`], [`Error::NeedsReplies`], and as [`add_service`](Self::add_service).
+    /// # Errors [`Error::NoService`], [`Error::UnknownScheduler`], [`Error::UnknownEngine`],
+    /// [`Error::PrefixLength`], [`Error::FullNatOnePacket`], [`Error::NeedsReplies`].
     pub fn edit_service(
         &mut self,
         key: &ServiceKey,

@@ -228,7 +228,8 @@ reasons! {
         FtpData => "ftp_data",
         /// An ICMP error that belongs to no connection.
         UnrelatedIcmp => "unrelated_icmp",
-        /// A reply that belongs to no connection; it is routed unchanged.
+        /// A packet in transit, or a packet of IPsec, that belongs to no connection; the host
+        /// handles it.
         NoConnection => "no_connection",
         /// A backup daemon runs and `backup_only` is set.
         BackupOnly => "backup_only",

@@ -112,7 +112,7 @@ fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
 /// Maximum number of endpoints that all mark rules together intercept port by port.
 const MARKED_MAX: usize = 1 << 16;
 
-/// Protocols of a firewall mark without a protocol.
+/// Protocols that are intercepted for a firewall-mark service or a mark rule without a protocol.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
 /// Whether a fragment may belong to an ICMP message: an IPv6 fragment names the next header, which
@@ -141,8 +141,8 @@ pub struct Intercept {
     /// intercepted, because only the reassembled error shows the packet that it is about.
     pub nat_servers: Endpoints,
     /// Addresses of the host that replace the addresses of clients towards servers (full NAT).
-    /// Packets from these servers to these addresses are intercepted, although they are addressed
-    /// to the host.
+    /// Packets from the servers in `nat_servers` to these addresses are intercepted, although they
+    /// are addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
     /// Servers on this host: the host routes their replies into the dataplane. The dataplane must
     /// not intercept them again, and sends other packets of these servers unchanged.

@@ -67,8 +67,8 @@ impl Pipeline {
         matches!(longest(frame, job, mtu), Ok(None))
     }
 
-    /// Checks the IPv4 options of a packet that the host does not receive; returns the fate of the
-    /// packet if its options are refused.
+    /// Checks the IPv4 options of a packet if the host has not processed them; returns the fate of
+    /// the packet if they are refused.
     pub(super) fn read_options<N: Net>(
         &mut self,
         frame: &Frame,

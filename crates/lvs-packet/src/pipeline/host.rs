@@ -50,7 +50,8 @@ pub(super) fn device_to_host<N: Net>(frame: &Frame, is_own: bool, net: &N) -> Op
 }
 
 impl Pipeline {
-    /// Reinjects a packet that is not for the director.
+    /// Handles a packet that belongs to no connection: it is left to the host, reinjected, sent for
+    /// a real server on the host, or answered.
     pub(super) fn accept<N: Net>(
         &mut self,
         frame: &mut Frame,

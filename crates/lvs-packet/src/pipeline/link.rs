@@ -40,9 +40,9 @@ impl Pipeline {
         self.answer(port, &arp::reply(&message, info.mac), cx)
     }
 
-    /// Answers neighbour solicitations for addresses that the dataplane owns, and reports other
-    /// hosts that claim an address of this host, of the dataplane or of a service. `None`: the
-    /// packet is something else.
+    /// Answers neighbour solicitations for addresses that the dataplane owns. Reports multicast
+    /// listener queries, and other hosts that claim an address of this host, of the dataplane or of
+    /// a service. `None`: the packet is something else.
     pub(super) fn neighbour_discovery<N: Net>(
         &mut self,
         port: PortId,

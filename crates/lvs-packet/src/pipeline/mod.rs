@@ -364,7 +364,7 @@ impl Pipeline {
         }
     }
 
-    /// Drops packets that have waited for too long. Call it about once a second.
+    /// Drops packets and fragments that have waited for too long. Call it about once a second.
     pub fn expire(&mut self, now: Instant) {
         self.held.expire(now);
         self.common.reassembler.expire(now);

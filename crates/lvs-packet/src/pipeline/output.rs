@@ -58,7 +58,7 @@ pub struct Output {
     back: Vec<Vec<Frame>>,
     /// Requests, which the caller applies before it sends the frames.
     pub requests: Vec<Request>,
-    /// Datagrams for other workers, and the ports of their arrival.
+    /// Datagrams for other workers, with the number of the worker and the port of arrival.
     pub elsewhere: Vec<(usize, PortId, Whole)>,
     /// Empty frames with room for any received packet.
     large: Vec<Frame>,

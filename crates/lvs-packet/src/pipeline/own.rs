@@ -53,7 +53,8 @@ impl Pipeline {
         }
     }
 
-    /// Makes an ICMP error about the packet in `frame`, and sends it to the packet's source.
+    /// Makes an ICMP error about the packet in `frame`, and sends it to the packet's source. An
+    /// error to a virtual address is stored for [`Self::finish_own_error`].
     pub(super) fn icmp_error<N: Net>(
         &mut self,
         kind: ErrorKind,
