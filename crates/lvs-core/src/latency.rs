@@ -19,7 +19,7 @@ const HALF_LIFE: u64 = 6_931_471_806;
 /// lost, which is harmless.
 #[derive(Debug, Default)]
 pub struct Latency {
-    /// Average in nanoseconds; 0 without a sample.
+    /// Average latency in nanoseconds; 0 without a sample.
     average: AtomicU64,
     /// Time of the last sample, in nanoseconds.
     stamp: AtomicU64,

@@ -175,7 +175,8 @@ impl<T: Copy> Tree<T> {
         }
     }
 
-    /// Fills in the node's own value at each place.
+    /// Stores, for each place of the node, the longest of the node's own prefixes that contain the
+    /// place, with its value.
     fn fill_values(&mut self, at: usize, entries: &[Entry<T>]) {
         let skip = self.nodes[at].skip;
         let mut places = [None; PLACES as usize];

@@ -38,7 +38,7 @@ impl Offload {
 /// Position of a partial checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialChecksum {
-    /// First byte that it covers, from the start of the frame.
+    /// Offset in the frame of the first byte that the checksum covers.
     pub start: u16,
     /// Offset of the checksum field from `start`.
     pub offset: u16,

@@ -35,7 +35,7 @@ const ISAKMP: u16 = 500;
 /// Secret numbers of this dataplane, so that a sender cannot choose the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
-    /// Factors of the words of an IPv6 address.
+    /// Factors of the four 32-bit words of an IPv6 address.
     pub words: [u32; 4],
     /// The number with which the sum begins.
     pub seed: u32,

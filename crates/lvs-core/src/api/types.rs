@@ -662,7 +662,8 @@ pub struct FastPathInfo {
     pub wanted: bool,
     /// Whether connections are forwarded by the kernel fast path.
     pub active: bool,
-    /// Attachment method of its programs, if the fast path was opened: `tcx` or `clsact`.
+    /// Attachment method of the eBPF programs of the kernel fast path, if the fast path was
+    /// opened: `tcx` or `clsact`.
     pub attached_by: String,
     /// The reason why the kernel fast path forwards no packets although it is configured; empty
     /// otherwise.

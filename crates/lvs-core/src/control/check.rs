@@ -22,7 +22,8 @@ const TIMEOUT_MAX: u32 = 8_589_934;
 pub(crate) trait View {
     /// The service with this key.
     fn service(&self, key: &ServiceKey) -> Option<Facts>;
-    /// The forwarding method of a server of the service with this key and these facts.
+    /// The forwarding method of the server at `addr` in the service with this key and these facts;
+    /// `None` if the service has no such server.
     fn server(&self, key: &ServiceKey, facts: &Facts, addr: SocketAddr) -> Option<Forwarding>;
     /// Whether a synchronisation daemon of this role runs.
     fn runs(&self, role: SyncRole) -> bool;

@@ -25,7 +25,8 @@ impl Control {
     /// Adds a real server to a service (`ip_vs_add_dest`). A server that was removed within the
     /// last minutes gets its connections back.
     ///
-    /// # Errors [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`],
+    /// # Errors
+    /// [`Error::NoService`], [`Error::ServerExists`], [`Error::NotUnicast`],
     /// [`Error::FamilyMismatch`], [`Error::FullNatOnePacket`], [`Error::LocalAddressNeeded`],
     /// [`Error::NeedsReplies`], and the errors of [`Server::check`].
     pub fn add_server(
@@ -54,7 +55,8 @@ impl Control {
     /// Replaces all settings of a real server (`ip_vs_edit_dest`). A new forwarding method affects
     /// new connections only.
     ///
-    /// # Errors [`Error::NoService`], [`Error::NoServer`], [`Error::FamilyMismatch`],
+    /// # Errors
+    /// [`Error::NoService`], [`Error::NoServer`], [`Error::FamilyMismatch`],
     /// [`Error::FullNatOnePacket`], [`Error::LocalAddressNeeded`], [`Error::NeedsReplies`], and the
     /// errors of [`Server::check`].
     pub fn edit_server(

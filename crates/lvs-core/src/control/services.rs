@@ -72,7 +72,8 @@ impl Control {
     /// Replaces all settings of a service (`ip_vs_edit_service`). The scheduler keeps its state if
     /// its name does not change.
     ///
-    /// # Errors [`Error::NoService`], [`Error::UnknownScheduler`], [`Error::UnknownEngine`],
+    /// # Errors
+    /// [`Error::NoService`], [`Error::UnknownScheduler`], [`Error::UnknownEngine`],
     /// [`Error::PrefixLength`], [`Error::FullNatOnePacket`], [`Error::NeedsReplies`].
     pub fn edit_service(
         &mut self,

@@ -5,7 +5,8 @@ use core::net::{IpAddr, Ipv4Addr};
 
 use crate::Protocol;
 
-/// Names of hosts and ports, in both directions. Each method may return "unknown".
+/// Names of hosts and ports, in both directions. Each method returns `None` for an unknown name or
+/// number.
 pub trait Resolve {
     /// The IPv4 address of a host.
     fn host(&self, name: &str) -> Option<Ipv4Addr>;

@@ -107,7 +107,7 @@ impl<S: ByQuotient> Scheduler for Following<S> {
 }
 
 struct Tree {
-    /// Quotients by position in the list.
+    /// Quotients of the servers, by position in the list of servers.
     quotients: Vec<Quotient>,
     /// The position of the least loaded server below each node: the root is node 1, the nodes below
     /// `n` are `2 n` and `2 n + 1`, and the leaves come last.

@@ -153,7 +153,8 @@ impl MaglevHashing {
     }
 }
 
-/// A bit for each slot. Most probes find an occupied slot, and the bits fit into the nearest cache.
+/// A bit for each slot of the table: set if a server has the slot. Most probes find an occupied
+/// slot, and the bits fit into the nearest cache.
 struct Taken(Vec<u64>);
 
 impl Taken {

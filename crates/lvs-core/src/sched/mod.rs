@@ -69,7 +69,8 @@ pub struct About {
     pub weights: Weights,
     /// Its behaviour towards a client whose server has weight 0.
     pub at_zero: AtZero,
-    /// Whether it uses the response time of servers, so that it accepts only servers behind NAT.
+    /// Whether the scheduler uses the response time of servers, so that it accepts only servers
+    /// behind NAT.
     pub needs_replies: bool,
     /// Whether IPVS in the kernel has this scheduler.
     pub in_ipvs: bool,

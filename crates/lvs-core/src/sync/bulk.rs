@@ -429,7 +429,7 @@ impl Replicas {
         Some(core::mem::take(&mut self.out))
     }
 
-    /// Returns the outgoing buffer with the new updates.
+    /// Stores the outgoing buffer again, to which the caller has appended updates.
     pub(crate) fn put_back(&mut self, out: Vec<u8>) {
         self.out = out;
     }

@@ -126,9 +126,9 @@ fn may_be_icmp(packet: &Packet) -> bool {
 pub struct Intercept {
     /// Endpoints of the services. The interception includes fragments and ICMP errors to their
     /// addresses, ICMP errors about packets to them, and packets whose header of TCP, UDP or SCTP
-    /// is truncated or follows AH. It also includes packets that servers without translation send
-    /// from these endpoints, except to the host itself: a host with the address would treat them as
-    /// forged.
+    /// is truncated or follows AH. It also includes packets that servers with direct routing or
+    /// tunnels send from these endpoints, except to the host itself: a host with the address would
+    /// treat them as forged.
     pub services: Endpoints,
     /// Virtual addresses for which the dataplane answers: all packets to them are intercepted.
     pub own_vips: HashSet<IpAddr>,

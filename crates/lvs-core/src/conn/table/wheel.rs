@@ -51,7 +51,8 @@ const RECORDS: usize = CHUNK - HEADER;
 
 /// Ticks between two portions of a page that is spread.
 const PORTION_TICKS: u64 = 64;
-/// Portions of a page: they use three quarters of its time, and the last quarter is a reserve.
+/// Number of portions of a page: they use three quarters of its time, and the last quarter is a
+/// reserve.
 const PORTIONS: u64 = PAGE / PORTION_TICKS * 3 / 4;
 
 /// The tick that contains `when`.
@@ -293,7 +294,7 @@ impl Wheel {
         self.heads[page_bucket((self.tick >> PAGE_BITS) + 1)] != 0
     }
 
-    /// Moves to a tick that is not after the next stop.
+    /// Advances the wheel to `tick`, which must not be after the next stop.
     fn move_to(&mut self, tick: u64) {
         let before = self.tick >> PAGE_BITS;
         (self.tick, self.stays) = (tick, false);
