@@ -94,14 +94,14 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = now;
     }
 
-    /// Whether it uses [`Server::latency`], which is measured from the servers' replies: its
-    /// services then accept only servers behind NAT.
+    /// Whether the scheduler uses [`Server::latency`], which is measured from the servers'
+    /// replies. Services with such a scheduler accept only servers behind NAT.
     fn needs_replies(&self) -> bool {
         false
     }
 
-    /// Whether it uses [`Server::last_weight`]. Directors that must choose the same servers then
-    /// also need the same last weight of servers with weight 0.
+    /// Whether the scheduler uses [`Server::last_weight`]. Directors that must choose the same
+    /// servers then also need the same last weight of servers with weight 0.
     fn goes_by_last_weight(&self) -> bool {
         false
     }

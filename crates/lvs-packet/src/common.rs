@@ -19,7 +19,7 @@ use crate::tunnel_path::TunnelPaths;
 /// |---|---|---|
 /// | fragments | 16 parts with a lock each | fragments |
 /// | limits on ICMP errors | an atomic, and 16 parts with a lock each | ICMP errors made here |
-/// | limit on answers to echo requests | an atomic | echo requests to addresses of the dataplane's own |
+/// | limit on answers to echo requests | an atomic | echo requests to addresses that the dataplane owns |
 /// | identifications | atomics | packets made here, tunnel packets without "don't fragment" |
 /// | path MTUs of tunnels | a lock, each entry an atomic | the first packet of a worker to a server, ICMP errors about tunnel packets; later packets read the atomic |
 /// | hosts that forwarded replies to health checks | a lock | such replies |

@@ -116,7 +116,7 @@ fn nanos(now: Instant) -> i64 {
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     addr: IpAddr,
-    /// As the field of the same name in [`Bucket`].
+    /// The time, in nanoseconds, from which the unused credit of this receiver accumulates.
     since: i64,
     last: i64,
 }

@@ -28,7 +28,7 @@ pub const FRAME_LEN: usize = ETHERNET_LEN + ipv6::HEADER_LEN + MESSAGE_LEN + OPT
 /// A neighbour solicitation or advertisement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ndp {
-    /// Whether it is a solicitation; otherwise an advertisement.
+    /// Whether the message is a solicitation; otherwise it is an advertisement.
     pub solicitation: bool,
     /// The sender's address; unspecified in a probe.
     pub src: Ipv6Addr,

@@ -77,8 +77,8 @@ pub enum Icmp {
     Short,
 }
 
-/// Reads the IPv4 header at the start of `bytes`, which may end in padding. `aggregate`: it is a
-/// super-packet, whose total length may be missing.
+/// Reads the IPv4 header at the start of `bytes`, which may end in padding. `aggregate`: the
+/// packet is a super-packet, whose total length may be missing.
 ///
 /// # Errors
 /// The checks of a host (RFC 1122 section 3.2.1), in the kernel's order (`ip_rcv_core`).

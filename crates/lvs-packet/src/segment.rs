@@ -286,7 +286,7 @@ impl Segment<'_> {
         self.data.is_empty()
     }
 
-    /// Writes the segment, finished, to `out`; `false` if there is no room.
+    /// Writes the segment with correct lengths and checksums to `out`; `false` if there is no room.
     #[must_use]
     pub fn write(&self, out: &mut Frame) -> bool {
         out.clear();

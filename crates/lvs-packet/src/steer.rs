@@ -56,7 +56,8 @@ impl Keys {
         }
     }
 
-    /// An address in 32 bits. For IPv6, they depend on its first `words` words.
+    /// Folds an address into 32 bits. The result for an IPv6 address depends on its first `words`
+    /// words.
     pub fn fold(&self, addr: IpAddr, words: usize) -> u32 {
         match addr {
             IpAddr::V4(addr) => addr.to_bits(),

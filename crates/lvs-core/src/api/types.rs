@@ -392,7 +392,7 @@ pub struct SyncState {
     pub replicated: u64,
     /// Number of items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,
-    /// Number of bytes of these items and of digests.
+    /// Number of bytes of the items and digests that were sent to peers.
     pub bytes_sent: u64,
     /// Number of items received from peers.
     pub items_received: u64,
@@ -705,7 +705,7 @@ pub struct Conflict {
     /// Link-layer address of this director's interface.
     #[serde(default)]
     pub own_mac: String,
-    /// Another address of that neighbour, if one is known.
+    /// An IP address of the other host besides `address`, if one is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<core::net::IpAddr>,
     /// Number and times of the other host's answers and announcements.

@@ -10,11 +10,11 @@ use crate::shard::{ServerLink, Shard};
 /// Work of a shard's next sweep.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SweepWork {
-    /// Remove the connections of removed servers.
+    /// Whether to remove the connections of removed servers.
     pub(super) flush_removed: bool,
     /// Number of rounds of `drop_entry`.
     pub(super) drop_entry: u32,
-    /// Close the connections of failed servers, as their services require.
+    /// Whether to close the connections of failed servers, as their services require.
     pub(super) end_down: bool,
 }
 

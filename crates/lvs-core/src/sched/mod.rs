@@ -63,25 +63,25 @@ pub enum Weights {
 pub struct About {
     /// The name in ipvsadm.
     pub name: &'static str,
-    /// A summary of its rule.
+    /// A summary of the rule by which the scheduler chooses.
     pub summary: &'static str,
     /// Meaning of weights.
     pub weights: Weights,
-    /// Its behaviour towards a client whose server has weight 0.
+    /// The scheduler's behaviour towards a client whose server has weight 0.
     pub at_zero: AtZero,
     /// Whether the scheduler uses the response time of servers, so that it accepts only servers
     /// behind NAT.
     pub needs_replies: bool,
     /// Whether IPVS in the kernel has this scheduler.
     pub in_ipvs: bool,
-    /// The names of the flags of its services, in the order of their bits; [`ANY_FLAGS`] for flags
-    /// without a name.
+    /// The names of the flags of services with this scheduler, in the order of their bits;
+    /// [`ANY_FLAGS`] for flags without a name.
     pub flags: &'static [(&'static str, u32)],
     /// Whether the scheduler chooses at random, so that a preview is only one of several possible
     /// results.
     pub draws_lots: bool,
-    /// Whether its choice depends on the order of the servers, even if they stay the same:
-    /// directors that must choose the same servers then need the same order.
+    /// Whether the scheduler's choice depends on the order of the servers, even if the servers
+    /// stay the same: directors that must choose the same servers then need the same order.
     pub goes_by_order: bool,
     /// Makes a scheduler for a service.
     pub make: fn() -> Box<dyn Scheduler>,

@@ -106,9 +106,9 @@ pub(super) fn client_key(request: &Request) -> u32 {
     fold(request.client.ip()).wrapping_add(u32::from(port))
 }
 
-/// Tries the slot at offset 0. If its server cannot accept a connection and the service's first
-/// flag permits it, it tries the offsets from `first` on, once around (`ip_vs_sh_get_fallback`,
-/// `ip_vs_mh_get_fallback`).
+/// Tries the slot at offset 0. If the server of this slot cannot accept a connection, and the
+/// service's first flag permits it, tries the offsets from `first` on, once around
+/// (`ip_vs_sh_get_fallback`, `ip_vs_mh_get_fallback`).
 pub(super) fn probe(
     servers: &[Arc<Server>],
     request: &Request,

@@ -35,7 +35,8 @@ impl ByQuotient for WeightedLeastConnections {
     }
 }
 
-/// Load divided by weight, if it is usable.
+/// Load divided by the weight of the server; the weight of an unusable server
+/// counts as 0.
 pub(super) fn of_usable(server: &Server, load: i64) -> Quotient {
     // A negative load also counts for servers that are not usable; their weight counts as 0.
     let weight = if server.is_usable() {

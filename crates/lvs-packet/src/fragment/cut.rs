@@ -187,7 +187,7 @@ impl Piece<'_> {
         self.data.is_empty()
     }
 
-    /// Writes the fragment, finished, to `out`; `false` if there is no room.
+    /// Writes the fragment with its complete headers to `out`; `false` if there is no room.
     #[must_use]
     pub fn write(&self, out: &mut Frame) -> bool {
         out.clear();

@@ -21,7 +21,7 @@ pub struct History {
     /// Whether the longest fragment has "don't fragment", so the reassembled packet has it as well
     /// (`IPSKB_FRAG_PMTU`). IPv4 only.
     pub df: bool,
-    /// Protocol of the content according to the fragments; of IPv6, it may be an extension header.
+    /// Protocol of the content according to the fragments; for IPv6, it may be an extension header.
     pub protocol: Protocol,
 }
 

@@ -50,8 +50,8 @@ struct Key {
     id: u32,
     /// The IP protocol for IPv4, 0 for IPv6.
     protocol: u8,
-    /// Whether it is an IPv4 datagram to this host; these are reassembled separately from forwarded
-    /// ones.
+    /// Whether the datagram is an IPv4 datagram to this host. Such datagrams are reassembled
+    /// separately from forwarded ones.
     local: bool,
 }
 

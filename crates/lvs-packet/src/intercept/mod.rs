@@ -132,8 +132,8 @@ pub struct Intercept {
     pub services: Endpoints,
     /// Virtual addresses for which the dataplane answers: all packets to them are intercepted.
     pub own_vips: HashSet<IpAddr>,
-    /// The addresses among them for which the dataplane does not answer ARP and NDP: routers have a
-    /// route to them.
+    /// The addresses among `own_vips` for which the dataplane does not answer ARP and NDP: routers
+    /// have a route to them.
     pub quiet_vips: HashSet<IpAddr>,
     /// Real servers whose replies the director translates: packets from these addresses and ports
     /// are intercepted, except those to the host itself. Their fragments are intercepted, too, and

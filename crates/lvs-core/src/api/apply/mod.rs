@@ -1,5 +1,5 @@
 //! Applies changes: a list of calls is checked as a whole, and then applied as a whole. All changes
-//! use this.
+//! of the configuration use this module.
 
 mod check;
 mod host;

@@ -28,7 +28,8 @@ impl ConnTable {
                 .any(|side| self.newest_like(draft, side).is_some())
     }
 
-    /// The buckets of a draft's client in a region that may contain entries of this client.
+    /// The buckets of a draft's client among the narrow or the wide slots; `None` if these slots
+    /// cannot contain an entry of this client.
     fn buckets_if_used(&self, draft: &Draft, narrow: bool) -> Option<Buckets> {
         let client = draft.key.client;
         let usable = if narrow {

@@ -533,7 +533,8 @@ impl Ahead {
         sides: [Aim::NONE; 2],
     };
 
-    /// The hint for one side, if the hints are for narrow (or for wide) slots.
+    /// The hint for one side; an empty hint if `narrow` differs from the kind of slot that this
+    /// value was prepared for.
     #[inline]
     const fn side(&self, narrow: bool, side: usize) -> Aim {
         if self.narrow == narrow {

@@ -74,7 +74,8 @@ impl Tie {
 #[derive(Debug)]
 pub(super) struct Overflow {
     index: Index,
-    /// Neighbours of entries that have equals, by their references in the index.
+    /// The next older and next newer equal entry of each entry that has equal entries, by the
+    /// reference of the entry in the index.
     ties: BTreeMap<u32, Tie>,
     keys: [u64; 2],
     /// Slots that were used and are free.
