@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Address;
 use super::address::impostor;
 
-/// Longest line of an answer: a service with all its servers is one line.
+/// Maximum length of a line of an answer in bytes: a service with all its servers is one line.
 const LINE_MAX: u64 = 256 << 20;
 
 /// Time without an answer after which a dataplane counts as stopped. It is longer than the time

@@ -14,12 +14,12 @@ pub enum Version {
 
 /// The first bytes of version 2.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// Longest line of version 1, including its line break.
+/// Maximum length of a line of version 1 in bytes, including its line break.
 const LINE_MAX: usize = 107;
-/// Maximum length of a header of version 2 after its first 16 bytes: the addresses, and the
-/// extensions, which are ignored. Longer headers are refused.
+/// Maximum number of bytes of a header of version 2 after its first 16 bytes: the addresses, and
+/// the extensions, which are ignored. Longer headers are refused.
 const REST_MAX: usize = 2048;
-/// Longest accepted header.
+/// Maximum length of an accepted header in bytes.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;
 
 /// The header that reports a connection from `client` to `local` to a server.

@@ -51,7 +51,7 @@ pub const PROTOCOL: u32 = 0;
 pub const PACKET_TYPE: u32 = 4;
 pub const MARK: u32 = 20;
 
-/// A byte of the network header (`SKF_NET_OFF`).
+/// Offset of a byte of the network header (`SKF_NET_OFF`).
 pub const fn network(byte: u32) -> u32 {
     (-0x10_0000_i32).cast_unsigned().wrapping_add(byte)
 }

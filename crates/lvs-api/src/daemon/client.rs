@@ -13,9 +13,10 @@ use super::{
 use crate::Address;
 use crate::address::impostor;
 
-/// The longest body of an answer, and the longest event: a file may have very many servers.
+/// Maximum length in bytes of the body of an answer, and of an event: a file may have very many
+/// servers.
 const BODY_MAX: u64 = 256 << 20;
-/// The longest head of an answer.
+/// Maximum length of the head of an answer in bytes.
 const HEAD_MAX: u64 = 64 << 10;
 /// Time without data from the daemon after which a request fails: as long as the daemon itself
 /// waits for an answer of the dataplane.
@@ -53,7 +54,7 @@ struct Failure {
 /// The head of an answer.
 struct Head {
     code: u16,
-    /// Bytes of the body; `None` if the body ends with the connection.
+    /// Length of the body in bytes; `None` if the body ends with the connection.
     length: Option<u64>,
 }
 
@@ -158,7 +159,7 @@ impl Client {
         }
     }
 
-    /// Sends a request on a connection of its own.
+    /// Sends a request on a separate connection.
     fn send(&mut self, request: &str) -> Result<(Head, BufReader<UnixStream>), String> {
         let stream = match self.stream.take() {
             Some(stream) => stream,

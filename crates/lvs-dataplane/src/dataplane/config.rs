@@ -36,7 +36,8 @@ pub struct PeersConfig {
     /// Time after the start for which this director waits for peers that cannot be reached, before
     /// it is ready without them; zero for no wait.
     pub wait: Duration,
-    /// The longest time that the service table of a peer may differ without an alarm.
+    /// The longest time for which a peer's services may differ from this director's without an
+    /// alarm.
     pub alarm: Duration,
 }
 
@@ -49,8 +50,9 @@ pub struct Config {
     pub fast_path: UseKernel,
     /// Interfaces to which the XDP program of the kernel fast path is attached.
     pub xdp: Vec<String>,
-    /// Whether the XDP program is also attached to each other interface whose driver has native XDP
-    /// and that loses nothing by it, if the kernel fast path is used.
+    /// Whether the dataplane, if it uses the kernel fast path, also attaches the XDP program to
+    /// each other interface whose driver has native XDP, unless the interface would lose an
+    /// offload.
     pub xdp_auto: bool,
     /// Packets from the client after which a connection is offloaded; `None` for
     /// [16](crate::fast_path::OFFLOAD_AFTER).
@@ -224,7 +226,7 @@ pub struct RulesError {
     pub message: String,
 }
 
-/// Refuses addresses, and names that no interface can have.
+/// Refuses names that no interface can have, and IP addresses in place of names.
 pub(super) fn check_interface_names(names: &[String]) -> Result<(), StartError> {
     for name in names {
         let error = if let Some((vlan, _)) = name.split_once('=') {

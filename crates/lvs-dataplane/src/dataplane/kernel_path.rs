@@ -109,8 +109,8 @@ impl Wanted {
         Ok((Arc::new(fast_path), memories))
     }
 
-    /// Returns an obstacle if the state keeper has the connections of the predecessor, and the
-    /// configuration does not require the kernel fast path.
+    /// Returns an obstacle if the state keeper has the connections of the predecessor and the
+    /// configuration is [`UseKernel::Try`].
     fn held_elsewhere(&self) -> Option<Against> {
         let held = self.warm_restart.as_ref().is_some_and(StateKeeper::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
@@ -155,8 +155,8 @@ pub(super) enum WithDataplane {
     Way(#[from] NoWay),
 }
 
-/// The use of the kernel fast path, with XDP at named interfaces or without. A name implies the
-/// kernel fast path.
+/// Combines the options for the kernel fast path and for XDP. `xdp` is true if the operator has
+/// named interfaces for XDP; this requires the kernel fast path.
 pub(super) fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     match wanted {
         UseKernel::Off if xdp => Err(StartError::XdpAlone),
@@ -210,8 +210,7 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
     Some(Against { why, fix })
 }
 
-/// The number of connections, out of `connections`, for which the table has wide slots: all of them
-/// in a table of usual size.
+/// Returns the default number of wide slots in a table of `connections` connections.
 pub(super) fn wide(connections: usize) -> usize {
     const ALL_OF: usize = 1 << 20;
     (connections / 4).max(connections.min(ALL_OF))

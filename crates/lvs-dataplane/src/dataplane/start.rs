@@ -236,7 +236,8 @@ struct ConnTables {
 }
 
 impl ConnTables {
-    /// Opens the tables in the kernel, with a state keeper, or in the program's own memory.
+    /// Opens the tables in maps of the kernel, in memory that a state keeper keeps open, or in the
+    /// program's own memory.
     fn open(
         control: &Control,
         steering: &Steering,

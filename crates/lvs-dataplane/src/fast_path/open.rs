@@ -483,7 +483,7 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     code
 }
 
-/// The division of connections among workers, as words of the settings and of the description.
+/// Converts the division of connections among workers to words of `lvs_conf` and `lvs_about`.
 fn division_to_words(steering: &Steering) -> [u64; conf::DIVISION_WORDS] {
     let keys = steering.keys();
     let ([a, b, c, d], [e, f, g]) = (keys.words, keys.factors);

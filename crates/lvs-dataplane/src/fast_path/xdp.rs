@@ -1,5 +1,5 @@
-//! The program that forwards before the kernel allocates a socket buffer (XDP), on interfaces that
-//! the operator has configured for it, or that the dataplane has chosen.
+//! The XDP program, which forwards frames before the kernel allocates a socket buffer. It is
+//! attached to interfaces that the operator has named or that the dataplane has chosen.
 //!
 //! The program cannot see that the network card has removed a VLAN tag from a frame, so it must be
 //! attached only to interfaces that receive no such frames. It recognises frames with

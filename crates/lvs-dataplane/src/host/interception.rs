@@ -1,4 +1,4 @@
-//! Interception of packets by the dataplane, and reinjection into the host.
+//! Interception of packets by the dataplane, and reinjection of packets into the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -90,7 +90,7 @@ impl Interception {
         Ok((routed, Port::Hop(hop)))
     }
 
-    /// The socket that removes the shield when it is closed.
+    /// The socket of the shield. The kernel removes the shield when the socket is closed.
     pub(super) fn shield(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { shield, .. } => Some(shield.socket()),
@@ -98,7 +98,8 @@ impl Interception {
         }
     }
 
-    /// The descriptor that removes the TUN device when it is closed.
+    /// The descriptor of the TUN device. The kernel removes the device when the descriptor is
+    /// closed.
     pub(super) fn device(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { .. } => None,

@@ -35,7 +35,7 @@ pub(crate) struct View {
     /// Generation of routes. It differs from the previous snapshot's if packets may use another
     /// route.
     pub(crate) ways: u64,
-    /// Shared with the previous view if the tables have not changed.
+    /// Ports, routes, neighbours and virtual addresses. Views share them until they change.
     pub(crate) tables: Arc<Tables>,
     /// The traffic that is hidden from the host.
     pub(crate) intercept: Arc<Intercept>,
@@ -246,7 +246,7 @@ impl Tables {
         &self.regions
     }
 
-    /// Whether it is a virtual address.
+    /// Whether `addr` is a virtual address of a service or of a rule for marks.
     pub(crate) fn is_vip(&self, addr: IpAddr) -> bool {
         self.virtual_addresses.may_have(addr) && self.vips.contains(&addr)
     }

@@ -78,7 +78,7 @@ pub(super) struct KnownConflict {
     logged: Instant,
     /// The time of the last probe.
     probed: Instant,
-    /// Probes since the last answer of the other host.
+    /// Number of probes since the last answer of the other host.
     probes: u8,
 }
 
@@ -247,8 +247,8 @@ impl Vips {
         }
     }
 
-    /// Replaces the services' addresses, which `tables` has already, and probes for other hosts
-    /// with the new ones.
+    /// Replaces the services' addresses by `vips`, which `tables` already contains, and probes for
+    /// other hosts with the new addresses.
     pub(super) fn set_services(&mut self, vips: &HashSet<IpAddr>, tables: &Tables) {
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts
@@ -637,13 +637,13 @@ fn can_conflict(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
         && (is_vip(addr, tables) || is_on(port, addr, tables))
 }
 
-/// Whether an address is a virtual one.
+/// Whether an address is a virtual address.
 pub(super) fn is_vip(addr: IpAddr, tables: &Tables) -> bool {
     tables.own.contains(&addr) || tables.vips.contains(&addr)
 }
 
-/// Whether an interface has an address. Hosts may have the same addresses on other interfaces: they
-/// are announced by routes.
+/// Whether an interface has an address. Several hosts may have an address that is on another
+/// interface and announced by routes.
 fn is_on(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
     tables.ifindex(port).is_some_and(|ifindex| {
         let mut addresses = tables.state.addresses(ifindex);

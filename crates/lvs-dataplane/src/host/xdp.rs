@@ -1,5 +1,6 @@
-//! The XDP program at interfaces: those that the operator names, and with `--xdp auto` those whose
-//! driver runs it and where nothing is lost by it.
+//! Attaches the XDP program to the interfaces that the operator names. With `--xdp auto`, also to
+//! those whose driver has native XDP, unless the interface would lose an offload or another program
+//! forbids it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,19 +28,19 @@ const UNTAG: [(&str, &str); 2] = [
     ("rx-vlan-stag-hw-parse", "rx-vlan-stag-hw-parse"),
 ];
 
-/// The properties of an interface that decide about XDP.
+/// The properties of an interface on which the choice of XDP depends.
 #[derive(Clone, Debug)]
 struct Facts<'a> {
     name: &'a str,
     /// The features of the driver and the offloads; `None` if the kernel does not report them.
     device: Option<(Driver, Offloads)>,
-    /// Whether it has an XDP program of another owner.
+    /// Whether the interface has an XDP program of another owner.
     has_program: bool,
-    /// Whether it is a bond or team, whose ports have offloads of their own.
+    /// Whether the interface is a bond or team, whose ports have their own offloads.
     is_bond: bool,
-    /// The bridge or bond of which it is a port.
+    /// The bridge or bond of which the interface is a port.
     master: Option<&'a str>,
-    /// A VLAN interface above it.
+    /// A VLAN interface above the interface.
     vlan: Option<&'a str>,
 }
 
@@ -153,8 +154,8 @@ fn no(code: &str, reason: impl Into<String>, fix: impl Into<String>) -> NoXdp {
 }
 
 impl Keeper {
-    /// Attaches the XDP program to an interface, if the configuration names it, or leaves the
-    /// choice to the dataplane and nothing speaks against it.
+    /// Attaches the XDP program to an interface, if the configuration names the interface, or
+    /// leaves the choice to the dataplane and [`check`] accepts the interface.
     pub(super) fn attach_xdp(&mut self, link: &Link) -> Result<(), HostError> {
         let Some(fast_path) = self.setup.fast_path.clone() else {
             return Ok(());
@@ -230,7 +231,7 @@ mod tests {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
-    /// The decision about an interface that loses nothing by XDP, after a change.
+    /// The refusal of an interface that would get XDP without the change that `change` makes.
     fn decision(change: impl FnOnce(&mut Facts<'_>, &mut Driver, &mut Offloads)) -> NoXdp {
         let mut driver = Driver(0b11);
         let mut offloads = Offloads {

@@ -60,7 +60,7 @@ pub(super) const QUEUE: u32 = 8192;
 /// Counters of the backend since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
-    /// Packets that the host refused.
+    /// Number of packets that the host refused.
     pub send_refused: u64,
 }
 
@@ -231,7 +231,7 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// The usual name.
+    /// The default name of the device.
     pub const NAME: &'static str = "lvs-host0";
 
     /// The name of the device for the host's own packets to its own addresses.

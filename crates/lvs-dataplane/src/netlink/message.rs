@@ -3,7 +3,7 @@
 //! Unknown attributes are ignored, so that the dataplane reads the links of a newer kernel. All
 //! reading is bounds-checked; an attribute that does not parse counts as absent.
 
-/// Length of `nlmsghdr`.
+/// Length of `nlmsghdr` in bytes.
 pub(crate) const HEADER: usize = 16;
 
 /// Builds messages, one after the other, in one buffer.
@@ -11,7 +11,7 @@ pub(crate) const HEADER: usize = 16;
 pub(crate) struct Builder {
     buf: Vec<u8>,
     message: usize,
-    /// Number of messages, and sequence number of the last one.
+    /// Sequence number of the last message.
     pub(crate) seq: u32,
 }
 

@@ -56,7 +56,8 @@ fn hint(source: &io::Error) -> &'static str {
 /// `IPV6_IFADDR`, `IPV6_ROUTE`, `IPV6_RULE`.
 const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 
-/// Receive buffer for events: enough for a table of tens of thousands of routes at once.
+/// Size in bytes of the receive buffer for events: enough for a table of tens of thousands of
+/// routes at once.
 const EVENT_BUFFER: i32 = 8 << 20;
 
 /// Maximum number of messages that one call of [`Netlink::poll_events`] reads, so that a flood of
@@ -258,8 +259,8 @@ impl Netlink {
             })
     }
 
-    /// Adds a host route for `ip` to an interface, in the table `main`. The kernel removes it with
-    /// the interface.
+    /// Adds a host route for `ip` to an interface, in the table `main`. The kernel removes the
+    /// route with the interface.
     ///
     /// # Errors
     /// If the kernel refuses, for instance because the route exists.
@@ -288,7 +289,7 @@ impl Netlink {
     }
 
     /// As [`Self::add_host_route`], with a protocol number by which routing daemons select it.
-    /// `replaces`: replaces an existing route in one step.
+    /// If `replaces` is true, it replaces an existing route in one step.
     ///
     /// # Errors
     /// If the kernel refuses, or if the route exists and `replaces` is false.

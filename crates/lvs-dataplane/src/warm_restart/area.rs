@@ -111,7 +111,7 @@ impl Area<'_> {
         }
     }
 
-    /// Stores a text; `false` if it is too long; a successor then finds no text.
+    /// Stores a text. Returns `false` if the text is too long; a successor then finds no text.
     pub(crate) fn save(&self, text: &[u8]) -> bool {
         let (first, halves) = (self.text[0].load(Relaxed), &self.text[1..]);
         let half = halves.len() / 2;

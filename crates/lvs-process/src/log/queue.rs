@@ -14,7 +14,7 @@ use super::journal::{Journal, parts};
 
 /// Maximum number of waiting lines.
 const LINES_MAX: usize = 4096;
-/// Maximum bytes of all waiting lines together.
+/// Maximum number of bytes of all waiting lines together.
 const BYTES_MAX: usize = 1 << 20;
 /// Maximum length of a line in bytes; the rest of a longer line is cut off.
 const LINE_MAX: usize = 16 << 10;

@@ -1,4 +1,4 @@
-//! Connections and persistence templates, listed.
+//! Listing of connections and persistence templates.
 
 use lvs_core::api::{ConnInfo, Failure};
 use serde_json::Value;

@@ -52,7 +52,7 @@ impl Own {
         self.digests.clone()
     }
 
-    /// Services that are not compared.
+    /// Number of services that are not compared.
     pub(super) const fn beyond(&self) -> u64 {
         self.beyond as u64
     }
@@ -63,7 +63,7 @@ impl Own {
 pub(super) enum LogLine {
     /// The directors have differed for too long.
     Differ(String),
-    /// The tables no longer differ, or the peer was started again.
+    /// The services no longer differ, or the peer was restarted.
     Alike(String),
 }
 
@@ -86,7 +86,8 @@ struct Difference {
 }
 
 impl Comparison {
-    /// Begins a session; `compares`: the peer sends digests. Returns the log line, if any.
+    /// Begins a session. `compares` is true if the peer sends digests of its services. Returns the
+    /// log line, if any.
     pub(super) fn begin(&mut self, identity: [u8; 16], compares: bool) -> Option<LogLine> {
         let mut line = None;
         // A peer that was started again has no services at first.
