@@ -548,7 +548,7 @@ fn run(
             let asked = dataplane.handle();
             let is_stopping = move || asked.is_stopping();
             let feeder = Feeder::start(address.clone(), notify, interval, is_stopping);
-            Some(feeder.context("cannot feed the watchdog")?)
+            Some(feeder.context("cannot start the thread that feeds the watchdog")?)
         }
         _ => None,
     };

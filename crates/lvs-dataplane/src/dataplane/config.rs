@@ -203,7 +203,7 @@ pub enum StartError {
     #[error("an embedding program that inspects each packet requires one packet worker, not {0}")]
     Hook(NonZeroUsize),
     /// The random key of the connection table cannot be read.
-    #[error("the kernel gives no random numbers: {0}")]
+    #[error("the kernel provides no random numbers: {0}")]
     Random(#[source] std::io::Error),
 }
 

@@ -449,7 +449,7 @@ fn marked_by(
             && let Some(name) = &rule.interface
             && rule.matches(name, tuple, || to_service)
         {
-            passed.push_str(&format!("; rule {number} if it arrives on {name}"));
+            passed.push_str(&format!("; rule {number} if the packet arrives on {name}"));
         }
     }
     (None, passed.trim_start_matches("; ").to_owned())

@@ -141,9 +141,9 @@ pub(super) enum WithDataplane {
     Later { of: u32 },
     #[error(transparent)]
     Connection(#[from] Unpublished),
-    #[error("a rule for marks could drop its packets or pass them to this host")]
+    #[error("a rule for marks could drop packets of the connection or pass them to this host")]
     Marks,
-    #[error("a capture shows its packets")]
+    #[error("a capture shows the packets of the connection")]
     Captured,
     #[error(
         "the kernel fast path has room for 4,096 servers, and the connection's server is not among them"
@@ -171,10 +171,10 @@ fn end_what_is_left() {
     match FastPath::clean_up() {
         Ok(0) => {}
         Ok(_) => warn!(
-            "connections that the kernel fast path of the previous dataplane forwarded have ended: this dataplane does not use it"
+            "connections that the kernel fast path of the previous dataplane forwarded have ended: this dataplane does not use the kernel fast path"
         ),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => warn!(
-            "{error}: packets would be forwarded twice: stop one of them, or give them different interfaces (--interface)"
+            "{error}: packets would be forwarded twice: stop one of the two dataplanes, or use different interfaces for them (--interface)"
         ),
         Err(error) => warn!("cannot remove the state of another dataplane in the kernel: {error}"),
     }
@@ -197,12 +197,12 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
     } else if backend == Backend::Tun {
         (
             "with --backend tun the host routes packets to the dataplane, and programs at interfaces do not receive them",
-            "leave out --backend tun",
+            "remove --backend tun",
         )
     } else if settings.reverse_path != ReversePath::Off {
         (
             "--reverse-path needs the interface on which each packet arrived",
-            "leave out --reverse-path",
+            "remove --reverse-path",
         )
     } else {
         return None;

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn real_time_is_used_only_if_requested() {
+    fn real_time_scheduling_is_used_only_if_requested() {
         std::thread::spawn(|| {
             let mut priority = Priority::new(false);
             priority.look(priority.since + 50 * PERIOD);

@@ -240,11 +240,11 @@ impl Interception {
 }
 
 fn shield_failure(error: &ShieldError) -> String {
-    format!("the host's network stack still receives its packets; trying again: {error}")
+    format!("the host's network stack still receives packets of services; trying again: {error}")
 }
 
 fn steering_failure(error: &SteeringError) -> String {
-    format!("some of its packets are not routed to the dataplane yet; trying again: {error}")
+    format!("some packets of services are not routed to the dataplane yet; trying again: {error}")
 }
 
 /// Loads the program that reinjects frames, with a mark that no other program uses; logs a failure.
@@ -252,7 +252,7 @@ fn open_way_back() -> Option<TurnBack> {
     let turn = mark().and_then(TurnBack::load);
     turn.map_err(|error| {
         warn!(
-            "fragments and errors that are reinjected into the host arrive on {}, not on their interface ({error}): add it to the host's rules that match an interface. Reinjection on the same interface requires Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF in the initial user namespace",
+            "fragments and errors that are reinjected into the host arrive on the device {}, not on their interface ({error}): add this device to the host's rules that match an interface. Reinjection on the same interface requires Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF in the initial user namespace",
             HostDevice::NAME
         );
     })

@@ -120,7 +120,8 @@ impl Loopback {
     pub(super) fn add_clients(&self, clients: &[LocalClient]) {
         if let Some(kernel) = &self.kernel {
             for client in clients {
-                // Beyond the limit, they are reset.
+                // A client for which the map has no room: the host resets its connections if the
+                // dataplane is killed.
                 let _ = kernel.map.insert(&client_key(client), &[0]);
             }
         }
@@ -154,7 +155,7 @@ impl Loopback {
 
     fn replace(&mut self, wanted: &Entries, now: Instant) -> Option<Port> {
         self.needed = !wanted.is_empty();
-        // This is first, because a full map has no room for other entries before.
+        // Remove entries first: a full map has no room for new ones.
         let kernel = &self.kernel;
         self.entries.retain(|key, _| {
             let stays = wanted.contains_key(key);

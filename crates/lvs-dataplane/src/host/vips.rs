@@ -195,7 +195,7 @@ impl Vips {
         for (_, port) in tables.interfaces() {
             self.listen(port, addr, true);
         }
-        info!("answering for {addr}");
+        info!("the dataplane answers ARP or neighbour discovery for {addr}");
         self.own.insert(addr, Burst::of(GAPS.len() + 1));
         self.next_announcement = Some(Instant::ZERO);
     }
@@ -219,7 +219,7 @@ impl Vips {
             }
         }
         for addr in gone {
-            info!("no longer answering for {addr}");
+            info!("the dataplane no longer answers ARP or neighbour discovery for {addr}");
         }
     }
 
@@ -241,7 +241,7 @@ impl Vips {
             && member
         {
             warn!(
-                "{}: hosts may be unable to resolve {addr} there: cannot join its multicast group: {error}",
+                "{}: hosts on this interface may be unable to resolve {addr}: cannot join the multicast group of this address: {error}",
                 port.name
             );
         }
@@ -348,7 +348,10 @@ impl Vips {
                 return true;
             }
             if conflict.probes >= CONFLICT_PROBES {
-                info!("{} no longer answers for {addr}", conflict.mac);
+                info!(
+                    "{} no longer answers ARP or neighbour discovery for {addr}",
+                    conflict.mac
+                );
                 if !is_vip(*addr, tables) {
                     self.probing.remove(addr);
                 }

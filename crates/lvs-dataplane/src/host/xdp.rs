@@ -108,7 +108,7 @@ fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
         no(
             NoXdp::PORT,
             format!("it is a port of {master}"),
-            format!("--xdp {name} uses XDP in spite of that"),
+            format!("--xdp {name} uses XDP nevertheless"),
         )
     } else if facts.is_bond {
         no(
@@ -173,15 +173,18 @@ impl Keeper {
                 check(&facts).and_then(|()| attach(&fast_path, ifindex, self.xdp.as_mut()));
             match chosen {
                 Ok(attached) => {
-                    info!("{name} has XDP");
+                    info!("{name} uses XDP");
                     self.attached_xdp.insert(ifindex, attached);
                 }
                 Err(no_xdp) => {
                     let NoXdp { code, reason, fix } = &no_xdp;
                     if code == NoXdp::REFUSED {
-                        warn!(code, "{name} has no XDP, but tc: {reason}. To do: {fix}");
+                        warn!(
+                            code,
+                            "{name} uses tc instead of XDP: {reason}. To do: {fix}"
+                        );
                     } else {
-                        info!(code, "{name} has no XDP, but tc: {reason}");
+                        info!(code, "{name} uses tc instead of XDP: {reason}");
                     }
                     fast_path.set_no_xdp(ifindex, Some(no_xdp));
                 }
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_refuses_xdp() {
+    fn interface_with_any_obstacle_gets_no_xdp() {
         let found = [
             decision(|facts, _, _| facts.device = None),
             decision(|_, driver, _| *driver = Driver(0b101)),
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn fix_disables_each_offload() {
+    fn fix_disables_each_offload_that_prevents_xdp() {
         let fix = decision(|_, _, offloads| {
             offloads.wanted = names(&["rx-gro"]);
             offloads.active = names(&["rx-gro", "rx-lro"]);
@@ -301,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn manual_has_each_code_once() {
+    fn xdp_codes_are_documented_once() {
         let page = include_str!("../../../../docs/fast-path.md");
         for code in NoXdp::CODES {
             assert_eq!(page.matches(&format!("| `{code}` |")).count(), 1, "{code}");

@@ -39,7 +39,7 @@ impl Sockets {
             return Err(Failure::new(
                 FailureCode::Invalid,
                 format!(
-                    "from port {} on, there are not {} ports (sync_ports): choose a lower port",
+                    "from port {} on, fewer than {} ports exist (sync_ports): choose a lower port",
                     port(daemon),
                     ports
                 ),

@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_dataplane_are_locked_by_one_successor() -> io::Result<()> {
+    fn state_of_killed_dataplane_is_locked_by_one_successor() -> io::Result<()> {
         let (name, running) = state_keeper("found");
         let layout = Layout::new(1000, 7);
         let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;

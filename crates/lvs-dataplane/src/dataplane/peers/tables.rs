@@ -92,7 +92,7 @@ impl Comparison {
         let mut line = None;
         // A peer that was started again has no services at first.
         if self.identity != Some(identity) {
-            let again = "was started again, and is compared again".to_owned();
+            let again = "has restarted, and its services are compared again".to_owned();
             line = self.alarm.then_some(LogLine::Alike(again));
             *self = Self::default();
         }

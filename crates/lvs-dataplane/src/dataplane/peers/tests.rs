@@ -405,7 +405,7 @@ fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction)
 /// announced the feature receives no digests of services, because an older version would end the
 /// session. If all services differ, messages name only a few of them.
 #[test]
-fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
+fn service_digests_are_bounded_and_sent_only_to_peers_that_support_them() {
     let mut control = Control::new(Options::default());
     let family = Family::V4;
     let count = u32::try_from(SERVICES_MAX).expect("the count fits in 32 bits") + 1;
