@@ -71,7 +71,7 @@ pub enum Error {
     Connect {
         /// The address of the dataplane.
         address: Address,
-        /// The cause.
+        /// The error of the connection attempt.
         source: io::Error,
     },
     /// The dataplane speaks another version of the protocol.
@@ -190,7 +190,7 @@ impl Client {
     /// Connects and sends `hello`.
     ///
     /// # Errors
-    /// Everything in [`Error`].
+    /// See [`Error`].
     pub fn connect(address: &Address) -> Result<Self, Error> {
         Self::connect_patiently(address, SILENCE)
     }
@@ -199,7 +199,7 @@ impl Client {
     /// after this time without an answer.
     ///
     /// # Errors
-    /// Everything in [`Error`].
+    /// See [`Error`].
     pub fn connect_patiently(address: &Address, patience: Duration) -> Result<Self, Error> {
         let stream = match address {
             Address::Usual(_) => open_usual(address)?,

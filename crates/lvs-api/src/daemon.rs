@@ -67,10 +67,10 @@ pub fn is_member(socket: &impl AsFd, gid: u32, group: u32) -> bool {
 pub struct MaintenanceSpec {
     /// Whether the director is in maintenance.
     pub on: bool,
-    /// The operator.
+    /// The operator who requests the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// The reason.
+    /// The operator's reason for the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -80,10 +80,10 @@ pub struct MaintenanceSpec {
 pub struct Maintenance {
     /// Start of the maintenance, in seconds since 1970.
     pub since: u64,
-    /// The operator.
+    /// The operator who started the maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// The reason.
+    /// The operator's reason for the maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -104,7 +104,7 @@ pub struct DirectorStatus {
     /// Peers in lvsd's file that the running dataplane was started without.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing_peers: Vec<SocketAddr>,
-    /// Warnings as text.
+    /// Warnings about this director, as text.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -151,7 +151,7 @@ pub struct AnnounceStatus {
     /// met.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
-    /// The addresses and their routes.
+    /// The virtual addresses to announce, and their routes.
     pub addresses: Vec<AnnouncedVip>,
     /// The reason why the dataplane does not report the routes.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -196,7 +196,7 @@ pub struct Target {
     pub port: Option<u16>,
 }
 
-/// A [`ServiceId`] with an order.
+/// A [`ServiceId`] that can be compared and sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ServiceKey(pub ServiceId);
@@ -261,14 +261,14 @@ impl fmt::Display for Target {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdminSpec {
-    /// The servers.
+    /// The servers to which the override applies.
     pub target: Target,
     /// The state of the servers.
     pub state: AdminState,
-    /// The operator.
+    /// The operator who sets the override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// The reason.
+    /// The operator's reason for the override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// End of the override in seconds since 1970; `None`: it has no end.
@@ -294,7 +294,7 @@ pub struct AdminEntry {
 pub struct AdminDone {
     /// The servers of the file to which the override applies.
     pub servers: Vec<(ServiceId, SocketAddr)>,
-    /// Warnings as text.
+    /// Warnings about the override, as text.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
@@ -302,7 +302,7 @@ pub struct AdminDone {
 /// The result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {
-    /// The result as text.
+    /// The result of the reload, as text.
     pub message: String,
     /// Warnings about the file, as in the output of `lvsd check`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -396,9 +396,9 @@ pub struct SourceStatus {
     pub known: bool,
     /// The number of items of the source: servers for DNS, keys for etcd, services for Kubernetes.
     pub items: usize,
-    /// The number of answers.
+    /// The number of answers from the source.
     pub answers: u64,
-    /// The number of failures.
+    /// The number of failures to get an answer from the source.
     pub failures: u64,
     /// The reason why the source does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -438,7 +438,7 @@ pub struct LoadStatus {
     pub time: u64,
     /// Whether the file was loaded.
     pub ok: bool,
-    /// The result as text.
+    /// The result of the reading, as text.
     pub message: String,
 }
 
@@ -546,7 +546,7 @@ pub struct ServiceStatus {
 /// A server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStatus {
-    /// Address and port.
+    /// Address and port of the server.
     pub server: SocketAddr,
     /// The configured weight; `None` if the server is not in the file.
     pub configured: Option<i32>,
@@ -555,7 +555,7 @@ pub struct ServerStatus {
     /// The server's health: `down`, `unknown` or `unchecked` according to its checks; otherwise
     /// `suspicious` if too many connections of clients are unanswered, or `up`.
     pub health: String,
-    /// The duration of that state in seconds.
+    /// Time in seconds for which the server's health has been in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
     /// The code of the server's fault; absent without a fault. A server that is up can be
@@ -620,11 +620,11 @@ pub struct CheckStatus {
 pub struct CheckNotMade {
     /// Time in seconds since which no check could be performed.
     pub seconds: u64,
-    /// The reason.
+    /// The reason why the host cannot perform the checks.
     pub reason: String,
 }
 
-/// An event.
+/// An event that the daemon reports, for example that a server went down.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Number of the event since the daemon started, from 1.

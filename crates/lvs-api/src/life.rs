@@ -36,7 +36,7 @@ impl Limits {
     };
 }
 
-/// Pause between two attempts.
+/// Pause before the caller tries again.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The state of a process.
@@ -112,7 +112,7 @@ impl From<Option<u32>> for Owner {
     }
 }
 
-/// The time that a caller has waited for another process.
+/// The wait of a caller for another process, with its time limits.
 #[derive(Debug)]
 pub struct Patience {
     began: Instant,

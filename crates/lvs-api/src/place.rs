@@ -131,7 +131,7 @@ pub struct Steering(
 #[derive(Debug)]
 pub struct Lock(File);
 
-/// Reasons for a missing lock.
+/// The reasons why this process does not get a lock.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process has the lock.

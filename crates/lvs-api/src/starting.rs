@@ -20,7 +20,7 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time of a shell from `fork` to `exec`.
 const EXEC_LIMIT: Duration = Duration::from_secs(1);
 
-/// Pause between two attempts.
+/// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The programs that become or start a dataplane: `lvsd` starts one itself.
@@ -75,7 +75,7 @@ fn retry<T>(
     }
 }
 
-/// The processes in a `/proc`.
+/// The processes that a `/proc` directory lists.
 struct Processes<'a> {
     root: &'a Path,
     /// Process id of this process.

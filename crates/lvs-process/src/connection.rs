@@ -52,7 +52,7 @@ struct Within<'a> {
     stream: &'a UnixStream,
     /// Time after which reads fail.
     until: Instant,
-    /// Longest time of a write.
+    /// Time limit of each write.
     patience: Duration,
 }
 

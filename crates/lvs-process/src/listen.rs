@@ -50,7 +50,7 @@ pub enum BindError {
     Io {
         /// The address.
         address: Address,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -114,7 +114,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
-    /// The actual address.
+    /// The address on which the socket listens.
     pub(super) address: Address,
     /// The file to remove at the end, by device and inode.
     file: Option<(PathBuf, (u64, u64))>,

@@ -73,7 +73,7 @@ pub(super) struct Balancer {
     refused: AtomicU64,
 }
 
-/// Accepted and refused connections of a proxy.
+/// Numbers of accepted and refused connections of a proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of connections, and of clients that send datagrams.
@@ -260,7 +260,7 @@ pub(super) struct Entry {
     tuple: Tuple,
     pub(super) server: SocketAddr,
     pub(super) close_signal: Arc<CloseSignal>,
-    /// Moved bytes that were not reported yet, in each direction.
+    /// Number of moved bytes that were not reported to the director yet, in each direction.
     pending: [AtomicU64; 2],
     /// The time at which the last bytes were moved, and the time of the last report to the
     /// director, in milliseconds on the balancer's clock.

@@ -29,7 +29,7 @@ const SOURCE_PART: usize = 16;
 /// Maximum number of clients that are examined for an eviction.
 const LOOKS: usize = 64;
 
-/// All clients.
+/// All clients of the proxy that send datagrams.
 #[derive(Debug, Default)]
 pub(super) struct Clients(Mutex<Table>);
 

@@ -39,7 +39,7 @@ pub struct Options {
     pub accept: bool,
     /// Longest time of a connection attempt to a server.
     pub connect_timeout: Duration,
-    /// Longest time without data.
+    /// Time without data after which a connection is closed.
     pub idle_timeout: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! The proxy, which its owner configures by the calls of a dataplane.
+//! The proxy. `lvsd` configures it with the calls that a dataplane accepts.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -89,7 +89,7 @@ impl Proxy {
         self.0.balancer.set_most(most);
     }
 
-    /// Accepted and refused connections.
+    /// Returns the numbers of accepted and refused connections.
     pub fn counts(&self) -> Counts {
         self.0.balancer.counts()
     }

@@ -5,7 +5,7 @@
     reason = "the names are those of linux/filter.h, shortened"
 )]
 
-/// One instruction.
+/// An instruction of the classic packet filter.
 pub type Op = libc::sock_filter;
 
 pub const LOAD: u16 = 0x20;

@@ -414,7 +414,7 @@ pub struct MessageBatch {
 unsafe impl Send for MessageBatch {}
 
 impl MessageBatch {
-    /// Room for `len` messages.
+    /// Creates a batch with room for `len` messages.
     pub fn new(len: usize) -> Self {
         // SAFETY: mmsghdr consists of integers and pointers that may be null, so all-zero bytes are
         // a valid value.

@@ -25,7 +25,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// of thousands of servers takes most of a minute. `contrib/lvsd.service` permits more time.
 const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
 
-/// A client of the daemon.
+/// A client of the control socket of `lvsd`.
 #[derive(Debug)]
 pub struct Client {
     address: Address,
@@ -81,7 +81,7 @@ impl Client {
         self.ask("GET /v1/status HTTP/1.0\r\n\r\n")
     }
 
-    /// Puts servers into an administrative state.
+    /// Sets the administrative state of servers.
     ///
     /// # Errors
     /// As [`status`](Self::status).
@@ -204,7 +204,7 @@ impl Client {
         }
     }
 
-    /// A complete line, without its line break.
+    /// Reads a complete line, and returns it without its line break.
     fn line(&self, stream: &mut impl BufRead, most: u64) -> Result<Vec<u8>, String> {
         let mut line = Vec::new();
         match stream.take(most).read_until(b'\n', &mut line) {

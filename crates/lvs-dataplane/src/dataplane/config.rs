@@ -54,7 +54,7 @@ pub struct Config {
     /// each other interface whose driver has native XDP, unless the interface would lose an
     /// offload.
     pub xdp_auto: bool,
-    /// Packets from the client after which a connection is offloaded; `None` for
+    /// Number of packets from the client after which a connection is offloaded; `None` for
     /// [16](crate::fast_path::OFFLOAD_AFTER).
     pub fast_path_after: Option<NonZeroU32>,
     /// The state keeper, which stores connections for a warm restart if there is no kernel fast
@@ -104,7 +104,7 @@ pub struct Config {
     pub marks: Vec<MarkRule>,
     /// Ports of control connections that the FTP helper reads; empty for no helper.
     pub ftp_ports: Vec<u16>,
-    /// The timeouts at the start.
+    /// The timeouts of connections at the start.
     pub profile: Profile,
     /// The peers that connections are replicated with.
     pub peers: Option<PeersConfig>,
@@ -161,7 +161,7 @@ pub enum StartError {
         name: String,
         /// Value of the sysctl.
         value: String,
-        /// The reason.
+        /// The reason why the sysctl is refused.
         error: lvs_core::Error,
     },
     /// The ports of the FTP helper are refused.
@@ -222,7 +222,7 @@ pub struct RulesError {
     pub file: String,
     /// The number of the line, from 1.
     pub line: usize,
-    /// The reason.
+    /// The reason why the line cannot be applied.
     pub message: String,
 }
 

@@ -62,7 +62,7 @@ pub(super) struct Decider {
     /// The epoch of the kernel fast path, read before the worker switched to its view; 0 if there
     /// was none.
     pub(super) epoch: u16,
-    /// Packets from the client after which a connection can be offloaded.
+    /// Number of packets from the client after which a connection can be offloaded.
     pub(super) offload_after: u32,
     /// Connections that can be offloaded.
     pub(super) due: Vec<ConnId>,

@@ -69,7 +69,7 @@ impl Handle {
         this
     }
 
-    /// A handle without a keeper and a running worker.
+    /// Creates the handle of a dataplane without a keeper and without running workers.
     #[cfg(test)]
     pub(super) fn without_host(control: Control) -> Arc<Self> {
         let threads = Threads::new(1).expect("descriptors");
@@ -118,7 +118,7 @@ impl Handle {
         let _ = self.peers.set(peers);
     }
 
-    /// The peers.
+    /// The peers that connections are replicated with; `None` without replication.
     pub(super) fn peers(&self) -> Option<&Arc<Peers>> {
         self.peers.get()
     }

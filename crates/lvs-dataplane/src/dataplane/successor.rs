@@ -36,7 +36,7 @@ pub(super) struct Keeping {
     state: Option<Arc<dyn WarmState>>,
     /// Whether a change is not stored yet, so that a successor would not find it.
     unkept: AtomicBool,
-    /// Held while state is stored.
+    /// Locked while state is stored.
     storing: Mutex<()>,
     /// Earliest time at which counters are stored again. Changes that
     /// [`has_changed`](Self::has_changed) does not store at once wait until then, too.

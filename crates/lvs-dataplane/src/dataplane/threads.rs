@@ -33,7 +33,7 @@ pub(super) struct Threads<W> {
     pub(super) daemons: Daemons,
     /// The outgoing queues of peers.
     pub(super) hub: Arc<Hub>,
-    /// Packet workers that have not ended.
+    /// Number of packet workers that have not ended.
     working: AtomicUsize,
     /// Whether a packet worker runs or has run.
     has_worked: AtomicBool,

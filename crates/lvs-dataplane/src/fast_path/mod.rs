@@ -449,7 +449,8 @@ impl FastPath {
         }
     }
 
-    /// Sums the counters of all processors for the first records.
+    /// Adds the counters of all processors to `sums`, for as many server records as `sums` has
+    /// items.
     fn sum(&self, sums: &mut [[u64; COUNT_WORDS]]) {
         let processors = self.arrays.counts.words();
         for words in processors.chunks_exact(SERVERS as usize * COUNT_WORDS) {

@@ -17,7 +17,7 @@ use tracing::{error, info, warn};
 
 use crate::netlink::{NetState, Netlink};
 
-/// The longest time without an update before peers are preferred.
+/// Time without an update after which routers prefer the peers of this director.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time limit for the kernel to report a new route.
 const SETTLES: Duration = Duration::from_secs(1);

@@ -70,7 +70,7 @@ impl Neighbours {
         found
     }
 
-    /// Replaces the set of servers.
+    /// Replaces the servers whose next hops are kept resolved.
     pub(super) fn set_servers(
         &mut self,
         servers: impl IntoIterator<Item = IpAddr>,
@@ -86,7 +86,7 @@ impl Neighbours {
         self.next_hops = all;
     }
 
-    /// Adds servers.
+    /// Adds servers whose next hops are kept resolved.
     pub(super) fn add_servers(
         &mut self,
         servers: impl IntoIterator<Item = IpAddr>,

@@ -26,7 +26,7 @@ pub(crate) struct Setup {
     pub(crate) interfaces: Vec<String>,
     /// Whether the dataplane owns every virtual address that the host does not have.
     pub(crate) own_all_vips: bool,
-    /// The kernel fast path.
+    /// The kernel fast path; `None` if it is not used.
     pub(crate) fast_path: Option<Arc<FastPath>>,
     /// The interfaces that get the XDP program.
     pub(crate) xdp: Vec<String>,

@@ -67,7 +67,7 @@ pub(crate) struct KnownPort {
     pub(crate) ifindex: u32,
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
-    /// The time since which it is down; `None` while it is up.
+    /// The time since which the port is down; `None` while it is up.
     pub(crate) down: Option<Instant>,
     /// Whether packets that arrive on this interface were encapsulated in packets that IPVS does
     /// not balance.
@@ -118,7 +118,7 @@ impl FromIterator<IpAddr> for LastBytes {
 /// Ports, routes, neighbours and virtual addresses. Cheap to copy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tables {
-    /// The kernel's tables.
+    /// The kernel's links, addresses, routes and neighbours.
     pub(crate) state: NetState,
     ports: Arc<PortTable>,
     /// The port of all routes, if the host routes the dataplane's packets (TUN backend).
@@ -127,7 +127,7 @@ pub(crate) struct Tables {
     regions: Arc<Regions>,
     /// Virtual addresses of services and of rules for marks.
     pub(crate) vips: SharedSet<IpAddr>,
-    /// The last bytes of these addresses, and possibly of some removed addresses.
+    /// The last bytes of the addresses in `vips`, and possibly of some removed addresses.
     virtual_addresses: LastBytes,
     /// The own addresses of the dataplane: the host does not have them, and the dataplane answers
     /// packets to their unused ports. With the TUN backend, also all other virtual addresses.

@@ -138,7 +138,7 @@ pub(super) struct Vips {
     probing: BTreeMap<IpAddr, u8>,
     /// The last address that the previous round of probes covered.
     watched: Option<IpAddr>,
-    /// The time of the next round.
+    /// The time of the next round of probes.
     next_watch: Instant,
     /// Addresses of services and of this host that another host has, too.
     conflicts: HashMap<IpAddr, KnownConflict>,

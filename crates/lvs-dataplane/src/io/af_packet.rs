@@ -294,7 +294,7 @@ struct Firsts {
     room: Vec<Frame>,
     next: usize,
     end: usize,
-    /// The arrival time of the newest frame.
+    /// The arrival time of the newest frame in nanoseconds.
     newest: u64,
 }
 
@@ -384,7 +384,7 @@ struct Taken {
     seen: bool,
     /// Whether the ring is empty now.
     empty: bool,
-    /// The arrival time of the last frame.
+    /// The arrival time of the last frame in nanoseconds.
     newest: u64,
 }
 

@@ -302,7 +302,7 @@ impl HostDevice {
         Ok(HostSender(self.tun.another()?))
     }
 
-    /// The backend.
+    /// The device as a backend.
     pub fn tun(&mut self) -> &mut Tun {
         &mut self.tun
     }

@@ -31,7 +31,7 @@ pub use self::state::{
 };
 pub(crate) use self::xdp::{Driver, Offloads, XdpFeatures};
 
-/// An error of reading or changing the kernel's routing tables.
+/// The error if the kernel's routing tables cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
     /// The kernel refused a request, or does not answer.

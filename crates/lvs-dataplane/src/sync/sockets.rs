@@ -1,4 +1,4 @@
-//! The sockets of a daemon, one for each port.
+//! The sockets of a synchronisation daemon, one for each port.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -114,7 +114,7 @@ impl Sockets {
         self.open.iter()
     }
 
-    /// The socket of a message, and its number.
+    /// Returns the socket for a message, and the number of this socket.
     pub(super) fn of(&self, message: &sync::Message) -> Option<(u16, &UdpSocket)> {
         let number = message
             .port

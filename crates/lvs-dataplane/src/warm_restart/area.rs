@@ -30,7 +30,7 @@ pub(crate) const fn text_words(bytes: usize) -> usize {
 /// The shared memory of the counters and of the configuration text, as words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Area<'a> {
-    /// [`KEPT_WORDS`] for each record.
+    /// The stored counters: [`KEPT_WORDS`] words for each record.
     pub(crate) counts: &'a [AtomicU64],
     /// One word that selects the valid half, and two halves for the text.
     pub(crate) text: &'a [AtomicU64],

@@ -235,7 +235,7 @@ impl WarmRestart {
         })
     }
 
-    /// Whether this dataplane takes over the connections of an earlier one.
+    /// Whether this dataplane takes over the connections of an earlier dataplane.
     pub(crate) const fn is_successor(&self) -> bool {
         self.found
     }

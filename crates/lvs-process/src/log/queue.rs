@@ -191,7 +191,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Whether the text was written completely.
+    /// Writes a text, and returns whether all of it was written.
     fn write(&mut self, level: Level, text: &str) -> bool {
         let sent = self.journal.as_ref();
         if sent.is_some_and(|journal| journal.send(level, text)) {

@@ -86,7 +86,7 @@ const SERVICES: u16 = 4;
 /// The first message of each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Introduction {
-    /// Random; chosen at each start of the dataplane.
+    /// Random bytes that identify this run of the dataplane.
     pub(super) identity: [u8; 16],
     /// Random bytes, chosen for each session.
     pub(super) nonce: [u8; 32],

@@ -68,7 +68,7 @@ pub(in crate::dataplane) struct Peers {
     key: Key,
     /// A random number that identifies this run of the dataplane.
     identity: [u8; 16],
-    /// The keys of the digests.
+    /// The keys of the hash function of digests.
     keys: [u64; 2],
     listen: SocketAddr,
     /// Whether the socket accepts peers. It is false while the host does not have the address.
@@ -115,7 +115,7 @@ struct Place {
     from: usize,
 }
 
-/// A peer.
+/// A peer, and the state of the replication with it.
 #[derive(Debug)]
 struct Peer {
     /// The index of this peer among all peers.

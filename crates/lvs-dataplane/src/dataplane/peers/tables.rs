@@ -25,7 +25,8 @@ const NAMED_MAX: usize = 16;
 pub(super) struct Own {
     digests: Arc<ServiceDigests>,
     beyond: usize,
-    /// The generation of the services from which the digests were made.
+    /// The generation of the services from which the digests were made, and the time at which they
+    /// were made.
     made: Option<(u32, Instant)>,
 }
 

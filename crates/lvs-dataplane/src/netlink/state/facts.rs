@@ -42,7 +42,7 @@ impl Link {
 /// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The interface.
+    /// Index of the interface.
     pub ifindex: u32,
     /// The address.
     pub ip: IpAddr,
