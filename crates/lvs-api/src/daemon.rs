@@ -340,7 +340,7 @@ pub struct Status {
     /// The sandbox of the daemon.
     #[serde(default)]
     pub confinement: Confinement,
-    /// This director in its cluster, if it is in one or in maintenance.
+    /// The state of this director in its cluster; absent for a single director without maintenance.
     #[serde(default, skip_serializing_if = "DirectorStatus::is_alone")]
     pub director: DirectorStatus,
     /// The sources of servers and services besides the file.
@@ -392,7 +392,8 @@ pub struct SourceStatus {
     /// lvsd started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answered: Option<u64>,
-    /// Whether the source has answered this lvsd or an earlier one; that answer is used.
+    /// Whether lvsd has an answer of the source, which it received since its start or has stored
+    /// before.
     pub known: bool,
     /// The number of items of the source: servers for DNS, keys for etcd, services for Kubernetes.
     pub items: usize,
@@ -531,12 +532,12 @@ pub struct ServiceStatus {
     /// dataplane stay unchanged.
     #[serde(default)]
     pub unheard: bool,
-    /// Packets of clients that opened no connection because the dataplane refused them, by reason,
+    /// Numbers of packets, by reason, that opened no connection because the dataplane refused them,
     /// since the dataplane has the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
-    /// Packets of the service's connections that the dataplane dropped or refused, by reason, since
-    /// the dataplane has the service.
+    /// Numbers of packets of the service's connections, by reason, that the dataplane dropped or
+    /// refused, since the dataplane has the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drops: Vec<Refusals>,
     /// The servers of the service, in the order of the file, and then servers that will be removed.

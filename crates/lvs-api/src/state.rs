@@ -105,8 +105,8 @@ fn remove(socket: &Path, files: &[PathBuf]) {
     }
 }
 
-/// Sweeps a directory as [`sweep`]. `own` is the usual socket in it, `cookie` that of this
-/// namespace, and `live` returns the inodes of visible namespaces.
+/// Sweeps a directory as [`sweep`]. `own` is the default socket in this directory, `cookie` is the
+/// cookie of this namespace, and `live` returns the inodes of visible namespaces.
 fn sweep_in(
     directory: &Path,
     own: &Path,

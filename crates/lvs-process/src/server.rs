@@ -76,7 +76,7 @@ impl Server {
         &self.listener.address
     }
 
-    /// Answers requests from threads of its own until the handle is dropped.
+    /// Answers requests on separate threads until the handle is dropped.
     ///
     /// # Errors
     /// No thread can be started.

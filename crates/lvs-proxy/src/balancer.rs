@@ -88,9 +88,9 @@ pub struct Counts {
     pub refused: u64,
 }
 
-/// One slot in this many slots is reserved for datagrams.
+/// 1/`KEPT_PART` of the slots is reserved for datagrams.
 const KEPT_PART: usize = 16;
-/// At most one in this many slots is used for datagrams, whose sources can be forged.
+/// At most 1/`DATAGRAM_PART` of the slots is used for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
 
 impl Balancer {

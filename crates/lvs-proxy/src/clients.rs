@@ -23,7 +23,7 @@ use super::close_signal::CloseSignal;
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
 /// Maximum number of slots that are being released: an evicted client closes a socket first.
 const LEAVING_MAX: usize = 1024;
-/// If a source has more than one in this many of its service's slots, its new clients replace its
+/// If a source has more than 1/`SOURCE_PART` of its service's slots, its new clients replace its
 /// own earlier ones.
 const SOURCE_PART: usize = 16;
 /// Maximum number of clients that are examined for an eviction.

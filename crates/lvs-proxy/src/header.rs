@@ -22,7 +22,7 @@ const REST_MAX: usize = 2048;
 /// Maximum length of an accepted header in bytes.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;
 
-/// The header that reports a connection from `client` to `local` to a server.
+/// Returns the header that reports to a server a connection from `client` to `local`.
 pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     match version {
         Version::V1 => {

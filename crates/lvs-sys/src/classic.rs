@@ -42,8 +42,8 @@ pub const fn op(code: u16, jt: u8, jf: u8, k: u32) -> Op {
     Op { code, jt, jf, k }
 }
 
-/// Offset of a property of a frame that the kernel keeps outside its bytes (`SKF_AD_OFF`), by
-/// number.
+/// Offset of a property of a frame that the kernel keeps outside the bytes of the frame
+/// (`SKF_AD_OFF`). `word` is the number of the property.
 pub const fn ancillary(word: u32) -> u32 {
     (-0x1000_i32).cast_unsigned().wrapping_add(word)
 }

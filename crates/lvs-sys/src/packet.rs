@@ -59,7 +59,7 @@ fn set_program(
     set_option(fd, level, option, &program)
 }
 
-/// Excludes packets that this host itself sends to multicast groups from a socket.
+/// Excludes from a socket the packets that this host itself sends to multicast groups.
 pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
     let program = [
         op(LOAD, 0, 0, ancillary(PACKET_TYPE)),

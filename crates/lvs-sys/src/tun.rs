@@ -58,7 +58,7 @@ impl TunDevice {
         }
     }
 
-    /// Opens one more queue of the device `name`, which was created with several. The kernel
+    /// Opens one more queue of the device `name`, which was created with several queues. The kernel
     /// distributes packets over the queues by flow; the device exists as long as one of its queues.
     ///
     /// # Errors

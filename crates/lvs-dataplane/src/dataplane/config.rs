@@ -60,11 +60,11 @@ pub struct Config {
     /// The state keeper, which stores connections for a warm restart if there is no kernel fast
     /// path.
     pub warm_restart: Option<StateKeeper>,
-    /// Packet workers, [`WORKERS_MAX`] at most; `None` for one. Several workers are pinned to one
-    /// processor each, unless the process may use fewer processors than workers.
+    /// Number of packet workers, [`WORKERS_MAX`] at most; `None` for one. Several workers are
+    /// pinned to one processor each, unless the process may use fewer processors than workers.
     pub workers: Option<NonZeroUsize>,
-    /// Whether packet workers run in real time while they use less than half of a processor, if the
-    /// host permits it.
+    /// Whether packet workers run with real-time scheduling while they use less than half of a
+    /// processor, if the host permits it.
     pub real_time: bool,
     /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
     pub interfaces: Vec<String>,

@@ -97,8 +97,8 @@ impl Handle {
         let _ = self.lock.set(lock);
     }
 
-    /// Stores the sender whose drop, together with this handle, ends the thread that samples the
-    /// counters.
+    /// Stores the sender of the thread that samples the counters. The thread ends when the sender
+    /// is dropped together with this handle.
     pub(super) fn use_sampler(&self, sampler: Sender<()>) {
         let _ = self.sampler.set(sampler);
     }

@@ -181,7 +181,7 @@ impl Outgoing {
     }
 
     /// Adds the connections of a packet worker, all of whose items until now are queued, to the
-    /// digest that was begun. After the last one, the digest is queued.
+    /// digest that was begun. After the last worker, the digest is queued.
     pub(super) fn add_to_digest(&self, worker: usize, digest: &Digest) {
         let mut queue = self.queue();
         let Some(gathering) = &mut queue.gathering else {

@@ -21,8 +21,8 @@ use lvs_packet::ways::NoWay;
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) wanted: UseKernel,
-    /// The maximum number of connections in wide slots: with an IPv6 address of the client or the
-    /// server.
+    /// The maximum number of connections in wide slots, that is, of those whose client or server
+    /// has an IPv6 address.
     pub(super) wide: usize,
     /// The state keeper, for a dataplane without the kernel fast path.
     pub(super) warm_restart: Option<StateKeeper>,

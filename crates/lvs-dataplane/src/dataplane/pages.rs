@@ -1,5 +1,5 @@
-//! Large pages for the connection table of a packet worker, once it is so full that they cost
-//! little.
+//! Large pages for the connection table of a packet worker. They are requested when the table is so
+//! full that they need little additional memory.
 
 use std::thread;
 use std::time::Duration;

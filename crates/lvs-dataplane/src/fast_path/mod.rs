@@ -83,7 +83,7 @@ use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 /// Number of packets from the client after which a connection is offloaded. The dataplane forwards
 /// shorter connections itself, so a flood offloads nothing.
 pub const OFFLOAD_AFTER: NonZeroU32 = NonZeroU32::new(16).unwrap();
-/// Time after which a running dataplane counts as not crashed by the inherited state.
+/// Time after which a dataplane that still runs proves that the inherited state does not crash it.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
 /// Time for which the slot of an offloaded connection is not used again: a BPF program may still
 /// read it.

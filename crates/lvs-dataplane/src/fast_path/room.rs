@@ -64,8 +64,8 @@ const GROUP: Files = Files {
     used: "memory.current",
     cache: ["active_file", "inactive_file"],
 };
-/// The files of cgroup version 1. The limit of a group without a limit is a number larger than any
-/// memory.
+/// The files of cgroup version 1. If a group has no limit, its limit file contains a number larger
+/// than any memory.
 const FIRST: Files = Files {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",

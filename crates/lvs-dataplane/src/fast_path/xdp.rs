@@ -83,8 +83,8 @@ impl Xdp {
         Ok(())
     }
 
-    /// Sets the MAC address of an interface: only frames to this address are processed; with
-    /// `None`, no frame is.
+    /// Sets the MAC address of an interface: only frames to this address are processed. If `addr`
+    /// is `None`, no frame is processed.
     fn know(&self, ifindex: u32, addr: Option<Mac>) {
         if !lock(&self.interfaces).contains(&ifindex) {
             return;

@@ -313,8 +313,8 @@ impl Keeper {
         self.tables.ifindex(PortId::HOST).unwrap_or(0)
     }
 
-    /// Configures the host until the dataplane has ended, and then restores it. Other threads post
-    /// requests to `mailbox`.
+    /// Configures the host until the dataplane has ended, and then restores the host's
+    /// configuration. Other threads post requests to `mailbox`.
     pub(crate) fn run(mut self, mailbox: &Mailbox<Self>) {
         let _closing = Closing(mailbox);
         let mut poller = Poller::new();

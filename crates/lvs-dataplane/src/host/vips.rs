@@ -56,7 +56,8 @@ const CONFLICT_PROBES: u8 = 2;
 /// In a planned handover, the new director announces the address first.
 const HANDOVER: Duration = Duration::from_secs(3);
 
-/// An announcement of the address by another host, which may be the beginning of a handover.
+/// An announcement of an address of this director by another host, which may be the beginning of a
+/// handover.
 #[derive(Clone, Debug)]
 struct Claim {
     mac: Mac,

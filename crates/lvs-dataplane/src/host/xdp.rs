@@ -1,6 +1,6 @@
-//! Attaches the XDP program to the interfaces that the operator names. With `--xdp auto`, also to
-//! those whose driver has native XDP, unless the interface would lose an offload or another program
-//! forbids it.
+//! Attaches the XDP program to the interfaces that the operator names. With `--xdp auto`, the
+//! keeper also attaches it to each interface whose driver has native XDP, unless `check` finds a
+//! reason against it, such as an offload that the interface would lose.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -468,8 +468,8 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
 const WRITABLE: &str = "run the container with `--security-opt unmask=/proc/sys` (podman), or `--security-opt systempaths=unconfined` (docker)";
 
 /// Writes a setting, even if it already has the value: a written setting no longer follows
-/// `default` (devinet_copy_dflt_conf()). If `/proc/sys` is read-only, as in a container, the right
-/// value is accepted.
+/// `default` (devinet_copy_dflt_conf()). If `/proc/sys` is read-only, as in a container, a setting
+/// that already has the value is accepted.
 pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),

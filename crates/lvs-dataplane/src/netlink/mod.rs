@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! Netlink ── dump, then events ──▶ NetState ◀── lookup(), neighbour(), ... without system calls
-//!    └────── resolve(), manage(), add_route(): requests to the kernel
+//!    └────── resolve(), confirm(), add_host_route(), ...: requests to the kernel
 //! ```
 //!
 //! This module only imitates look-ups in the kernel's tables; the kernel resolves neighbours. It

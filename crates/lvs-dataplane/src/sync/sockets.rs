@@ -94,7 +94,7 @@ impl Sockets {
         Ok(socket)
     }
 
-    /// The source address of a master with an IPv4 group: the interface's first.
+    /// The source address of a master with an IPv4 group: the first address of the interface.
     fn primary(&self) -> Option<Ipv4Addr> {
         let sends = self.daemon.role == SyncRole::Master && group(&self.daemon).is_ipv4();
         sends.then(|| lvs_sys::primary_address(&self.daemon.interface).ok()?)?

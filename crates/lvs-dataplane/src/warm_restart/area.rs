@@ -1,4 +1,4 @@
-//! Memory for services, settings and counters of a successor, in any kind of memory.
+//! Services, settings and counters that are stored for a successor, in any kind of memory.
 
 use std::net::SocketAddr;
 use std::ops::Range;

@@ -417,6 +417,8 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         }
     }
 
+    /// Runs a command of bpf(2) on an element of the map.
+    ///
     /// # Safety
     /// `value` is the address of a value of the map if the command reads or writes one, or of a key
     /// if the command returns one.

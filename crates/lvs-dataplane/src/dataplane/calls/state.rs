@@ -126,7 +126,7 @@ impl Handle {
         Ok(Announcements { announced })
     }
 
-    /// The counters of packets by reason, with the counts of the recent time.
+    /// The counters of packets by reason, with the counts of the last five minutes.
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
         let mut reasons = self.counted_reasons()?;
         lock(&self.recent).apply(&mut reasons, self.context.now());

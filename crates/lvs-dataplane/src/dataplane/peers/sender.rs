@@ -16,14 +16,15 @@ use super::{Peer, Peers, Place};
 use crate::dataplane::hub::{Message, Outgoing, Work};
 use lvs_process::deadline::write_within;
 
-/// Number of slots that a packet worker examines at a time; as in a listing, it sends up to 512
-/// connections of them.
+/// Number of slots that a packet worker examines at a time. As in a listing, it sends up to 512 of
+/// their connections.
 const PIECE: usize = 8192;
 /// Number of queued bytes above which the walk over the table pauses.
 const AHEAD: usize = 256 << 10;
 /// Maximum number of bytes of items in a frame.
 const ITEMS_MAX: usize = 64 << 10;
-/// Queued items are combined up to this many bytes, so that a frame becomes nearly full.
+/// Queued items are split into portions of up to this many bytes, so that each frame becomes nearly
+/// full.
 const PORTION: usize = ITEMS_MAX / 4;
 /// Interval between two digests.
 const DIGEST_PERIOD: Duration = Duration::from_secs(2);

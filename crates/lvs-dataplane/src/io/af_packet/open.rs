@@ -136,7 +136,7 @@ impl AfPacket {
         Opening::new(ifindex, name, By::Ring).open()
     }
 
-    /// As [`Self::open`], without a ring: slower, and without its memory.
+    /// As [`Self::open`], without a ring: receiving is slower, and needs no memory for a ring.
     ///
     /// # Errors
     /// See [`OpenError`].
