@@ -26,7 +26,7 @@ pub const DIRECTORY: &str = "/run/lvs";
 /// Longest time for which a connection attempt waits for a listener that does not accept
 /// connections.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Pause before the next attempt.
+/// Pause before the next connection attempt.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The address on which a dataplane listens, or to which a client connects.

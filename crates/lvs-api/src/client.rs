@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Address;
 use super::address::impostor;
 
-/// Longest line of an answer: a service with all its servers is one line.
+/// Maximum length of a line of an answer in bytes: a service with all its servers is one line.
 const LINE_MAX: u64 = 256 << 20;
 
 /// Time without an answer after which a dataplane counts as stopped. It is longer than the time
@@ -71,7 +71,7 @@ pub enum Error {
     Connect {
         /// The address of the dataplane.
         address: Address,
-        /// The cause.
+        /// The error of the connection attempt.
         source: io::Error,
     },
     /// The dataplane speaks another version of the protocol.
@@ -190,7 +190,7 @@ impl Client {
     /// Connects and sends `hello`.
     ///
     /// # Errors
-    /// Everything in [`Error`].
+    /// See [`Error`].
     pub fn connect(address: &Address) -> Result<Self, Error> {
         Self::connect_patiently(address, SILENCE)
     }
@@ -199,7 +199,7 @@ impl Client {
     /// after this time without an answer.
     ///
     /// # Errors
-    /// Everything in [`Error`].
+    /// See [`Error`].
     pub fn connect_patiently(address: &Address, patience: Duration) -> Result<Self, Error> {
         let stream = match address {
             Address::Usual(_) => open_usual(address)?,

@@ -1,8 +1,9 @@
 //! The control socket of `lvsd`: requests to the daemon that configures a dataplane from a file.
 //!
-//! Its name is that of the dataplane's socket with `.lvsd` appended, and its protocol is HTTP: `GET
-//! /v1/status` is answered by [`Status`], `POST /v1/admin`, `/v1/maintenance` and `/v1/reload` make
-//! changes, and `GET /v1/events` streams [`Event`]s. A refusal is `{"error": {"message": "..."}}`.
+//! The socket has the name of the dataplane's socket with `.lvsd` appended, and its protocol is
+//! HTTP: `GET /v1/status` is answered by [`Status`], `POST /v1/admin`, `/v1/maintenance` and
+//! `/v1/reload` make changes, and `GET /v1/events` streams [`Event`]s. A refusal is `{"error":
+//! {"message": "..."}}`.
 
 mod client;
 
@@ -22,7 +23,7 @@ use super::peer::{self, Own};
 
 pub use client::Client;
 
-/// The longest reason, and the longest name of an operator, in characters.
+/// Maximum length of a reason and of an operator's name, in characters.
 pub const WORDS_MAX: usize = 200;
 
 /// The address at which the daemon of the dataplane at `dataplane` listens.
@@ -66,10 +67,10 @@ pub fn is_member(socket: &impl AsFd, gid: u32, group: u32) -> bool {
 pub struct MaintenanceSpec {
     /// Whether the director is in maintenance.
     pub on: bool,
-    /// The operator.
+    /// The operator who requests the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// The reason.
+    /// The operator's reason for the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -79,10 +80,10 @@ pub struct MaintenanceSpec {
 pub struct Maintenance {
     /// Start of the maintenance, in seconds since 1970.
     pub since: u64,
-    /// The operator.
+    /// The operator who started the maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// The reason.
+    /// The operator's reason for the maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -100,10 +101,10 @@ pub struct DirectorStatus {
     /// Virtual addresses that are announced by routes; `None` without any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announce: Option<AnnounceStatus>,
-    /// Peers of the file that the dataplane was started without.
+    /// Peers in lvsd's file that the running dataplane was started without.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing_peers: Vec<SocketAddr>,
-    /// Warnings as text.
+    /// Warnings about this director, as text.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -135,7 +136,8 @@ pub struct VrrpStatus {
     pub trouble: Vec<String>,
     /// The number of changes of state from keepalived.
     pub changes: u64,
-    /// The number of lines that were invalid or too long.
+    /// The number of lines from keepalived that were ignored, because they were invalid or too
+    /// long.
     pub ignored: u64,
 }
 
@@ -149,7 +151,7 @@ pub struct AnnounceStatus {
     /// met.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
-    /// The addresses and their routes.
+    /// The virtual addresses to announce, and their routes.
     pub addresses: Vec<AnnouncedVip>,
     /// The reason why the dataplane does not report the routes.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -163,7 +165,7 @@ pub enum AdminState {
     /// No override.
     #[default]
     Ready,
-    /// No new connections; its connections continue.
+    /// The server gets no new connections; its present connections continue.
     Drain,
     /// Drained for the service's `drain`, and then removed from the service.
     Maintenance,
@@ -194,7 +196,7 @@ pub struct Target {
     pub port: Option<u16>,
 }
 
-/// A [`ServiceId`] with an order.
+/// A [`ServiceId`] that can be compared and sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ServiceKey(pub ServiceId);
@@ -259,14 +261,14 @@ impl fmt::Display for Target {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdminSpec {
-    /// The servers.
+    /// The servers to which the override applies.
     pub target: Target,
     /// The state of the servers.
     pub state: AdminState,
-    /// The operator.
+    /// The operator who sets the override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// The reason.
+    /// The operator's reason for the override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// End of the override in seconds since 1970; `None`: it has no end.
@@ -292,7 +294,7 @@ pub struct AdminEntry {
 pub struct AdminDone {
     /// The servers of the file to which the override applies.
     pub servers: Vec<(ServiceId, SocketAddr)>,
-    /// Warnings as text.
+    /// Warnings about the override, as text.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
@@ -300,7 +302,7 @@ pub struct AdminDone {
 /// The result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {
-    /// The result as text.
+    /// The result of the reload, as text.
     pub message: String,
     /// Warnings about the file, as in the output of `lvsd check`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -338,7 +340,7 @@ pub struct Status {
     /// The sandbox of the daemon.
     #[serde(default)]
     pub confinement: Confinement,
-    /// This director in its cluster, if it is in one or in maintenance.
+    /// The state of this director in its cluster; absent for a single director without maintenance.
     #[serde(default, skip_serializing_if = "DirectorStatus::is_alone")]
     pub director: DirectorStatus,
     /// The sources of servers and services besides the file.
@@ -364,7 +366,7 @@ pub struct DirectorSeen {
     pub version: String,
     /// The etcd revision of the last change that the director has loaded.
     pub revision: u64,
-    /// The digest of its services and servers from etcd.
+    /// The digest of the director's services and servers from etcd.
     pub digest: String,
     /// The number of the director's services, from its file and from etcd.
     pub services: usize,
@@ -390,14 +392,14 @@ pub struct SourceStatus {
     /// lvsd started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answered: Option<u64>,
-    /// Whether the source has answered this lvsd or an earlier one; that answer is used.
+    /// Whether lvsd has an answer of the source, which it received since its start or has stored
+    /// before.
     pub known: bool,
-    /// The number of its servers; of etcd, the number of keys; of Kubernetes, the number of
-    /// services.
+    /// The number of items of the source: servers for DNS, keys for etcd, services for Kubernetes.
     pub items: usize,
-    /// The number of answers.
+    /// The number of answers from the source.
     pub answers: u64,
-    /// The number of failures.
+    /// The number of failures to get an answer from the source.
     pub failures: u64,
     /// The reason why the source does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -420,9 +422,9 @@ pub struct SourceStatus {
 pub struct ProxyStatus {
     /// The number of TCP connections and of clients that send datagrams.
     pub connections: u64,
-    /// The maximum of that number.
+    /// The maximum number of connections and clients.
     pub most: u64,
-    /// The number of connections refused at that maximum.
+    /// The number of connections refused because the maximum was reached.
     pub full: u64,
     /// The number of clients evicted to make room for other clients.
     pub evicted: u64,
@@ -433,11 +435,11 @@ pub struct ProxyStatus {
 /// The result of reading the configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadStatus {
-    /// The time, in seconds since 1970.
+    /// The time at which the file was read, in seconds since 1970.
     pub time: u64,
     /// Whether the file was loaded.
     pub ok: bool,
-    /// The result as text.
+    /// The result of the reading, as text.
     pub message: String,
 }
 
@@ -454,7 +456,7 @@ pub struct DataplaneStatus {
     /// The dataplane's version; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Milliseconds since its last answer; `None` before the first one.
+    /// Milliseconds since the dataplane's last answer; `None` before the first one.
     pub seen_ms: Option<u64>,
     /// The VIPs that the dataplane owns.
     pub vips: Vec<IpAddr>,
@@ -467,7 +469,7 @@ pub struct DataplaneStatus {
     /// The comparison of each peer's services and servers with this director's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,
-    /// Configured interfaces and addresses that it waits for.
+    /// Configured interfaces and addresses that the dataplane waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
     /// The dataplane's interfaces that are down.
@@ -477,7 +479,8 @@ pub struct DataplaneStatus {
     /// discovery.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<Conflict>,
-    /// Its next hops that do not answer, without those of servers or interfaces that are down.
+    /// Next hops of the dataplane that do not answer, without those of servers or interfaces that
+    /// are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
     /// The reasons why packets were dropped in the last five minutes; most packets first.
@@ -505,8 +508,8 @@ pub struct ServiceStatus {
     /// Whether lvsd proxies the service itself.
     #[serde(default)]
     pub proxied: bool,
-    /// Servers that accept new connections: those in the dataplane with a weight above 0, or those
-    /// that are up if lvsd proxies the service.
+    /// Number of servers that accept new connections: those in the dataplane with a weight above 0,
+    /// or those that are up if lvsd proxies the service.
     pub usable: usize,
     /// Whether the service has its quorum.
     pub quorum: bool,
@@ -529,31 +532,31 @@ pub struct ServiceStatus {
     /// dataplane stay unchanged.
     #[serde(default)]
     pub unheard: bool,
-    /// Packets of clients that opened no connection because the dataplane refused them, by reason,
+    /// Numbers of packets, by reason, that opened no connection because the dataplane refused them,
     /// since the dataplane has the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusals>,
-    /// Packets of the service's connections that the dataplane dropped or refused, by reason, since
-    /// the dataplane has the service.
+    /// Numbers of packets of the service's connections, by reason, that the dataplane dropped or
+    /// refused, since the dataplane has the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drops: Vec<Refusals>,
-    /// Its servers, in the order of the file, and then servers that will be removed.
+    /// The servers of the service, in the order of the file, and then servers that will be removed.
     pub servers: Vec<ServerStatus>,
 }
 
 /// A server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStatus {
-    /// Address and port.
+    /// Address and port of the server.
     pub server: SocketAddr,
     /// The configured weight; `None` if the server is not in the file.
     pub configured: Option<i32>,
     /// The server's administrative state.
     pub admin: AdminState,
-    /// Its health: `down`, `unknown` or `unchecked` according to its checks; otherwise `suspicious`
-    /// if too many connections of clients are unanswered, or `up`.
+    /// The server's health: `down`, `unknown` or `unchecked` according to its checks; otherwise
+    /// `suspicious` if too many connections of clients are unanswered, or `up`.
     pub health: String,
-    /// The duration of that state in seconds.
+    /// Time in seconds for which the server's health has been in this state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
     /// The code of the server's fault; absent without a fault. A server that is up can be
@@ -566,22 +569,22 @@ pub struct ServerStatus {
     /// The fix, while the server is down or suspicious; absent if none is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fix: String,
-    /// Connections of clients to the server, and those without an answer; absent if there were
-    /// none.
+    /// Numbers of recent connections of clients to the server, and of those without an answer;
+    /// absent if there were no connections.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
     /// Set after three consecutive checks that lvsd's host could not perform, until it performs
     /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_not_made: Option<CheckNotMade>,
-    /// The statistics of its checks; absent before the first check.
+    /// The statistics of the server's checks; absent before the first check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checks: Option<CheckStatus>,
     /// The server's weight in the dataplane; `None` if the dataplane does not have the server.
     pub weight: Option<i32>,
-    /// Active connections.
+    /// Number of active connections.
     pub active: u32,
-    /// Inactive connections.
+    /// Number of inactive connections.
     pub inactive: u32,
 }
 
@@ -590,10 +593,11 @@ pub struct ServerStatus {
 pub struct CheckStatus {
     /// Duration of the last check in microseconds.
     pub last_us: u64,
-    /// Median duration in the last 5 minutes, rounded up by at most a quarter; 0 without a check in
-    /// that time.
+    /// Median duration in the last 5 minutes in microseconds, rounded up by at most a quarter; 0
+    /// without a check in that time.
     pub p50_us: u64,
-    /// 99th percentile in the last 5 minutes, likewise.
+    /// 99th percentile of the duration in the last 5 minutes, in microseconds, rounded in the same
+    /// way.
     pub p99_us: u64,
     /// Number of consecutive checks, up to and including the last slow one, that each took half a
     /// second or longer.
@@ -601,7 +605,7 @@ pub struct CheckStatus {
     pub slow_in_a_row: u64,
     /// Number of times that the server went down in the last 23 to 24 hours.
     pub falls_in_day: u64,
-    /// Seconds of downtime in that time.
+    /// Seconds of downtime in the last 23 to 24 hours.
     pub down_seconds_in_day: u64,
     /// Seconds since the server last went down; absent if it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -615,13 +619,13 @@ pub struct CheckStatus {
 /// Checks of a server that lvsd's host cannot perform: the server's state is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckNotMade {
-    /// The duration in seconds.
+    /// Time in seconds since which no check could be performed.
     pub seconds: u64,
-    /// The reason.
+    /// The reason why the host cannot perform the checks.
     pub reason: String,
 }
 
-/// An event.
+/// An event that the daemon reports, for example that a server went down.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Number of the event since the daemon started, from 1.

@@ -70,7 +70,8 @@ pub fn peer(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Reads a key from a file that only its owner may read. Whitespace at both ends is ignored.
+/// Reads a key from a file of root or of this user, which its group may not write and other users
+/// may not read. Whitespace at both ends is ignored.
 ///
 /// # Errors
 /// The problem of the file, and the fix.

@@ -86,7 +86,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
              upper threshold takes no new connections either: raise `max_connections` there."
         }
         "service_full" | "service_rate" => {
-            "A limit of the service: raise it in `limits` in the file of lvsd and run lvsd reload, or see which clients open so many connections (lvsadm -Lnc)."
+            "The service has reached one of its limits: raise the limit in `limits` in the file of lvsd and run lvsd reload, or see which clients open so many connections (lvsadm -Lnc)."
         }
         "source_rate" => {
             "One source opens more connections than the limit of the service for one source allows. Clients behind one NAT router count as one source: if these are legitimate clients, raise `source_rate` in `limits` in the file of lvsd and run lvsd reload."
@@ -137,7 +137,7 @@ pub fn with_keys(fix: &str) -> String {
     }
     let end = if fix.ends_with('.') { "" } else { "." };
     format!(
-        "{fix}{end} {WITH_LVSD} {} in [dataplane] of its file; restart lvs-dataplane then.",
+        "{fix}{end} {WITH_LVSD} {} in [dataplane] of lvsd's file; then restart lvs-dataplane.",
         keys.join(", ")
     )
 }

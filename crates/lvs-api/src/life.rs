@@ -1,5 +1,5 @@
-//! Whether a process runs or is exiting. The kernel frees the resources of a killed process after
-//! its memory, which takes seconds for a large process.
+//! Finds whether a process runs, is exiting or has exited. The kernel frees the resources of a
+//! killed process after its memory, which takes seconds for a large process.
 
 use std::fs;
 use std::str::SplitAsciiWhitespace;
@@ -10,8 +10,8 @@ use rustix::process::Signal;
 
 /// Longest wait for a process that is ending.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time limits for the exit of a process: one that still seems to run, and one of another PID
-/// namespace.
+/// Time limits of the wait for the exit of a process: of one that still seems to run, and of one in
+/// another PID namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     running: Duration,
@@ -36,7 +36,7 @@ impl Limits {
     };
 }
 
-/// Pause between two attempts.
+/// Pause before the caller tries again.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The state of a process.
@@ -112,7 +112,7 @@ impl From<Option<u32>> for Owner {
     }
 }
 
-/// The time that a caller has waited for another process.
+/// The wait of a caller for another process, with its time limits.
 #[derive(Debug)]
 pub struct Patience {
     began: Instant,

@@ -30,7 +30,7 @@ pub enum Root {
     Unseen,
 }
 
-/// This process.
+/// The user and the rights of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Own {
     /// Effective user id.

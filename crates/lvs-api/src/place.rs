@@ -32,7 +32,7 @@ use super::life::{Limits, Owner, Patience};
 pub const STEERED: &str = ".lvsd.lock";
 /// Suffix to the name of the socket, for the lock of a dataplane.
 pub const LOCK: &str = ".lock";
-/// Attempts to lock a file that other processes remove.
+/// Maximum number of attempts to lock a file that other processes may remove.
 const ATTEMPTS: usize = 100;
 
 /// Creates the directory if it does not exist.
@@ -131,7 +131,7 @@ pub struct Steering(
 #[derive(Debug)]
 pub struct Lock(File);
 
-/// Reasons for a missing lock.
+/// The reasons why this process does not get a lock.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process has the lock.
@@ -157,7 +157,7 @@ impl Lock {
         Ok(Self(file))
     }
 
-    /// Marks the lock: it will soon be free.
+    /// Marks the lock: this process is stopping, and will soon release it.
     pub fn leave(&self) {
         let text = format!("{} {LEAVES}\n", std::process::id());
         let _ = self.0.write_all_at(text.as_bytes(), 0);
@@ -211,7 +211,7 @@ impl Lock {
 /// The mark of a stopping process, after its process id.
 const LEAVES: &str = "ending";
 
-/// The process that has locked `file`, or had.
+/// The process that has locked `file`, or locked it last.
 fn owner_in(file: &File) -> Owner {
     let mut text = [0; 32];
     let len = file.read_at(&mut text, 0).unwrap_or(0);

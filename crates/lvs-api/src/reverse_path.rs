@@ -17,8 +17,8 @@ pub fn strict_interfaces() -> Vec<String> {
     strict_in(Path::new(SETTINGS))
 }
 
-/// The greater of the values for all interfaces and for this one applies; 1 is strict, and 2 is
-/// loose.
+/// Whether the filter of `interface` is strict. The greater of the values for all interfaces and
+/// for this one applies; 1 is strict, and 2 is loose.
 fn is_strict_in(settings: &Path, interface: &str) -> bool {
     let value = |name: &str| -> u8 {
         let text = fs::read_to_string(settings.join(name).join("rp_filter"));

@@ -20,7 +20,7 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time of a shell from `fork` to `exec`.
 const EXEC_LIMIT: Duration = Duration::from_secs(1);
 
-/// Pause between two attempts.
+/// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The programs that become or start a dataplane: `lvsd` starts one itself.
@@ -75,12 +75,12 @@ fn retry<T>(
     }
 }
 
-/// The processes in a `/proc`.
+/// The processes that a `/proc` directory lists.
 struct Processes<'a> {
     root: &'a Path,
     /// Process id of this process.
     own: u32,
-    /// The unit of times in `/proc/PID/stat`.
+    /// Number of clock ticks in a second: the unit of times in `/proc/PID/stat`.
     ticks_per_second: u64,
 }
 
@@ -104,9 +104,9 @@ impl Processes<'static> {
 
 impl Processes<'_> {
     /// Whether one of `programs` was started at most [`START_LIMIT`] before this process, or a
-    /// sibling process is about to execute one. `own_namespace`: in this network namespace; a
-    /// process whose namespace cannot be read may be in it. `waited`: the time that this process
-    /// has waited.
+    /// sibling process is about to execute one. With `own_namespace`, only processes in this
+    /// network namespace count, and those whose namespace cannot be read. `waited` is the time that
+    /// this process has waited.
     ///
     /// Younger processes do not count, so that two clients (`lvsd status`) do not wait for each
     /// other.

@@ -105,8 +105,8 @@ fn remove(socket: &Path, files: &[PathBuf]) {
     }
 }
 
-/// Sweeps a directory as [`sweep`]. `own` is the usual socket in it, `cookie` that of this
-/// namespace, and `live` returns the inodes of visible namespaces.
+/// Sweeps a directory as [`sweep`]. `own` is the default socket in this directory, `cookie` is the
+/// cookie of this namespace, and `live` returns the inodes of visible namespaces.
 fn sweep_in(
     directory: &Path,
     own: &Path,
@@ -208,7 +208,7 @@ fn of_link(text: &str) -> Option<u64> {
 
 /// Whether this process is in the initial PID namespace, and sees the processes of all others.
 fn is_first_of_processes() -> bool {
-    /// `PROC_PID_INIT_INO`.
+    /// The link of the initial PID namespace (`PROC_PID_INIT_INO`).
     const FIRST: &str = "pid:[4026531836]";
     fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new(FIRST))
 }

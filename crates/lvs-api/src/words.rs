@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The word of `known` that `word` was probably meant to be: up to a third of its letters, or one
-/// letter if it is shorter, may be wrong, missing, additional or swapped.
+/// The word of `known` that `word` was probably meant to be. Up to a third of the letters, but
+/// always at least one, may be wrong, missing, additional or swapped.
 pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let letters = word.chars().count();
     let limit = (letters / 3).max(1);
@@ -57,7 +57,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total))
 }
 
-/// A duration in its two largest units.
+/// Returns the text of a duration in its two largest units, such as `2h05m`.
 pub fn lasted(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {

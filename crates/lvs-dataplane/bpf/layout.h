@@ -216,7 +216,7 @@
 #define SHARE_XDP 8
 #define SHARE_WORDS 16
 
-// ---- this host's addresses that services have: lvs_local (local.bpf.c) ----
+// ---- addresses of this host that services use: lvs_local (local.bpf.c) ----
 
 // Keys have the format of lvs_services. A key with port and protocol 0 is an address; the bits of its value are below.
 // The address has services with all ports of this protocol.

@@ -44,7 +44,7 @@ struct flow {
 
 INLINE u16 swap(u16 x) { return x >> 8 | x << 8; }
 
-// Reads the headers of a frame, if they are in the linear part of the buffer; 0 if not, without ports, or to 127.0.0.0/8.
+// Reads the headers of a frame. Returns 0 if the linear part of the buffer does not contain them, if the packet has no ports, or if its destination is in 127.0.0.0/8.
 INLINE int read_flow(struct __sk_buff *skb, struct flow *f)
 {
 	u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;

@@ -109,7 +109,7 @@ struct Links {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Connections")]
 struct Connections {
-    /// Greatest number of connections.
+    /// Maximum number of connections.
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
@@ -162,7 +162,8 @@ struct KernelPath {
     #[arg(long, value_name = "NAME|auto")]
     xdp: Vec<String>,
 
-    /// Packets from the client after which a connection is forwarded there; for measurements.
+    /// Number of packets from the client after which the kernel fast path forwards a connection;
+    /// for measurements.
     #[arg(long, hide = true, default_value_t = lvs_dataplane::fast_path::OFFLOAD_AFTER, value_name = "N")]
     fast_path_after: std::num::NonZeroU32,
 }
@@ -186,7 +187,7 @@ struct Services {
 #[command(next_help_heading = "Replication between directors")]
 struct Replication {
     /// A peer with which this director replicates connections in both directions: ADDRESS or
-    /// ADDRESS:PORT; may be given up to eight times. See --sync-key.
+    /// ADDRESS:PORT; can be repeated, for up to eight peers. See --sync-key.
     #[arg(long, value_name = "ADDRESS", value_parser = directors::peer, requires = "sync_key")]
     sync_peer: Vec<SocketAddr>,
 
@@ -547,7 +548,7 @@ fn run(
             let asked = dataplane.handle();
             let is_stopping = move || asked.is_stopping();
             let feeder = Feeder::start(address.clone(), notify, interval, is_stopping);
-            Some(feeder.context("cannot feed the watchdog")?)
+            Some(feeder.context("cannot start the thread that feeds the watchdog")?)
         }
         _ => None,
     };

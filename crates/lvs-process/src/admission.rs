@@ -34,7 +34,7 @@ struct State {
     readers: usize,
     /// Number of requests that are being answered.
     answers: usize,
-    /// Connections of read-only users.
+    /// Number of connections of each read-only user.
     by_user: HashMap<u32, usize>,
     /// Users whose list is being made.
     listing: Vec<u32>,

@@ -96,7 +96,7 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
     }
 }
 
-/// The directories to which the dataplane writes.
+/// The access that the sandboxed dataplane still needs.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// The path of its control socket, if it has one.

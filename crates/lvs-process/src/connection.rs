@@ -16,11 +16,11 @@ use super::handler::{Handler, Sink, write_error, write_line};
 use crate::deadline;
 use lvs_api::peer::Refusal;
 
-/// The longest first request.
+/// Maximum length of a client's first request in bytes.
 const HELLO_MAX: u64 = 4 << 10;
-/// The longest request of a client with read access.
+/// Maximum length in bytes of a request of a client with read access.
 const REQUEST_MAX: u64 = 16 << 10;
-/// The longest request of a client with write access: a list of
+/// Maximum length in bytes of a request of a client with write access: a list of
 /// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
 const LIST_MAX: u64 = 32 << 20;
 /// Longest time that a client may take to read [`BUFFER`] bytes of an answer.
@@ -31,7 +31,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Idle timeout of a client that may make changes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// Bytes of an answer that are gathered before they are written.
+/// Number of bytes of an answer that are gathered before they are written.
 const BUFFER: usize = 64 << 10;
 /// Nice value of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;
@@ -52,7 +52,7 @@ struct Within<'a> {
     stream: &'a UnixStream,
     /// Time after which reads fail.
     until: Instant,
-    /// Longest time of a write.
+    /// Time limit of each write.
     patience: Duration,
 }
 
@@ -159,7 +159,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// The longest request that is read.
+    /// Maximum length in bytes of the client's next request.
     const fn longest(&self) -> u64 {
         match (self.greeted, self.denied) {
             (false, _) => HELLO_MAX,

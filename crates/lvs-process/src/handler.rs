@@ -44,7 +44,7 @@ impl std::fmt::Debug for Sink<'_> {
 }
 
 impl<'a> Sink<'a> {
-    /// Items of the answer to request `id`, as lines.
+    /// Creates a sink that writes the items of the answer to request `id` as lines.
     pub fn new(id: u64, out: &'a mut dyn Write) -> Self {
         Self { id, out, count: 0 }
     }

@@ -16,7 +16,7 @@ use lvs_api::life::{Life, Limits, Patience};
 use lvs_api::place::{self, LOCK, Lock, LockError, owner_beside};
 use lvs_sys::peercred;
 
-/// Reasons for a missing control socket.
+/// Reasons why the control socket cannot be bound.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
@@ -50,7 +50,7 @@ pub enum BindError {
     Io {
         /// The address.
         address: Address,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -114,11 +114,11 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
-    /// The actual address.
+    /// The address on which the socket listens.
     pub(super) address: Address,
     /// The file to remove at the end, by device and inode.
     file: Option<(PathBuf, (u64, u64))>,
-    /// Released after the file is removed.
+    /// The lock of the socket, which is released after the file is removed.
     pub(super) lock: Option<Arc<Lock>>,
 }
 

@@ -70,13 +70,13 @@ impl Server {
         })
     }
 
-    /// The address on which it listens. This differs from the default path if the user may not use
-    /// the default path.
+    /// The address on which the server listens. It differs from the default path if the user may
+    /// not use the default path.
     pub const fn address(&self) -> &Address {
         &self.listener.address
     }
 
-    /// Answers requests from threads of its own until the handle is dropped.
+    /// Answers requests on separate threads until the handle is dropped.
     ///
     /// # Errors
     /// No thread can be started.
@@ -189,7 +189,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The address on which it listens.
+    /// The address on which the server listens.
     pub const fn address(&self) -> &Address {
         &self.address
     }

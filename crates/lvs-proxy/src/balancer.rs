@@ -59,7 +59,7 @@ pub(super) struct Balancer {
     inner: Mutex<Inner>,
     zero: std::time::Instant,
     options: RwLock<HashMap<ServiceId, Options>>,
-    /// TCP connections that are served.
+    /// Number of TCP connections that are served.
     streams: AtomicUsize,
     /// Clients that send datagrams.
     clients: Arc<Clients>,
@@ -67,30 +67,30 @@ pub(super) struct Balancer {
     most: AtomicUsize,
     /// Number of connections and clients that were refused because the maximum was reached.
     full: AtomicU64,
-    /// Evicted clients.
+    /// Number of evicted clients.
     evicted: AtomicU64,
-    /// Connections and clients for which no server was available.
+    /// Number of connections and clients for which no server was available.
     refused: AtomicU64,
 }
 
-/// Accepted and refused connections of a proxy.
+/// Numbers of accepted and refused connections of a proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Connections, and clients that send datagrams.
+    /// Number of connections, and of clients that send datagrams.
     pub connections: usize,
     /// Maximum number of connections and clients at a time.
     pub most: usize,
-    /// Connections and clients that were refused because the maximum was reached.
+    /// Number of connections and clients that have been refused because the maximum was reached.
     pub full: u64,
-    /// Evicted clients.
+    /// Number of evicted clients.
     pub evicted: u64,
-    /// Connections and clients for which no server was available.
+    /// Number of connections and clients for which no server was available.
     pub refused: u64,
 }
 
-/// One slot in this many slots is reserved for datagrams.
+/// 1/`KEPT_PART` of the slots is reserved for datagrams.
 const KEPT_PART: usize = 16;
-/// At most one in this many slots is used for datagrams, whose sources can be forged.
+/// At most 1/`DATAGRAM_PART` of the slots is used for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
 
 impl Balancer {
@@ -260,7 +260,7 @@ pub(super) struct Entry {
     tuple: Tuple,
     pub(super) server: SocketAddr,
     pub(super) close_signal: Arc<CloseSignal>,
-    /// Moved bytes that were not reported yet, in each direction.
+    /// Number of moved bytes that were not reported to the director yet, in each direction.
     pending: [AtomicU64; 2],
     /// The time at which the last bytes were moved, and the time of the last report to the
     /// director, in milliseconds on the balancer's clock.

@@ -23,13 +23,13 @@ use super::close_signal::CloseSignal;
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
 /// Maximum number of slots that are being released: an evicted client closes a socket first.
 const LEAVING_MAX: usize = 1024;
-/// If a source has more than one in this many of its service's slots, its new clients replace its
+/// If a source has more than 1/`SOURCE_PART` of its service's slots, its new clients replace its
 /// own earlier ones.
 const SOURCE_PART: usize = 16;
-/// Number of clients that are examined for an eviction.
+/// Maximum number of clients that are examined for an eviction.
 const LOOKS: usize = 64;
 
-/// All clients.
+/// All clients of the proxy that send datagrams.
 #[derive(Debug, Default)]
 pub(super) struct Clients(Mutex<Table>);
 
@@ -40,7 +40,7 @@ struct Table {
     by_length: BTreeMap<(usize, u64), ServiceId>,
     /// Number of clients in the queues.
     present: usize,
-    /// Clients in the queues, and clients that are being evicted.
+    /// Number of clients in the queues, and of clients that are being evicted.
     held: usize,
     /// The next number for a client, and for a check of a client: a higher number is a later event.
     next: u64,
@@ -101,7 +101,7 @@ impl Queue {
         self.sources.get(&source).copied().unwrap_or(0)
     }
 
-    /// Removes a client; false if it is not there.
+    /// Removes a client; `false` if the queue does not contain it.
     fn remove(&mut self, client: &Client) -> bool {
         let number = client.number.swap(0, Ordering::AcqRel);
         if self.new.remove(&number).is_none() && self.talking.remove(&number).is_none() {

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Version of the header.
+/// Version of the PROXY protocol header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// Version 1: the header is a line of text.
@@ -14,15 +14,15 @@ pub enum Version {
 
 /// The first bytes of version 2.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// Longest line of version 1, including its line break.
+/// Maximum length of a line of version 1 in bytes, including its line break.
 const LINE_MAX: usize = 107;
-/// Maximum length of a header of version 2 after its first 16 bytes: the addresses, and the
-/// extensions, which are ignored. Longer headers are refused.
+/// Maximum number of bytes of a header of version 2 after its first 16 bytes: the addresses, and
+/// the extensions, which are ignored. Longer headers are refused.
 const REST_MAX: usize = 2048;
-/// Longest accepted header.
+/// Maximum length of an accepted header in bytes.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;
 
-/// The header that reports a connection from `client` to `local` to a server.
+/// Returns the header that reports to a server a connection from `client` to `local`.
 pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     match version {
         Version::V1 => {

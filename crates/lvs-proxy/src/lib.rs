@@ -39,7 +39,7 @@ pub struct Options {
     pub accept: bool,
     /// Longest time of a connection attempt to a server.
     pub connect_timeout: Duration,
-    /// Longest time without data.
+    /// Time without data after which a connection is closed.
     pub idle_timeout: Duration,
 }
 
@@ -49,7 +49,7 @@ impl Options {
     /// Time without data after which a TCP connection is closed: the timeout of an idle connection
     /// in the kernel's IPVS.
     pub const IDLE_TCP: Duration = Duration::from_secs(15 * 60);
-    /// Longest pause of a client's datagrams.
+    /// Time without a datagram after which a client's session with its server is closed.
     pub const IDLE_UDP: Duration = Duration::from_secs(5 * 60);
 }
 

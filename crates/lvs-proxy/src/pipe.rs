@@ -15,10 +15,10 @@ use tokio::net::TcpStream;
 
 use super::balancer::{Entry, Way};
 
-/// Bytes that are copied at a time. For a slow receiver, the process stores at most this many
-/// bytes, or the content of a pipe.
+/// Number of bytes that are copied at a time. For a slow receiver, the process stores at most this
+/// many bytes, or the content of a pipe.
 const COPY: usize = 16 << 10;
-/// Size of a pipe: 16 pages, unless the kernel grants less.
+/// Size of a pipe in bytes: 16 pages, unless the kernel grants less.
 const PIPE: usize = 64 << 10;
 /// Maximum number of pipes that contain data, in the whole process; beyond it, bytes are copied.
 pub(super) const PIPES_MAX: usize = 1024;

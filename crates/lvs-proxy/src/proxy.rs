@@ -1,4 +1,4 @@
-//! The proxy, which its owner configures by the calls of a dataplane.
+//! The proxy. `lvsd` configures it with the calls that a dataplane accepts.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -20,8 +20,8 @@ use super::workers::{Listeners, Workers};
 const CONNECTIONS_MAX: usize = 100_000;
 /// Minimum number of connections that must be possible.
 const CONNECTIONS_MIN: usize = 16;
-/// Descriptors for other purposes than listeners and checks: 128 connections of the API, 64 of the
-/// control socket, files, and the event loops of threads.
+/// Number of descriptors for other purposes than listeners and checks: 128 connections of the API,
+/// 64 of the control socket, files, and the event loops of threads.
 const RESERVE: usize = 384;
 /// Maximum number of descriptors for pipes.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
@@ -83,13 +83,13 @@ impl Proxy {
         self.0.balancer.set_most(most(files(), others));
     }
 
-    /// Sets the greatest number of clients at a time.
+    /// Sets the maximum number of simultaneous connections and clients.
     #[cfg(test)]
     pub(super) fn serve_at_most(&self, most: usize) {
         self.0.balancer.set_most(most);
     }
 
-    /// Accepted and refused connections.
+    /// Returns the numbers of accepted and refused connections.
     pub fn counts(&self) -> Counts {
         self.0.balancer.counts()
     }
@@ -99,7 +99,7 @@ impl Proxy {
         self.0.balancer.set_options(options);
     }
 
-    /// Connections, and clients that send datagrams.
+    /// Returns the number of connections, and of clients that send datagrams.
     pub fn connections(&self) -> usize {
         self.0.balancer.used()
     }

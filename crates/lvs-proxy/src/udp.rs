@@ -19,7 +19,7 @@ use super::balancer::{Balancer, Entry, Way};
 use super::clients::Slot;
 use super::close_signal::CloseSignal;
 
-/// The longest datagram.
+/// Maximum length of a datagram in bytes.
 const DATAGRAM_MAX: usize = 65_535;
 
 /// A client's session with its server.

@@ -5,7 +5,7 @@
     reason = "the names are those of linux/filter.h, shortened"
 )]
 
-/// One instruction.
+/// An instruction of the classic packet filter.
 pub type Op = libc::sock_filter;
 
 pub const LOAD: u16 = 0x20;
@@ -42,8 +42,8 @@ pub const fn op(code: u16, jt: u8, jf: u8, k: u32) -> Op {
     Op { code, jt, jf, k }
 }
 
-/// Offset of a property of a frame that the kernel keeps outside its bytes (`SKF_AD_OFF`), by
-/// number.
+/// Offset of a property of a frame that the kernel keeps outside the bytes of the frame
+/// (`SKF_AD_OFF`). `word` is the number of the property.
 pub const fn ancillary(word: u32) -> u32 {
     (-0x1000_i32).cast_unsigned().wrapping_add(word)
 }
@@ -51,7 +51,7 @@ pub const PROTOCOL: u32 = 0;
 pub const PACKET_TYPE: u32 = 4;
 pub const MARK: u32 = 20;
 
-/// A byte of the network header (`SKF_NET_OFF`).
+/// Offset of a byte of the network header (`SKF_NET_OFF`).
 pub const fn network(byte: u32) -> u32 {
     (-0x10_0000_i32).cast_unsigned().wrapping_add(byte)
 }

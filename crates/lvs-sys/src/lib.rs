@@ -129,7 +129,7 @@ fn set_buffer(
     get_option(fd, libc::SOL_SOCKET, plain, 0_i32)
 }
 
-/// Bytes of a page of memory.
+/// Returns the size of a memory page in bytes.
 fn page_size() -> usize {
     // SAFETY: takes a number.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

@@ -8,7 +8,7 @@ use super::packet::only_from_others;
 use super::{Plain, check, get_option, set_option, socklen};
 
 /// Number of the values of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and the index of
-/// the lost messages.
+/// the counter of lost messages.
 const MEMINFO_VARS: usize = 9;
 const MEMINFO_DROPS: usize = 8;
 

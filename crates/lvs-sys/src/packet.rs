@@ -7,14 +7,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use super::bpf::Program;
 use super::{Plain, check, check_len, get_option, set_option, socklen};
 
-/// Length of `virtio_net_hdr`, which precedes each frame on a socket with `PACKET_VNET_HDR`.
+/// Length in bytes of `virtio_net_hdr`, which precedes each frame on a socket with
+/// `PACKET_VNET_HDR`.
 pub const VNET_HDR_LEN: usize = 10;
 
-/// Bytes of one control message with `tpacket_auxdata`, rounded up to the alignment of the next
-/// message.
+/// Size in bytes of one control message with `tpacket_auxdata`, rounded up to the alignment of the
+/// next message.
 const CONTROL_LEN: usize = 64;
 
-/// Length of `tpacket_auxdata`: three numbers of 32 bits and four of 16.
+/// Length of `tpacket_auxdata` in bytes: three numbers of 32 bits and four of 16.
 const AUXDATA_LEN: u32 = 20;
 const _: () = assert!(size_of::<libc::tpacket_auxdata>() == AUXDATA_LEN as usize);
 
@@ -58,7 +59,7 @@ fn set_program(
     set_option(fd, level, option, &program)
 }
 
-/// Excludes packets that this host itself sends to multicast groups from a socket.
+/// Excludes from a socket the packets that this host itself sends to multicast groups.
 pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
     let program = [
         op(LOAD, 0, 0, ancillary(PACKET_TYPE)),
@@ -69,8 +70,8 @@ pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
     set_program(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// Returns 1 for a packet that opens a TCP connection, and 0 for all others: it selects one of two
-/// sockets.
+/// A classic packet filter that selects one of two sockets: it returns 1 for a packet that opens a
+/// TCP connection, and 0 for all others.
 const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(LOAD_16, 0, 0, ancillary(PROTOCOL)),
     op(IF_EQUAL, 0, 10, 0x0800),
@@ -388,10 +389,10 @@ impl AsFd for PacketSocket {
 /// The kernel's metadata of a frame (`tpacket_auxdata`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Auxdata {
-    /// The VLAN tag that was taken out of the frame: protocol identifier and tag control
+    /// The VLAN tag that the kernel has removed from the frame: protocol identifier and tag control
     /// information.
     pub vlan: Option<(u16, u16)>,
-    /// Length of the frame, even if it did not fit into the buffer.
+    /// Length of the frame in bytes, even if the frame did not fit into the buffer.
     pub len: u32,
 }
 
@@ -413,7 +414,7 @@ pub struct MessageBatch {
 unsafe impl Send for MessageBatch {}
 
 impl MessageBatch {
-    /// Room for `len` messages.
+    /// Creates a batch with room for `len` messages.
     pub fn new(len: usize) -> Self {
         // SAFETY: mmsghdr consists of integers and pointers that may be null, so all-zero bytes are
         // a valid value.

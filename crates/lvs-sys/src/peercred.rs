@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 pub struct PeerCred {
     /// Process id; 0 if the process is in another PID namespace.
     pub pid: u32,
-    /// Effective user.
+    /// Effective user id of the process.
     pub uid: u32,
-    /// Effective group.
+    /// Effective group id of the process.
     pub gid: u32,
 }
 

@@ -69,7 +69,8 @@ impl Poller {
         self.fds.clear();
     }
 
-    /// Adds a descriptor to be watched for input, and returns its place in the set.
+    /// Adds a descriptor to be watched for input, and returns its index for
+    /// [`is_ready`](Self::is_ready).
     pub fn add(&mut self, fd: BorrowedFd<'_>) -> usize {
         self.fds.push(libc::pollfd {
             fd: fd.as_raw_fd(),

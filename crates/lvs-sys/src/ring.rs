@@ -52,7 +52,7 @@ pub struct RingFrame {
     pub len: usize,
     /// Whether the whole frame is in the socket's queue, after the frames of all earlier slots.
     pub queued: bool,
-    /// The VLAN tag that was taken out of the frame: protocol identifier and tag control
+    /// The VLAN tag that the kernel has removed from the frame: protocol identifier and tag control
     /// information.
     pub vlan: Option<(u16, u16)>,
     /// Time of arrival in nanoseconds, for comparison with other frames.
@@ -124,8 +124,9 @@ impl PacketRing {
         }
     }
 
-    /// Returns how far the ring was read, and whether the kernel owns the next slot. Such a slot
-    /// contains no frame; if the ring is stuck, the kernel never fills it.
+    /// Returns the number of complete rounds and the index of the next slot to read, and whether
+    /// the kernel owns this slot. A slot of the kernel contains no frame; if the ring is stuck, the
+    /// kernel never fills it.
     pub fn progress(&self) -> (u64, usize, bool) {
         let waits = self.arena.word(self.next).load(Ordering::Relaxed) == 0;
         (self.rounds, self.next, waits)
@@ -220,7 +221,7 @@ impl PacketRing {
         self.arena.slots()
     }
 
-    /// Slots with frames that wait to be read or are lent.
+    /// Number of slots whose frames wait to be read or are lent.
     pub fn filled(&self) -> usize {
         self.arena.lent()
     }

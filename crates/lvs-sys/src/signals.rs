@@ -32,8 +32,8 @@ pub fn harmless() -> impl Iterator<Item = i32> {
 pub struct Ignored(Vec<i32>);
 
 impl Ignored {
-    /// Restores their default action. Signals that were ignored before, as by `nohup`, stay
-    /// ignored.
+    /// Restores the default action of these signals. Signals that were ignored before, as by
+    /// `nohup`, stay ignored.
     pub fn restore(self) {
         for signal in self.0 {
             // SAFETY: takes numbers; the default action runs no handler.
@@ -68,7 +68,7 @@ pub fn restore_signals() {
 mod tests {
     use super::*;
 
-    /// The signals that this process ignores: bit 0 is the signal 1.
+    /// The signals that this process ignores, as a bit mask: bit 0 stands for signal 1.
     fn ignored() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status")
             .expect("the status file of this process is readable");

@@ -18,7 +18,7 @@ struct Attributes {
     period: u64,
 }
 
-/// Length of the struct, which selects the version.
+/// Length of the struct in bytes, which selects the version.
 const LEN: u32 = 48;
 const _: () = assert!(size_of::<Attributes>() == LEN as usize);
 

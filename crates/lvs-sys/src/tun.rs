@@ -27,8 +27,8 @@ pub struct TunDevice {
 /// families, with ECN. `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 
-/// Lowest number of a device's descriptor, so that the kernel closes it first after a kill; below
-/// the usual limit of 1,024.
+/// Minimum number of a device's descriptor. When a process is killed, the kernel closes the
+/// descriptor with the highest number first. The usual limit is 1,024.
 const LAST: i32 = 1000;
 
 impl TunDevice {
@@ -58,7 +58,7 @@ impl TunDevice {
         }
     }
 
-    /// Opens one more queue of the device `name`, which was created with several. The kernel
+    /// Opens one more queue of the device `name`, which was created with several queues. The kernel
     /// distributes packets over the queues by flow; the device exists as long as one of its queues.
     ///
     /// # Errors

@@ -107,7 +107,7 @@ impl TurnBack {
         Ok(Self { program, id, mark })
     }
 
-    /// The mark.
+    /// The mark of the frames that the program reinjects.
     pub const fn mark(&self) -> u32 {
         self.mark
     }

@@ -13,9 +13,10 @@ use super::{
 use crate::Address;
 use crate::address::impostor;
 
-/// The longest body of an answer, and the longest event: a file may have very many servers.
+/// Maximum length in bytes of the body of an answer, and of an event: a file may have very many
+/// servers.
 const BODY_MAX: u64 = 256 << 20;
-/// The longest head of an answer.
+/// Maximum length of the head of an answer in bytes.
 const HEAD_MAX: u64 = 64 << 10;
 /// Time without data from the daemon after which a request fails: as long as the daemon itself
 /// waits for an answer of the dataplane.
@@ -24,7 +25,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// of thousands of servers takes most of a minute. `contrib/lvsd.service` permits more time.
 const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
 
-/// A client of the daemon.
+/// A client of the control socket of `lvsd`.
 #[derive(Debug)]
 pub struct Client {
     address: Address,
@@ -53,7 +54,7 @@ struct Failure {
 /// The head of an answer.
 struct Head {
     code: u16,
-    /// Bytes of the body; `None` if the body ends with the connection.
+    /// Length of the body in bytes; `None` if the body ends with the connection.
     length: Option<u64>,
 }
 
@@ -80,7 +81,7 @@ impl Client {
         self.ask("GET /v1/status HTTP/1.0\r\n\r\n")
     }
 
-    /// Puts servers into an administrative state.
+    /// Sets the administrative state of servers.
     ///
     /// # Errors
     /// As [`status`](Self::status).
@@ -158,7 +159,7 @@ impl Client {
         }
     }
 
-    /// Sends a request on a connection of its own.
+    /// Sends a request on a separate connection.
     fn send(&mut self, request: &str) -> Result<(Head, BufReader<UnixStream>), String> {
         let stream = match self.stream.take() {
             Some(stream) => stream,
@@ -203,7 +204,7 @@ impl Client {
         }
     }
 
-    /// A complete line, without its line break.
+    /// Reads a complete line, and returns it without its line break.
     fn line(&self, stream: &mut impl BufRead, most: u64) -> Result<Vec<u8>, String> {
         let mut line = Vec::new();
         match stream.take(most).read_until(b'\n', &mut line) {

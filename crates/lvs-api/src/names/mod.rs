@@ -153,7 +153,7 @@ fn uses_dns(nsswitch: &str) -> bool {
         })
 }
 
-/// A line without its comment.
+/// Returns a line without its comment.
 fn content(line: &str) -> &str {
     line.split_once('#').map_or(line, |(before, _)| before)
 }

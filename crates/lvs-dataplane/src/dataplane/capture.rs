@@ -12,8 +12,8 @@ use lvs_core::{Forwarding, Tuple, Verdict};
 /// Maximum number of simultaneous captures. A worker copies each packet to one capture after the
 /// other.
 pub(super) const READERS_MAX: usize = 8;
-/// Maximum number of bytes of the packets that wait for a reader, in hexadecimal: two for each byte
-/// of a frame. The reader loses packets above this limit.
+/// Maximum number of bytes of the packets that wait for a reader. They wait in hexadecimal, with
+/// two bytes for each byte of a frame. The reader loses packets above this limit.
 const BYTES_MAX: usize = 4 << 20;
 /// Maximum number of packets that wait for a reader. The reader loses packets above this limit.
 pub(super) const QUEUE: usize = 4096;
@@ -45,7 +45,7 @@ impl Drop for ReaderPlace {
     }
 }
 
-/// One capture, as the packet worker uses it.
+/// The packet worker's side of a capture.
 #[derive(Debug)]
 pub(super) struct Capture {
     filter: CaptureFilter,
@@ -58,7 +58,7 @@ pub(super) struct Capture {
 /// filter.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// Bytes of the packets that wait, in hexadecimal.
+    /// Number of bytes of the packets that wait for the reader, in hexadecimal.
     waiting: AtomicUsize,
 }
 
@@ -83,7 +83,7 @@ impl Capture {
         }
     }
 
-    /// Whether the reader receives packets that are forwarded with one of these addresses and ports.
+    /// Whether the capture includes forwarded packets with one of these addresses and ports.
     pub(super) fn shows_forwarded(&self, tuples: &[Tuple]) -> bool {
         self.reader.strong_count() > 0
             && tuples

@@ -36,7 +36,8 @@ pub struct PeersConfig {
     /// Time after the start for which this director waits for peers that cannot be reached, before
     /// it is ready without them; zero for no wait.
     pub wait: Duration,
-    /// The longest time that the service table of a peer may differ without an alarm.
+    /// The longest time for which a peer's services may differ from this director's without an
+    /// alarm.
     pub alarm: Duration,
 }
 
@@ -49,20 +50,21 @@ pub struct Config {
     pub fast_path: UseKernel,
     /// Interfaces to which the XDP program of the kernel fast path is attached.
     pub xdp: Vec<String>,
-    /// Whether the XDP program is also attached to each other interface whose driver has native XDP
-    /// and that loses nothing by it, if the kernel fast path is used.
+    /// Whether the dataplane, if it uses the kernel fast path, also attaches the XDP program to
+    /// each other interface whose driver has native XDP, unless the interface would lose an
+    /// offload.
     pub xdp_auto: bool,
-    /// Packets from the client after which a connection is offloaded; `None` for
+    /// Number of packets from the client after which a connection is offloaded; `None` for
     /// [16](crate::fast_path::OFFLOAD_AFTER).
     pub fast_path_after: Option<NonZeroU32>,
     /// The state keeper, which stores connections for a warm restart if there is no kernel fast
     /// path.
     pub warm_restart: Option<StateKeeper>,
-    /// Packet workers, [`WORKERS_MAX`] at most; `None` for one. Several workers are pinned to one
-    /// processor each, unless the process may use fewer processors than workers.
+    /// Number of packet workers, [`WORKERS_MAX`] at most; `None` for one. Several workers are
+    /// pinned to one processor each, unless the process may use fewer processors than workers.
     pub workers: Option<NonZeroUsize>,
-    /// Whether packet workers run in real time while they use less than half of a processor, if the
-    /// host permits it.
+    /// Whether packet workers run with real-time scheduling while they use less than half of a
+    /// processor, if the host permits it.
     pub real_time: bool,
     /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
     pub interfaces: Vec<String>,
@@ -102,7 +104,7 @@ pub struct Config {
     pub marks: Vec<MarkRule>,
     /// Ports of control connections that the FTP helper reads; empty for no helper.
     pub ftp_ports: Vec<u16>,
-    /// The timeouts at the start.
+    /// The timeouts of connections at the start.
     pub profile: Profile,
     /// The peers that connections are replicated with.
     pub peers: Option<PeersConfig>,
@@ -159,7 +161,7 @@ pub enum StartError {
         name: String,
         /// Value of the sysctl.
         value: String,
-        /// The reason.
+        /// The reason why the sysctl is refused.
         error: lvs_core::Error,
     },
     /// The ports of the FTP helper are refused.
@@ -201,7 +203,7 @@ pub enum StartError {
     #[error("an embedding program that inspects each packet requires one packet worker, not {0}")]
     Hook(NonZeroUsize),
     /// The random key of the connection table cannot be read.
-    #[error("the kernel gives no random numbers: {0}")]
+    #[error("the kernel provides no random numbers: {0}")]
     Random(#[source] std::io::Error),
 }
 
@@ -220,11 +222,11 @@ pub struct RulesError {
     pub file: String,
     /// The number of the line, from 1.
     pub line: usize,
-    /// The reason.
+    /// The reason why the line cannot be applied.
     pub message: String,
 }
 
-/// Refuses addresses, and names that no interface can have.
+/// Refuses names that no interface can have, and IP addresses in place of names.
 pub(super) fn check_interface_names(names: &[String]) -> Result<(), StartError> {
     for name in names {
         let error = if let Some((vlan, _)) = name.split_once('=') {

@@ -1,5 +1,5 @@
-//! The state below all threads of a dataplane: the director's control half and its lock, the
-//! clock, the stop flag, the latest view and the kernel fast path. It names no thread.
+//! The state that all threads of a dataplane share: the director's control half and its lock, the
+//! clock, the stop flag, the latest view and the kernel fast path.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -24,7 +24,7 @@ pub(super) type KernelPath = Result<Arc<FastPath>, FastPathInfo>;
 #[derive(Debug)]
 pub(super) struct Context {
     control: Mutex<Control>,
-    /// Packet workers that wait for the lock of the control half.
+    /// Number of packet workers that wait for the lock of the control half.
     wanted: AtomicUsize,
     /// Locked during a change, so that changes are applied to the host in the order in which they
     /// are made.
@@ -70,7 +70,8 @@ impl Context {
         lock(&self.control)
     }
 
-    /// The control half, as [`control`](Self::control), for a packet.
+    /// Locks the control half for a packet, before all threads that call
+    /// [`control`](Self::control).
     pub(super) fn control_for_packet(&self) -> MutexGuard<'_, Control> {
         match self.control.try_lock() {
             Ok(control) => control,

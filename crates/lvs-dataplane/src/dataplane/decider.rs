@@ -46,14 +46,15 @@ pub(super) struct Decider {
     marks: Arc<[MarkRule]>,
     /// Number of packets that each rule for marks has matched.
     pub(super) marked: Vec<u64>,
-    /// The intercepted traffic, for rules that match by source only.
+    /// The intercepted traffic. A rule for marks without a destination uses it to find whether a
+    /// packet is sent to a service.
     intercept: Arc<Intercept>,
     /// Name of the interface on which the present batch arrived.
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
-    /// Whether packets of the present batch are not for the director: the host decapsulated them,
-    /// and `ignore_tunneled` is set.
+    /// Whether the director ignores the packets of the present batch, because the host decapsulated
+    /// them and `ignore_tunneled` is set.
     pub(super) ignores: bool,
     /// Whether the last decision is kept for a capture.
     pub(super) keeps_decisions: bool,
@@ -61,7 +62,7 @@ pub(super) struct Decider {
     /// The epoch of the kernel fast path, read before the worker switched to its view; 0 if there
     /// was none.
     pub(super) epoch: u16,
-    /// Packets from the client after which a connection can be offloaded.
+    /// Number of packets from the client after which a connection can be offloaded.
     pub(super) offload_after: u32,
     /// Connections that can be offloaded.
     pub(super) due: Vec<ConnId>,
@@ -114,8 +115,8 @@ impl Decider {
         }
     }
 
-    /// Applies changes of the shared settings to the shard, and ends the connections that the
-    /// changed settings end.
+    /// Applies changes of the shared settings to the shard, and removes the connections that these
+    /// changes end.
     pub(super) fn sweep(&mut self) {
         self.context.control_for_packet().sweep(&mut self.shard);
     }
@@ -181,8 +182,8 @@ impl Decider {
         Some(self.marks[taken].action)
     }
 
-    /// Returns the number of the shard, the next piece of its connections, and the slot of the
-    /// piece after that.
+    /// Returns the number of the shard, the connections in up to `budget` of its slots, and the
+    /// slot at which the next call continues. `starts` contains the first slot for each shard.
     pub(super) fn connections(
         &self,
         starts: &[Option<usize>],
@@ -197,8 +198,8 @@ impl Decider {
         (number, piece, next)
     }
 
-    /// Explains the fate of a packet and changes nothing. `fast_path` determines whether a
-    /// connection, or a new one (`None`), is offloaded.
+    /// Explains the fate of a packet and changes nothing. `fast_path` returns whether a connection,
+    /// or a new one (`None`), is offloaded.
     pub(super) fn explain(
         &self,
         question: &Question,
@@ -240,7 +241,8 @@ impl Decider {
         explanation
     }
 
-    /// Adds the reason why a connection is not offloaded; nothing if it is offloaded.
+    /// Returns the reason why the connection of a packet is not offloaded; `None` if it is
+    /// offloaded.
     fn with_dataplane(
         &self,
         tuple: &Tuple,
@@ -429,8 +431,9 @@ fn takes(rules: &[MarkRule], tuple: &Tuple) -> bool {
     false
 }
 
-/// The action of the rules for marks on a packet, and the rule. A rule with an interface matches
-/// only if `interface` is that one; without `interface`, the text names the rule.
+/// Returns the action of the first rule for marks that matches a packet, and a text that names the
+/// rule. If `interface` is `None`, rules that require an interface do not match; the text names
+/// those of them that would match on their interface.
 fn marked_by(
     rules: &[MarkRule],
     tuple: &Tuple,
@@ -446,7 +449,7 @@ fn marked_by(
             && let Some(name) = &rule.interface
             && rule.matches(name, tuple, || to_service)
         {
-            passed.push_str(&format!("; rule {number} if it arrives on {name}"));
+            passed.push_str(&format!("; rule {number} if the packet arrives on {name}"));
         }
     }
     (None, passed.trim_start_matches("; ").to_owned())

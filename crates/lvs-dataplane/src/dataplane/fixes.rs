@@ -24,7 +24,7 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
              it with --when-full evict, and limit the service (lvsadm limit)."
         }
         DropReason::ServiceFull | DropReason::ServiceRate => {
-            "A limit of the service (limits in its TOML, lvsadm limit): raise it, or see which clients open so many connections (lvsadm -Lnc)."
+            "The service has reached one of its limits (limits in its TOML, lvsadm limit): raise the limit, or see which clients open so many connections (lvsadm -Lnc)."
         }
         DropReason::SourceRate => {
             "One source opens more connections than the service's limit for one source allows (limits in its TOML, lvsadm limit). Clients behind one NAT router count as one source: if these are legitimate clients, raise the limit."
@@ -53,7 +53,7 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
             "The connections were open before the dataplane started, or an attacker guesses sequence numbers. Clients that log in again succeed."
         }
         DropReason::ServerDown => {
-            "A server went down, and on_server_down of its service decides about its connections: its clients connect again."
+            "A server went down, and its connections end according to on_server_down of the service. The clients connect again."
         }
         DropReason::ForeignShard => {
             "The program that embeds the dataplane uses a shard of another director: correct the program."
@@ -141,7 +141,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "A traceroute, or a loop: look for a router that sends packets to the virtual address, or the servers' replies, back to this director."
         }
         FrameDrop::TooBig => {
-            "Its sender received an ICMP error (fragmentation needed); if connections hang, a filter discards it. Raise the MTU \
+            "The sender of the packet received an ICMP error (fragmentation needed); if connections hang, a filter discards it. Raise the MTU \
              towards the servers, or let them announce a smaller MSS: ip route change ... advmss N. lvsadm doctor names the path."
         }
         FrameDrop::MtuTooSmall => {
@@ -274,8 +274,8 @@ pub(super) const EVICTED_TEMPLATE: [&str; 3] = [
 ];
 pub(super) const NO_NEIGHBOUR: [&str; 3] = [
     lvs_packet::held::NO_NEIGHBOUR,
-    "Its next hop did not answer ARP or neighbour discovery, or too many packets waited for it.",
-    "ip neigh shows which is FAILED or INCOMPLETE: is that server up, on that link, and in that network?",
+    "The next hop of the packet did not answer ARP or neighbour discovery, or too many packets waited for it.",
+    "ip neigh shows which neighbour is FAILED or INCOMPLETE: is that host up, on that link, and in that network?",
 ];
 pub(super) const KEEPER_BUSY: [&str; 3] = [
     "keeper_busy",
@@ -359,7 +359,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         [
             "up_unpublished",
             "Packets of a connection that is too new, not offloadable, or not offloaded again since the last change.",
-            "If this is most of the traffic: connections are short, or the configuration changes all the time (ip monitor shows whether the host's does).",
+            "If this is most of the traffic: connections are short, or the configuration changes all the time (ip monitor shows changes of the host's configuration).",
         ],
     ),
     (

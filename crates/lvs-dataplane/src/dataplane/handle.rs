@@ -1,6 +1,5 @@
 //! The dataplane's interface for its control socket, its keeper and an embedding program: the
-//! [context](super::context), the [threads](super::threads), and the parts that neither of these
-//! needs.
+//! [context](super::context), the [threads](super::threads), and state that neither of them uses.
 
 use std::iter;
 use std::net::IpAddr;
@@ -36,12 +35,12 @@ pub struct Handle {
     pub(super) captures: Readers,
     /// The peers, once replication has started.
     peers: OnceLock<Arc<Peers>>,
-    /// The lock of the control socket, once the socket is open. Marks that this process is
-    /// stopping.
+    /// The lock of the control socket, once the socket is open. When this process stops, it marks
+    /// the lock, so that a starting dataplane waits for its end.
     lock: OnceLock<Leaving>,
     /// The sandbox of the program, once the program has entered it.
     confinement: OnceLock<Confinement>,
-    /// The recent part (five minutes) of the counters of packets by reason.
+    /// Numbers of packets in the last five minutes, by reason.
     pub(super) recent: Mutex<Recent>,
     /// Dropping the sender stops the thread that samples the counters; empty before that thread is
     /// started.
@@ -70,7 +69,7 @@ impl Handle {
         this
     }
 
-    /// A handle without a keeper and a running worker.
+    /// Creates the handle of a dataplane without a keeper and without running workers.
     #[cfg(test)]
     pub(super) fn without_host(control: Control) -> Arc<Self> {
         let threads = Threads::new(1).expect("descriptors");
@@ -93,12 +92,13 @@ impl Handle {
         self.context.is_stopping()
     }
 
-    /// Sets the lock to mark when the dataplane stops.
+    /// Sets the lock that the dataplane marks when it stops.
     pub(super) fn use_lock(&self, lock: Leaving) {
         let _ = self.lock.set(lock);
     }
 
-    /// Sets the sender that ends the thread of the samples when the handle is dropped.
+    /// Stores the sender of the thread that samples the counters. The thread ends when the sender
+    /// is dropped together with this handle.
     pub(super) fn use_sampler(&self, sampler: Sender<()>) {
         let _ = self.sampler.set(sampler);
     }
@@ -118,7 +118,7 @@ impl Handle {
         let _ = self.peers.set(peers);
     }
 
-    /// The peers.
+    /// The peers that connections are replicated with; `None` without replication.
     pub(super) fn peers(&self) -> Option<&Arc<Peers>> {
         self.peers.get()
     }

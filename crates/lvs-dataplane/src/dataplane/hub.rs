@@ -15,7 +15,7 @@ const WAITING_MAX: usize = 16 << 20;
 /// Number of bytes after which a session sends before it reads more messages from its queue. The
 /// last message may exceed it.
 const PORTION: usize = 256 << 10;
-/// Maximum number of ranges that a peer may request again.
+/// Maximum number of ranges of connections that a peer may request again.
 const WANTED_MAX: usize = lvs_core::sync::bulk::RANGES;
 
 /// The queues of all connected peers.
@@ -101,7 +101,7 @@ pub(super) struct Outgoing {
 struct Queue {
     messages: VecDeque<Message>,
     gathering: Option<Gathering>,
-    /// Bytes of all messages, including those that are queued after a digest.
+    /// Number of bytes of all messages, including those that wait for an incomplete digest.
     bytes: usize,
     lost: bool,
     closed: bool,
@@ -181,7 +181,7 @@ impl Outgoing {
     }
 
     /// Adds the connections of a packet worker, all of whose items until now are queued, to the
-    /// digest that was begun. After the last one, the digest is queued.
+    /// digest that was begun. After the last worker, the digest is queued.
     pub(super) fn add_to_digest(&self, worker: usize, digest: &Digest) {
         let mut queue = self.queue();
         let Some(gathering) = &mut queue.gathering else {
@@ -211,7 +211,7 @@ impl Outgoing {
         self.changed.notify_one();
     }
 
-    /// Records that the peer requests these ranges again.
+    /// Records that the peer requests the connections in these ranges again.
     pub(super) fn want(&self, ranges: impl IntoIterator<Item = u16>) {
         let mut queue = self.queue();
         for range in ranges {
@@ -233,7 +233,7 @@ impl Outgoing {
         self.changed.notify_one();
     }
 
-    /// Bytes in the queue.
+    /// Returns the number of bytes in the queue.
     pub(super) fn waiting(&self) -> usize {
         self.queue().bytes
     }

@@ -42,7 +42,7 @@ impl Parcel {
 pub(super) struct Inbox {
     /// One queue for each sending worker. The queue at the worker's own index stays empty.
     from: Vec<Queue>,
-    /// Some queue may contain a packet.
+    /// Whether a queue may contain a packet.
     waits: AtomicBool,
 }
 

@@ -21,8 +21,8 @@ use lvs_packet::ways::NoWay;
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) wanted: UseKernel,
-    /// The maximum number of connections in wide slots: with an IPv6 address of the client or the
-    /// server.
+    /// The maximum number of connections in wide slots, that is, of those whose client or server
+    /// has an IPv6 address.
     pub(super) wide: usize,
     /// The state keeper, for a dataplane without the kernel fast path.
     pub(super) warm_restart: Option<StateKeeper>,
@@ -109,8 +109,8 @@ impl Wanted {
         Ok((Arc::new(fast_path), memories))
     }
 
-    /// Returns an obstacle if the state keeper has the connections of the predecessor, and the
-    /// configuration does not require the kernel fast path.
+    /// Returns an obstacle if the state keeper has the connections of the predecessor and the
+    /// configuration is [`UseKernel::Try`].
     fn held_elsewhere(&self) -> Option<Against> {
         let held = self.warm_restart.as_ref().is_some_and(StateKeeper::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
@@ -141,9 +141,9 @@ pub(super) enum WithDataplane {
     Later { of: u32 },
     #[error(transparent)]
     Connection(#[from] Unpublished),
-    #[error("a rule for marks could drop its packets or pass them to this host")]
+    #[error("a rule for marks could drop packets of the connection or pass them to this host")]
     Marks,
-    #[error("a capture shows its packets")]
+    #[error("a capture shows the packets of the connection")]
     Captured,
     #[error(
         "the kernel fast path has room for 4,096 servers, and the connection's server is not among them"
@@ -155,8 +155,8 @@ pub(super) enum WithDataplane {
     Way(#[from] NoWay),
 }
 
-/// The use of the kernel fast path, with XDP at named interfaces or without. A name implies the
-/// kernel fast path.
+/// Combines the options for the kernel fast path and for XDP. `xdp` is true if the operator has
+/// named interfaces for XDP; this requires the kernel fast path.
 pub(super) fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     match wanted {
         UseKernel::Off if xdp => Err(StartError::XdpAlone),
@@ -171,10 +171,10 @@ fn end_what_is_left() {
     match FastPath::clean_up() {
         Ok(0) => {}
         Ok(_) => warn!(
-            "connections that the kernel fast path of the previous dataplane forwarded have ended: this dataplane does not use it"
+            "connections that the kernel fast path of the previous dataplane forwarded have ended: this dataplane does not use the kernel fast path"
         ),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => warn!(
-            "{error}: packets would be forwarded twice: stop one of them, or give them different interfaces (--interface)"
+            "{error}: packets would be forwarded twice: stop one of the two dataplanes, or use different interfaces for them (--interface)"
         ),
         Err(error) => warn!("cannot remove the state of another dataplane in the kernel: {error}"),
     }
@@ -197,12 +197,12 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
     } else if backend == Backend::Tun {
         (
             "with --backend tun the host routes packets to the dataplane, and programs at interfaces do not receive them",
-            "leave out --backend tun",
+            "remove --backend tun",
         )
     } else if settings.reverse_path != ReversePath::Off {
         (
             "--reverse-path needs the interface on which each packet arrived",
-            "leave out --reverse-path",
+            "remove --reverse-path",
         )
     } else {
         return None;
@@ -210,8 +210,7 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
     Some(Against { why, fix })
 }
 
-/// The number of connections, out of `connections`, for which the table has wide slots: all of them
-/// in a table of usual size.
+/// Returns the default number of wide slots in a table of `connections` connections.
 pub(super) fn wide(connections: usize) -> usize {
     const ALL_OF: usize = 1 << 20;
     (connections / 4).max(connections.min(ALL_OF))

@@ -47,7 +47,7 @@ struct Region {
     generation: u32,
     local: bool,
     hop: Option<NextHop>,
-    /// Whether each destination address is its own next hop.
+    /// Whether the route has no gateway: each destination address is its own next hop.
     on_link: bool,
     /// MAC address of the gateway; `None` if it is not resolved.
     mac: Option<Mac>,
@@ -64,7 +64,7 @@ struct Memo {
     /// Number of results that were read from the entry of a region, because the cache entry
     /// belonged to another address.
     passed: Cell<u8>,
-    /// Entries of an earlier generation are ignored.
+    /// The current generation; entries of an earlier one are ignored.
     generation: u32,
 }
 
@@ -171,7 +171,7 @@ impl TakenView {
         place.way.set(way);
     }
 
-    /// The path over a next hop with this link-layer address.
+    /// The path to a next hop with this link-layer address.
     fn way_by(&self, hop: Option<NextHop>, mac: Option<Mac>) -> Option<Way> {
         let (hop, to) = hop.zip(mac)?;
         let port = self.view.tables.port(hop.port)?;

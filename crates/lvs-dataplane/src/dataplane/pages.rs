@@ -1,5 +1,5 @@
-//! Large pages for the connection table of a packet worker, once it is so full that they cost
-//! little.
+//! Large pages for the connection table of a packet worker. They are requested when the table is so
+//! full that they need little additional memory.
 
 use std::thread;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use tracing::debug;
 
 use lvs_sys::{TablePages, table_memory};
 
-/// Large pages are requested when one of `PART` connection slots is used: by then nearly every
-/// small page contains a connection.
+/// Large pages are requested when more than 1/`PART` of the connection slots are used: by then
+/// nearly every small page contains a connection.
 const PART: usize = 16;
-/// The pause between two pages, in which other requests are handled.
+/// The pause after each large page, in which the kernel can handle other requests of this process.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Creates shard `number` of a director, and the memory pages of its connection table; on the heap,
-/// if no other memory is available.
+/// Creates shard `number` of a director, and returns it with the memory pages of its connection
+/// table. If the kernel provides no such pages, the table is on the heap.
 ///
 /// # Errors
 /// If the heap has no memory either.

@@ -16,8 +16,8 @@ use tracing::debug;
 
 use lvs_sys::{run_in_real_time, run_in_slices, thread_time};
 
-/// The nice value of packet workers without real-time scheduling (sched_setattr(2)): their share
-/// when other programs compute too.
+/// The nice value of packet workers without real-time scheduling (sched_setattr(2)). It determines
+/// their share of a processor that other programs use too.
 pub(super) const NICE: i32 = -10;
 /// The time slice of a packet worker without real-time scheduling. Slices of other programs are
 /// longer; a worker that wakes up need not wait for the end of such a slice.
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn real_time_is_used_only_if_requested() {
+    fn real_time_scheduling_is_used_only_if_requested() {
         std::thread::spawn(|| {
             let mut priority = Priority::new(false);
             priority.look(priority.since + 50 * PERIOD);

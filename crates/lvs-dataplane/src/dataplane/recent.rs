@@ -1,7 +1,8 @@
-//! The recent part of the counters of packets by reason: five minutes, and the times of the first
-//! and the last packet.
+//! Numbers of packets in the last five minutes by reason, and the times of the first and the last
+//! packet.
 //!
-//! A thread takes a sample every ten seconds. Its size depends on the number of reasons only.
+//! A thread samples the counters every ten seconds. The memory for the samples depends only on the
+//! number of reasons.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

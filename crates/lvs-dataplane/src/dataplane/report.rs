@@ -19,22 +19,22 @@ use lvs_packet::pipeline::{Counters, Pipeline};
 pub(super) struct Report {
     pub(super) connections: u64,
     pub(super) capacity: u64,
-    /// Packets that each mark rule has matched.
+    /// Number of packets that each mark rule has matched.
     pub(super) marked: Vec<u64>,
     frames: Counters,
     drops: [u64; DropReason::ALL.len()],
     accepts: [u64; AcceptReason::ALL.len()],
     evicted: Evictions,
-    /// Packets dropped because their neighbour did not answer.
+    /// Number of packets dropped because their neighbour did not answer.
     unresolved: u64,
-    /// Frames that could not be sent.
+    /// Number of frames that could not be sent.
     pub(super) unsent: u64,
-    /// Requests dropped because the queue of the keeper was full.
+    /// Number of requests dropped because the queue of the keeper was full.
     pub(super) unasked: u64,
-    /// Synchronisation messages dropped because their queue was full.
+    /// Number of synchronisation messages dropped because their queue was full.
     pub(super) unsynced: u64,
-    /// Each port with the name of its backend and the number of frames that arrived too fast and
-    /// were lost.
+    /// Each port, the name of its backend, and the number of received frames that were lost because
+    /// the worker was too slow.
     pub(super) ports: Vec<(PortId, &'static str, u64)>,
     /// The state of each worker.
     pub(super) workers: Vec<WorkerInfo>,

@@ -109,8 +109,8 @@ impl Rig {
 }
 
 impl RigWorker {
-    /// Processes a batch. Returns the number of frames that would have been sent. The frames are
-    /// free again.
+    /// Processes a batch, and frees its frames. Returns the number of frames that would have been
+    /// sent.
     pub fn process(&mut self, frames: &mut [Frame]) -> usize {
         self.worker.process(PORT, frames)
     }

@@ -236,7 +236,8 @@ struct ConnTables {
 }
 
 impl ConnTables {
-    /// Opens the tables in the kernel, with a state keeper, or in the program's own memory.
+    /// Opens the tables in maps of the kernel, in memory that a state keeper keeps open, or in the
+    /// program's own memory.
     fn open(
         control: &Control,
         steering: &Steering,
@@ -447,7 +448,7 @@ impl OnHost {
 struct Run {
     hook: Option<Box<dyn PacketHook>>,
     real_time: bool,
-    /// Packets from the client after which a connection is offloaded.
+    /// Number of packets from the client after which a connection is offloaded.
     offload_after: u32,
 }
 
@@ -529,7 +530,7 @@ fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
     cpus
 }
 
-/// The control half at the start.
+/// Creates the control half from the configuration.
 fn new_control(config: &Config, workers: NonZeroUsize) -> Result<(Control, Options), StartError> {
     let mut options = Options {
         seed: random_seed()?,

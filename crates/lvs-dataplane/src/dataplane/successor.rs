@@ -36,10 +36,10 @@ pub(super) struct Keeping {
     state: Option<Arc<dyn WarmState>>,
     /// Whether a change is not stored yet, so that a successor would not find it.
     unkept: AtomicBool,
-    /// Held while state is stored.
+    /// Locked while state is stored.
     storing: Mutex<()>,
-    /// Earliest time at which counters are stored again; if there are many services, they are
-    /// stored again at this time, too.
+    /// Earliest time at which counters are stored again. Changes that
+    /// [`has_changed`](Self::has_changed) does not store at once wait until then, too.
     rests_until: Mutex<Option<SystemInstant>>,
 }
 
@@ -53,7 +53,7 @@ impl Keeping {
         }
     }
 
-    /// The state that a successor finds.
+    /// The place where this dataplane stores its state for a successor; `None` if it stores none.
     pub(super) const fn state(&self) -> Option<&Arc<dyn WarmState>> {
         self.state.as_ref()
     }

@@ -33,7 +33,7 @@ pub(super) struct Threads<W> {
     pub(super) daemons: Daemons,
     /// The outgoing queues of peers.
     pub(super) hub: Arc<Hub>,
-    /// Packet workers that have not ended.
+    /// Number of packet workers that have not ended.
     working: AtomicUsize,
     /// Whether a packet worker runs or has run.
     has_worked: AtomicBool,
@@ -237,8 +237,8 @@ fn does_not_answer(who: &str) -> Failure {
     )
 }
 
-/// The requests of one packet worker to the keeper: a queue of bounded length. A request that finds
-/// it full is dropped and counted, and no packet waits for room.
+/// The requests of one packet worker to the keeper: a queue of bounded length. If the queue is
+/// full, a request is dropped and counted, and no packet waits for room.
 pub(super) struct Requests {
     queue: SyncSender<Request>,
     /// Number of requests that were refused because the queue was full.

@@ -31,7 +31,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// The services and settings that were stored.
     fn saved(&self) -> Option<Vec<u8>>;
 
-    /// Stores the services for the programs that run without a dataplane.
+    /// Stores the services for the BPF programs, which use them while no dataplane runs.
     fn set_services(&self, _services: &HeldServices) {}
 
     /// Records that the dataplane runs.

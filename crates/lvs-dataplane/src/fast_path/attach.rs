@@ -110,7 +110,7 @@ impl FastPath {
         before.is_empty() && first.is_ok_and(|first| first == self.ingress_id)
     }
 
-    /// The mechanism that attaches the programs.
+    /// The name of the mechanism that attaches the programs: tcx or clsact.
     pub(crate) const fn attached_by(&self) -> &'static str {
         match self.filters {
             Some(_) => "clsact",
@@ -131,8 +131,8 @@ impl FastPath {
     }
 }
 
-/// The filters that attach programs if the kernel has no tcx. This function tests whether they
-/// work.
+/// Returns the filters that attach programs if the kernel has no tcx, after a test that the kernel
+/// supports them; `None` if it has tcx.
 pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     /// Interface index of the loopback interface in every network namespace.
     const LOOPBACK: u32 = 1;

@@ -98,7 +98,7 @@ impl FastPath {
     }
 }
 
-/// Suspends the kernel fast path until it is dropped.
+/// Suspends the kernel fast path until this value is dropped.
 #[derive(Debug)]
 pub struct Held(Arc<FastPath>);
 

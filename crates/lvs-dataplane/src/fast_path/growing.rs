@@ -61,10 +61,11 @@ impl Growing {
     }
 
     /// Returns the array, which is enlarged for `words` if necessary. `fill` fills a new array
-    /// before it replaces the old one; it gets the words of the old and of the new array.
+    /// before it replaces the old one; its arguments are the words of the old and of the new array.
     ///
     /// # Errors
-    /// The kernel has no memory for it, or the name cannot be replaced. The old array stays.
+    /// The kernel has no memory for the new array, or the name cannot be replaced. The old array
+    /// stays.
     pub(super) fn with_room(
         &self,
         words: usize,

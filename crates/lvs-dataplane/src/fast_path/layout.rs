@@ -2,7 +2,7 @@
 
 use lvs_core::memory::Layout;
 
-/// Words of the settings.
+/// Indices of the words of the settings (map `lvs_conf`).
 pub(crate) mod conf {
     pub(crate) const KEYS: usize = 0;
     pub(crate) const NARROW_BUCKETS: usize = 2;
@@ -19,7 +19,7 @@ pub(crate) mod conf {
     pub(crate) const TRIES: usize = 13;
     pub(crate) const WORKERS: usize = 14;
     /// Number of words from [`WORKERS`] on that describe how connections are divided among workers:
-    /// the number of workers, whether the address alone counts, and the keys.
+    /// the number of workers, whether the client's address alone selects the worker, and the keys.
     pub(crate) const DIVISION_WORDS: usize = 2 + STEER_WORDS;
     pub(crate) const STEER_WORDS: usize = 4;
     pub(crate) const WORDS: usize = 24;
@@ -46,7 +46,8 @@ pub(super) const SERVERS: u32 = 4_096;
 pub(super) const HOP_WORDS: usize = 4;
 /// Number of words that describe the tunnel path to a server.
 pub(super) const TUNNEL_WORDS: usize = 16;
-/// Words in a server's counters on one processor: packets and bytes of requests, then of replies.
+/// Number of words in a server's counters on one processor: packets and bytes of requests, then of
+/// replies.
 pub(super) const COUNT_WORDS: usize = 4;
 /// Number of words of the counters of fates, for one processor.
 pub(super) const SHARE_WORDS: usize = 16;
@@ -65,7 +66,7 @@ pub(super) mod next {
     pub(crate) const PROGRAMS: u32 = 3;
 }
 
-/// Words of a rule for marks.
+/// Indices of the words of a rule for marks, and values of these words.
 pub(super) mod rule {
     pub(crate) const DST: usize = 0;
     pub(crate) const DST_MASK: usize = 2;
@@ -85,7 +86,7 @@ pub(super) mod rule {
     pub(crate) const TO_SERVICE: u64 = 0x100;
 }
 
-/// The values of the map of this host's addresses that services have.
+/// Bits of the values in the map of addresses of this host that services use.
 pub(crate) mod own {
     pub(crate) const ANY_TCP: u64 = 1;
     pub(crate) const ANY_UDP: u64 = 2;
@@ -99,20 +100,21 @@ pub(crate) mod own {
 pub(super) const LOCAL_KEY_WORDS: usize = 6;
 pub(super) const LOCAL_WORDS: usize = 3;
 
-/// Words of a local address and port, and the slot.
+/// Indices of the words of a local address and port.
 pub(super) mod local {
     pub(crate) const ADDR: usize = 0;
     pub(crate) const PORT: usize = 2;
 }
 
-/// Words of a next hop: interface and MTU, link-layer addresses, whether XDP may send frames there.
+/// Indices of the words of a next hop: interface and MTU, link-layer addresses, whether XDP may
+/// send frames there.
 pub(super) mod hop {
     pub(crate) const LINK: usize = 0;
     pub(crate) const MACS: usize = 1;
     pub(crate) const XDP: usize = 3;
 }
 
-/// Words of the tunnel path, and the bits of its shape.
+/// Indices of the words of a tunnel path, and the bits of the shape word.
 pub(super) mod tunnel {
     pub(crate) const WAY: usize = 0;
     pub(crate) const SHAPE: usize = 1;
@@ -124,7 +126,7 @@ pub(super) mod tunnel {
     pub(crate) const DF: u64 = 0x800;
 }
 
-/// Words of a server's counters.
+/// Indices of the words of a server's counters.
 pub(super) mod count {
     pub(crate) const IN_PACKETS: usize = 0;
     pub(crate) const IN_BYTES: usize = 1;
@@ -132,7 +134,7 @@ pub(super) mod count {
     pub(crate) const OUT_BYTES: usize = 3;
 }
 
-/// Words of an interface and its link-layer address.
+/// Indices of the words of an interface and its link-layer address.
 pub(super) mod mac {
     pub(crate) const LINK: usize = 0;
     pub(crate) const ADDR: usize = 1;

@@ -56,7 +56,7 @@ pub(crate) enum LocalsAre {
 pub(super) struct Locals {
     place: MapPlace,
     ends: OnceLock<Ends>,
-    /// A thread is creating the map, or has created it.
+    /// Whether a thread is creating the map, or has created it.
     asked: AtomicBool,
     /// Whether creating the map has failed.
     failed: AtomicBool,
@@ -347,8 +347,8 @@ pub(crate) struct LocalsLeft<'a> {
 }
 
 impl LocalsLeft<'_> {
-    /// The local address and port of the connection in a slot of a worker's region, which
-    /// continues.
+    /// Removes and returns the local address and port of the connection in a slot of a worker's
+    /// region.
     pub(crate) fn take(
         &self,
         worker: usize,

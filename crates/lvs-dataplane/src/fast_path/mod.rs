@@ -83,12 +83,12 @@ use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 /// Number of packets from the client after which a connection is offloaded. The dataplane forwards
 /// shorter connections itself, so a flood offloads nothing.
 pub const OFFLOAD_AFTER: NonZeroU32 = NonZeroU32::new(16).unwrap();
-/// A dataplane that has run for this time shows that the inherited state does not crash it.
+/// Time after which a dataplane that still runs proves that the inherited state does not crash it.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
 /// Time for which the slot of an offloaded connection is not used again: a BPF program may still
 /// read it.
 const QUARANTINE: Duration = Duration::from_millis(200);
-/// The time without new next hops after all their numbers have been used.
+/// Time for which no next hop is added after all numbers of next hops have been used.
 const HOPS_REST: Duration = Duration::from_millis(200);
 
 /// A next hop: the interface, the MTU of the route, and the source and destination MAC addresses.
@@ -104,7 +104,7 @@ pub struct WayOut {
     pub from: Mac,
 }
 
-/// The fates of the frames that the programs received.
+/// Numbers of frames that the programs received, by fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
     /// Number of frames that the programs forwarded to servers.
@@ -135,7 +135,7 @@ pub struct Shares {
 #[derive(Debug, Default)]
 struct Hops {
     known: HashMap<WayOut, u16>,
-    /// All next hops are in use; none is requested until this time.
+    /// Time until which no next hop is added, because all numbers of next hops were in use.
     rests_until: Instant,
 }
 
@@ -164,7 +164,7 @@ pub struct FastPath {
     ways: Mutex<()>,
     /// The counters of each server record at the last call of [`fold`](Self::fold).
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
-    /// Server records with a higher number have no counters.
+    /// The highest number of a server record that may have counters, plus 1.
     records: AtomicU32,
     /// The local addresses and ports of full NAT.
     locals: Locals,
@@ -214,7 +214,7 @@ impl fmt::Debug for FastPath {
     }
 }
 
-/// Adds each word to its sum.
+/// Adds each of `words` to the sum at the same index.
 fn add(sums: &mut [u64], words: &[AtomicU64]) {
     for (sum, word) in sums.iter_mut().zip(words) {
         *sum = sum.wrapping_add(word.load(Relaxed));
@@ -348,13 +348,14 @@ impl FastPath {
         Some(number)
     }
 
-    /// Whether the table of next hops has an entry for a server of this number.
+    /// Whether the servers' table of next hops has an entry for this server record.
     pub(crate) fn has_room_for(&self, record: u32) -> bool {
         self.arrays.servers.words().len() > record as usize
     }
 
-    /// Sets the next hop of a server, in this epoch; `false` if its number is too large. A worker
-    /// may report a next hop of an earlier epoch late: it does not replace a newer next hop.
+    /// Sets the next hop of a server record, in this epoch; `false` if the table has no entry for
+    /// the record. A worker may report a next hop of an earlier epoch late: such a report does not
+    /// replace a newer next hop.
     pub fn set_server(&self, record: u32, hop: u16, epoch: u16) -> bool {
         let Some(word) = self.arrays.servers.words().get(record as usize) else {
             return false;
@@ -367,7 +368,8 @@ impl FastPath {
         true
     }
 
-    /// Sets the tunnel path of a server, in this epoch; `false` if its number is too large.
+    /// Sets the tunnel path of a server record, in this epoch; `false` if the table has no entry
+    /// for the record.
     pub fn set_tunnel(&self, record: u32, hop: u16, epoch: u16, outer: &Template) -> bool {
         let at = record as usize * TUNNEL_WORDS;
         let Some(words) = self.arrays.tunnels.words().get(at..at + TUNNEL_WORDS) else {
@@ -447,7 +449,8 @@ impl FastPath {
         }
     }
 
-    /// Sums the counters of all processors for the first records.
+    /// Adds the counters of all processors to `sums`, for as many server records as `sums` has
+    /// items.
     fn sum(&self, sums: &mut [[u64; COUNT_WORDS]]) {
         let processors = self.arrays.counts.words();
         for words in processors.chunks_exact(SERVERS as usize * COUNT_WORDS) {

@@ -6,7 +6,8 @@ use lvs_sys::Instruction;
 #[derive(Debug)]
 pub(crate) struct Code {
     pub(super) instructions: Vec<Instruction>,
-    /// Positions of instructions, and the maps that they load.
+    /// Positions of the instructions that load the descriptor of a map, and the names of these
+    /// maps.
     pub(super) maps: Vec<(usize, String)>,
 }
 

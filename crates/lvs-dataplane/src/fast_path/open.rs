@@ -483,7 +483,7 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     code
 }
 
-/// The division of connections among workers, as words of the settings and of the description.
+/// Converts the division of connections among workers to words of `lvs_conf` and `lvs_about`.
 fn division_to_words(steering: &Steering) -> [u64; conf::DIVISION_WORDS] {
     let keys = steering.keys();
     let ([a, b, c, d], [e, f, g]) = (keys.words, keys.factors);
@@ -537,7 +537,9 @@ fn fits(
         return Err("it had another --max-connections");
     }
     if left.wide_buckets != layout.wide_buckets {
-        info!("another --max-ipv6 takes effect when this dataplane is stopped and started again");
+        info!(
+            "the new value of --max-ipv6 takes effect when this dataplane is stopped and started again"
+        );
     }
     Ok(())
 }
@@ -570,7 +572,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let division = division.try_into().map_err(|_| "a map is too short")?;
     let divided = division_of_words(division).ok_or("the description of its maps is damaged")?;
     fits((layout, steering), (&left, &divided))?;
-    // Without services, the dataplane would reset their connections one by one.
+    // If the services are missing, the dataplane would reset all connections one by one.
     if pins
         .saved()
         .map_err(|error| format!("lvs_saved: {error}"))?

@@ -40,7 +40,7 @@ const LINK: &str = "link-";
 /// The name of the link of an XDP program.
 const XDP_LINK: &str = "xdp-";
 
-/// The reason why this dataplane cannot claim a directory.
+/// The error if another dataplane has claimed the directory.
 pub(super) const ANOTHER: &str =
     "another dataplane of this network namespace uses the kernel fast path";
 /// Time limit for other dataplanes to finish a claim or a sweep of a directory.
@@ -167,7 +167,7 @@ impl Pins {
         Ok(same.then_some(directory))
     }
 
-    /// The words of a map.
+    /// Reads the first `words` words of a pinned array.
     pub(super) fn words(&self, name: &str, words: usize) -> io::Result<Vec<u64>> {
         let array = SharedArray::pinned(&self.path(name), words)?;
         let words = array.words().iter().map(|word| word.load(Relaxed));
@@ -297,7 +297,7 @@ pub(super) fn about(processors: u32) -> [u64; HOST_WORDS] {
 }
 
 /// Attaches a program to an interface. With `pin`, the link is pinned there and stays when the
-/// dataplane is killed; a link of a predecessor gets the program.
+/// dataplane is killed. If a link of a predecessor is already pinned there, it gets the program.
 pub(super) fn attach(
     program: &Program,
     ifindex: u32,

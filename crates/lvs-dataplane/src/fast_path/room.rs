@@ -41,7 +41,7 @@ impl Room {
     }
 }
 
-/// Bytes that are available, by the text of `/proc/meminfo`.
+/// Returns the number of bytes that are available according to this text of `/proc/meminfo`.
 fn available(text: &str) -> Option<u64> {
     let line = text
         .lines()
@@ -64,7 +64,8 @@ const GROUP: Files = Files {
     used: "memory.current",
     cache: ["active_file", "inactive_file"],
 };
-/// The files of cgroup version 1. Without a limit, its value exceeds any memory.
+/// The files of cgroup version 1. If a group has no limit, its limit file contains a number larger
+/// than any memory.
 const FIRST: Files = Files {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",

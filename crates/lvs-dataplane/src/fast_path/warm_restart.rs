@@ -22,7 +22,7 @@ use lvs_sys::lock;
 const SETTLED: Duration = Duration::from_millis(2);
 
 impl FastPath {
-    /// Whether another dataplane has opened the connections.
+    /// Whether this dataplane continues with the maps of a predecessor.
     pub(crate) const fn is_successor(&self) -> bool {
         self.found
     }
@@ -69,7 +69,7 @@ impl FastPath {
     /// Saves services and settings for a successor.
     ///
     /// # Errors
-    /// The kernel has no memory for them; then a successor finds none.
+    /// The kernel has no memory for them. A successor then finds no services and settings.
     pub(crate) fn save(&self, saved: &[u8]) -> io::Result<()> {
         let words = text_words(saved.len());
         let fill = |_: &[AtomicU64], new: &[AtomicU64]| {

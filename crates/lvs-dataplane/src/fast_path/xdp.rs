@@ -1,5 +1,5 @@
-//! The program that forwards before the kernel allocates a socket buffer (XDP), on interfaces that
-//! the operator has configured for it, or that the dataplane has chosen.
+//! The XDP program, which forwards frames before the kernel allocates a socket buffer. It is
+//! attached to interfaces that the operator has named or that the dataplane has chosen.
 //!
 //! The program cannot see that the network card has removed a VLAN tag from a frame, so it must be
 //! attached only to interfaces that receive no such frames. It recognises frames with
@@ -83,8 +83,8 @@ impl Xdp {
         Ok(())
     }
 
-    /// Sets the MAC address of an interface: only frames to this address are processed; with
-    /// `None`, no frame is.
+    /// Sets the MAC address of an interface: only frames to this address are processed. If `addr`
+    /// is `None`, no frame is processed.
     fn know(&self, ifindex: u32, addr: Option<Mac>) {
         if !lock(&self.interfaces).contains(&ifindex) {
             return;

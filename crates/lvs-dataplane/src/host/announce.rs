@@ -17,9 +17,9 @@ use tracing::{error, info, warn};
 
 use crate::netlink::{NetState, Netlink};
 
-/// The longest time without an update before peers are preferred.
+/// Time without an update after which routers prefer the peers of this director.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest time until the kernel reports a route.
+/// Time limit for the kernel to report a new route.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// Virtual addresses that are announced by routes.
@@ -30,7 +30,7 @@ pub(super) struct Announced {
     heard: Instant,
     /// The time without an update after which nothing is announced.
     hold: Duration,
-    /// The limit that was last logged.
+    /// The highest permitted preference of a route that was last logged.
     limit: Option<Standing>,
 }
 

@@ -1,4 +1,4 @@
-//! Interception of packets by the dataplane, and reinjection into the host.
+//! Interception of packets by the dataplane, and reinjection of packets into the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -90,7 +90,7 @@ impl Interception {
         Ok((routed, Port::Hop(hop)))
     }
 
-    /// The socket that removes the shield when it is closed.
+    /// The socket of the shield. The kernel removes the shield when the socket is closed.
     pub(super) fn shield(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { shield, .. } => Some(shield.socket()),
@@ -98,7 +98,8 @@ impl Interception {
         }
     }
 
-    /// The descriptor that removes the TUN device when it is closed.
+    /// The descriptor of the TUN device. The kernel removes the device when the descriptor is
+    /// closed.
     pub(super) fn device(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { .. } => None,
@@ -239,11 +240,11 @@ impl Interception {
 }
 
 fn shield_failure(error: &ShieldError) -> String {
-    format!("the host's network stack still receives its packets; trying again: {error}")
+    format!("the host's network stack still receives packets of services; trying again: {error}")
 }
 
 fn steering_failure(error: &SteeringError) -> String {
-    format!("some of its packets are not routed to the dataplane yet; trying again: {error}")
+    format!("some packets of services are not routed to the dataplane yet; trying again: {error}")
 }
 
 /// Loads the program that reinjects frames, with a mark that no other program uses; logs a failure.
@@ -251,7 +252,7 @@ fn open_way_back() -> Option<TurnBack> {
     let turn = mark().and_then(TurnBack::load);
     turn.map_err(|error| {
         warn!(
-            "fragments and errors that are reinjected into the host arrive on {}, not on their interface ({error}): add it to the host's rules that match an interface. Reinjection on the same interface requires Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF in the initial user namespace",
+            "fragments and errors that are reinjected into the host arrive on the device {}, not on their interface ({error}): add this device to the host's rules that match an interface. Reinjection on the same interface requires Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF in the initial user namespace",
             HostDevice::NAME
         );
     })

@@ -61,7 +61,7 @@ pub(crate) struct Keeper {
     pub(super) interception: Interception,
     pub(super) netlink: Netlink,
     pub(super) tables: Tables,
-    /// The group of workers that shares each interface.
+    /// The packet sockets of all workers on each interface.
     pub(super) groups: HashMap<PortId, Group>,
     /// Configured interfaces that are not in use.
     pub(super) waits: Waits,
@@ -85,7 +85,7 @@ pub(crate) struct Keeper {
     pub(super) xdp: Option<XdpFeatures>,
     /// The XDP programs, by interface.
     pub(super) attached_xdp: HashMap<u32, AttachedXdp>,
-    /// Configured virtual addresses.
+    /// Virtual addresses that the dataplane owns by configuration.
     pub(super) own_vips: HashSet<IpAddr>,
     /// The configured local addresses of full NAT, and those that connections still use.
     pub(super) pool: LocalPool,
@@ -253,8 +253,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Redirects this host's own packets to services on its addresses into the dataplane. With
-    /// `more`, only adds the packets that it describes.
+    /// Redirects packets of this host to services on addresses of this host into the dataplane.
+    /// With `more`, only adds the packets that `more` describes.
     pub(super) fn follow_loopback(&mut self, more: Option<&Intercept>) {
         let Some(loopback) = &mut self.loopback else {
             return;
@@ -275,7 +275,8 @@ impl Keeper {
         }
     }
 
-    /// The division of packets among several workers that the kernel can make.
+    /// Returns the plan by which the kernel divides packets among several workers; `None` for one
+    /// worker.
     pub(super) fn plan(&self) -> Option<Plan> {
         let steering = self.setup.steering.as_ref()?;
         Some(steering.plan(self.tables.vips.iter().copied()))
@@ -312,8 +313,8 @@ impl Keeper {
         self.tables.ifindex(PortId::HOST).unwrap_or(0)
     }
 
-    /// Configures the host until the dataplane has ended, and then restores it. Other threads post
-    /// requests to `mailbox`.
+    /// Configures the host until the dataplane has ended, and then restores the host's
+    /// configuration. Other threads post requests to `mailbox`.
     pub(crate) fn run(mut self, mailbox: &Mailbox<Self>) {
         let _closing = Closing(mailbox);
         let mut poller = Poller::new();
@@ -442,8 +443,8 @@ impl Keeper {
         }
     }
 
-    /// Hides the answers to connections of the host's own clients from the host: all of a round in
-    /// one transaction.
+    /// Hides the answers to connections of the host's own clients from the host. One transaction
+    /// contains all connections of a round.
     fn hide_local_clients(&mut self, requests: &[Request]) {
         let mut new: Vec<LocalClient> = Vec::new();
         for request in requests {
@@ -616,7 +617,7 @@ impl Keeper {
     }
 
     /// Reports that packets that would have opened a connection were dropped because the table of
-    /// `capacity` was full.
+    /// `capacity` connections was full.
     pub(crate) fn table_was_full(&mut self, packets: u64, capacity: usize) {
         self.full.1 += packets;
         let (now, (again, refused)) = (self.dataplane.now(), self.full);
@@ -711,7 +712,7 @@ impl Keeper {
         self.neighbours.silent(&self.tables, self.dataplane.now())
     }
 
-    /// Configured interfaces that are not there yet, or that cannot be used.
+    /// Configured interfaces that do not exist yet, or that cannot be used.
     pub(crate) fn waiting(&self) -> Vec<Waiting> {
         self.waits.all(self.dataplane.now()).collect()
     }

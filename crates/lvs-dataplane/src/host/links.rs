@@ -237,7 +237,7 @@ impl Keeper {
                 info!("packets are reinjected into the host on {name} again");
             } else {
                 warn!(
-                    "the BPF program lvs_back is not attached to the egress of {name} any more, or another one is before it (`bpftool net show dev {name}`): packets are reinjected into the host on {} instead; add it to the host's rules that match an interface. Restart the dataplane to attach the program again",
+                    "the BPF program lvs_back is not attached to the egress of {name} any more, or another one is before it (`bpftool net show dev {name}`): packets are reinjected into the host on the device {} instead; add this device to the host's rules that match an interface. Restart the dataplane to attach the program again",
                     HostDevice::NAME
                 );
             }
@@ -273,7 +273,7 @@ impl Keeper {
                     "lvs_ingress is not the first BPF program at the ingress of {names} any more"
                 );
                 let fix = format!(
-                    "see with `{show}` which program is before it, or whether it is detached; attach the other program after it, and the dataplane continues automatically, or restart the dataplane if lvs_ingress is detached; --fast-path off avoids the conflict"
+                    "`{show}` shows whether another program is before lvs_ingress, or lvs_ingress is detached. Attach the other program after lvs_ingress, and the dataplane continues automatically; if lvs_ingress is detached, restart the dataplane. --fast-path off avoids the conflict"
                 );
                 warn!(
                     code = "fast_path_off",

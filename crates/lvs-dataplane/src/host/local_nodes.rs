@@ -107,7 +107,7 @@ impl Drop for LocalNodes {
     }
 }
 
-/// The only route of the table, for the family of `like`.
+/// The only route of the table for answers, in the address family of `like`.
 fn way(like: IpAddr, ifindex: u32) -> Entry {
     let to = match like {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -121,9 +121,9 @@ fn way(like: IpAddr, ifindex: u32) -> Entry {
     })
 }
 
-/// The rule that selects that table for the packets of a server on this host. Its `iif lo` limits
-/// it to packets that the host sends: without it, the reverse path check (`rp_filter`) of packets
-/// to the server would follow the rule too.
+/// The rule that selects the table for answers for the packets of a server on this host. Its `iif
+/// lo` limits it to packets that the host sends: without it, the reverse path check (`rp_filter`)
+/// of packets to the server would follow the rule too.
 fn rule(node: &Endpoint) -> Entry {
     let (first, last) = steering::RULE_PORTS;
     let port = node.port;

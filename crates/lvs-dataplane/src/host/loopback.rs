@@ -1,4 +1,4 @@
-//! This host's own packets to services whose address it has.
+//! Redirects packets of this host to services on addresses of this host into the dataplane.
 //!
 //! The kernel looks up the host's addresses before all routes, and sends packets to them over `lo`.
 //! There, a BPF program at the egress redirects packets to services into the device `lvs-local0`,
@@ -41,7 +41,7 @@ use lvs_sys::{DeviceSlot, Program, ProgramKind, ProgramLink, SharedArray, Shared
 const OBJECT: &[u8] = include_bytes!("../../bpf/local.bpf.o");
 /// Interface index of the loopback, which every network namespace has.
 const LOOPBACK: u32 = 1;
-/// Maximum number of addresses, services, servers and clients of this host.
+/// Maximum number of entries of the map: addresses, services, servers and clients of this host.
 const ENTRIES: u32 = 1 << 18;
 /// The protocol of an entry that is an address.
 const ADDRESS: Protocol = Protocol(0);
@@ -120,14 +120,15 @@ impl Loopback {
     pub(super) fn add_clients(&self, clients: &[LocalClient]) {
         if let Some(kernel) = &self.kernel {
             for client in clients {
-                // Beyond the limit, they are reset.
+                // A client for which the map has no room: the host resets its connections if the
+                // dataplane is killed.
                 let _ = kernel.map.insert(&client_key(client), &[0]);
             }
         }
     }
 
-    /// Reverts [`add_clients`](Self::add_clients). Returns whether missing entries may have room
-    /// now.
+    /// Reverts [`add_clients`](Self::add_clients). Returns true if entries are missing for lack of
+    /// room, which the map may have now.
     pub(super) fn remove_clients(&self, clients: &[LocalClient]) -> bool {
         if let Some(kernel) = &self.kernel {
             for client in clients {
@@ -154,7 +155,7 @@ impl Loopback {
 
     fn replace(&mut self, wanted: &Entries, now: Instant) -> Option<Port> {
         self.needed = !wanted.is_empty();
-        // This is first, because a full map has no room for other entries before.
+        // Remove entries first: a full map has no room for new ones.
         let kernel = &self.kernel;
         self.entries.retain(|key, _| {
             let stays = wanted.contains_key(key);
@@ -187,8 +188,9 @@ impl Loopback {
         self.set(&wanted, false, now)
     }
 
-    /// Sets entries of the map, and attaches the program. With `all`, no other entries are wanted.
-    /// Returns the device, if it is new.
+    /// Adds `wanted` to the entries of the map, and attaches the program. `all` is true if no other
+    /// entries are required: success then ends the reported trouble. Returns the device, if it is
+    /// new.
     fn set(&mut self, wanted: &Entries, all: bool, now: Instant) -> Option<Port> {
         if wanted.is_empty() || self.is_refused() {
             return None;
@@ -333,7 +335,8 @@ impl Kernel {
     }
 }
 
-/// The entries for services of `spec` on addresses of this host, and for its servers on this host.
+/// The entries for services of `spec` on addresses of this host, and for servers of `spec` on this
+/// host.
 fn entries(spec: &Intercept, state: &NetState) -> Entries {
     let mut all = Entries::new();
     let services = spec.services.iter().filter(|service| {

@@ -73,7 +73,7 @@ pub enum HostError {
         "{0} is not an Ethernet interface: leave it out; only the host receives packets of such interfaces"
     )]
     NotEthernet(String),
-    /// The dataplane does not use the interface of `--xdp`.
+    /// The dataplane does not use an interface that `--xdp` names.
     #[error(
         "--xdp {0}: the dataplane does not use this interface: add --interface {0}, or remove --xdp {0}"
     )]
@@ -107,7 +107,7 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// Publishes a view for the packet workers.
     fn publish(&self, view: Arc<View>);
 
-    /// The generation that all packet workers use.
+    /// The generation of the oldest view that a packet worker uses.
     fn taken(&self) -> u64;
 
     /// Number of packet workers.

@@ -18,8 +18,8 @@ use lvs_packet::net::PortId;
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
 /// Shortest interval between two confirmations of one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
-/// Maximum number of gateways whose neighbour entries are kept fresh, and of routes that are
-/// searched for gateways.
+/// Maximum number of gateways whose neighbour entries are kept up to date, and maximum number of
+/// routes that are searched for gateways.
 const GATEWAYS_MAX: usize = 64;
 const ROUTES_MAX: usize = 4096;
 /// Maximum number of reported next hops that do not answer.
@@ -43,8 +43,8 @@ pub(super) struct Neighbours {
 }
 
 impl Neighbours {
-    /// The next hops on the routes to some servers. None if the host routes the packets (TUN
-    /// backend): the host keeps its neighbours fresh itself.
+    /// The next hops on the routes to some servers. Empty if the host routes the packets (TUN
+    /// backend), because the host then resolves its neighbours itself.
     fn next_hops_of(
         servers: impl IntoIterator<Item = IpAddr>,
         tables: &Tables,
@@ -70,7 +70,7 @@ impl Neighbours {
         found
     }
 
-    /// Replaces the set of servers.
+    /// Replaces the servers whose next hops are kept resolved.
     pub(super) fn set_servers(
         &mut self,
         servers: impl IntoIterator<Item = IpAddr>,
@@ -86,7 +86,7 @@ impl Neighbours {
         self.next_hops = all;
     }
 
-    /// Adds servers.
+    /// Adds servers whose next hops are kept resolved.
     pub(super) fn add_servers(
         &mut self,
         servers: impl IntoIterator<Item = IpAddr>,

@@ -26,7 +26,7 @@ pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Fa
             "{addr} is an address of this host, and packets to the host itself are not routed through a TUN device (--backend tun): use an address that the host does not have; the dataplane then answers ARP for it"
         ),
         Need::Mark(rule) if rule.interface.is_some() => {
-            "packets that are routed through a TUN device (--backend tun) have no incoming interface: leave --interface out"
+            "packets that are routed through a TUN device (--backend tun) have no incoming interface: remove --interface"
                 .to_owned()
         }
         _ => return Ok(()),

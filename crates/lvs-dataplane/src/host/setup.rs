@@ -24,13 +24,13 @@ pub(crate) struct Setup {
     pub(crate) backend: Backend,
     /// The interfaces to use; empty for all suitable interfaces.
     pub(crate) interfaces: Vec<String>,
-    /// Own every virtual address that the host does not have.
+    /// Whether the dataplane owns every virtual address that the host does not have.
     pub(crate) own_all_vips: bool,
-    /// The kernel fast path.
+    /// The kernel fast path; `None` if it is not used.
     pub(crate) fast_path: Option<Arc<FastPath>>,
     /// The interfaces that get the XDP program.
     pub(crate) xdp: Vec<String>,
-    /// Whether other interfaces get the XDP program if nothing is lost by it.
+    /// Whether other interfaces get the XDP program if they lose no offload.
     pub(crate) xdp_auto: bool,
     /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,

@@ -30,7 +30,7 @@ const PIECE: usize = 256;
 pub(crate) enum Update {
     /// Services and servers were added, edited or removed. Contains the added and edited ones.
     Services(Vec<Touched>),
-    /// Sysctls, timeouts or synchronisation daemons.
+    /// Sysctls, timeouts or synchronisation daemons have changed.
     Settings,
     /// The whole configuration must be read.
     All,

@@ -35,7 +35,7 @@ pub(crate) struct View {
     /// Generation of routes. It differs from the previous snapshot's if packets may use another
     /// route.
     pub(crate) ways: u64,
-    /// Shared with the previous view if the tables have not changed.
+    /// Ports, routes, neighbours and virtual addresses. Views share them until they change.
     pub(crate) tables: Arc<Tables>,
     /// The traffic that is hidden from the host.
     pub(crate) intercept: Arc<Intercept>,
@@ -45,7 +45,8 @@ pub(crate) struct View {
     pub(crate) pmtu_disc: bool,
     /// Value of the sysctl `ignore_tunneled`.
     pub(crate) ignore_tunneled: bool,
-    /// Increases when the control half has changed, so that shards must be swept.
+    /// Increases when the control half has changed, so that each worker must apply the changes to
+    /// its shard.
     pub(crate) config: u64,
     /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
@@ -67,7 +68,7 @@ pub(crate) struct KnownPort {
     pub(crate) ifindex: u32,
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
-    /// The time since which it is down; `None` while it is up.
+    /// The time since which the port is down; `None` while it is up.
     pub(crate) down: Option<Instant>,
     /// Whether packets that arrive on this interface were encapsulated in packets that IPVS does
     /// not balance.
@@ -118,7 +119,7 @@ impl FromIterator<IpAddr> for LastBytes {
 /// Ports, routes, neighbours and virtual addresses. Cheap to copy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tables {
-    /// The kernel's tables.
+    /// The kernel's links, addresses, routes and neighbours.
     pub(crate) state: NetState,
     ports: Arc<PortTable>,
     /// The port of all routes, if the host routes the dataplane's packets (TUN backend).
@@ -127,7 +128,7 @@ pub(crate) struct Tables {
     regions: Arc<Regions>,
     /// Virtual addresses of services and of rules for marks.
     pub(crate) vips: SharedSet<IpAddr>,
-    /// The last bytes of these addresses, and possibly of some removed addresses.
+    /// The last bytes of the addresses in `vips`, and possibly of some removed addresses.
     virtual_addresses: LastBytes,
     /// The own addresses of the dataplane: the host does not have them, and the dataplane answers
     /// packets to their unused ports. With the TUN backend, also all other virtual addresses.
@@ -246,7 +247,7 @@ impl Tables {
         &self.regions
     }
 
-    /// Whether it is a virtual address.
+    /// Whether `addr` is a virtual address of a service or of a rule for marks.
     pub(crate) fn is_vip(&self, addr: IpAddr) -> bool {
         self.virtual_addresses.may_have(addr) && self.vips.contains(&addr)
     }

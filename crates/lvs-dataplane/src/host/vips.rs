@@ -56,7 +56,8 @@ const CONFLICT_PROBES: u8 = 2;
 /// In a planned handover, the new director announces the address first.
 const HANDOVER: Duration = Duration::from_secs(3);
 
-/// An announcement of the address by another host, which may be the beginning of a handover.
+/// An announcement of an address of this director by another host, which may be the beginning of a
+/// handover.
 #[derive(Clone, Debug)]
 struct Claim {
     mac: Mac,
@@ -78,7 +79,7 @@ pub(super) struct KnownConflict {
     logged: Instant,
     /// The time of the last probe.
     probed: Instant,
-    /// Probes since the last answer of the other host.
+    /// Number of probes since the last answer of the other host.
     probes: u8,
 }
 
@@ -138,7 +139,7 @@ pub(super) struct Vips {
     probing: BTreeMap<IpAddr, u8>,
     /// The last address that the previous round of probes covered.
     watched: Option<IpAddr>,
-    /// The time of the next round.
+    /// The time of the next round of probes.
     next_watch: Instant,
     /// Addresses of services and of this host that another host has, too.
     conflicts: HashMap<IpAddr, KnownConflict>,
@@ -195,7 +196,7 @@ impl Vips {
         for (_, port) in tables.interfaces() {
             self.listen(port, addr, true);
         }
-        info!("answering for {addr}");
+        info!("the dataplane answers ARP or neighbour discovery for {addr}");
         self.own.insert(addr, Burst::of(GAPS.len() + 1));
         self.next_announcement = Some(Instant::ZERO);
     }
@@ -219,7 +220,7 @@ impl Vips {
             }
         }
         for addr in gone {
-            info!("no longer answering for {addr}");
+            info!("the dataplane no longer answers ARP or neighbour discovery for {addr}");
         }
     }
 
@@ -241,14 +242,14 @@ impl Vips {
             && member
         {
             warn!(
-                "{}: hosts may be unable to resolve {addr} there: cannot join its multicast group: {error}",
+                "{}: hosts on this interface may be unable to resolve {addr}: cannot join the multicast group of this address: {error}",
                 port.name
             );
         }
     }
 
-    /// Replaces the services' addresses, which `tables` has already, and probes for other hosts
-    /// with the new ones.
+    /// Replaces the services' addresses by `vips`, which `tables` already contains, and probes for
+    /// other hosts with the new addresses.
     pub(super) fn set_services(&mut self, vips: &HashSet<IpAddr>, tables: &Tables) {
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts
@@ -348,7 +349,10 @@ impl Vips {
                 return true;
             }
             if conflict.probes >= CONFLICT_PROBES {
-                info!("{} no longer answers for {addr}", conflict.mac);
+                info!(
+                    "{} no longer answers ARP or neighbour discovery for {addr}",
+                    conflict.mac
+                );
                 if !is_vip(*addr, tables) {
                     self.probing.remove(addr);
                 }
@@ -637,13 +641,13 @@ fn can_conflict(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
         && (is_vip(addr, tables) || is_on(port, addr, tables))
 }
 
-/// Whether an address is a virtual one.
+/// Whether an address is a virtual address.
 pub(super) fn is_vip(addr: IpAddr, tables: &Tables) -> bool {
     tables.own.contains(&addr) || tables.vips.contains(&addr)
 }
 
-/// Whether an interface has an address. Hosts may have the same addresses on other interfaces: they
-/// are announced by routes.
+/// Whether an interface has an address. Several hosts may have an address that is on another
+/// interface and announced by routes.
 fn is_on(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
     tables.ifindex(port).is_some_and(|ifindex| {
         let mut addresses = tables.state.addresses(ifindex);

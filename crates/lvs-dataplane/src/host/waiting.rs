@@ -84,7 +84,7 @@ impl Waits {
             return Some(waiting(
                 Waiting::NOT_ETHERNET,
                 format!("the configured interface {name} is not an Ethernet interface"),
-                format!("leave {name} out of the configured interfaces"),
+                format!("remove {name} from the configured interfaces"),
             ));
         }
         let error = self.failed.get(name);

@@ -1,5 +1,6 @@
-//! The XDP program at interfaces: those that the operator names, and with `--xdp auto` those whose
-//! driver runs it and where nothing is lost by it.
+//! Attaches the XDP program to the interfaces that the operator names. With `--xdp auto`, the
+//! keeper also attaches it to each interface whose driver has native XDP, unless `check` finds a
+//! reason against it, such as an offload that the interface would lose.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,19 +28,19 @@ const UNTAG: [(&str, &str); 2] = [
     ("rx-vlan-stag-hw-parse", "rx-vlan-stag-hw-parse"),
 ];
 
-/// The properties of an interface that decide about XDP.
+/// The properties of an interface on which the choice of XDP depends.
 #[derive(Clone, Debug)]
 struct Facts<'a> {
     name: &'a str,
     /// The features of the driver and the offloads; `None` if the kernel does not report them.
     device: Option<(Driver, Offloads)>,
-    /// Whether it has an XDP program of another owner.
+    /// Whether the interface has an XDP program of another owner.
     has_program: bool,
-    /// Whether it is a bond or team, whose ports have offloads of their own.
+    /// Whether the interface is a bond or team, whose ports have their own offloads.
     is_bond: bool,
-    /// The bridge or bond of which it is a port.
+    /// The bridge or bond of which the interface is a port.
     master: Option<&'a str>,
-    /// A VLAN interface above it.
+    /// A VLAN interface above the interface.
     vlan: Option<&'a str>,
 }
 
@@ -107,7 +108,7 @@ fn check(facts: &Facts<'_>) -> Result<(), NoXdp> {
         no(
             NoXdp::PORT,
             format!("it is a port of {master}"),
-            format!("--xdp {name} uses XDP in spite of that"),
+            format!("--xdp {name} uses XDP nevertheless"),
         )
     } else if facts.is_bond {
         no(
@@ -153,8 +154,8 @@ fn no(code: &str, reason: impl Into<String>, fix: impl Into<String>) -> NoXdp {
 }
 
 impl Keeper {
-    /// Attaches the XDP program to an interface, if the configuration names it, or leaves the
-    /// choice to the dataplane and nothing speaks against it.
+    /// Attaches the XDP program to an interface, if the configuration names the interface, or
+    /// leaves the choice to the dataplane and [`check`] accepts the interface.
     pub(super) fn attach_xdp(&mut self, link: &Link) -> Result<(), HostError> {
         let Some(fast_path) = self.setup.fast_path.clone() else {
             return Ok(());
@@ -172,15 +173,18 @@ impl Keeper {
                 check(&facts).and_then(|()| attach(&fast_path, ifindex, self.xdp.as_mut()));
             match chosen {
                 Ok(attached) => {
-                    info!("{name} has XDP");
+                    info!("{name} uses XDP");
                     self.attached_xdp.insert(ifindex, attached);
                 }
                 Err(no_xdp) => {
                     let NoXdp { code, reason, fix } = &no_xdp;
                     if code == NoXdp::REFUSED {
-                        warn!(code, "{name} has no XDP, but tc: {reason}. To do: {fix}");
+                        warn!(
+                            code,
+                            "{name} uses tc instead of XDP: {reason}. To do: {fix}"
+                        );
                     } else {
-                        info!(code, "{name} has no XDP, but tc: {reason}");
+                        info!(code, "{name} uses tc instead of XDP: {reason}");
                     }
                     fast_path.set_no_xdp(ifindex, Some(no_xdp));
                 }
@@ -230,7 +234,7 @@ mod tests {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
-    /// The decision about an interface that loses nothing by XDP, after a change.
+    /// The refusal of an interface that would get XDP without the change that `change` makes.
     fn decision(change: impl FnOnce(&mut Facts<'_>, &mut Driver, &mut Offloads)) -> NoXdp {
         let mut driver = Driver(0b11);
         let mut offloads = Offloads {
@@ -261,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_refuses_xdp() {
+    fn interface_with_any_obstacle_gets_no_xdp() {
         let found = [
             decision(|facts, _, _| facts.device = None),
             decision(|_, driver, _| *driver = Driver(0b101)),
@@ -290,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn fix_disables_each_offload() {
+    fn fix_disables_each_offload_that_prevents_xdp() {
         let fix = decision(|_, _, offloads| {
             offloads.wanted = names(&["rx-gro"]);
             offloads.active = names(&["rx-gro", "rx-lro"]);
@@ -300,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn manual_has_each_code_once() {
+    fn xdp_codes_are_documented_once() {
         let page = include_str!("../../../../docs/fast-path.md");
         for code in NoXdp::CODES {
             assert_eq!(page.matches(&format!("| `{code}` |")).count(), 1, "{code}");

@@ -40,16 +40,16 @@ const SEND_PATIENCE: Duration = Duration::from_millis(1);
 /// Counters of the backend since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketCounters {
-    /// Frames that were not sent because a queue or buffer was full.
+    /// Number of frames that were not sent because a queue or buffer was full.
     pub send_full: u64,
-    /// Frames that were not sent because they were longer than the device accepts.
+    /// Number of frames that were not sent because they were longer than the device accepts.
     pub send_too_long: u64,
-    /// Frames that were not sent because the interface was down or removed.
+    /// Number of frames that were not sent because the interface was down or removed.
     pub send_down: u64,
-    /// Frames that were not sent for another reason.
+    /// Number of frames that were not sent for another reason.
     pub send_other: u64,
-    /// Received frames that were dropped because they were longer than the receive buffer, or had
-    /// no valid virtio header.
+    /// Number of received frames that were dropped because they were longer than the receive
+    /// buffer, or had no valid virtio header.
     pub receive_cut: u64,
 }
 
@@ -116,9 +116,9 @@ impl AfPacket {
         }
     }
 
-    /// Received frames that were lost since the interface was opened: because a ring or receive
-    /// buffer was full, or because they were longer than the buffer or had no valid virtio header.
-    /// Reads the kernel's counter.
+    /// Number of received frames that were lost since the interface was opened: because a ring or
+    /// receive buffer was full, or because they were longer than the buffer or had no valid virtio
+    /// header. Reads the kernel's counter.
     pub fn drops(&mut self) -> u64 {
         let firsts = self.firsts.as_mut().map_or(0, |firsts| firsts.inlet.lost());
         self.inlet.lost() + firsts + self.receiver.cut
@@ -262,7 +262,8 @@ impl AfPacket {
 struct Inlet {
     socket: PacketSocket,
     ring: Option<PacketRing>,
-    /// Frames that were dropped because the buffer was full, by the kernel's counters.
+    /// Number of frames that were dropped because the buffer was full, according to the kernel's
+    /// counters.
     lost: u64,
 }
 
@@ -293,7 +294,7 @@ struct Firsts {
     room: Vec<Frame>,
     next: usize,
     end: usize,
-    /// The arrival time of the newest frame.
+    /// The arrival time of the newest frame in nanoseconds.
     newest: u64,
 }
 
@@ -383,7 +384,7 @@ struct Taken {
     seen: bool,
     /// Whether the ring is empty now.
     empty: bool,
-    /// The arrival time of the last frame.
+    /// The arrival time of the last frame in nanoseconds.
     newest: u64,
 }
 

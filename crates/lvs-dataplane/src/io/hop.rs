@@ -32,7 +32,7 @@ pub struct HopDevice {
 }
 
 impl HopDevice {
-    /// The default name.
+    /// The default name of the device.
     pub const NAME: &'static str = "lvs-tun0";
 
     /// Creates the device, or reuses the device that another dataplane has `left`, and brings it

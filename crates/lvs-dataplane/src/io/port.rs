@@ -127,8 +127,8 @@ impl Port {
         }
     }
 
-    /// Frames that were lost since the port was opened, because they arrived faster than the worker
-    /// received them. It may read the kernel's counter.
+    /// Number of frames that were lost since the port was opened, because they arrived faster than
+    /// the worker received them. This function may read the kernel's counter.
     pub fn drops(&mut self) -> u64 {
         match self {
             Self::AfPacket(io) => io.drops(),
@@ -167,7 +167,7 @@ impl Port {
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     all: Vec<Option<Port>>,
-    /// Frames that could not be sent.
+    /// Number of frames that could not be sent.
     pub(crate) refused: u64,
 }
 

@@ -60,7 +60,7 @@ pub(super) const QUEUE: u32 = 8192;
 /// Counters of the backend since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
-    /// Packets that the host refused.
+    /// Number of packets that the host refused.
     pub send_refused: u64,
 }
 
@@ -231,7 +231,7 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// The usual name.
+    /// The default name of the device.
     pub const NAME: &'static str = "lvs-host0";
 
     /// The name of the device for the host's own packets to its own addresses.
@@ -302,7 +302,7 @@ impl HostDevice {
         Ok(HostSender(self.tun.another()?))
     }
 
-    /// The backend.
+    /// The device as a backend.
     pub fn tun(&mut self) -> &mut Tun {
         &mut self.tun
     }
@@ -468,8 +468,8 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
 const WRITABLE: &str = "run the container with `--security-opt unmask=/proc/sys` (podman), or `--security-opt systempaths=unconfined` (docker)";
 
 /// Writes a setting, even if it already has the value: a written setting no longer follows
-/// `default` (devinet_copy_dflt_conf()). If `/proc/sys` is read-only, as in a container, the right
-/// value is accepted.
+/// `default` (devinet_copy_dflt_conf()). If `/proc/sys` is read-only, as in a container, a setting
+/// that already has the value is accepted.
 pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),

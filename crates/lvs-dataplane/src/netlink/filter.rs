@@ -45,7 +45,7 @@ pub(crate) struct Filters {
     requests: Requests,
 }
 
-/// A filter, or the beginning of a list of them.
+/// A filter, or the beginning of a list of filters.
 #[derive(Debug)]
 struct Filter {
     handle: u32,

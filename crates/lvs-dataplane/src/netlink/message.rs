@@ -3,7 +3,7 @@
 //! Unknown attributes are ignored, so that the dataplane reads the links of a newer kernel. All
 //! reading is bounds-checked; an attribute that does not parse counts as absent.
 
-/// Length of `nlmsghdr`.
+/// Length of `nlmsghdr` in bytes.
 pub(crate) const HEADER: usize = 16;
 
 /// Builds messages, one after the other, in one buffer.
@@ -11,7 +11,7 @@ pub(crate) const HEADER: usize = 16;
 pub(crate) struct Builder {
     buf: Vec<u8>,
     message: usize,
-    /// Number of messages, and sequence number of the last one.
+    /// Sequence number of the last message.
     pub(crate) seq: u32,
 }
 
@@ -161,17 +161,17 @@ pub(crate) fn attributes(mut buf: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// A number of 16 bits in the host's order.
+/// Reads a 16-bit number in the host's byte order; `None` if `buf` is too short.
 pub(crate) fn u16_at(buf: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(*buf.get(at..)?.first_chunk()?))
 }
 
-/// A number of 32 bits in the host's order.
+/// Reads a 32-bit number in the host's byte order; `None` if `buf` is too short.
 pub(crate) fn u32_at(buf: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*buf.get(at..)?.first_chunk()?))
 }
 
-/// A NUL-terminated string.
+/// Converts a NUL-terminated string.
 pub(crate) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|b| *b == 0).unwrap_or(value.len());
     String::from_utf8_lossy(&value[..end]).into_owned()

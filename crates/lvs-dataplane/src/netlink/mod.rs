@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! Netlink ── dump, then events ──▶ NetState ◀── lookup(), neighbour(), ... without system calls
-//!    └────── resolve(), manage(), add_route(): requests to the kernel
+//!    └────── resolve(), confirm(), add_host_route(), ...: requests to the kernel
 //! ```
 //!
 //! This module only imitates look-ups in the kernel's tables; the kernel resolves neighbours. It
@@ -31,7 +31,7 @@ pub use self::state::{
 };
 pub(crate) use self::xdp::{Driver, Offloads, XdpFeatures};
 
-/// An error of reading or changing the kernel's routing tables.
+/// The error if the kernel's routing tables cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
     /// The kernel refused a request, or does not answer.
@@ -56,7 +56,8 @@ fn hint(source: &io::Error) -> &'static str {
 /// `IPV6_IFADDR`, `IPV6_ROUTE`, `IPV6_RULE`.
 const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 
-/// Receive buffer for events: enough for a table of tens of thousands of routes at once.
+/// Size in bytes of the receive buffer for events: enough for a table of tens of thousands of
+/// routes at once.
 const EVENT_BUFFER: i32 = 8 << 20;
 
 /// Maximum number of messages that one call of [`Netlink::poll_events`] reads, so that a flood of
@@ -258,8 +259,8 @@ impl Netlink {
             })
     }
 
-    /// Adds a host route for `ip` to an interface, in the table `main`. The kernel removes it with
-    /// the interface.
+    /// Adds a host route for `ip` to an interface, in the table `main`. The kernel removes the
+    /// route with the interface.
     ///
     /// # Errors
     /// If the kernel refuses, for instance because the route exists.
@@ -288,7 +289,7 @@ impl Netlink {
     }
 
     /// As [`Self::add_host_route`], with a protocol number by which routing daemons select it.
-    /// `replaces`: replaces an existing route in one step.
+    /// If `replaces` is true, it replaces an existing route in one step.
     ///
     /// # Errors
     /// If the kernel refuses, or if the route exists and `replaces` is false.

@@ -37,7 +37,7 @@ pub(crate) struct PolicyRoute {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PolicyRule {
     pub(crate) ipv6: bool,
-    /// The kernel evaluates rules in ascending order.
+    /// Priority of the rule. The kernel evaluates rules in ascending order of priority.
     pub(crate) priority: u32,
     /// The interface that received the packet.
     pub(crate) interface: Option<String>,
@@ -309,7 +309,7 @@ impl Proxy {
     }
 }
 
-/// Length of the prefix that matches one address.
+/// Length in bits of the prefix that matches one address.
 pub(crate) const fn host_bits(addr: IpAddr) -> u8 {
     match addr {
         IpAddr::V4(_) => 32,

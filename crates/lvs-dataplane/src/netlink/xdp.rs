@@ -1,5 +1,6 @@
-//! Reads from the kernel what decides about XDP at an interface: the XDP features of its driver
-//! (family `netdev` of generic netlink), its offloads (family `ethtool`), and an attached program.
+//! Reads from the kernel the properties of an interface on which the use of XDP depends: the XDP
+//! features of its driver (family `netdev` of generic netlink), its offloads (family `ethtool`),
+//! and an attached program.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -45,8 +46,8 @@ impl Driver {
         self.0 & needed == needed
     }
 
-    /// Whether the interface can send frames of other interfaces' programs. Many drivers can only
-    /// while the interface has a program itself.
+    /// Whether the interface can send frames that programs of other interfaces redirect to it. Many
+    /// drivers can do so only while the interface itself has a program.
     pub(crate) const fn transmits(self) -> bool {
         self.0 & NETDEV_XDP_ACT_NDO_XMIT != 0
     }
@@ -55,10 +56,10 @@ impl Driver {
 /// The offloads of an interface that concern XDP, by their names in the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offloads {
-    /// Offloads that the operator has enabled: a veth with an XDP program has `rx-gro` without
-    /// that.
+    /// Offloads that the operator has enabled. On a veth with an XDP program, `rx-gro` is active
+    /// even if the operator has not enabled it.
     pub(crate) wanted: BTreeSet<String>,
-    /// Offloads that have an effect.
+    /// Offloads that are active.
     pub(crate) active: BTreeSet<String>,
 }
 
@@ -68,7 +69,7 @@ pub(crate) struct XdpFeatures {
     requests: Requests,
     links: Requests,
     netdev: u16,
-    /// `None` if the kernel does not have the family.
+    /// Number of the netlink family `ethtool`; `None` if the kernel does not have it.
     ethtool: Option<u16>,
 }
 

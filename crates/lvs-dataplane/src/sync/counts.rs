@@ -12,12 +12,12 @@ pub(crate) struct Counts {
     pub(super) sent_bytes: AtomicU64,
     /// Number of messages dropped because their queue was full.
     pub(crate) queue_full: AtomicU64,
-    /// Messages that the interface refused.
+    /// Number of messages that the interface refused.
     pub(super) not_sent: AtomicU64,
     pub(super) received: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) taken: AtomicU64,
-    /// Datagrams lost because a socket buffer was full.
+    /// Number of datagrams lost because a socket buffer was full.
     pub(super) lost: AtomicU64,
     pub(super) too_long: AtomicU64,
     pub(super) malformed: AtomicU64,
@@ -26,7 +26,7 @@ pub(crate) struct Counts {
     pub(super) no_room: AtomicU64,
 }
 
-/// Adds to a counter.
+/// Adds `more` to a counter.
 pub(super) fn count(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }

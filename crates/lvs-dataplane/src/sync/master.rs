@@ -64,7 +64,7 @@ pub(super) fn run(
     send(director.messages(), &sockets, counts, &mut manner);
 }
 
-/// The manner of sending messages.
+/// The state of a master between two messages.
 struct Manner<'a> {
     stop: &'a Stop,
     /// Whether the last message was sent.

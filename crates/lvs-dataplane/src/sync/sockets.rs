@@ -1,4 +1,4 @@
-//! The sockets of a daemon, one for each port.
+//! The sockets of a synchronisation daemon, one for each port.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -39,7 +39,7 @@ impl Sockets {
             return Err(Failure::new(
                 FailureCode::Invalid,
                 format!(
-                    "from port {} on, there are not {} ports (sync_ports): choose a lower port",
+                    "from port {} on, fewer than {} ports exist (sync_ports): choose a lower port",
                     port(daemon),
                     ports
                 ),
@@ -94,7 +94,7 @@ impl Sockets {
         Ok(socket)
     }
 
-    /// The source address of a master with an IPv4 group: the interface's first.
+    /// The source address of a master with an IPv4 group: the first address of the interface.
     fn primary(&self) -> Option<Ipv4Addr> {
         let sends = self.daemon.role == SyncRole::Master && group(&self.daemon).is_ipv4();
         sends.then(|| lvs_sys::primary_address(&self.daemon.interface).ok()?)?
@@ -114,7 +114,7 @@ impl Sockets {
         self.open.iter()
     }
 
-    /// The socket of a message, and its number.
+    /// Returns the socket for a message, and the number of this socket.
     pub(super) fn of(&self, message: &sync::Message) -> Option<(u16, &UdpSocket)> {
         let number = message
             .port

@@ -1,4 +1,4 @@
-//! Memory for services, settings and counters of a successor, in any kind of memory.
+//! Services, settings and counters that are stored for a successor, in any kind of memory.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub(crate) const fn text_words(bytes: usize) -> usize {
 /// The shared memory of the counters and of the configuration text, as words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Area<'a> {
-    /// [`KEPT_WORDS`] for each record.
+    /// The stored counters: [`KEPT_WORDS`] words for each record.
     pub(crate) counts: &'a [AtomicU64],
     /// One word that selects the valid half, and two halves for the text.
     pub(crate) text: &'a [AtomicU64],
@@ -111,7 +111,7 @@ impl Area<'_> {
         }
     }
 
-    /// Stores a text; `false` if it is too long; a successor then finds no text.
+    /// Stores a text. Returns `false` if the text is too long; a successor then finds no text.
     pub(crate) fn save(&self, text: &[u8]) -> bool {
         let (first, halves) = (self.text[0].load(Relaxed), &self.text[1..]);
         let half = halves.len() / 2;

@@ -235,7 +235,7 @@ impl WarmRestart {
         })
     }
 
-    /// Whether this dataplane takes over the connections of an earlier one.
+    /// Whether this dataplane takes over the connections of an earlier dataplane.
     pub(crate) const fn is_successor(&self) -> bool {
         self.found
     }
@@ -375,7 +375,7 @@ fn found(state_keeper: &StateKeeper) -> Result<Mapped, String> {
     }
     let mapped =
         Mapped::map(state_keeper.memory(), layout, tables).map_err(|error| error.to_string())?;
-    // Without services, the dataplane would reset their connections one by one.
+    // If the services are missing, the dataplane would reset all connections one by one.
     match mapped.area().saved() {
         Some(_) => Ok(mapped),
         None => Err(INCOMPLETE.to_owned()),

@@ -33,7 +33,7 @@ use lvs_sys::peercred::{own_uid, peer_cred};
 
 /// The argument that makes the program of the dataplane a state keeper.
 const ARGUMENT: &str = "--hold";
-/// The longest time until a new state keeper listens.
+/// Time limit for a new state keeper to listen on its socket.
 const START: Duration = Duration::from_secs(2);
 /// The longest time that a dataplane waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -56,7 +56,7 @@ mod ask {
     pub(super) const MEMORY: u8 = b'm';
     /// Passes a shield, which is stored in addition to the earlier ones.
     pub(super) const SHIELD: u8 = b's';
-    /// Closes all shields but the last, and the device.
+    /// Closes the device, and all shields except the last one.
     pub(super) const LAST: u8 = b'l';
     /// Passes the device into which the host routes packets, and closes all shields.
     pub(super) const DEVICE: u8 = b'd';
@@ -128,7 +128,7 @@ impl StateKeeper {
         &self.memory
     }
 
-    /// The length of the memory.
+    /// The length of the memory in bytes.
     pub(super) fn len(&self) -> Option<u64> {
         self.memory.metadata().ok().map(|meta| meta.len())
     }
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_dataplane_are_locked_by_one_successor() -> io::Result<()> {
+    fn state_of_killed_dataplane_is_locked_by_one_successor() -> io::Result<()> {
         let (name, running) = state_keeper("found");
         let layout = Layout::new(1000, 7);
         let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;

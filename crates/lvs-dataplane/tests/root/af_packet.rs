@@ -677,7 +677,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
 }
 
 #[test]
-fn socket_receives_by_messages_after_ring_is_refused() {
+fn packet_socket_without_ring_receives_by_system_calls() {
     const PACKET_VNET_HDR: i32 = 15;
     let (left, middle, _right) = hosts();
     let mut sender = left.run(|| open_without_ring("wl"));

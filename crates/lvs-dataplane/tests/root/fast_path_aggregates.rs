@@ -24,7 +24,7 @@ fn sum(bytes: &[u8]) -> u16 {
     u16::try_from(sum).unwrap_or(0)
 }
 
-/// The sum that is 0xffff if a datagram's checksum is right.
+/// Returns the sum over a datagram and its pseudo-header; it is 0xffff if the checksum is correct.
 fn sum_of_udp(packet: &[u8]) -> u16 {
     let length = u16::try_from(packet.len() - 20).unwrap_or(0).to_be_bytes();
     let mut all = packet[12..20].to_vec();
@@ -56,8 +56,8 @@ fn frame(data: usize) -> Vec<u8> {
     frame
 }
 
-/// A connection that is forwarded by the kernel fast path by this method; `None` if BPF is not
-/// permitted.
+/// The kernel fast path, and a director with an offloaded connection that uses this forwarding
+/// method; `None` if BPF is not permitted.
 fn published(method: Forwarding) -> Option<(FastPath, Director)> {
     let options = Options {
         max_connections: 1000,

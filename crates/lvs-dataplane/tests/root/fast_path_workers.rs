@@ -15,10 +15,10 @@ use lvs_packet::wire::Mac;
 const LOOPBACK: u32 = 1;
 const REDIRECTED: i32 = 7;
 const WORKERS: usize = 3;
-/// Clients of each family.
+/// Number of clients of each address family.
 const CLIENTS: u16 = 40;
 
-/// Service and server of a family.
+/// The addresses and ports of a service and a server, for each address family.
 const ENDS: [[&str; 2]; 2] = [
     ["198.51.100.1:443", "10.0.0.1:4433"],
     ["[2001:db8::1]:443", "[fd00::1]:4433"],

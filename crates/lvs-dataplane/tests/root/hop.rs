@@ -215,7 +215,7 @@ fn packet_from_the_tun_device_is_not_routed_back() {
 }
 
 #[test]
-fn entries_of_other_programs_stay_and_removed_entries_are_restored() {
+fn steering_keeps_entries_of_other_programs_and_restores_removed_ones() {
     let router = Router::new();
     router
         .host

@@ -27,7 +27,7 @@ pub(super) struct Form {
     pub(super) ansi: bool,
     /// Mark of this program's lines in a shared standard error.
     pub(super) mark: Option<&'static str>,
-    /// Each line is a JSON object that contains the name of this program.
+    /// The name of this program, if each line is a JSON object that contains it.
     pub(super) json: Option<&'static str>,
 }
 

@@ -1,6 +1,6 @@
-//! The journal's own protocol (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>): a datagram a record,
-//! with fields in addition to the text, so that `journalctl LVS_SERVER=10.0.0.2:80` finds the
-//! records about a server.
+//! The journal's own protocol (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>): one datagram for
+//! each record, with fields in addition to the text, so that `journalctl LVS_SERVER=10.0.0.2:80`
+//! finds the records about a server.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -16,7 +16,7 @@ pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 
 /// Separates the fields before a line from each other and from the line.
 const MARK: char = '\x1e';
-/// The longest value of a field.
+/// Maximum length of a field's value in bytes.
 const VALUE_MAX: usize = 1024;
 
 /// The fields of events that become fields of the journal.

@@ -1,7 +1,7 @@
 //! Identifiers of events in the journal (`MESSAGE_ID=`, sd_id128_get_machine(3)): random numbers
 //! that were drawn once. They stay the same when the text of a message changes.
 
-/// Each event of `lvsd` that has a record in the journal, and its number.
+/// Each event of `lvsd` that has a record in the journal, and the identifier of the event.
 pub const MESSAGE_IDS: &[(&str, &str)] = &[
     ("server_up", "36f5a3ebd51643a7b41151dd8e1cffae"),
     ("server_down", "41b20cfdc549487e95784ad72b10d6b3"),
@@ -23,7 +23,7 @@ pub const MESSAGE_IDS: &[(&str, &str)] = &[
     ("dataplane_lost", "06b6cedef23e4bdead94caf9a7c5b67f"),
 ];
 
-/// The number of an event.
+/// The identifier of an event in the journal; `None` if the event has no record there.
 pub(super) fn message_id(event: &str) -> Option<&'static str> {
     let known = MESSAGE_IDS.iter().find(|(name, _)| *name == event);
     known.map(|(_, id)| *id)

@@ -14,7 +14,7 @@ use super::journal::{Journal, parts};
 
 /// Maximum number of waiting lines.
 const LINES_MAX: usize = 4096;
-/// Maximum bytes of all waiting lines together.
+/// Maximum number of bytes of all waiting lines together.
 const BYTES_MAX: usize = 1 << 20;
 /// Maximum length of a line in bytes; the rest of a longer line is cut off.
 const LINE_MAX: usize = 16 << 10;
@@ -191,7 +191,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Whether the text was written completely.
+    /// Writes a text, and returns whether all of it was written.
     fn write(&mut self, level: Level, text: &str) -> bool {
         let sent = self.journal.as_ref();
         if sent.is_some_and(|journal| journal.send(level, text)) {

@@ -9,9 +9,9 @@ use std::process::Command;
 use lvs_process::confine::{Places, dataplane};
 
 #[test]
-fn sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program() {
+fn sandboxed_dataplane_writes_only_to_its_directories_and_starts_no_program() {
     if crate::ran_alone(
-        "confine::sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program",
+        "confine::sandboxed_dataplane_writes_only_to_its_directories_and_starts_no_program",
     ) {
         return;
     }

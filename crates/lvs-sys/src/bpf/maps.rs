@@ -177,7 +177,7 @@ impl SharedArray {
         pin(&self.fd, path)
     }
 
-    /// The number of its descriptor, for the instructions of a program.
+    /// The number of the array's descriptor, for the instructions of a program.
     pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }
@@ -365,7 +365,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     /// Sets the value of a key.
     ///
     /// # Errors
-    /// If it is full (`E2BIG`), or there is no memory.
+    /// If the map is full (`E2BIG`), or the kernel has no memory.
     pub fn insert(&self, key: &[u64; KEY], value: &[u64; VALUE]) -> io::Result<()> {
         let value = ptr::from_ref(value).expose_provenance() as u64;
         // SAFETY: the value lives until after the call, and has the length of the map's values.
@@ -417,6 +417,8 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         }
     }
 
+    /// Runs a command of bpf(2) on an element of the map.
+    ///
     /// # Safety
     /// `value` is the address of a value of the map if the command reads or writes one, or of a key
     /// if the command returns one.

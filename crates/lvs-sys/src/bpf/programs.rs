@@ -83,9 +83,9 @@ const BPF_F_BEFORE: u32 = 1 << 3;
 /// In the flags of a test run: the frame has a checksum of its whole content, as some network cards
 /// provide, and the kernel checks afterwards whether it is still right (Linux 6.16).
 const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
-/// Size of the verifier's log.
+/// Size of the verifier's log in bytes.
 const LOG: usize = 1 << 20;
-/// Greatest number of attempts to load a program when signals interrupt the call.
+/// Maximum number of attempts to load a program when signals interrupt the call.
 const ATTEMPTS: usize = 5;
 
 /// The hook for which a program is compiled.

@@ -11,9 +11,9 @@ pub struct Received {
     pub length: usize,
     /// The address of the sender (`struct sockaddr_nl`), up to the length that the kernel wrote.
     pub sender: Vec<u8>,
-    /// Bytes of ancillary data at the beginning of `control`.
+    /// Number of bytes of ancillary data at the beginning of `control`.
     pub control: usize,
-    /// `MSG_*` of the datagram.
+    /// Flags of the datagram (`MSG_*`).
     pub flags: i32,
 }
 

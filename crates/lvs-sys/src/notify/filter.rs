@@ -27,9 +27,10 @@ pub const IPVS_OPTIONS: Range<u32> = 1152..1168;
 /// Ranges of descriptor numbers at which a program gets its generic netlink sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// Numbers at which calls that send are reported.
+    /// Descriptor numbers at which system calls that send are reported.
     pub plain: Range<u32>,
-    /// Numbers, after those of `plain`, at which calls that receive are also reported.
+    /// Descriptor numbers, after those of `plain`, at which system calls that receive are also
+    /// reported.
     pub strict: Range<u32>,
 }
 

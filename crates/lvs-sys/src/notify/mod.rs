@@ -193,7 +193,8 @@ impl Listener {
         }
     }
 
-    /// Copies `fd` to the number `place` of the caller, and returns that number from the call.
+    /// Copies `fd` to the descriptor number `place` of the caller, and returns that number from the
+    /// call.
     ///
     /// # Errors
     /// The caller has exited, or may not have a descriptor of this number.

@@ -429,7 +429,7 @@ fn capture_leaves_connections_that_its_filter_excludes_offloaded() -> Result<()>
     let _dropped = capture("dropped.pcapng", &["dropped"])?;
     let (_, port) = second.rsplit_once(':').context("address and port")?;
     let mut shown = capture("port.pcapng", &["tcp", "port", port])?;
-    explained(&second, "no: a capture shows its packets")?;
+    explained(&second, "no: a capture shows the packets of the connection")?;
     explained(&first, "yes")?;
     wait_for_offload(&site)?;
     shown.signal(Signal::SIGTERM)?;
@@ -476,7 +476,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     output("yes")?;
     site.lvsadm("mark del 1")?;
     site.lvsadm(&format!("mark add {rule} --interface elsewhere --drop"))?;
-    output("no: a rule for marks could drop its packets or pass them to this host")?;
+    output("no: a rule for marks could drop packets of the connection or pass them to this host")?;
     site.lvsadm("mark del 1")?;
     output("yes")?;
 
@@ -484,7 +484,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let path = file.display().to_string();
     let arguments = ["capture", "tcp", "port", "80", "-w", path.as_str()];
     let mut capture = site.director.spawn(programs::find("lvsadm")?, &arguments)?;
-    output("no: a capture shows its packets")?;
+    output("no: a capture shows the packets of the connection")?;
     capture.signal(Signal::SIGTERM)?;
     capture.wait(Duration::from_secs(10))?;
     output("yes")

@@ -193,7 +193,7 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
     site.director.sh("ethtool -K eth1 gro on")?;
     site.start_dataplane(&AUTO)?;
     let at_eth0_only = |site: &Site| -> Result<()> {
-        common::says(site, "eth0 has XDP")?;
+        common::says(site, "eth0 uses XDP")?;
         common::says(site, "xdp_aggregation")?;
         let programs = programs_of(site)?;
         ensure!(programs.matches("lvs_xdp").count() == 1, "{programs}");

@@ -129,7 +129,7 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     let reported = site.lvsadm(&question)?;
     for line in [
         "mark        7: rule 2 (",
-        "rule 1 if it arrives on eth1",
+        "rule 1 if the packet arrives on eth1",
         "the packet has the mark 7",
         // The upper eight bits of 0xc0000201 * 0x61c88647, as the kernel has it.
         "slot        50 of 256",

@@ -244,7 +244,7 @@ fn tun_backend_impossible_methods_are_refused_without_change() -> Result<()> {
         ("-A -t 192.0.2.1:80 -s rr".to_owned(), "address of eth0"),
         (
             "mark add --destination 192.0.2.77 --interface eth0 --mark 1".to_owned(),
-            "leave --interface out",
+            "remove --interface",
         ),
     ] {
         let Err(refusal) = site.lvsadm(&arguments) else {

@@ -11,7 +11,7 @@ use crate::dataplane::capture::{Capture, QUEUE, READERS_MAX, Reader};
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
 
-/// If a capture has no packets for this time, the dataplane sends an empty item.
+/// Time without packets after which the dataplane sends an empty item to the client of a capture.
 const IDLE: Duration = Duration::from_secs(1);
 
 impl Handle {

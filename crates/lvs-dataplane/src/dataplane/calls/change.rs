@@ -1,4 +1,5 @@
-//! Changing calls: the common entry of all of them.
+//! The common entry of all calls that change services, servers, settings or synchronisation
+//! daemons.
 
 use std::net::IpAddr;
 
@@ -54,7 +55,7 @@ impl Handle {
     }
 
     /// Applies all changes or none. A long list, a flush and the removal of a service's connections
-    /// are applied in pieces, between which workers can lock the control half for packets.
+    /// are applied in pieces. Between two pieces, packet workers can lock the control half.
     fn make(&self, calls: &[Call], daemons: &[Attempt]) -> Result<Applied, Refused> {
         let view = self.context.view();
         let host = WithDaemons {
@@ -127,8 +128,8 @@ impl Handle {
         attempts
     }
 
-    /// Counts the changes that could be made, up to the first refused one, if every daemon gets its
-    /// sockets.
+    /// Returns the number of changes before the first one that would be refused, assuming that
+    /// every synchronisation daemon can open its sockets.
     fn possible(&self, changes: &[Call], view: &View) -> usize {
         let host = Willing(view);
         let check = || {
@@ -163,7 +164,7 @@ impl Handle {
 /// A synchronisation daemon to be started, and its sockets or the error.
 type Attempt = (SyncDaemon, Result<Prepared, Failure>);
 
-/// The host, with the opened sockets of the daemons that are to be started.
+/// The host's view, for changes that start synchronisation daemons whose sockets are already open.
 struct WithDaemons<'a> {
     view: &'a View,
     daemons: &'a [Attempt],

@@ -1,4 +1,4 @@
-//! Connections and persistence templates, listed.
+//! Listing of connections and persistence templates.
 
 use lvs_core::api::{ConnInfo, Failure};
 use serde_json::Value;
@@ -7,8 +7,8 @@ use super::end;
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
 
-/// Maximum number of slots that one job of a listing examines if they are free; it returns up to
-/// 512 connections. A listing therefore never delays packets for long.
+/// Maximum number of free slots that one job of a listing examines. A job returns up to 512
+/// connections. A listing therefore never delays packets for long.
 const PIECE: usize = 8192;
 
 impl Handle {

@@ -126,7 +126,7 @@ impl Handle {
         Ok(Announcements { announced })
     }
 
-    /// The counters of packets by reason, with the counts of the recent time.
+    /// The counters of packets by reason, with the counts of the last five minutes.
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
         let mut reasons = self.counted_reasons()?;
         lock(&self.recent).apply(&mut reasons, self.context.now());
@@ -169,7 +169,7 @@ impl Handle {
         end(out)
     }
 
-    /// Sends the filters by source, long ones in pieces.
+    /// Sends the allow and deny lists of all services, each in pieces of up to 1,000 networks.
     pub(super) fn list_filters(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
         const PIECE: usize = 1000;
         let filters: Vec<_> = self.context.control().filters().collect();

@@ -16,7 +16,7 @@ use lvs_process::deadline;
 use lvs_sys::Poller;
 use lvs_sys::random;
 
-/// The longest time until a peer has sent its proof.
+/// Time limit for a connecting peer to prove that it has the key.
 const PROOF: Duration = Duration::from_secs(3);
 /// Maximum number of unauthenticated connections from one address.
 const GREETINGS_MAX: usize = 2;

@@ -33,9 +33,9 @@ use lvs_api::directors;
 
 /// The first bytes of each session, in both directions.
 const MAGIC: [u8; 8] = *b"LVSPEER1";
-/// Length of an [`Introduction`].
+/// Length of an [`Introduction`] in bytes.
 pub(super) const INTRODUCTION_LEN: usize = 56;
-/// Length of a proof.
+/// Length of a proof in bytes.
 pub(super) const PROOF_LEN: usize = 32;
 
 /// The longest payload in bytes: a digest of connections with the digests of all services.
@@ -86,7 +86,7 @@ const SERVICES: u16 = 4;
 /// The first message of each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Introduction {
-    /// Random; chosen at each start of the dataplane.
+    /// Random bytes that identify this run of the dataplane.
     pub(super) identity: [u8; 16],
     /// Random bytes, chosen for each session.
     pub(super) nonce: [u8; 32],
@@ -210,7 +210,8 @@ pub(super) enum Kind {
     Digest = 3,
     /// From the sender: the full sync is complete.
     Whole = 4,
-    /// From the receiver: the ranges that the sender shall replicate again, 2 bytes each.
+    /// From the receiver: the numbers of the ranges of connections that the sender must send again,
+    /// 2 bytes each.
     Want = 5,
     /// From the receiver: the serial number of a digest that it has compared.
     Seen = 6,

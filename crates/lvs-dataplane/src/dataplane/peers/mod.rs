@@ -68,7 +68,7 @@ pub(in crate::dataplane) struct Peers {
     key: Key,
     /// A random number that identifies this run of the dataplane.
     identity: [u8; 16],
-    /// The keys of the digests.
+    /// The keys of the hash function of digests.
     keys: [u64; 2],
     listen: SocketAddr,
     /// Whether the socket accepts peers. It is false while the host does not have the address.
@@ -107,15 +107,15 @@ struct Counts {
     malformed: AtomicU64,
 }
 
-/// A place of a walk over the connection tables of all packet workers: a worker and a slot of its
-/// table.
+/// The position of a walk over the connection tables of all packet workers: a worker and a slot of
+/// the worker's table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
     worker: usize,
     from: usize,
 }
 
-/// A peer.
+/// A peer, and the state of the replication with it.
 #[derive(Debug)]
 struct Peer {
     /// The index of this peer among all peers.
@@ -327,7 +327,8 @@ impl Peers {
         threads.map_or(0, |threads| threads.workers().len())
     }
 
-    /// Posts a job to a packet worker, which queues its changes before it runs the job.
+    /// Posts a job to a packet worker. Before the worker runs the job, it queues its changed
+    /// connections for the peers.
     fn on_worker(&self, number: usize, job: impl FnOnce(&mut Decider) + Send + 'static) {
         let threads = self.workers.upgrade();
         let workers = threads.as_ref().map(|threads| threads.workers());
@@ -374,13 +375,14 @@ impl Peers {
         Some(sum)
     }
 
-    /// The connections borrowed from a peer.
+    /// Returns the digest of the connections that this director has borrowed from a peer.
     fn borrowed(&self, peer: usize) -> Option<Digest> {
         self.digest_of_workers(move |decider| decider.shard.borrowed(peer))
     }
 
-    /// Runs a job on a piece of a packet worker's table. The job returns the slot of the next
-    /// piece. Returns the next place, which may be in the table of the next worker.
+    /// Runs a job on the piece of a packet worker's table that begins at `place`. The job returns
+    /// the slot of the next piece; this function returns the next place, which may be in the table
+    /// of the next worker.
     fn walk(
         &self,
         place: Place,
@@ -500,9 +502,9 @@ impl Peers {
         self.add(|counts| &counts.kept, results.kept);
     }
 
-    /// Returns the reason why this director is not ready: the first peer that it waits for. `None`
-    /// if it has the connections of all peers except those that cannot be reached in time, or never
-    /// send some of them. The director then stays ready.
+    /// Returns the reason why this director is not ready: the first peer that it waits for. It does
+    /// not wait for peers that cannot be reached in time, or that never send some of their
+    /// connections. `None` if it waits for no peer; it then stays ready.
     fn look_whether_ready(&self) -> Option<String> {
         if self.ready.load(Ordering::Acquire) {
             return None;
@@ -603,7 +605,7 @@ fn is_missing(error: &io::Error) -> bool {
 }
 
 impl State {
-    /// As [`PeerInfo::state`].
+    /// The name of the state, as in [`PeerInfo::state`].
     fn name(&self) -> &'static str {
         match (self.step, &self.trouble) {
             (Step::Bulk, _) => "bulk",

@@ -19,7 +19,7 @@ use lvs_sys::random;
 
 /// Time limit for a peer to accept a connection, and to send its proof.
 const CONNECT: Duration = Duration::from_secs(2);
-/// The longest time without a frame: a peer sends a digest every two seconds.
+/// Time without a frame after which the session ends. A peer sends a digest every two seconds.
 const SILENCE: Duration = Duration::from_secs(10);
 /// The time between two attempts to connect.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -32,8 +32,8 @@ const PORTION: usize = 64;
 const PORTIONS_MAX: usize = 2;
 /// Number of slots that the packet worker examines at a time.
 const PIECE: usize = 8192;
-/// Number of consecutive digests that may each request repairs. Afterwards only one digest in this
-/// many does.
+/// This director requests repairs after each of the first `REPAIRS_IN_A_ROW` consecutive digests
+/// that differ, and then only after every `REPAIRS_LATER`-th one.
 const REPAIRS_IN_A_ROW: u32 = 3;
 const REPAIRS_LATER: u32 = 15;
 
@@ -126,7 +126,7 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     let ours = Introduction::new(peers.identity, random().map_err(away)?);
     stream.write_all(&ours.to_bytes()).map_err(away)?;
     let mut theirs = [0; INTRODUCTION_LEN];
-    let closed = "the peer closes the connection: is the address of this director among its peers? See its log";
+    let closed = "the peer closes the connection: is the address of this director among the peer's --sync-peer addresses? See the peer's log";
     let read = |stream: &mut TcpStream, bytes: &mut [u8]| match read_until(stream, bytes, until) {
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(refused(closed)),
         Err(error) => Err(away(error)),
@@ -157,10 +157,10 @@ struct Portions<'a> {
     peers: &'a Peers,
     number: usize,
     keeps_ties: bool,
-    /// The worker that has handled a portion, and the results.
+    /// Sends the number of a worker that has handled a portion, and the results.
     reply: Sender<(usize, ItemResults)>,
     answers: Receiver<(usize, ItemResults)>,
-    /// Portions that wait for each worker.
+    /// Number of portions that wait for each worker.
     under_way: Vec<usize>,
 }
 

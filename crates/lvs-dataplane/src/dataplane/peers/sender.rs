@@ -16,21 +16,22 @@ use super::{Peer, Peers, Place};
 use crate::dataplane::hub::{Message, Outgoing, Work};
 use lvs_process::deadline::write_within;
 
-/// Number of slots that a packet worker examines at a time; as in a listing, it sends up to 512
-/// connections of them.
+/// Number of slots that a packet worker examines at a time. As in a listing, it sends up to 512 of
+/// their connections.
 const PIECE: usize = 8192;
 /// Number of queued bytes above which the walk over the table pauses.
 const AHEAD: usize = 256 << 10;
 /// Maximum number of bytes of items in a frame.
 const ITEMS_MAX: usize = 64 << 10;
-/// Queued items are combined up to this many bytes, so that a frame becomes nearly full.
+/// Queued items are split into portions of up to this many bytes, so that each frame becomes nearly
+/// full.
 const PORTION: usize = ITEMS_MAX / 4;
 /// Interval between two digests.
 const DIGEST_PERIOD: Duration = Duration::from_secs(2);
 /// Interval between two walks over the table, which send the connections that had packets since the
 /// previous walk.
 const REFRESH_PERIOD: Duration = Duration::from_secs(30);
-/// The wait for more changes, so that they are sent together.
+/// Time for which the sender waits for more changes, in order to send them together.
 const LINGER: Duration = Duration::from_millis(10);
 /// The longest time that a peer may take to read a portion of its queue, some 256 KiB.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -278,8 +279,9 @@ impl Session<'_> {
     }
 }
 
-/// The walk of a full sync after messages were lost. If the current walk has not begun, it
-/// continues: while an incomplete digest occupies a full queue, messages are lost repeatedly.
+/// Returns the walk for a full sync, after messages were lost. A full sync that has not sent a
+/// connection yet is continued and not counted again: while an incomplete digest waits in a full
+/// queue, messages are lost repeatedly.
 fn full_sync(peers: &Peers, going: Option<Walk>) -> Walk {
     let unbegun =
         |walk: &Walk| matches!(walk.pass, Pass::All) && walk.next == Some(Place::default());

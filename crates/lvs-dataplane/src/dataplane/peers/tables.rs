@@ -25,7 +25,8 @@ const NAMED_MAX: usize = 16;
 pub(super) struct Own {
     digests: Arc<ServiceDigests>,
     beyond: usize,
-    /// The generation of the services from which the digests were made.
+    /// The generation of the services from which the digests were made, and the time at which they
+    /// were made.
     made: Option<(u32, Instant)>,
 }
 
@@ -52,7 +53,7 @@ impl Own {
         self.digests.clone()
     }
 
-    /// Services that are not compared.
+    /// Number of services that are not compared.
     pub(super) const fn beyond(&self) -> u64 {
         self.beyond as u64
     }
@@ -63,7 +64,7 @@ impl Own {
 pub(super) enum LogLine {
     /// The directors have differed for too long.
     Differ(String),
-    /// The tables no longer differ, or the peer was started again.
+    /// The services no longer differ, or the peer was restarted.
     Alike(String),
 }
 
@@ -86,12 +87,13 @@ struct Difference {
 }
 
 impl Comparison {
-    /// Begins a session; `compares`: the peer sends digests. Returns the log line, if any.
+    /// Begins a session. `compares` is true if the peer sends digests of its services. Returns the
+    /// log line, if any.
     pub(super) fn begin(&mut self, identity: [u8; 16], compares: bool) -> Option<LogLine> {
         let mut line = None;
         // A peer that was started again has no services at first.
         if self.identity != Some(identity) {
-            let again = "was started again, and is compared again".to_owned();
+            let again = "has restarted, and its services are compared again".to_owned();
             line = self.alarm.then_some(LogLine::Alike(again));
             *self = Self::default();
         }

@@ -157,7 +157,7 @@ fn listens_to(parts: Option<&Parts>, introduced: Introduction) -> Listens {
 }
 
 impl Listens {
-    /// Reads until the end of the full sync; returns the bytes of items.
+    /// Reads until the end of the full sync, and returns the number of bytes of the received items.
     fn read_whole(&mut self) -> usize {
         let mut bytes = 0;
         loop {
@@ -402,10 +402,10 @@ fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction)
 }
 
 /// The director has one service more than the maximum that is compared. A peer that has not
-/// announced the feature gets no digests of services: an older version would end the session. If
-/// all services differ, messages name only a few.
+/// announced the feature receives no digests of services, because an older version would end the
+/// session. If all services differ, messages name only a few of them.
 #[test]
-fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
+fn service_digests_are_bounded_and_sent_only_to_peers_that_support_them() {
     let mut control = Control::new(Options::default());
     let family = Family::V4;
     let count = u32::try_from(SERVICES_MAX).expect("the count fits in 32 bits") + 1;

@@ -24,7 +24,7 @@ const LOCALS_AT_ONCE: usize = 512;
 const SYNC_BUDGET: usize = 1 << 16;
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
 /// Number of slots whose connections are evicted from the kernel fast path in one round of
-/// housekeeping, if all must be evicted from it.
+/// housekeeping, if all connections must be evicted.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
 /// The state of a worker for the kernel fast path.

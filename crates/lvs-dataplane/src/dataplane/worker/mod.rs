@@ -55,7 +55,7 @@ const DOWN_BUDGET: usize = 4096;
 /// Time for which packets are processed between two rounds that remove connections of unusable
 /// servers.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
-/// Changes are sent to peers at this interval, or earlier if many bytes are queued.
+/// Changed connections are queued for peers at this interval, or earlier if they have many bytes.
 const QUEUE_PERIOD: Duration = Duration::from_millis(1);
 const QUEUE_BYTES: usize = 16 << 10;
 /// Maximum time that SYNs wait for their processing during a SYN flood.
@@ -121,7 +121,7 @@ struct Others {
     cpu: Option<usize>,
     /// For each other worker, the parcels to pass.
     outboxes: Vec<Vec<Parcel>>,
-    /// Room for parcels from other workers.
+    /// Buffer for parcels from other workers.
     taken: Vec<Parcel>,
 }
 
@@ -131,7 +131,7 @@ struct Logged {
     /// Number of TCP resets sent since the worker began to close the connections of servers that
     /// went down.
     resets: usize,
-    /// Packets refused because the table was full, at the last report to the keeper.
+    /// Number of packets refused because the table was full, as of the last report to the keeper.
     full: u64,
 }
 
@@ -184,7 +184,7 @@ impl Worker {
         self.pages = Some(pages);
     }
 
-    /// Converts their memory to large pages at once.
+    /// Converts the memory of the connection table to large pages at once.
     #[cfg(feature = "testing")]
     pub(super) fn enlarge_pages(&mut self) {
         if let Some(pages) = self.pages.take() {
@@ -474,7 +474,8 @@ impl Worker {
         self.captures = captures;
     }
 
-    /// Passes the requests of the packet path to the keeper, and sends its frames.
+    /// Passes the requests of the last batch to the keeper, sends its frames, and passes packets of
+    /// other workers to them.
     fn flush(&mut self) {
         self.heed_lessons();
         if !self.output.requests.is_empty() {
@@ -650,7 +651,7 @@ impl Worker {
         }
     }
 
-    /// Passes changes on to the outgoing queues of peers.
+    /// Passes changed connections to the outgoing queues of peers.
     fn queue_changes(&mut self) {
         let shard = &mut self.decider.shard;
         if shard.has_changes() {
@@ -659,7 +660,8 @@ impl Worker {
         }
     }
 
-    /// As [`queue_changes`](Self::queue_changes), but not after every few packets.
+    /// As [`queue_changes`](Self::queue_changes), but only if enough bytes are waiting or the
+    /// interval has passed.
     fn queue_changes_if_due(&mut self) {
         let waiting = self.decider.shard.changes_len();
         if waiting == 0 {
@@ -672,7 +674,7 @@ impl Worker {
         }
     }
 
-    /// Runs a job on the director, after earlier changes were passed on to peers.
+    /// Runs a job on the decider, after earlier changes were queued for the peers.
     pub(super) fn with_decider<T>(&mut self, job: impl FnOnce(&mut Decider) -> T) -> T {
         self.queue_changes();
         job(&mut self.decider)
@@ -881,7 +883,7 @@ impl Worker {
         report
     }
 
-    /// Shows packets from now on.
+    /// Copies the packets that match the filter of `capture` to its reader, from now on.
     pub(super) fn capture(&mut self, capture: Capture) {
         self.captures.push(capture);
         // The new epoch evicts all connections; those that the capture does not show are offloaded

@@ -362,7 +362,7 @@ impl Shield {
     /// these connections are forwarded.
     ///
     /// # Errors
-    /// If the kernel refuses, or if there are too many.
+    /// If the kernel refuses, or if there are too many connections.
     pub fn add_local_clients(&mut self, clients: &[LocalClient]) -> Result<(), ShieldError> {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);

@@ -284,7 +284,8 @@ impl RuleBody<'_> {
         self.compare(1, register, value)
     }
 
-    /// Continues with the next expression if the number in network order is less.
+    /// Continues with the next expression if the number in the register, in network byte order, is
+    /// less than `value`.
     pub(super) fn less(&mut self, register: u32, value: &[u8]) -> &mut Self {
         self.compare(2, register, value)
     }

@@ -11,12 +11,13 @@ use crate::io::tun::HostDevice;
 use lvs_packet::steer::Plan;
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, TurnBack, TurnedBack};
 
-/// Receive and send buffer of a socket: room for some hundred super-packets, or ten thousand small
-/// frames.
+/// Size in bytes of the receive and of the send buffer of a socket: room for some hundred
+/// super-packets, or ten thousand small frames.
 const BUFFER: i32 = 16 << 20;
 
-/// Bytes of a slot of the ring: a frame of 1,514 bytes, its virtio header and the headroom. An odd
-/// number of cache lines, so that the beginnings of all slots are spread over the cache.
+/// Size in bytes of a slot of the ring: a frame of 1,514 bytes, its virtio header and the headroom.
+/// The size is an odd number of cache lines, so that the beginnings of all slots are spread over
+/// the cache.
 pub const SLOT: usize = 27 * 64;
 
 /// Minimum number of slots of the ring: 14 MiB of memory for each interface.
@@ -33,11 +34,11 @@ const FIRST_SLOTS: usize = 16_384;
 /// them.
 const SHARE_LEAST: usize = 4;
 
-/// Receive buffer for SYNs with data (TCP Fast Open).
+/// Size in bytes of the receive buffer for SYNs with data (TCP Fast Open).
 const FIRST_BUFFER: i32 = 1 << 20;
 
-/// Additional bytes before a frame in its slot: with them, the virtio header and the packet's
-/// headers share one cache line, and a tunnel's headers fit before the packet.
+/// Number of additional bytes before a frame in its slot. With them, the virtio header and the
+/// packet's headers share one cache line, and a tunnel's headers fit before the packet.
 const RESERVE: u32 = 62;
 
 /// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
@@ -135,7 +136,7 @@ impl AfPacket {
         Opening::new(ifindex, name, By::Ring).open()
     }
 
-    /// As [`Self::open`], without a ring: slower, and without its memory.
+    /// As [`Self::open`], without a ring: receiving is slower, and needs no memory for a ring.
     ///
     /// # Errors
     /// See [`OpenError`].

@@ -42,7 +42,7 @@ impl Link {
 /// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The interface.
+    /// Index of the interface.
     pub ifindex: u32,
     /// The address.
     pub ip: IpAddr,
@@ -51,7 +51,7 @@ pub struct Address {
     /// The scope in which the address is valid (`RT_SCOPE_*`): 0 everywhere, 253 on the link, 254
     /// on this host.
     pub scope: u8,
-    /// `IFA_F_*`.
+    /// Flags of the address (`IFA_F_*`).
     pub flags: u32,
 }
 
@@ -127,7 +127,7 @@ pub struct RouteHit {
 pub struct Neighbour {
     /// The neighbour's Ethernet address, if it is resolved.
     pub mac: Option<LinkAddress>,
-    /// `NUD_*`.
+    /// State of the neighbour entry (`NUD_*`).
     pub state: u16,
 }
 

@@ -150,7 +150,7 @@ fn link_with_new_address_has_appeared() {
 }
 
 #[test]
-fn address_of_neighbour_is_least_that_is_not_excluded() {
+fn neighbour_address_is_lowest_that_is_not_excluded() {
     let (vip, server, mac) = (ip("10.0.0.1"), ip("10.0.0.7"), [4; 6]);
     let mut state = NetState::of_link(7, (ip("10.0.0.0"), 24), (vip, mac));
     state.add_neighbour(7, (server, mac));
