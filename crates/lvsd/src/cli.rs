@@ -63,7 +63,7 @@ const STARTER: &str = include_str!("cli/starter.toml");
 /// Directory of the state that must survive a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
-/// Interval of the heartbeats.
+/// Interval at which each event loop of the daemon proves that it is running.
 const BEAT: Duration = Duration::from_millis(100);
 
 /// Longest wait of `lvsd stop` for the running daemon.
@@ -158,7 +158,7 @@ enum Command {
         /// Only services that are broken, or have servers that are down or suspicious.
         #[arg(long)]
         broken: bool,
-        /// Show it again every two seconds until interrupted.
+        /// Show the state again every two seconds until interrupted.
         #[arg(long, conflicts_with = "json")]
         watch: bool,
         /// Print JSON.
@@ -485,7 +485,7 @@ fn write(text: &[u8]) -> Result<(), String> {
     written(output.write_all(text).and_then(|()| output.flush()))
 }
 
-/// Ignores the error of a closed output pipe, but not of a full disk.
+/// Ignores the error of a closed output pipe. Other errors, such as a full disk, are returned.
 fn written(result: std::io::Result<()>) -> Result<(), String> {
     match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("write error: {error}")),
@@ -894,7 +894,7 @@ fn run(
     result
 }
 
-/// A thread for the health checks, so that computations of the daemon do not delay them.
+/// Starts a thread for the health checks, so that computations of the daemon do not delay them.
 fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -30,8 +30,7 @@ struct Rights {
 
 /// Listens on the socket next to that of `dataplane`; `api` answers the requests, as over TCP.
 ///
-/// # Errors
-/// The system does not permit the socket.
+/// # Errors The operating system refuses to create the socket.
 pub fn open(dataplane: &Address, settings: &Dataplane, api: Arc<Api>) -> io::Result<()> {
     let listener = bind(&daemon::socket(dataplane))?;
     let facts = Facts::read();
@@ -192,8 +191,8 @@ mod tests {
             ("[[[[\r\n\r\n", " 400 Bad Request"),
             (status, "{\"pid\":7,"),
             ("POST /v1/reload HTTP/1.0\r\n\r\n", "the file is wrong"),
-            ("GET /v1/reload HTTP/1.0\r\n\r\n", "takes POST only"),
-            ("POST /v1/stop HTTP/1.0\r\n\r\n", "takes GET only"),
+            ("GET /v1/reload HTTP/1.0\r\n\r\n", "accepts only POST"),
+            ("POST /v1/stop HTTP/1.0\r\n\r\n", "accepts only GET"),
             (long.as_str(), " 431 "),
         ] {
             let mut stream = UnixStream::connect(&path).await.expect("it listens");

@@ -83,7 +83,7 @@ pub(super) fn is_ours(message: &Message<'_>) -> bool {
     }
 }
 
-/// The datagrams that answer `request`, for the socket `port`.
+/// Returns the datagrams that answer `request`, for the socket with the netlink port `port`.
 pub(super) fn answer(
     request: &Message<'_>,
     port: u32,
@@ -125,7 +125,7 @@ impl Ask<'_> {
         Writer::generic(FAMILY, flags, self.request, self.port, (command, 1))
     }
 
-    /// The description of the family.
+    /// Returns the message that describes the family `IPVS`.
     fn family(&self) -> Vec<u8> {
         let head = (NEW_FAMILY, 2);
         let mut message = Writer::generic(CONTROLLER, 0, self.request, self.port, head);

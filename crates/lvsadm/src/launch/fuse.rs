@@ -23,12 +23,13 @@ pub(super) const RELEASEDIR: u32 = 29;
 pub(super) const INTERRUPT: u32 = 36;
 pub(super) const BATCH_FORGET: u32 = 42;
 
-/// Longest data of a `WRITE`.
+/// Maximum length of the data of a `WRITE`, in bytes.
 pub(super) const WRITE_MAX: usize = 4096;
-/// Size of a request's buffer. The kernel requires [`WRITE_MAX`] and 4,096 further bytes.
+/// Size of the buffer for a request, in bytes. The kernel requires [`WRITE_MAX`] and 4,096 further
+/// bytes.
 pub(super) const REQUEST_MAX: usize = 2 * WRITE_MAX + 4096;
 
-/// Length of `struct fuse_in_header` and of `struct fuse_out_header`.
+/// Length of `struct fuse_in_header` in bytes.
 const IN: usize = 40;
 const OUT: usize = 16;
 
@@ -92,7 +93,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// An answer.
+/// Returns the answer to the request `unique`: data, or an error number.
 pub(super) fn answer(unique: u64, result: Result<Vec<u8>, Errno>) -> Vec<u8> {
     let (errno, body) = match result {
         Ok(body) => (0, body),

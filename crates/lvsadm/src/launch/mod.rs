@@ -198,7 +198,7 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     let places = Places::below(limit).ok_or_else(|| {
         format!("the limit of {limit} descriptors is too low: set it to 256 or more (ulimit -n)")
     })?;
-    let (own, other) = UnixStream::pair().map_err(|error| format!("no socket pair: {error}"))?;
+    let (own, other) = UnixStream::pair().map_err(|error| format!("cannot create a socket pair: {error}"))?;
     let side =
         notify::detach(&other).map_err(|error| format!("cannot start the supervisor: {error}"))?;
     if side == Side::Detached {
@@ -215,7 +215,7 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
             let probe = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC);
             if !probe.is_ok_and(|socket| is_placed(&socket)) {
                 return Err(
-                    "another program has installed a filter of system calls here (a container manager?), and a process can have only one: run lvs-run outside of it"
+                    "another program, such as a container manager, has installed a seccomp filter with a listener, and a process can have only one: run lvs-run outside of that program"
                         .into(),
                 );
             }
@@ -258,7 +258,7 @@ fn refusal(error: &io::Error) -> String {
         Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",
         Some(Errno::EINVAL | Errno::ENOSYS) => "Linux 5.19 or newer with seccomp is needed",
         _ if error.kind() == io::ErrorKind::Unsupported => "only x86-64 and aarch64 are supported",
-        _ => "does another sandbox prevent it?",
+        _ => "check whether another sandbox prevents it",
     };
     format!("cannot install the seccomp filter: {error}: {fix}")
 }

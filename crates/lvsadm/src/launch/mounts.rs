@@ -21,7 +21,7 @@ use rustix::mount::{
 /// The directory of the supervisor's file system.
 const PLACE: &str = "/proc/sys/net";
 
-/// Mounts that are made when the supervisor answers.
+/// The mounts for the program, which are made when the supervisor is ready.
 #[derive(Debug)]
 pub(super) struct Mounts {
     files: OwnedFd,

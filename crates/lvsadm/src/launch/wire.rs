@@ -42,7 +42,7 @@ pub(super) fn u64_at(from: &[u8], at: usize) -> Option<u64> {
     bytes(from, at).map(u64::from_ne_bytes)
 }
 
-/// A message of a request.
+/// A netlink message in a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'a> {
     pub(super) kind: u16,

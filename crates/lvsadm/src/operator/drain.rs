@@ -154,7 +154,7 @@ struct Target {
     name: String,
     /// The lvsd that owns the service, if one runs.
     daemon: Option<Daemon>,
-    /// Whether the dataplane has set its weight to 0.
+    /// Whether the dataplane has set the server's weight to 0.
     settled: bool,
 }
 

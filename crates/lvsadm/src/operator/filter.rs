@@ -109,7 +109,7 @@ fn removed(mut before: FilterLists, less: &FilterLists) -> Result<FilterLists, T
         let (there, less) = (set(list), set(less));
         if let Some(stranger) = less.difference(&there).next() {
             return Err(Trouble::Usage(format!(
-                "{stranger} is not in the list of {word} prefixes; lvsadm filter list shows it"
+                "{stranger} is not in the list of {word} prefixes; lvsadm filter list shows the list"
             )));
         }
         list.retain(|prefix| !less.contains(prefix));

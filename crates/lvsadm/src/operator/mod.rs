@@ -43,7 +43,7 @@ use crate::session::warn;
 pub(crate) struct Flag {
     /// The option as typed: `--deadline`, `-w`.
     pub(crate) name: &'static str,
-    /// The name of its argument; empty without one.
+    /// The name of the option's argument; empty for an option without an argument.
     pub(crate) argument: &'static str,
     pub(crate) help: &'static str,
 }

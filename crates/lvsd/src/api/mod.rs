@@ -125,7 +125,8 @@ impl Api {
         self.count_full(self.places.take(holder))
     }
 
-    /// Takes a slot for a connection over the Unix socket; `reader` is the user of a read-only one.
+    /// Takes a slot for a connection over the Unix socket; `reader` is the user of a connection
+    /// that may only read.
     pub(crate) fn local_place(&self, reader: Option<u32>) -> Option<Place> {
         self.count_full(self.local_places.take(reader))
     }
@@ -137,7 +138,7 @@ impl Api {
         place
     }
 
-    /// The present state, or one that is younger than [`FRESH`].
+    /// Returns the present status, or a stored one that is younger than [`FRESH`].
     ///
     /// # Errors
     /// The reason why the main loop does not return its status.

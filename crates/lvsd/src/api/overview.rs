@@ -42,7 +42,7 @@ pub struct Overview {
     pub loaded: LoadStatus,
     /// The state of the dataplane.
     pub dataplane: DataplaneStatus,
-    /// Connections in the dataplane's table.
+    /// Number of connections in the dataplane's table.
     pub connections: u64,
     /// Maximum number of connections in the table.
     pub capacity: u64,
@@ -66,9 +66,9 @@ pub struct Overview {
     pub admin: Vec<AdminEntry>,
     /// Number of manual changes, refused changes and overrides that are not listed.
     pub left_out: usize,
-    /// Servers in the file.
+    /// Number of servers in the file.
     pub servers: usize,
-    /// Servers that receive new connections.
+    /// Number of servers that receive new connections.
     pub usable: usize,
     /// The total number of servers that are down.
     pub down: usize,

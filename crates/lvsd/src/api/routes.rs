@@ -19,7 +19,7 @@ use crate::clock::Now;
 use crate::requests::ChangeRequest;
 use crate::snapshot::Snapshot;
 
-/// The longest body of a request.
+/// Maximum length of the body of a request in bytes.
 const BODY_MAX: usize = 16 << 10;
 /// Delay before a wrong token is refused.
 const WRONG_TOKEN: Duration = Duration::from_millis(500);
@@ -218,7 +218,7 @@ async fn route(
         let method = if changes { "POST" } else { "GET" };
         return Err(Refusal::new(
             StatusCode::METHOD_NOT_ALLOWED,
-            format!("{path} takes {method} only; /v1/openapi.json describes it"),
+            format!("{path} accepts only {method}; /v1/openapi.json describes this path"),
         ));
     }
     if changes {

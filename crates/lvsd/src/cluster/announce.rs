@@ -142,7 +142,7 @@ impl Unapplied {
     }
 }
 
-/// A change for the thread.
+/// New announcements for the thread, and the clients that wait for their confirmation.
 #[derive(Debug, Default)]
 struct Wish {
     /// The addresses to announce; `None` stops the thread.
@@ -253,7 +253,7 @@ fn run(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Ann
         });
         if applied {
             for sender in confirm.drain(..) {
-                // The client may have gone.
+                // The client may have closed its connection.
                 let _ = sender.send(());
             }
         }
@@ -263,7 +263,7 @@ fn run(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Ann
         let waited = door.changed.wait_timeout_while(known, PERIOD, same);
         let mut known = waited.unwrap_or_else(PoisonError::into_inner).0;
         confirm.append(&mut known.confirm);
-        // Clients that wait no longer.
+        // Remove the clients that wait no longer.
         confirm.retain(|sender| !sender.is_closed());
         wish = known.wanted.clone();
     }

@@ -59,7 +59,7 @@ pub struct ClusterPaths {
     pub turns: Pulse,
 }
 
-/// A change that is an event.
+/// A change of this director's state that lvsd reports as an event.
 #[derive(Debug)]
 pub(crate) struct News {
     /// The kind of the event.
@@ -99,7 +99,7 @@ struct Running {
     messages: watch::Receiver<Messages>,
     readiness: watch::Receiver<Option<Readiness>>,
     listener: tokio::task::JoinHandle<()>,
-    /// The last state from keepalived, also if an earlier daemon received it.
+    /// The last state that keepalived has reported, to this daemon or to an earlier one.
     state: State,
     written: Option<i16>,
     /// The error of the last write of the track file.
@@ -385,7 +385,7 @@ impl Cluster {
             return;
         };
         if self.lacks.is_none() && readiness.ready {
-            // Nor is it known whether peers are missing.
+            // It is not known yet whether peers are missing.
             return;
         }
         let value = Fitness {
@@ -459,7 +459,7 @@ impl Cluster {
         }
         if self.maintenance.is_some() && vrrp.is_none() && announce.is_none() {
             warnings.push(
-                "the maintenance has no effect on addresses: the file has neither [vrrp] nor services with vip = \"announce\": the program that moves the addresses must query `lvsd maintenance status`"
+                "the maintenance has no effect on addresses: the file has neither [vrrp] nor services with vip = \"announce\"; the program that moves the addresses must query `lvsd maintenance status`"
                     .to_owned(),
             );
         }

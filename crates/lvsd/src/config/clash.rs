@@ -156,7 +156,7 @@ pub(crate) fn listens_everywhere(service: &Service) -> bool {
 }
 
 /// Whether `other`, which is proxied at all addresses of this host, listens at the address of a
-/// server of the service `of`. `has`: the host has an address.
+/// server of the service `of`. `has` returns whether the host has an address.
 pub(crate) fn listens_at(
     other: &Service,
     of: &ServiceId,

@@ -14,7 +14,7 @@ use lvs_core::{Family, Prefix, Protocol};
 
 use super::raw::RawService;
 
-/// Marks of services of many ports.
+/// The range of the generated marks of services with several ports.
 pub(crate) const MARKS: RangeInclusive<u32> = 0x4c00_0000..=0x4cff_ffff;
 
 /// Many ports of a virtual address.

@@ -513,7 +513,7 @@ pub(super) struct RawLimits {
 /// `passive = true`, or `passive = 5`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawPassive {
-    /// Whether a suspicious server is set down.
+    /// Whether a suspicious server counts as down.
     TakesOut(bool),
     /// The number of failed attempts to connect.
     Number(Whole),
@@ -543,7 +543,7 @@ pub(super) struct RawQuorumTable {
 pub(super) enum RawTarget {
     /// The address of the server.
     Address(String),
-    /// The table, as of a server.
+    /// A table with the keys of a server.
     Table(Box<RawServer>),
 }
 

@@ -125,7 +125,7 @@ fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
         Ok(_) => Err(
             "this kernel has no Landlock: keepalived would run the scripts of the file".to_owned(),
         ),
-        Err(error) => Err(format!("Landlock: {error}")),
+        Err(error) => Err(format!("cannot restrict keepalived with Landlock: {error}")),
     }
 }
 

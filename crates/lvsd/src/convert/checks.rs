@@ -160,7 +160,8 @@ fn timing(item: &Item, of_check: bool) -> Option<f64> {
     (number >= least).then_some(number)
 }
 
-/// The message about a time that keepalived does not use unchanged.
+/// Returns the message about a time that keepalived refuses, or that lvsd limits; `None` for any
+/// other time.
 pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     let name = item.name();
     let most = match name {

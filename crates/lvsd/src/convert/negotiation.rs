@@ -108,8 +108,7 @@ impl Negotiation {
 
     /// Adds the request of this protocol to `check`, whose intervals are already set.
     ///
-    /// # Errors
-    /// If lvsd has no equivalent; the text is the reason.
+    /// # Errors lvsd has no equivalent; the text is the reason.
     pub(super) fn negotiate(
         &self,
         mut check: Check,
@@ -218,8 +217,7 @@ impl Negotiation {
 
     /// The check by a program, which gets the virtual and the real address and port.
     ///
-    /// # Errors
-    /// If lvsd has no equivalent, as text.
+    /// # Errors lvsd has no equivalent; the text is the reason.
     pub(super) fn external(
         &self,
         mut check: Check,

@@ -37,7 +37,7 @@ pub(super) struct Quorum {
     pub(super) hysteresis: u64,
 }
 
-/// A server for the time below the quorum.
+/// A sorry server, which serves while the service is below its quorum.
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
     /// File, line and keyword of the setting.
@@ -57,7 +57,8 @@ pub(super) struct Server {
     pub(super) keys: Keys,
     /// The server's own check; if empty, the service's applies.
     pub(super) check: Keys,
-    /// Whether the server stays with weight 0 while its check fails: the position of this setting.
+    /// Position of the setting with which a failed check only sets the weight to 0; `None` without
+    /// that setting.
     pub(super) inhibit: Option<String>,
     pub(super) lost: Vec<String>,
 }

@@ -112,7 +112,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Options with a file only.
+    /// Options that contain only the path of the configuration.
     pub fn new(path: PathBuf) -> Self {
         Self {
             path,
@@ -420,7 +420,7 @@ impl<P: Prober> Daemon<P> {
             // Inputs that have arrived in the meantime belong to the next step.
             Step::InStep { found, again } => {
                 for applied in overrides {
-                    // The client may have gone.
+                    // The client may have closed its connection.
                     let _ = applied.send(());
                 }
                 let news = !Arc::ptr_eq(&self.inputs.dataplane.found, &found);

@@ -1,5 +1,5 @@
-//! Applies a list of changes to the dataplane: in one request, or, if it refuses one, without the
-//! refused changes.
+//! Applies a list of changes to the dataplane: in one request or, if the dataplane refuses a
+//! change, without the refused changes.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -296,8 +296,8 @@ mod tests {
     /// The hosts of each service.
     type Hosts = Vec<(u8, Vec<u8>)>;
 
-    /// The refusals of these changes, the number of requests, and the content of the dataplane
-    /// afterwards.
+    /// Applies these changes. Returns the refusals, the number of requests, and the content of the
+    /// dataplane afterwards.
     fn run(changes: &[Call]) -> (Vec<String>, usize, Hosts) {
         let world = World::default();
         world.start_foreign();

@@ -200,7 +200,7 @@ pub struct Found {
     pub refused: Vec<String>,
     /// Services whose addresses belong to services of other programs.
     pub conflicts: HashSet<ServiceId>,
-    /// Servers with weight 0 by a manual change.
+    /// Servers whose weight another program has set to 0.
     pub drained: HashSet<(ServiceId, SocketAddr)>,
     /// Manual changes that lvsd does not revert, as text.
     pub drift: Vec<String>,
@@ -226,7 +226,7 @@ pub struct DataplaneView {
     pub services: Vec<ServiceInfo>,
     /// The reasons why packets were dropped or passed to the host's network stack.
     pub reasons: Vec<ReasonCount>,
-    /// The size of its connection table in the kernel's format.
+    /// The size of the dataplane's connection table, in the kernel's format.
     pub table_size: u32,
     /// The dataplane's version; empty before its first answer.
     pub version: String,
@@ -294,7 +294,7 @@ struct Memory {
     /// Removed servers that have connections, each with its deadline.
     leaving: HashMap<(ServiceId, SocketAddr), Instant>,
     given: Given,
-    /// The weights of the last comparison, and those set since.
+    /// The weights at the last comparison, and the weights that lvsd has set since then.
     weights: Weights,
 }
 

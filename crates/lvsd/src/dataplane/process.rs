@@ -116,7 +116,7 @@ impl Host for Machine {
         let how = match child.try_wait() {
             Ok(None) => return None,
             Ok(Some(status)) => format!("it exited with {status}"),
-            Err(error) => format!("it cannot be waited for: {error}"),
+            Err(error) => format!("lvsd cannot wait for it: {error}"),
         };
         self.child = None;
         Some(how)

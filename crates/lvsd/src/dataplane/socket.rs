@@ -45,7 +45,7 @@ pub fn connect(
 /// A client, and its timeout for all requests but changes.
 struct Connection(Client, Duration);
 
-/// Least timeout of a request with changes: one request can contain thousands of servers.
+/// Minimum timeout of a request with changes: one request can contain thousands of servers.
 const CHANGES_PATIENCE: Duration = Duration::from_secs(60);
 
 fn translate(error: Error) -> ControlError {

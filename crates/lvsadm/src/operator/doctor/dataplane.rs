@@ -82,7 +82,7 @@ fn state(info: &Info, findings: &mut Findings) {
         findings.add(
             (Code::PeerBehind, scope, When::since(peer.seconds)),
             format!(
-                "the connections of the director {} are not replicated to this one, for {} s ({}{}{}): they break when this one takes over",
+                "the connections of the director {} are not replicated to this director, for {} s ({}{}{}): they break when this director takes over",
                 peer.peer.ip(),
                 peer.seconds,
                 peer.state,

@@ -60,8 +60,8 @@ fn lost(interface: &InterfaceInfo, when: When, findings: &mut Findings) {
     }
 }
 
-/// Frames that the network card has lost since the driver was loaded; the card does not record
-/// when.
+/// Reports the frames that a network card has lost since its driver was loaded. The card does not
+/// record when.
 fn lost_by_card(name: &str, findings: &mut Findings) {
     let lost = ring_drops(&output(
         "ip",

@@ -148,7 +148,8 @@ impl When {
         }
     }
 
-    /// The times of a counted reason; empty if it is not listed.
+    /// Returns the times of the drops with the reason `name`; empty if `reasons` does not contain
+    /// it.
     fn of_name(reasons: &[ReasonCount], name: &str) -> Self {
         let mut reasons = reasons.iter();
         let reason = reasons.find(|one| one.action == "drop" && one.reason == name);

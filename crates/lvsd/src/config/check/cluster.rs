@@ -17,7 +17,7 @@ use crate::text::read_file;
 
 /// Maximum number of configured members.
 const MEMBERS_MAX: usize = 16;
-/// Files of certificates: of the authority, and certificate and key of this client.
+/// Certificate files of a source: the CA certificates, this client's certificate, and its key.
 pub(super) type Certificates<'a> = (
     Option<&'a Spanned<String>>,
     Option<&'a Spanned<String>>,

@@ -11,7 +11,7 @@ use super::Checker;
 use crate::config::raw::{RawService, RawTunnel, RawTunnelTable};
 use crate::text::Diagnostic;
 
-/// Types of tunnels for a fix: `"gre" or "gue"`.
+/// Tunnel types as text for a fix: `"gre" or "gue"`.
 fn names(types: impl Iterator<Item = &'static TunnelType>) -> String {
     let names: Vec<String> = types.map(|kind| format!("\"{}\"", kind.name)).collect();
     match names.split_last() {

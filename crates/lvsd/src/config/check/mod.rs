@@ -36,7 +36,7 @@ use crate::config::shape::{self, NOWHERE};
 use crate::config::{Config, Files, Service};
 use crate::text::{Diagnostic, Findings, Severity};
 
-/// The longest slow start: a day.
+/// Maximum duration of a slow start in seconds: one day.
 const SLOW_START_MAX: u64 = 86_400;
 
 /// The maximum weight in the kernel and in ipvsadm.
@@ -277,7 +277,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Reports a finding about the service, which every server would repeat.
+    /// Reports a finding about the service once, although it occurs at each of its servers.
     fn once(&mut self, finding: Diagnostic) {
         let first = (finding.primary.0.start, finding.title.clone());
         if self.once.insert(first) {

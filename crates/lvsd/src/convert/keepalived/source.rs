@@ -564,7 +564,7 @@ fn name(text: &str) -> Option<(&str, &str)> {
     (ends && is_name(name)).then_some((name, rest))
 }
 
-/// Name, first, step and last of a sequence.
+/// The name of the macro that a sequence sets, and the first value, the step and the last value.
 fn sequence(text: &str) -> Option<(String, i64, i64, i64)> {
     let mut words = text.split(',').map(str::trim);
     let name = words.next().filter(|name| is_name(name))?.to_owned();
