@@ -44,7 +44,7 @@ pub(super) struct Read {
     report: Option<Report>,
 }
 
-/// The servers of a service that is loaded.
+/// The number of servers of a loaded service, and whether the service is from Kubernetes.
 #[derive(Clone, Copy, Default)]
 struct Standing {
     servers: usize,

@@ -293,7 +293,7 @@ mod tests {
         assert!(log.text().lines().count() > 2, "{}", log.text());
     }
 
-    /// The hosts of each service.
+    /// For each service, the last octet of its address and those of its servers' addresses.
     type Hosts = Vec<(u8, Vec<u8>)>;
 
     /// Applies these changes. Returns the refusals, the number of requests, and the content of the

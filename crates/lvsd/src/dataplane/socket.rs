@@ -15,8 +15,8 @@ use serde::de::IgnoredAny;
 use crate::dataplane::ConnectError;
 use crate::dataplane::control::{ControlError, DataplaneControl};
 
-/// Connects to the dataplane at `address`. It counts as hung if it does not answer within
-/// `patience`.
+/// Connects to the dataplane at `address`. The dataplane counts as hung if it does not answer
+/// within `patience`.
 ///
 /// # Errors
 /// See [`ConnectError`].

@@ -27,7 +27,8 @@ struct Request {
 }
 
 impl Pins {
-    /// A thread that sends requests to the dataplane at `address`, until its owner is dropped.
+    /// Starts a thread that sends requests to the dataplane at `address`, until its owner is
+    /// dropped.
     ///
     /// # Errors
     /// No thread can be started.

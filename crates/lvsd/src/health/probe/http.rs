@@ -45,7 +45,7 @@ struct Page {
     /// The path of the page, from `/` on.
     path: String,
     method: Method,
-    /// First and last of each range.
+    /// Accepted status codes: the first and the last code of each range.
     status: Vec<(u16, u16)>,
     body: Option<String>,
     regex: Option<Pattern>,
@@ -307,7 +307,7 @@ impl Http {
 /// The result of one request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Came {
-    /// The expected answer.
+    /// The page has the expected status and content.
     Good,
     /// The server redirects to another address.
     Redirect(String),

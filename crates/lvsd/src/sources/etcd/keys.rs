@@ -133,7 +133,7 @@ pub(in crate::sources) struct Model {
     pub(in crate::sources) directors: BTreeMap<String, Director>,
     /// Invalid keys, with the reasons.
     pub(in crate::sources) refused: BTreeMap<String, String>,
-    /// The last revision of each key, by a hash: names may be long.
+    /// The last revision of each key, by a hash of the key's name, because names may be long.
     pub(in crate::sources) keys: HashMap<u64, i64>,
 }
 
@@ -160,8 +160,7 @@ impl Model {
 
     /// The state after a listing; `before` is the state before it.
     ///
-    /// # Errors
-    /// If a limit is exceeded.
+    /// # Errors A limit is exceeded.
     pub(super) fn listed(
         before: &Etcd,
         cluster: i64,
@@ -214,8 +213,7 @@ impl Model {
 
     /// Applies an event of the watch.
     ///
-    /// # Errors
-    /// If a limit is exceeded.
+    /// # Errors A limit is exceeded.
     pub(super) fn take(&mut self, event: &Event) -> Result<Concerns, String> {
         match event.kind.as_str() {
             "DELETE" => Ok(self.delete(&event.kv)),
@@ -268,8 +266,7 @@ impl Model {
     /// Stores a value. If the value is invalid, the previous one stays, and the inner `Err` is the
     /// reason.
     ///
-    /// # Errors
-    /// If a limit is exceeded.
+    /// # Errors A limit is exceeded.
     fn understand(&mut self, rest: &str, value: &[u8]) -> Result<Result<(), String>, String> {
         let (kind, name) = rest.split_once('/').unwrap_or_default();
         let longest = match kind {

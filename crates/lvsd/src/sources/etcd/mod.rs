@@ -358,7 +358,7 @@ impl Session<'_> {
         }
     }
 
-    /// Logs why everything is read again: the watch is incomplete.
+    /// Logs that the watch is incomplete, so that all keys are read again.
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
@@ -426,7 +426,8 @@ impl Session<'_> {
     }
 
     /// Whether this director must write its record again: because an event deleted the record, or
-    /// because another process has begun to write it. That process then notices, too.
+    /// because another process has begun to write it. That process then detects the duplicate name,
+    /// too.
     fn of_twin(&mut self, event: &message::Event) -> bool {
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let own = format!("{prefix}directors/{name}");

@@ -222,7 +222,7 @@ impl<'a> Options<'a> {
 #[derive(Clone, Copy, Default)]
 struct Server<'a> {
     weight: u16,
-    /// The node that the server is, or on which it runs.
+    /// The node that is the server, or on which the server runs.
     node: Option<&'a str>,
 }
 
