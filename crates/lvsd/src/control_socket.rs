@@ -30,7 +30,8 @@ struct Rights {
 
 /// Listens on the socket next to that of `dataplane`; `api` answers the requests, as over TCP.
 ///
-/// # Errors The operating system refuses to create the socket.
+/// # Errors
+/// The operating system refuses to create the socket.
 pub fn open(dataplane: &Address, settings: &Dataplane, api: Arc<Api>) -> io::Result<()> {
     let listener = bind(&daemon::socket(dataplane))?;
     let facts = Facts::read();

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// Replaces a file by `contents`, with these permissions.
 ///
-/// # Errors The file cannot be written; its old content remains.
+/// # Errors
+/// The file cannot be written; its old content remains.
 pub(crate) fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     let (new, _) = write(path, contents, mode)?;
     std::fs::rename(&new, path)

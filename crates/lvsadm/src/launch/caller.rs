@@ -196,7 +196,8 @@ pub(super) struct Memory(File);
 impl Memory {
     /// Opens the memory of a process or thread.
     ///
-    /// # Errors The thread or process has ended, or this process does not have CAP_SYS_PTRACE.
+    /// # Errors
+    /// The thread or process has ended, or this process does not have CAP_SYS_PTRACE.
     pub(super) fn open(thread: u32) -> io::Result<Self> {
         let path = format!("/proc/{thread}/mem");
         File::options().read(true).write(true).open(path).map(Self)
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn address_without_memory_is_an_error() {
+    fn read_of_unmapped_memory_is_an_error() {
         let memory = Memory::open(std::process::id()).expect("readable");
         assert!(
             memory.read(8, &mut [0; 4]).is_err(),

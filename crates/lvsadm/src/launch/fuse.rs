@@ -29,7 +29,7 @@ pub(super) const WRITE_MAX: usize = 4096;
 /// bytes.
 pub(super) const REQUEST_MAX: usize = 2 * WRITE_MAX + 4096;
 
-/// Length of `struct fuse_in_header` in bytes.
+/// Lengths of `struct fuse_in_header` and of `struct fuse_out_header` in bytes.
 const IN: usize = 40;
 const OUT: usize = 16;
 
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn short_request_is_refused() {
+    fn short_fuse_request_is_refused() {
         assert!(Request::of(&[0; IN - 1]).is_none());
         for operation in [READ, WRITE, READDIR, LOOKUP] {
             let bytes = request(operation, &[1; 15]);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_have_the_lengths_that_the_kernel_checks() {
+    fn fuse_answers_have_the_lengths_that_the_kernel_checks() {
         assert_eq!(entry(1, 0, 0).len(), 128);
         assert_eq!(attribute(1, 0, 0).len(), 104);
         assert_eq!(opened(1).len(), 16);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_is_read_in_pieces() {
+    fn fuse_directory_is_read_in_pieces() {
         let all: Vec<_> = (0..9).map(|n| (0o100_000, format!("name{n}"))).collect();
         let (mut at, mut pieces) = (0, 0);
         while at < all.len() {

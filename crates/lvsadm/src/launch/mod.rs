@@ -198,7 +198,8 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     let places = Places::below(limit).ok_or_else(|| {
         format!("the limit of {limit} descriptors is too low: set it to 256 or more (ulimit -n)")
     })?;
-    let (own, other) = UnixStream::pair().map_err(|error| format!("cannot create a socket pair: {error}"))?;
+    let (own, other) =
+        UnixStream::pair().map_err(|error| format!("cannot create a socket pair: {error}"))?;
     let side =
         notify::detach(&other).map_err(|error| format!("cannot start the supervisor: {error}"))?;
     if side == Side::Detached {
@@ -263,8 +264,8 @@ fn refusal(error: &io::Error) -> String {
     format!("cannot install the seccomp filter: {error}: {fix}")
 }
 
-/// Sends the listener and the descriptor of the FUSE file system to the supervisor, and waits until
-/// the supervisor is ready.
+/// Sends the seccomp listener and the descriptor of the FUSE file system to the supervisor, and
+/// waits until the supervisor is ready.
 fn hand_over(
     mut supervisor: UnixStream,
     listener: &Listener,
@@ -297,7 +298,8 @@ const READY: &str = "ready";
 /// permitted to.
 static PROBE: [u8; 8] = *b"lvs-run\0";
 
-/// The supervisor: receives the listener, and answers calls until the last process has exited.
+/// The supervisor: receives the seccomp listener, and answers the reported system calls until the
+/// last process has exited.
 fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, full_nat: bool) {
     // After a panic, a thread would leave its caller waiting. Without a supervisor, calls fail.
     let hook = std::panic::take_hook();
@@ -374,12 +376,12 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     std::process::exit(0)
 }
 
-/// The objects that a supervisor receives: the listener, its descriptor of the FUSE file system,
-/// and the process id of the program.
+/// The objects that a supervisor receives: the seccomp listener, its descriptor of the FUSE file
+/// system, and the process id of the program.
 type TakenOver = (Listener, Option<OwnedFd>, Pid);
 
-/// Receives the listener of a program, and finds its process id; `None` if the program ends or
-/// needs no supervisor.
+/// Receives the seccomp listener of a program, and finds the program's process id; `None` if the
+/// program ends or needs no supervisor.
 fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     let mut probe = [0; size_of::<usize>()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];

@@ -161,7 +161,8 @@ impl Space {
         })
     }
 
-    /// Connects to the dataplane again, and restores its configuration if it has restarted.
+    /// Connects to the dataplane again, and restores the configuration if the dataplane has
+    /// restarted.
     pub(super) fn reconnect(&self) {
         let mut link = lock(&self.link);
         link.client = None;

@@ -112,7 +112,7 @@ impl Worker {
 type Answered = (Answer, Option<Rest>);
 
 impl Supervisor {
-    /// Creates the supervisor of the calls that `listener` reports.
+    /// Creates the supervisor of the system calls that the seccomp listener `listener` reports.
     ///
     /// # Errors
     /// `/proc` is not mounted.

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_words_get_a_suggestion() {
+    fn unknown_command_gets_a_suggestion() {
         let message = |word: &str| unknown(word.as_bytes()).unwrap_or_default();
         assert!(message("wach").contains("did you mean `lvsadm watch'?"));
         assert!(message("Drain").contains("`lvsadm drain'"));

@@ -114,7 +114,7 @@ pub fn plain(open_metrics: &str) -> String {
     out
 }
 
-/// The source of the metrics.
+/// The states and counters from which the metrics are written.
 #[derive(Debug)]
 struct View {
     snapshot: Arc<Snapshot>,

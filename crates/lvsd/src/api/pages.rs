@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_for_single_clients_share_a_limit() {
+    fn answers_for_single_clients_share_a_memory_limit() {
         let own = Own::default();
         let part = || vec![0; OWN_MAX / 8];
         let mut held: Vec<Bytes> = (0..8).map(|_| own.hold(part()).expect("room")).collect();

@@ -307,7 +307,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let curves = curves.ok_or_else(|| match service {
                 Some(name) => no_service(&name),
                 None => Refusal::unavailable(
-                    "the daemon has no state yet; repeat the request later".to_owned(),
+                    "lvsd has recorded no history yet; repeat the request later".to_owned(),
                 ),
             })?;
             own(api, json_bytes(&curves))?

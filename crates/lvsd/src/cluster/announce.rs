@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn announced_address_has_the_state_of_its_services() {
+    fn announcement_depends_on_states_of_all_services_of_the_address() {
         use Ability::{None as Nobody, Quorum, Sorry, Unknown};
         for (services, expected) in [
             (vec![Quorum], Some(Standing::Announced)),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn drained_director_is_deprioritised_then_withdrawn() {
+    fn addresses_of_director_in_maintenance_are_deprioritised_then_withdrawn() {
         let address: IpAddr = "192.0.2.10".parse().unwrap();
         let other: IpAddr = "192.0.2.11".parse().unwrap();
         let mut wish = WantedAnnouncements {

@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn director_without_its_peers_names_them() {
+    fn peers_that_the_dataplane_lacks_are_named_with_fix() {
         let mut cluster = Cluster::recall(None);
         assert!(cluster.has_peers() && cluster.lacking().is_none());
         cluster.take_lacking(vec![SocketAddr::from(([192, 0, 2, 2], 8848))]);

@@ -147,8 +147,8 @@ pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, Stri
     Ok(paths)
 }
 
-/// Whether a name matches a pattern with `*`, `?` and `[...]`. The work is limited by the product
-/// of their lengths.
+/// Whether a name matches a pattern with `*`, `?` and `[...]`. The running time is at most
+/// proportional to the product of both lengths.
 fn fits(pattern: &[char], name: &[char]) -> bool {
     let (mut p, mut n) = (0, 0);
     // The position of the last `*`, and the text that it has matched so far.

@@ -90,7 +90,8 @@ impl Negotiation {
         })
     }
 
-    /// The protocol of the check at a virtual server of this port; 0 for marks.
+    /// Returns the protocol of the check for a virtual server with this port. `port` is 0 for a
+    /// mark.
     pub(super) fn protocol(&self, port: u16) -> &str {
         let by_port = || PORTS.iter().find(|(_, known)| *known == port);
         match &self.service {
@@ -108,7 +109,8 @@ impl Negotiation {
 
     /// Adds the request of this protocol to `check`, whose intervals are already set.
     ///
-    /// # Errors lvsd has no equivalent; the text is the reason.
+    /// # Errors
+    /// lvsd has no equivalent; the text is the reason.
     pub(super) fn negotiate(
         &self,
         mut check: Check,
@@ -217,7 +219,8 @@ impl Negotiation {
 
     /// The check by a program, which gets the virtual and the real address and port.
     ///
-    /// # Errors lvsd has no equivalent; the text is the reason.
+    /// # Errors
+    /// lvsd has no equivalent; the text is the reason.
     pub(super) fn external(
         &self,
         mut check: Check,

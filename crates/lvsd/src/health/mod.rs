@@ -410,7 +410,7 @@ impl<P: Prober> Checks<P> {
     }
 
     /// Marks an up server as down, as if its check had failed: its clients get no answer, for this
-    /// `cause`. Successful checks mark it as up again, but not before [`OUT`] has passed.
+    /// `cause`. Successful checks mark it as up again, but not before `OUT` has passed.
     pub fn take_out(&self, key: &Key, cause: String) {
         if let Some(task) = self.task(key)
             && task.up == Some(true)

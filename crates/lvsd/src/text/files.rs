@@ -15,7 +15,7 @@ pub struct Files {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     path: String,
-    /// Position of its first byte in the joined text.
+    /// Position of the file's first byte in the joined text.
     start: usize,
     /// Number of lines before this file.
     lines: usize,

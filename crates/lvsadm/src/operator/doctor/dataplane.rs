@@ -182,9 +182,9 @@ pub(super) fn xdp(info: &Info) -> Vec<String> {
     let lines = info.interfaces.iter().filter_map(|interface| {
         let name = &interface.name;
         match &interface.no_xdp {
-            Some(NoXdp { reason, fix, .. }) => {
-                Some(format!("{name}: tc, and not XDP, because {reason}; {fix}"))
-            }
+            Some(NoXdp { reason, fix, .. }) => Some(format!(
+                "{name}: tc instead of XDP, because {reason}; {fix}"
+            )),
             None => (interface.fast_path.as_deref() == Some("xdp")).then(|| format!("{name}: XDP")),
         }
     });
@@ -414,7 +414,7 @@ mod tests {
             xdp(&info),
             [
                 "eth0: XDP",
-                "eth1: tc, and not XDP, because it is a bond; check its ports"
+                "eth1: tc instead of XDP, because it is a bond; check its ports"
             ]
         );
         let mut findings = Findings::default();

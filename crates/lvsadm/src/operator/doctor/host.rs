@@ -70,7 +70,7 @@ fn lost_by_card(name: &str, findings: &mut Findings) {
     if lost > 0 {
         findings.add(
             (Code::FramesLostByCard, Scope::interface(name)),
-            format!("the network card of {name} has lost {lost} frames: its ring was full"),
+            format!("the network card of {name} has lost {lost} frames: its receive ring was full"),
             format!("ethtool -g {name} shows its limits; ethtool -G {name} rx MAXIMUM"),
         );
     }

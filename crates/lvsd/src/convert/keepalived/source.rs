@@ -86,7 +86,7 @@ pub(super) struct Reader<'a> {
     macros: HashMap<String, String>,
     /// Macros that are defined by lines for some hosts, and their positions.
     conditional: HashMap<String, SourcePlace>,
-    /// Bytes of files and of expanded macros.
+    /// Number of bytes of files and of expanded macros so far.
     written: u64,
     /// Number of open blocks, and the name of the outermost block.
     depth: usize,

@@ -423,7 +423,7 @@ async fn judge(page: &Page, response: Response<Incoming>) -> Result<Came, String
         if page.redirects > 0 && status.is_redirection() {
             let location = response.headers().get(LOCATION);
             let location = location.and_then(|value| value.to_str().ok());
-            let location = location.ok_or("redirects nowhere")?;
+            let location = location.ok_or("redirects without a valid `Location`")?;
             return Ok(Came::Redirect(location.to_owned()));
         }
         return Err(format!("has status {status}"));

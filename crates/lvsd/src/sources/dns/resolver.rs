@@ -27,7 +27,8 @@ pub(crate) const RECORDS_MAX: usize = 1024;
 
 /// Resolves a name: returns its servers in a stable order, and their TTL in seconds.
 ///
-/// # Errors No name server answers; the text is the reason. A name without any record is an error,
+/// # Errors
+/// No name server answers; the text is the reason. A name without any record is an error,
 /// too: a zone that was emptied by mistake must not empty a service.
 pub(super) async fn look_up(name: &str, lookups: &Lookups) -> Result<(Vec<Record>, u32), String> {
     let servers = match lookups.name_servers.is_empty() {

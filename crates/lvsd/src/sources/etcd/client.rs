@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn expired_lease_is_distinguished_from_live_lease() {
+    async fn expired_etcd_lease_is_distinguished_from_live_lease() {
         for (body, kept) in [
             ("{\"result\":{\"ID\":\"7\",\"TTL\":\"5\"}}", Ok(true)),
             ("{\"result\":{\"ID\":\"7\"}}", Ok(false)),
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn endless_late_and_invalid_answers_are_errors() {
+    async fn endless_late_and_invalid_etcd_answers_are_errors() {
         let ask = async |member| {
             let range = Range {
                 limit: Number(1),

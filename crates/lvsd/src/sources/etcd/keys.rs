@@ -160,7 +160,8 @@ impl Model {
 
     /// The state after a listing; `before` is the state before it.
     ///
-    /// # Errors A limit is exceeded.
+    /// # Errors
+    /// A limit is exceeded.
     pub(super) fn listed(
         before: &Etcd,
         cluster: i64,
@@ -213,7 +214,8 @@ impl Model {
 
     /// Applies an event of the watch.
     ///
-    /// # Errors A limit is exceeded.
+    /// # Errors
+    /// A limit is exceeded.
     pub(super) fn take(&mut self, event: &Event) -> Result<Concerns, String> {
         match event.kind.as_str() {
             "DELETE" => Ok(self.delete(&event.kv)),
@@ -266,7 +268,8 @@ impl Model {
     /// Stores a value. If the value is invalid, the previous one stays, and the inner `Err` is the
     /// reason.
     ///
-    /// # Errors A limit is exceeded.
+    /// # Errors
+    /// A limit is exceeded.
     fn understand(&mut self, rest: &str, value: &[u8]) -> Result<Result<(), String>, String> {
         let (kind, name) = rest.split_once('/').unwrap_or_default();
         let longest = match kind {

@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_watch_is_detected() {
+    fn stalled_etcd_watch_is_detected() {
         let mut owed = Owed::of(10);
         let mut look = |revision, there: &[(&str, i64)], announced: &[(&str, i64)]| {
             let page = page(&owed, revision, there);

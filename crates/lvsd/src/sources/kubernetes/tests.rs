@@ -503,7 +503,7 @@ async fn session_compacted_history_is_listed_again() {
 }
 
 #[tokio::test]
-async fn client_closed_connection_is_opened_again_to_read() {
+async fn client_reopens_closed_connection_for_reads_only() {
     // Each connection ends at its second request.
     let address = serving(|mut stream| async move {
         if request_of(&mut stream).await.is_some() {
