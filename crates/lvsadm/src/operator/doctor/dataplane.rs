@@ -458,7 +458,7 @@ mod tests {
         assert!(found("in step", 0).is_none() && found("away", 9).is_none());
         for state in ["away", "refused", "silent", "behind"] {
             let finding = found(state, 10).expect("there is a finding");
-            let words = format!("not replicated to this one, for 10 s ({state}: no route)");
+            let words = format!("not replicated to this director, for 10 s ({state}: no route)");
             assert!(finding.what.contains(&words), "{finding:?}");
         }
     }
