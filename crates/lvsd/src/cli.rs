@@ -668,7 +668,7 @@ fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>, json: 
     }
 }
 
-/// Stops the dataplane of a daemon that is not running.
+/// Stops the dataplane while no daemon runs.
 fn stop_dataplane(address: &Address, format: log::Format) -> Result<(), String> {
     let _log = start_log(None, format)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -22,9 +22,9 @@ use crate::config::{Dataplane, Facts};
 /// The groups whose members have access.
 #[derive(Clone, Debug, Default)]
 struct Rights {
-    /// The group whose members have write access.
+    /// The id of the group whose members have write access.
     group: Option<u32>,
-    /// The group whose members have read access; `None` if every user has it.
+    /// The id of the group whose members have read access; `None` if every user has it.
     readers: Option<u32>,
 }
 
@@ -101,7 +101,8 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
     }
 }
 
-/// The user of the remote process, and a slot for the connection; or the reason for a refusal.
+/// Returns the user of the remote process and a slot for the connection, or the reason for a
+/// refusal.
 fn admit(
     stream: &UnixStream,
     rights: &Rights,

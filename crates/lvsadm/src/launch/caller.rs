@@ -335,7 +335,7 @@ pub(super) fn sent(call: &Call, memory: &impl Source) -> Option<Vec<u8>> {
 pub(super) struct Buffers {
     memory: Memory,
     parts: Parts,
-    /// Flags of the call.
+    /// Flags of the system call.
     pub(super) flags: i32,
     /// Number of bytes for ancillary data.
     pub(super) control: usize,

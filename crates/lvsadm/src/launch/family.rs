@@ -14,7 +14,7 @@ use nix::libc;
 
 use super::wire::{self, Attributes, Message, Writer};
 
-/// The controller of generic netlink (`GENL_ID_CTRL`).
+/// The message type of the controller of generic netlink (`GENL_ID_CTRL`).
 const CONTROLLER: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 const NEW_FAMILY: u8 = 1;
@@ -56,7 +56,7 @@ const TIMEOUT_TCP: u16 = 4;
 const TIMEOUT_TCP_FIN: u16 = 5;
 const TIMEOUT_UDP: u16 = 6;
 
-/// The service is in the table (`IP_VS_SVC_F_HASHED`).
+/// The flag of a service that is in the table (`IP_VS_SVC_F_HASHED`).
 pub(super) const HASHED: u32 = 2;
 
 /// The dataplane, with the calls that the interfaces of IPVS require.

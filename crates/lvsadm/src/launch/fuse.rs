@@ -43,7 +43,7 @@ pub(super) struct Request<'a> {
     /// Number of the request.
     pub(super) unique: u64,
     pub(super) node: u64,
-    /// The thread that makes the request.
+    /// Id of the thread that makes the request.
     pub(super) thread: u32,
     /// The parameters of the request, which depend on the operation.
     pub(super) body: &'a [u8],
@@ -111,9 +111,9 @@ pub(super) fn answer(unique: u64, result: Result<Vec<u8>, Errno>) -> Vec<u8> {
 /// The answer to `INIT`: the features of this server.
 pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
     const MAJOR: u32 = 7;
-    /// The minor version of the protocol, that of Linux 5.4: no later addition is needed.
+    /// The minor version of the protocol: that of Linux 5.4, because no later addition is needed.
     const MINOR: u32 = 31;
-    /// `O_TRUNC` is a part of `OPEN`; the kernel caches the targets of links.
+    /// Features: `O_TRUNC` is a part of `OPEN`, and the kernel caches the targets of links.
     const ABILITIES: u32 = 1 << 3 | 1 << 23;
     let number = |at| u32_at(body, at).ok_or(Errno::EPROTO);
     if number(0)? != MAJOR {
@@ -172,8 +172,8 @@ pub(super) fn attribute(node: u64, mode: u32, length: usize) -> Vec<u8> {
 
 /// The answer to `OPEN` and `OPENDIR`.
 pub(super) fn opened(file: u64) -> Vec<u8> {
-    /// The kernel caches no content, and does not use a file's length, which is unknown before the
-    /// file is read.
+    /// Flag of an open file: the kernel caches no content, and does not use the file's length,
+    /// which is unknown before the file is read.
     const DIRECT_IO: u32 = 1;
     let mut out = file.to_ne_bytes().to_vec();
     out.extend(DIRECT_IO.to_ne_bytes());

@@ -221,7 +221,7 @@ fn is_v4(info: &ServiceInfo) -> bool {
     }
 }
 
-/// Checks that the buffer's size is that of `wanted` entries.
+/// Checks that the buffer has exactly the size of the head and of `wanted` entries.
 fn exactly(room: usize, head: usize, entry: usize, wanted: usize) -> Result<(), Errno> {
     let length = wanted
         .checked_mul(entry)

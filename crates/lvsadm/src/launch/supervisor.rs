@@ -660,7 +660,7 @@ fn is_non_blocking(socket: &OwnedFd) -> bool {
     fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
-/// Longest buffer of an option: the kernel reads the length as `int`.
+/// Maximum length in bytes of the buffer of an option: the kernel reads the length as `int`.
 const LENGTH_MAX: usize = i32::MAX as usize;
 
 /// The lower 32 bits of an argument, which the kernel reads as `int`.

@@ -59,7 +59,7 @@ impl Kept {
     /// Waits until the overrides are stored.
     ///
     /// # Errors
-    /// The reason why they cannot be stored, and its consequence, as text.
+    /// The overrides cannot be stored; the text contains the reason and the consequence.
     pub async fn done(self) -> Result<(), String> {
         match self.0 {
             None => Ok(()),

@@ -141,7 +141,7 @@ impl Api {
     /// Returns the present status, or a stored one that is younger than [`FRESH`].
     ///
     /// # Errors
-    /// The reason why the main loop does not return its status.
+    /// The main loop does not return its status; the text is the reason.
     async fn snapshot(&self) -> Result<Arc<Snapshot>, String> {
         let mut seen = self.seen.lock().await;
         if let Some((at, snapshot)) = seen.as_ref()

@@ -14,10 +14,10 @@ const REACH: usize = 64 << 10;
 /// Maximum number of characters of a line in which the check looks for an unusual character.
 const LINE_MAX: usize = 4096;
 
-/// The tree of a text.
+/// Parses a text to a tree.
 ///
 /// # Errors
-/// The text is not TOML: the first error, and the errors shortly after it.
+/// The text is not TOML. The findings are the first error, and the errors shortly after it.
 pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, Findings> {
     let first = match DeTable::parse(text) {
         Ok(tree) => return Ok(tree),

@@ -28,10 +28,10 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// The output of keepalived about a file.
+/// Returns the output of keepalived about a file.
 ///
 /// # Errors
-/// The reason why keepalived could not be run, as text.
+/// keepalived could not be run; the text is the reason.
 pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String> {
     let Some(program) = find("keepalived") else {
         return Err("keepalived is not installed on this host".to_owned());

@@ -190,7 +190,7 @@ struct Numbers {
     services: [usize; 3],
     /// Servers that were added, changed and removed.
     servers: [usize; 3],
-    /// Other changes, such as of sysctls and VIPs.
+    /// Number of other changes, such as of sysctls and VIPs.
     others: usize,
 }
 

@@ -103,7 +103,7 @@ pub trait Host: Send + 'static {
     /// Starts a dataplane that continues to run after this process exits.
     ///
     /// # Errors
-    /// The reason as text, with a fix.
+    /// The dataplane cannot be started; the text contains the reason and a fix.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
     /// The exit status, as text, of the dataplane that [`start`](Self::start) started; `None` while
@@ -117,7 +117,8 @@ pub trait Host: Send + 'static {
     /// until it has exited.
     ///
     /// # Errors
-    /// The reason, as text.
+    /// An lvsd has not started the dataplane, or the dataplane does not exit; the text is the
+    /// reason.
     fn end(&mut self, pid: u32) -> Result<(), String>;
 
     /// Whether the process `pid` still exists.
@@ -237,9 +238,9 @@ pub struct DataplaneView {
 pub struct ObservedServer {
     /// The weight after the changes of this step.
     pub weight: i32,
-    /// Active connections, before the changes of this step.
+    /// Number of active connections, before the changes of this step.
     pub active: u32,
-    /// Inactive connections, before the changes of this step.
+    /// Number of inactive connections, before the changes of this step.
     pub inactive: u32,
     /// The number of consecutive failed attempts to connect, if counted.
     pub unanswered: Option<u32>,

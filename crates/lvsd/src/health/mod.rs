@@ -68,7 +68,7 @@ const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Report {
     check: Arc<Check>,
-    /// The reporting task; reports of a replaced task are ignored.
+    /// Number of the reporting task; reports of a replaced task are ignored.
     task: u64,
     /// Whether the server is up; `None` until the first result.
     up: Option<bool>,

@@ -43,7 +43,7 @@ impl Pins {
     /// Makes the dataplane send the next connection from `client` to `service` to `server`.
     ///
     /// # Errors
-    /// The reason, as text.
+    /// The dataplane cannot be reached, or refuses the request; the text is the reason.
     pub async fn pin(
         &self,
         service: ServiceId,

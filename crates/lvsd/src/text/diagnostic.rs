@@ -43,7 +43,7 @@ pub enum Severity {
 /// One finding about a configuration file.
 #[derive(Clone, Debug)]
 pub struct Diagnostic {
-    /// Whether the file can be used although it has this finding.
+    /// Whether the file is refused because of this finding.
     pub severity: Severity,
     /// The error in one line.
     pub title: String,

@@ -132,10 +132,10 @@ struct When {
     /// Seconds since the last packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     ago: Option<u64>,
-    /// Packets in the last five minutes.
+    /// Number of packets in the last five minutes.
     #[serde(skip_serializing_if = "Option::is_none")]
     recent: Option<u64>,
-    /// Packets in the last minute.
+    /// Number of packets in the last minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_minute: Option<u64>,
 }

@@ -18,7 +18,7 @@ use crate::config::ports::{self, is_generated};
 use crate::config::raw::{RawConfig, RawDataplane, RawMark};
 use crate::text::Diagnostic;
 
-/// The maximum of `--max-connections`.
+/// The maximum value of `--max-connections`.
 const CONNECTIONS_MAX: i64 = 1 << 28;
 
 impl Checker<'_> {

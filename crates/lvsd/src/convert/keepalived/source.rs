@@ -9,11 +9,11 @@ use crate::convert::item::{SourcePlace, shown};
 use crate::convert::words::{self, BANG, HASH, Piece, Word};
 use crate::convert::{INCLUDES_MAX, LENGTH_MAX, Options, without_mark};
 
-/// Greatest depth of blocks and includes.
+/// Maximum depth of nested blocks, and of nested includes.
 pub(super) const DEPTH_MAX: usize = 32;
 /// The longest line that macros make, in bytes.
 const LINE_MAX: usize = 65_536;
-/// Greatest depth of macros in macros.
+/// Maximum depth of macros that contain other macros.
 const MACROS_DEPTH_MAX: usize = 64;
 /// Cost of a generated line in addition to its length, so that the number of empty lines is
 /// limited, too.

@@ -195,7 +195,7 @@ impl Tls {
     /// Performs a TLS handshake with the server; `name` is its name or address.
     ///
     /// # Errors
-    /// The reason, as text.
+    /// The handshake fails; the text is the reason.
     pub(crate) async fn meet_as<S>(&self, stream: S, name: &str) -> Result<TlsStream<S>, String>
     where
         S: AsyncRead + AsyncWrite + Unpin,

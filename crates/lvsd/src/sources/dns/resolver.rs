@@ -294,7 +294,8 @@ mod tests {
         reply.build_bytes_vec().unwrap()
     }
 
-    /// A port for UDP and TCP. If a port is free only for UDP, another one is tried.
+    /// Opens a UDP and a TCP socket on the same port. If a port is free only for UDP, another port
+    /// is tried.
     async fn one_port() -> (UdpSocket, TcpListener) {
         for _ in 0..100 {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();

@@ -161,7 +161,7 @@ async fn timer(at: Option<Instant>) {
 struct Owed {
     /// The revision up to which the watch has delivered all changes except deletions.
     announced: i64,
-    /// The last change that the previous probe found.
+    /// The revision of the last change that the previous probe found.
     latest: i64,
     /// The hashes of keys for which the probe found a later revision than the watch has delivered.
     behind: HashMap<u64, i64>,

@@ -270,7 +270,7 @@ pub(super) fn desired(
 /// The texts of a Service's services, and their number of servers.
 ///
 /// # Errors
-/// The reason why there are none.
+/// The Service cannot be translated; the text is the reason.
 fn texts(
     model: &Model,
     nodes: &Nodes<'_>,

@@ -113,7 +113,7 @@ struct State {
     watched: Vec<String>,
     /// The token that is accepted.
     token: Option<String>,
-    /// Requests with a token that is not accepted.
+    /// Number of requests with a token that is not accepted.
     unauthorized: usize,
     /// Number of writes of a status that will fail.
     busy: usize,
