@@ -225,7 +225,7 @@ impl Admin {
             .max_by_key(|entry| entry.spec.state)
     }
 
-    /// The state of a server.
+    /// Returns the administrative state of a server.
     pub fn state(&self, service: ServiceId, server: SocketAddr) -> AdminState {
         let entry = self.of(service, server);
         entry.map_or(AdminState::Ready, |entry| entry.spec.state)

@@ -26,8 +26,8 @@ const MESSAGE_CONTROL: usize = 32;
 /// Length of `struct iovec` in bytes.
 const PART: usize = 16;
 
-/// The thread that makes a call, and its directory in `/proc`. Both refer to the same thread, even
-/// if its number is reused.
+/// The thread that makes a system call, and its directory in `/proc`. Both refer to the same
+/// thread, even if its number is reused.
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) thread: u32,

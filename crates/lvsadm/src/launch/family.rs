@@ -428,7 +428,7 @@ fn service_config(
     Ok(config)
 }
 
-/// The method of a server's flags; `None` for a number without a method.
+/// The forwarding method in a server's flags; `None` for a number without a method.
 pub(super) const fn forwarding(flags: u32) -> Option<Forwarding> {
     Some(match flags & 7 {
         0 => Forwarding::Nat,
@@ -440,7 +440,7 @@ pub(super) const fn forwarding(flags: u32) -> Option<Forwarding> {
     })
 }
 
-/// The number of a method; full NAT, which the kernel does not have, is shown as NAT.
+/// The number of a forwarding method. Full NAT, which the kernel does not have, is shown as NAT.
 pub(super) const fn forwarding_number(forwarding: Forwarding) -> u32 {
     match forwarding {
         Forwarding::Nat | Forwarding::FullNat => 0,

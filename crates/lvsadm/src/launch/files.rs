@@ -25,11 +25,11 @@ use super::supervisor::{Supervisor, Worker};
 
 /// Name of the hidden directory that contains the real `/proc` and the replacement of `/proc/net`.
 pub(super) const INSIDE: &str = ".lvs-run";
-/// Name in this directory: the real `/proc`.
+/// Name of the mount point of the real `/proc` in [`INSIDE`].
 pub(super) const PROC: &str = "proc";
-/// Name in this directory: the link that replaces `/proc/net`.
+/// Name of the link in [`INSIDE`] that replaces `/proc/net`.
 pub(super) const LINK: &str = "link";
-/// Name in this directory: the directory to which `/proc/net` links.
+/// Name of the directory in [`INSIDE`] to which `/proc/net` links.
 const NET: &str = "net";
 /// Name of the directory in `/proc/sys/net` that contains [`VS`].
 const IPV4: &str = "ipv4";

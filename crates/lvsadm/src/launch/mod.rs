@@ -187,7 +187,7 @@ fn execute(command: &[OsString]) -> u8 {
     }
 }
 
-/// Installs the filter for this process, and starts its supervisor.
+/// Installs the seccomp filter for this process, and starts its supervisor.
 fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     // The supervisor changes its working directory.
     let address = socket.map(|text| match Address::new(text) {
@@ -350,7 +350,8 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, 
     }
 }
 
-/// Written to the watcher by a supervisor that exits because all programs have ended.
+/// Message from the supervisor to the watcher: the supervisor exits because all programs have
+/// ended.
 const ENDED: &[u8] = b"ended";
 
 /// Starts the watcher, a process that ends the program if the supervisor is killed: without a

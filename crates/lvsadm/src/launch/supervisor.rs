@@ -485,8 +485,8 @@ impl Supervisor {
         uses
     }
 
-    /// The caller's descriptor, if that is a socket of generic netlink that the supervisor has
-    /// placed.
+    /// Returns a copy of the caller's descriptor `number`, if it is a generic netlink socket that
+    /// the supervisor has created.
     fn generic(caller: &Caller, number: u64) -> Option<OwnedFd> {
         let socket = caller.descriptor(number)?;
         let is_netlink = socket_domain(&socket).is_ok_and(|it| it == AddressFamily::NETLINK);

@@ -21,7 +21,7 @@ const ASIDE_MAX: u32 = 100;
 /// Writes the file.
 type Write = dyn Fn(&Path, &[StoredOverride]) -> io::Result<()> + Send + Sync;
 
-/// The file of the overrides.
+/// Writes the overrides to their file.
 pub(super) struct Keeper {
     path: PathBuf,
     write: Box<Write>,

@@ -183,7 +183,7 @@ fn json(value: &impl Serialize) -> Reply {
     bytes(JSON, json_bytes(value))
 }
 
-/// An answer for a single client.
+/// Makes an answer for a single client, which counts towards the memory limit of these answers.
 fn own(api: &Api, content: Vec<u8>) -> Result<Reply, Refusal> {
     let content = api.own.hold(content).ok_or_else(|| {
         Refusal::unavailable(

@@ -45,7 +45,7 @@ use track::Fitness;
 /// Period of the checks of the track file.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The name of the instance in keepalived's configuration and messages.
+/// The name of the VRRP instance in keepalived's configuration and messages.
 pub const INSTANCE: &str = "lvs";
 
 /// The paths and connections of a director with peers.
@@ -92,7 +92,7 @@ pub(crate) fn vrrp_states() -> impl Iterator<Item = &'static str> {
     State::ALL.into_iter().map(State::word)
 }
 
-/// The state with `[vrrp]`.
+/// The state of a director with `[vrrp]`.
 #[derive(Debug)]
 struct Running {
     settings: Vrrp,

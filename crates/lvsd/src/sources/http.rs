@@ -23,7 +23,7 @@ const HEAD_MAX: usize = 16 << 10;
 /// Maximum length, in characters, of the reason in an error response.
 const REFUSAL_MAX: usize = 300;
 
-/// An HTTP server.
+/// The address of an HTTP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Whether the connection uses TLS.

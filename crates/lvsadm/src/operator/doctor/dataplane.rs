@@ -176,8 +176,8 @@ pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
         .then(|| format!("the dataplane itself forwards all packets: {}", info.reason))
 }
 
-/// The place of the kernel fast path at each interface, if XDP is configured; in the order of
-/// names.
+/// For each interface, whether the kernel fast path uses XDP or tc there; empty unless XDP is
+/// configured. The interfaces are sorted by name.
 pub(super) fn xdp(info: &Info) -> Vec<String> {
     let lines = info.interfaces.iter().filter_map(|interface| {
         let name = &interface.name;

@@ -43,7 +43,7 @@ impl Findings {
     }
 }
 
-/// The kind of a finding, for programs.
+/// The code, the subject and the times of a finding, for programs.
 #[derive(Debug, Serialize)]
 struct Kind {
     code: String,
@@ -54,7 +54,7 @@ struct Kind {
 }
 
 impl Kind {
-    /// A finding with a code that the dataplane reports.
+    /// Returns the kind of a finding whose code the dataplane reports.
     fn reported(code: &str, scope: Scope, when: When) -> Self {
         let code = code.to_owned();
         Self { code, scope, when }

@@ -31,7 +31,7 @@ const REDIRECTS_MAX: i64 = 10;
 /// Keys of a page, which may be set for all pages or for one.
 const PAGE: &[&str] = &["path", "method", "status", "body", "regex", "redirects"];
 
-/// Pages of a server.
+/// A check that requests pages of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Http {
     port: Port,
