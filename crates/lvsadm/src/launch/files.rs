@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_wait_are_bounded() {
+    fn waiting_requests_for_files_are_bounded() {
         let files = files();
         files.threads.store(THREADS_MAX, Ordering::Relaxed);
         assert_eq!(files.clone().answer_later(&[0; 64]), Err(Errno::EBUSY));

@@ -70,7 +70,7 @@ fn syntax(error: &Error, span: Range<usize>, end: usize) -> Diagnostic {
     if at_end {
         finding
             .label("the file ends here")
-            .help("complete it; a file that is partly written or copied ends like this")
+            .help("complete the file; a file that is partly written or copied ends like this")
     } else {
         finding
     }

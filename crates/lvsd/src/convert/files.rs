@@ -139,7 +139,7 @@ pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, Stri
                 }
             }
             if found.len() > MATCHES_MAX {
-                return Err(format!("more than {MATCHES_MAX} files"));
+                return Err(format!("more than {MATCHES_MAX} files match"));
             }
         }
         paths = found;

@@ -160,7 +160,7 @@ fn inconsistent_settings_are_refused() {
 }
 
 #[test]
-fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
+fn too_large_numbers_are_reported_as_out_of_range() {
     for number in [
         "3000000000",
         "9999999999999999999",

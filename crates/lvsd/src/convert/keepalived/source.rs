@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn list_of_groups_sets_all_names() {
+    fn macro_list_of_groups_sets_all_names() {
         let pair = |a: &str, b: &str| {
             vec![
                 ("A".to_owned(), a.to_owned()),

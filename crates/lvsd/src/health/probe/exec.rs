@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exit_codes_have_their_meaning_in_keepalived() {
+    async fn exec_probe_interprets_exit_codes_like_keepalived() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let weight = |n| Ok(Advice::weight(Weight::Exactly(n)));
         for (code, dynamic) in [(2, weight(0)), (3, weight(1)), (255, weight(253))] {

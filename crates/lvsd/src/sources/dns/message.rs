@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn circular_aliases_are_refused() {
+    fn circular_dns_aliases_are_refused() {
         let to = |name: &'static str| RData::CNAME(CNAME(Name::new(name).unwrap()));
         let bytes = reply(&[
             ("www.example.org", 5, to("a.example.org")),

@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn new_list_keeps_valid_values_and_reports_removals() {
+    fn etcd_listing_keeps_valid_values_and_reports_removals() {
         let mut before = Etcd {
             prefix: "/lvs/".to_owned(),
             cluster: 7,

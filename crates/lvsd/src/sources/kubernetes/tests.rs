@@ -586,7 +586,7 @@ async fn session_token_is_read_again_when_it_is_replaced() {
 }
 
 #[tokio::test]
-async fn session_with_lost_server_keeps_the_last_state() {
+async fn session_keeps_last_state_after_error_of_a_watch() {
     let (fake, address) = fake().await;
     let mut web: Value = serde_json::from_str(&service("web", &Value::Null)).unwrap();
     web["status"] = json!({ "loadBalancer": { "ingress": [{ "ip": "192.0.2.11" }] } });
