@@ -239,7 +239,7 @@ impl Target {
         }
     }
 
-    /// The present state of the server; `None` if it was removed.
+    /// Reads the present state of the server; `None` if it was removed.
     fn look(&mut self) -> Result<Option<ServerInfo>, Trouble> {
         let services: Vec<ServiceInfo> = self.client.collect(&Call::ServiceList {
             service: Some(self.service),

@@ -196,7 +196,7 @@ impl Api {
         *last = Some(Instant::now());
     }
 
-    /// The status in JSON. Clients that request it at the same time share one copy.
+    /// Returns the status in JSON. Clients that request it at the same time share one copy.
     ///
     /// # Errors
     /// As [`snapshot`](Self::snapshot).

@@ -68,7 +68,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The status in JSON, one line.
+    /// Returns the status as one line of JSON.
     pub(super) async fn status(&self, snapshot: &Arc<Snapshot>) -> Bytes {
         let write = |snapshot: Arc<Snapshot>| {
             let mut line = serde_json::to_vec(&snapshot.status).unwrap_or_default();
@@ -101,7 +101,8 @@ impl fmt::Debug for Versions {
 }
 
 impl Page {
-    /// The page of `snapshot`. At the first request, `write` writes it outside of the event loop.
+    /// Returns the page of `snapshot`. The first request for it calls `write` outside of the event
+    /// loop.
     pub async fn of(
         &self,
         snapshot: &Arc<Snapshot>,

@@ -181,7 +181,7 @@ impl Cluster {
         }
     }
 
-    /// The changes of addresses that are announced by routes, as text.
+    /// Returns the changes of announced addresses since the last call, as text.
     fn take_announced(&mut self) -> Vec<String> {
         let Some(announcer) = &mut self.announcer else {
             return Vec::new();
@@ -259,8 +259,8 @@ impl Cluster {
         vrrp.into_iter().chain(announced).collect()
     }
 
-    /// The code of the fault and the text for a state that keepalived has reported; `None` if the
-    /// state is unchanged.
+    /// Returns the code of the fault and the text for a new state that keepalived has reported;
+    /// `None` if the state is unchanged.
     fn take_vrrp(&mut self) -> Option<(&'static str, &'static str)> {
         let running = self.running.as_mut()?;
         let now = running.messages.borrow_and_update().state;

@@ -63,7 +63,7 @@ impl Facts {
         self.groups.is_none() || self.gid(name).is_some()
     }
 
-    /// The number of a group.
+    /// Returns the id of a group.
     pub fn gid(&self, name: &str) -> Option<u32> {
         let number = name.parse::<u32>().ok();
         number.or_else(|| self.groups.as_ref()?.get(name).copied())

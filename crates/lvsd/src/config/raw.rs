@@ -650,8 +650,8 @@ pub(super) struct RawCheckTable {
     pub(super) jitter: Option<Spanned<Whole>>,
     /// Path of the check: `server`, or `service` through the VIP. Default: `server`.
     pub(super) via: Option<Spanned<String>>,
-    /// Whether a suspicious server is set down; or the number of consecutive unanswered connection
-    /// attempts of clients after which the server is checked at once. Default: `false`.
+    /// Whether a suspicious server counts as down; or the number of consecutive unanswered
+    /// connection attempts of clients after which the server is checked at once. Default: `false`.
     pub(super) passive: Option<Spanned<RawPassive>>,
     /// Keys of this kind of check.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,

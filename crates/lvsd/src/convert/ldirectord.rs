@@ -180,7 +180,7 @@ fn no(value: &str) -> bool {
     value.eq_ignore_ascii_case("no") || value.eq_ignore_ascii_case("off")
 }
 
-/// The first digits of a value.
+/// The digits at the start of a value.
 fn digits(value: &str) -> &str {
     first(value, |c| c.is_ascii_digit())
 }

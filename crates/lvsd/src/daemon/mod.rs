@@ -247,7 +247,8 @@ async fn turn<P: Prober>(
     }
 }
 
-/// The next input. Reports of checks precede requests, because there may be many requests.
+/// Waits for the next input. Reports of checks precede requests, because there may be many
+/// requests.
 async fn next_input(
     cluster: &mut Cluster,
     reports: &mut mpsc::UnboundedReceiver<health::Report>,

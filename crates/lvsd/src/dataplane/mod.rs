@@ -227,7 +227,7 @@ pub struct DataplaneView {
     pub services: Vec<ServiceInfo>,
     /// The reasons why packets were dropped or passed to the host's network stack.
     pub reasons: Vec<ReasonCount>,
-    /// The size of the dataplane's connection table, in the kernel's format.
+    /// The size of the dataplane's connection table, as the kernel would print it.
     pub table_size: u32,
     /// The dataplane's version; empty before its first answer.
     pub version: String,
@@ -420,7 +420,7 @@ impl Link {
         }
     }
 
-    /// The manual changes since the last call, as text.
+    /// Returns the manual changes since the last call, as text.
     pub fn take_manual_changes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.memory.deeds)
     }
@@ -743,7 +743,7 @@ impl Link {
             .collect())
     }
 
-    /// The changes of a step towards `goal`, and their effect on connections, as text.
+    /// Returns the changes of a step towards `goal`, and their effect on connections, as text.
     ///
     /// # Errors
     /// No dataplane runs, or it does not answer.
@@ -828,7 +828,7 @@ impl Link {
         Ok(Some((desired, actual, seen)))
     }
 
-    /// The dataplane's counters of packets by reason.
+    /// Reads the dataplane's counters of packets by reason.
     fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));

@@ -44,7 +44,7 @@ impl Check {
     pub(crate) const NO_SERVER: SocketAddr =
         SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
 
-    /// The same check for the server at `server`.
+    /// Returns the same check for the server at `server`.
     ///
     /// # Errors
     /// The check cannot be used for this server.

@@ -716,8 +716,8 @@ impl<P: Prober> Runner<P> {
         self.sender.send(report).is_ok()
     }
 
-    /// Whether the dataplane sends connections to the server; false if this is not known within a
-    /// time limit.
+    /// Waits until the state of the dataplane is known. Returns whether the dataplane sends
+    /// connections to the server; false if its state stays unknown for [`DATAPLANE_LIMIT`].
     async fn serves(&mut self) -> bool {
         let asked = self.serving.wait_for(Option::is_some);
         match tokio::time::timeout(DATAPLANE_LIMIT, asked).await {

@@ -58,8 +58,8 @@ impl Pins {
         self.ask(call).await.map(|_| ())
     }
 
-    /// The host that forwarded the latest reply of `server` to a check, if it arrived after
-    /// `began`.
+    /// Queries the host that forwarded the latest reply of `server` to a check; `None` if no reply
+    /// arrived after `began`.
     pub(super) async fn forwarder(&self, server: IpAddr, began: Instant) -> Option<Forwarder> {
         let answer = self.ask(Call::ServerReturnPath { server }).await.ok()?;
         let path: ReturnPath = serde_json::from_value(answer).ok()?;

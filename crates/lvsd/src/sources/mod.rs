@@ -520,8 +520,8 @@ impl Sources {
         }
     }
 
-    /// The runtime of the sources' thread, which the first call starts; `None` if the thread cannot
-    /// be started.
+    /// Returns the runtime of the sources' thread, which the first call starts; `None` if the
+    /// thread cannot be started.
     fn runtime(&mut self) -> Option<Handle> {
         if self.runtime.is_none() {
             let started = start();

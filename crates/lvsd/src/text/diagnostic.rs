@@ -270,7 +270,7 @@ impl Findings {
         self.counts.map(|count| count.saturating_sub(KEPT_MAX))
     }
 
-    /// The findings that are kept, in the order of the text.
+    /// Returns the stored findings, in the order of the text.
     pub(crate) fn into_kept(mut self) -> Vec<Diagnostic> {
         self.kept.sort_by_key(|finding| finding.primary.0.start);
         self.kept

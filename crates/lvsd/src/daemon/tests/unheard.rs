@@ -11,7 +11,7 @@ fn second() -> ServiceId {
     }
 }
 
-/// A dataplane with both services, whose lvsd was killed.
+/// Returns a dataplane with both services, whose lvsd was killed.
 async fn left_behind() -> World {
     let daemon = Running::start(World::default(), Dead::default(), TWO);
     daemon.weights(&[("10.0.0.1:80", 1)]).await;

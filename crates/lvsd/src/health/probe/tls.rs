@@ -563,7 +563,7 @@ mod tests {
         }
     }
 
-    /// The result of a check without `ca` for a server with such a key.
+    /// Returns the result of a check without `ca` for a server with such a key.
     async fn met(key: Junk, version: &'static SupportedProtocolVersion) -> Result<(), ProbeError> {
         let provider = lenient(&provider().expect("a provider"));
         let config = ServerConfig::builder_with_provider(provider)

@@ -63,7 +63,7 @@ struct Asker {
 }
 
 impl Asker {
-    /// The servers of an SRV name: those with the lowest priority.
+    /// Resolves an SRV name to its servers: those with the lowest priority.
     async fn services(&self, name: &str) -> Result<(Vec<Record>, u32), String> {
         let answer = self.ask(name, RecordKind::Srv).await?;
         let mut ttl = answer.ttl;
@@ -102,7 +102,7 @@ impl Asker {
         Ok((records, ttl))
     }
 
-    /// The addresses of a host.
+    /// Resolves the addresses of a host.
     async fn hosts(
         &self,
         name: &str,
@@ -307,7 +307,7 @@ mod tests {
         panic!("no port is free for UDP and TCP");
     }
 
-    /// A name server that truncates each answer over UDP.
+    /// Starts a name server that truncates each answer over UDP.
     async fn name_server(cut: bool) -> SocketAddr {
         let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();
@@ -395,7 +395,7 @@ mod tests {
         assert!(none.is_err());
     }
 
-    /// A name server that sends `records` over TCP, with the id of the query.
+    /// Starts a name server that sends `records` over TCP, with the id of the query.
     async fn says(records: Vec<RData<'static>>) -> SocketAddr {
         let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();

@@ -281,7 +281,7 @@ impl Client {
 pub(super) struct Watching(Lines);
 
 impl Watching {
-    /// The next event of the watch. A caller that drops the future loses no event.
+    /// Waits for the next event of the watch. A caller that drops the future loses no event.
     pub(super) async fn next(&mut self) -> Result<Watched, Error> {
         let line = self.0.next().await?;
         let line = line.ok_or_else(|| Error::failed("has ended the watch".to_owned()))?;
@@ -327,7 +327,7 @@ mod tests {
         )
     }
 
-    /// The path, the headers in lower case and the body of a request, one after the other.
+    /// Reads a request: its path, its headers in lower case and its body, one after the other.
     async fn request(stream: &mut TcpStream) -> Option<String> {
         let (head, body) = request_of(stream).await?;
         Some(format!("{}\n{body}", head.to_lowercase()))

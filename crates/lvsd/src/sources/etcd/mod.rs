@@ -50,7 +50,7 @@ const DIFFER_MAX: u32 = 3;
 const GATHER: Duration = Duration::from_millis(200);
 /// A session of at least this length counts as a success.
 const WELL: Duration = Duration::from_secs(10);
-/// The time between two attempts of a request that is not permitted.
+/// Time between two attempts of a request that etcd does not permit.
 const FORBIDDEN: Duration = Duration::from_secs(60);
 
 /// `[cluster]`.
