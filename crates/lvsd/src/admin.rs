@@ -156,7 +156,7 @@ impl Admin {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return false,
             Err(error) => {
                 tracing::error!(
-                    "cannot read {}: {error}; servers that were drained or in maintenance may receive connections until it can be read and lvsd is restarted",
+                    "cannot read {}: {error}; servers that were drained or in maintenance may receive connections until the file can be read and lvsd is restarted",
                     path.display()
                 );
                 return true;

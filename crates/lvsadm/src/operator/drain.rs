@@ -187,7 +187,7 @@ impl Target {
         if let Some(daemon) = &mut self.daemon {
             if words.has("--delete") {
                 return Err(Trouble::Usage(
-                    "--delete: lvsd would add the server again; use `lvsadm maintenance', or remove it from lvsd's file".into(),
+                    "--delete: lvsd would add the server again; use `lvsadm maintenance', or remove the server from lvsd's file".into(),
                 ));
             }
             let done = maintenance::ask(daemon, spec)?;

@@ -190,7 +190,7 @@ impl Api {
         match std::mem::take(others) {
             0 => tracing::warn!("{source} has sent a wrong token"),
             n => tracing::warn!(
-                "{source} has sent a wrong token, and so have {n} requests since the last such message"
+                "{source} has sent a wrong token; {n} other requests since the last such message have done so, too"
             ),
         }
         *last = Some(Instant::now());

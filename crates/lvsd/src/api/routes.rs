@@ -187,7 +187,7 @@ fn json(value: &impl Serialize) -> Reply {
 fn own(api: &Api, content: Vec<u8>) -> Result<Reply, Refusal> {
     let content = api.own.hold(content).ok_or_else(|| {
         Refusal::unavailable(
-            "the answers that wait for slow clients have reached their maximum size: close their connections, or try again later"
+            "the answers that wait for slow clients have reached their maximum size: close connections of slow clients, or try again later"
                 .to_owned(),
         )
     })?;

@@ -133,7 +133,7 @@ impl<P: Prober> Daemon<P> {
         }
         if servers.is_empty() && state != AdminState::Ready {
             return Err(format!(
-                "{} has no server {target}; `lvsd status` lists them",
+                "{} has no server {target}; `lvsd status` lists the servers",
                 self.inputs.config.path
             ));
         }

@@ -678,7 +678,7 @@ impl<P: Prober> Runner<P> {
             Some(false) if good => {
                 let rise = self.check.rise;
                 format!(
-                    "its last check succeeded; it is up after {rise} consecutive successful checks"
+                    "the last check succeeded; the server is up after {rise} consecutive successful checks"
                 )
                 .into()
             }

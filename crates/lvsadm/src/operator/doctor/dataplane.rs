@@ -98,7 +98,7 @@ fn state(info: &Info, findings: &mut Findings) {
             findings.add(
                 (Code::PeerDiffers, peer, When::since(tables.seconds)),
                 format!(
-                    "the director {} has other services or servers than this one ({} differ, for {} s): the two choose different servers for a client",
+                    "the director {} has other services or servers than this director ({} differ, for {} s): the two choose different servers for a client",
                     tables.peer.ip(),
                     tables.differ,
                     tables.seconds

@@ -163,7 +163,7 @@ fn forwarding(
             Code::ForwardPolicy,
             "a chain of this host's firewall drops forwarded packets that no rule accepts, and packets of services are \
              forwarded",
-            "accept packets to and from the dataplane's device in it: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
+            "accept packets to and from the dataplane's device in this chain: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
         );
     }
 }
@@ -183,7 +183,7 @@ fn conntrack(read: &dyn Fn(&str) -> String, findings: &mut Findings) {
         findings.add(
             Code::ConntrackFull,
             format!(
-                "connection tracking of this host's firewall has {count} of {max} entries in use; when it is full, packets that need another one are dropped"
+                "connection tracking of this host's firewall has {count} of {max} entries in use; when the table is full, packets of further connections are dropped"
             ),
             "sysctl -w net.netfilter.nf_conntrack_max=NUMBER; or do not track packets of services",
         );

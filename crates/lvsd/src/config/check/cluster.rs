@@ -109,7 +109,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(written.span(), format!("{prefix:?} is not a prefix"))
-                    .help("end it with a slash, without whitespace: prefix = \"/lvs/\""),
+                    .help("end the prefix with a slash, without whitespace: prefix = \"/lvs/\""),
             );
         }
         prefix.clone()
@@ -298,7 +298,7 @@ impl Checker<'_> {
             _ => {
                 self.report(
                     Diagnostic::error(file.span(), "this file contains no password")
-                        .help("write it as the only line, in UTF-8"),
+                        .help("write the password as the only line, in UTF-8"),
                 );
                 None
             }

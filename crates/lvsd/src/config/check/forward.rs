@@ -108,7 +108,7 @@ impl Checker<'_> {
                 at.clone(),
                 format!("the scheduler {name} needs servers that are reached by NAT"),
             )
-            .label("replies of these servers bypass the director, so that it cannot measure their response time")
+            .label("replies of these servers bypass the director, which therefore cannot measure their response time")
             .context(scheduler.span(), "the scheduler")
             .help("set forward = \"nat\", or another scheduler, such as \"wlc\""),
         );

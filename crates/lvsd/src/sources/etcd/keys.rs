@@ -278,7 +278,7 @@ impl Model {
         };
         if value.len() > longest {
             return Ok(Err(format!(
-                "it has {} bytes, and the maximum is {longest}",
+                "the value has {} bytes, and the maximum is {longest}",
                 value.len()
             )));
         }
@@ -286,7 +286,7 @@ impl Model {
         match kind {
             "services" => {
                 let Ok(text) = std::str::from_utf8(value) else {
-                    return Ok(Err("it is not UTF-8, as TOML must be".to_owned()));
+                    return Ok(Err("the value is not UTF-8, as TOML must be".to_owned()));
                 };
                 self.etcd.services.entry(name.to_owned()).or_default().text = text.to_owned();
                 let all = &self.etcd.services;

@@ -444,7 +444,7 @@ impl Session<'_> {
         }
         if noticed {
             self.shared.unannounced(Some(format!(
-                "another director is called {name}, too: directors count both as one; give each a unique name (`director` in [cluster])"
+                "another director is called {name}, too: both appear as one director; give each a unique name (`director` in [cluster])"
             )));
         }
         if gone || noticed {
