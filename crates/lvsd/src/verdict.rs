@@ -325,7 +325,8 @@ impl Verdict {
     }
 }
 
-/// Peers that have been out of sync for ten seconds; none if the dataplane does not answer.
+/// Returns the number of peers that have been out of step for ten seconds; 0 if the dataplane does
+/// not answer.
 fn peers_not_in_step(status: &Status) -> usize {
     if !status.dataplane.connected {
         return 0;

@@ -134,7 +134,7 @@ fn comparison(info: &TablesInfo) -> String {
     }
 }
 
-/// The virtual addresses that are announced by routes.
+/// Returns the virtual addresses that are announced by routes, as text.
 fn announced(info: &Info) -> String {
     if info.announced.is_empty() {
         return String::new();

@@ -82,7 +82,7 @@ pub trait DataplaneControl: Send {
     /// See [`ControlError`].
     fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError>;
 
-    /// Reads the addresses that replace clients' addresses with full NAT.
+    /// Reads the addresses that replace clients' addresses in connections with full NAT.
     ///
     /// # Errors
     /// See [`ControlError`].

@@ -361,7 +361,7 @@ impl Link {
         Arc::clone(&self.news)
     }
 
-    /// Shares the flag that interrupts the link with another link.
+    /// Uses the flag of another link, so that one flag interrupts both links.
     fn share_news(&mut self, news: Arc<AtomicBool>) {
         self.news = news;
     }

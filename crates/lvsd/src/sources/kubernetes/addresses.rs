@@ -385,7 +385,8 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// An address of another Service that shares it.
+    /// Returns an address that other Services of the same group have, and that this Service may
+    /// share.
     fn shared(
         &self,
         family: Family,
