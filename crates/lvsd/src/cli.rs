@@ -498,8 +498,8 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// Loads the configuration. If it is invalid, and a dataplane of an earlier daemon runs, the last
-/// valid configuration is used.
+/// Loads the configuration. If it is invalid, and the dataplane of an earlier daemon runs or has
+/// crashed, the last valid configuration is used.
 fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
     let error = match Config::load(arguments.config()) {
         Ok((config, report)) => return Ok((config, report, daemon::loaded_at_start())),

@@ -97,7 +97,8 @@ pub(super) fn kind(name: &str) -> Option<&'static str> {
     known.map(|(_, kind, _)| *kind)
 }
 
-/// The level of a check: 1: the host answers, 2: the port answers, 3: the service answers.
+/// The level of a check: 0: there is no check, 1: the host answers, 2: the port answers, 3: the
+/// service answers.
 pub(super) fn depth(check: &Check) -> u8 {
     match check.get("type").map(String::as_str) {
         None => 0,

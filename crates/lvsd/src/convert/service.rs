@@ -169,7 +169,8 @@ impl Service {
         only.filter(|port| ports.len() == 1 && *port != 0)
     }
 
-    /// Writes the quorum and the sorry server for the remaining servers.
+    /// Reports servers with loopback addresses that the dataplane cannot reach, and writes the
+    /// quorum and the sorry server for the remaining servers.
     pub(super) fn settle(&mut self) {
         let default = self.keys.get("forward").cloned();
         for server in &mut self.servers {

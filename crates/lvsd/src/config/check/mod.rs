@@ -232,8 +232,8 @@ impl Checker<'_> {
         words.to_owned()
     }
 
-    /// Words that end up in logs, file names or command lines: not empty, without control
-    /// characters.
+    /// Checks words that end up in logs, file names or command lines: they must not be empty, and
+    /// must not contain control characters or characters that change the direction of the text.
     fn printable(&mut self, value: &Spanned<String>, what: &str) {
         let text = value.get_ref();
         let strange = text.chars().find(|c| c.is_control() || is_direction(*c));
