@@ -108,7 +108,7 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// Checks that an address does not belong to both the dataplane and the host.
+    /// Checks that the services of an address do not contradict each other about its owner (`vip`).
     fn owner(&self, service: &Service) -> Option<Clash<P>> {
         let address = service.virtual_ip()?;
         if service.vip == VipMode::Auto {

@@ -435,9 +435,9 @@ impl Link {
         self.answered.clone()
     }
 
-    /// Handles a dataplane that listens and does not answer; `pid` is its process, if known. If an
-    /// lvsd has started it, it is killed so that another can start. Otherwise only an operator may
-    /// stop it.
+    /// Handles a dataplane that listens and does not answer; `pid` is its process, if known. A
+    /// dataplane that an lvsd has started is killed, so that another one can start. Only an
+    /// operator may stop any other dataplane.
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {

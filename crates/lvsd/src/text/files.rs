@@ -84,7 +84,7 @@ impl Files {
     }
 }
 
-/// The number of lines of a text. The last line need not have a line break.
+/// The number of line breaks in a text plus one, because the last line need not have a line break.
 fn lines(text: &str) -> usize {
     1 + text.bytes().filter(|byte| *byte == b'\n').count()
 }

@@ -101,7 +101,8 @@ pub(crate) async fn dripping(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Sends the first text, and then the second without end, as fast as the client reads.
+/// A server that sends the first text, and then the second without end, as fast as the client
+/// reads.
 pub(crate) async fn endless(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(first).await;
