@@ -58,7 +58,8 @@ impl Facts {
         }
     }
 
-    /// Whether a group of this name exists. A number is always valid, as for chown(1).
+    /// Whether a group of this name exists. A number is always valid, as for chown(1). If the
+    /// groups cannot be read, every name counts as existing.
     pub(super) fn has_group(&self, name: &str) -> bool {
         self.groups.is_none() || self.gid(name).is_some()
     }

@@ -129,7 +129,7 @@ fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs keepalived until it has printed its configuration, or has exited.
+/// Runs keepalived until it has printed its configuration or has exited, for at most [`PATIENCE`].
 fn run(command: &mut Command, output: &Path) -> Result<String, String> {
     let mut child = command
         .spawn()

@@ -253,7 +253,8 @@ impl Negotiation {
     }
 }
 
-/// The longest prefix of a value whose characters satisfy `is_part`.
+/// The first part of a value whose characters all satisfy `is_part`; characters before it are
+/// skipped.
 pub(super) fn first(value: &str, is_part: fn(char) -> bool) -> &str {
     let rest = value.find(is_part).map_or("", |start| &value[start..]);
     let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());

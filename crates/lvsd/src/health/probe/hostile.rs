@@ -122,7 +122,7 @@ pub(crate) async fn stalling(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Checks that a probe of a misbehaving server ends before its timeout has passed, and reports that
+/// Checks that a probe of a misbehaving server ends, at the latest at its timeout, and reports that
 /// the server is down.
 pub(crate) async fn survives(check: &str, words: &'static [u8]) {
     let quick = check.replace(" }", ", timeout = \"250ms\", interval = \"1s\" }");

@@ -188,8 +188,8 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// The weights of servers, which nodes and zones multiply. If no server of the zones accepts
-    /// new connections, the weights of all zones apply.
+    /// Returns the weights of servers, multiplied by the weights of their nodes and zones. If no
+    /// server of the zones accepts new connections, zones have no effect.
     fn weigh(
         &self,
         model: &Model,
