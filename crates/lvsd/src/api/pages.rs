@@ -102,7 +102,7 @@ impl fmt::Debug for Versions {
 
 impl Page {
     /// Returns the page of `snapshot`. The first request for it calls `write` outside of the event
-    /// loop. While slow clients still receive [`HELD_MAX`] old versions, the last version is
+    /// loop. While slow clients still receive `HELD_MAX` old versions, the last version is
     /// returned instead.
     pub async fn of(
         &self,

@@ -92,7 +92,8 @@ impl Service {
         address.unwrap_or_else(|| format!("mark {}", self.fwmark.unwrap_or_default().0))
     }
 
-    /// The quorum of the service, which the statement `item` sets.
+    /// Returns the quorum of the service. If there is none yet, it gets the position of the statement
+    /// `item`.
     pub(super) fn quorum_of(&mut self, item: &Item) -> &mut Quorum {
         self.quorum.get_or_insert(Quorum {
             at: item.at().to_string(),

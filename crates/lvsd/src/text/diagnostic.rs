@@ -167,8 +167,8 @@ impl Diagnostic {
     }
 }
 
-/// The lines of `part` that `spans` are in, so that the renderer does not read all of a large file
-/// for each finding.
+/// Returns the lines of `part` that contain `spans`, so that the renderer does not read all of a
+/// large file for each finding.
 fn window<'a>(
     text: &str,
     part: &Range<usize>,
