@@ -70,7 +70,7 @@ pub(crate) fn restore(run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result
     }
 }
 
-/// A line of the input, and its change.
+/// A line of the input, and the change that it requests.
 struct Line {
     number: usize,
     command: Command,

@@ -56,7 +56,7 @@ impl Invocation<'_> {
         self.program != Program::Lvsadm
     }
 
-    /// Reads a command line, as ipvsadm does or with more options.
+    /// Parses a command line with the options of ipvsadm, or, as lvsadm, with more options.
     pub(crate) fn parse<W: AsRef<[u8]>>(&self, words: &[W]) -> Result<Command, Refusal> {
         let parse = if self.is_ipvsadm() { parse } else { parse_own };
         parse(&self.argv0, words, &self.names)
@@ -67,18 +67,18 @@ impl Invocation<'_> {
         &self.address
     }
 
-    /// A connection to the dataplane.
+    /// Connects to the dataplane.
     pub(crate) fn client(&mut self) -> Result<Client, String> {
         (self.connect)(&self.address)
     }
 
-    /// A connection to the dataplane at another socket.
+    /// Connects to the dataplane at another socket.
     pub(crate) fn client_at(&mut self, address: &Address) -> Result<Client, String> {
         (self.connect)(address)
     }
 }
 
-/// Names that are read from their files at the first look-up.
+/// The names of hosts and of ports, which are read from their files at the first look-up.
 pub(crate) struct LazyNames<'a> {
     pub(crate) load: &'a dyn Fn() -> Names,
     pub(crate) names: OnceCell<Names>,

@@ -16,7 +16,7 @@ pub(crate) const VERSION: &str = concat!(
 /// An option of `lvsadm` itself.
 pub(crate) struct OwnOption {
     pub(crate) name: &'static str,
-    /// The name of its argument; empty without one.
+    /// The name of the option's argument; empty for an option without an argument.
     pub(crate) argument: &'static str,
     /// Position of the option on the command line.
     pub(crate) place: Place,

@@ -1,5 +1,6 @@
-//! Overrides of operators: the administrative states of servers, which precede file and checks. The
-//! state directory keeps them across a reload, a restart and a reboot.
+//! Overrides of operators: the administrative states of servers, which take precedence over the
+//! configuration file and the checks. The state directory keeps them across a reload, a restart and
+//! a reboot.
 
 mod keeper;
 
@@ -21,7 +22,7 @@ use crate::clock::{Moment, Now};
 /// The maximum number of overrides.
 const ENTRIES_MAX: usize = 65_536;
 
-/// The longest wait for the disk at the end of the daemon.
+/// Longest time that lvsd waits for the disk when it exits.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Interval of the checks whether all overrides are stored, when the daemon exits.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
@@ -132,7 +133,7 @@ impl Admin {
         Self::read(path, true, Now::read())
     }
 
-    /// Reads the file as [`recall`](Self::recall), for a reader that never writes it.
+    /// Reads the file like [`recall`](Self::recall), for a program that never writes it.
     pub fn look(path: PathBuf) -> Self {
         Self::read(Some(path), false, Now::read())
     }
@@ -155,7 +156,7 @@ impl Admin {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return false,
             Err(error) => {
                 tracing::error!(
-                    "cannot read {}: {error}; servers that were drained or in maintenance may receive connections until it can be read and lvsd is restarted",
+                    "cannot read {}: {error}; servers that were drained or in maintenance may receive connections until the file can be read and lvsd is restarted",
                     path.display()
                 );
                 return true;
@@ -224,7 +225,7 @@ impl Admin {
             .max_by_key(|entry| entry.spec.state)
     }
 
-    /// The state of a server.
+    /// Returns the administrative state of a server.
     pub fn state(&self, service: ServiceId, server: SocketAddr) -> AdminState {
         let entry = self.of(service, server);
         entry.map_or(AdminState::Ready, |entry| entry.spec.state)

@@ -63,7 +63,7 @@ const STARTER: &str = include_str!("cli/starter.toml");
 /// Directory of the state that must survive a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
-/// Interval of the heartbeats.
+/// Interval at which each event loop of the daemon proves that it is running.
 const BEAT: Duration = Duration::from_millis(100);
 
 /// Longest wait of `lvsd stop` for the running daemon.
@@ -158,7 +158,7 @@ enum Command {
         /// Only services that are broken, or have servers that are down or suspicious.
         #[arg(long)]
         broken: bool,
-        /// Show it again every two seconds until interrupted.
+        /// Show the state again every two seconds until interrupted.
         #[arg(long, conflicts_with = "json")]
         watch: bool,
         /// Print JSON.
@@ -485,7 +485,7 @@ fn write(text: &[u8]) -> Result<(), String> {
     written(output.write_all(text).and_then(|()| output.flush()))
 }
 
-/// Ignores the error of a closed output pipe, but not of a full disk.
+/// Ignores the error of a closed output pipe. Other errors, such as a full disk, are returned.
 fn written(result: std::io::Result<()>) -> Result<(), String> {
     match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("write error: {error}")),
@@ -498,8 +498,8 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// Loads the configuration. If it is invalid, and a dataplane of an earlier daemon runs, the last
-/// valid configuration is used.
+/// Loads the configuration. If it is invalid, and the dataplane of an earlier daemon runs or has
+/// crashed, the last valid configuration is used.
 fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
     let error = match Config::load(arguments.config()) {
         Ok((config, report)) => return Ok((config, report, daemon::loaded_at_start())),
@@ -668,7 +668,7 @@ fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>, json: 
     }
 }
 
-/// Stops the dataplane of a daemon that is not running.
+/// Stops the dataplane while no daemon runs.
 fn stop_dataplane(address: &Address, format: log::Format) -> Result<(), String> {
     let _log = start_log(None, format)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -894,7 +894,7 @@ fn run(
     result
 }
 
-/// A thread for the health checks, so that computations of the daemon do not delay them.
+/// Starts a thread for the health checks, so that computations of the daemon do not delay them.
 fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -22,16 +22,16 @@ use crate::config::{Dataplane, Facts};
 /// The groups whose members have access.
 #[derive(Clone, Debug, Default)]
 struct Rights {
-    /// The group whose members have write access.
+    /// The id of the group whose members have write access.
     group: Option<u32>,
-    /// The group whose members have read access; `None` if every user has it.
+    /// The id of the group whose members have read access; `None` if every user has it.
     readers: Option<u32>,
 }
 
 /// Listens on the socket next to that of `dataplane`; `api` answers the requests, as over TCP.
 ///
 /// # Errors
-/// The system does not permit the socket.
+/// The operating system refuses to create the socket.
 pub fn open(dataplane: &Address, settings: &Dataplane, api: Arc<Api>) -> io::Result<()> {
     let listener = bind(&daemon::socket(dataplane))?;
     let facts = Facts::read();
@@ -101,7 +101,8 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
     }
 }
 
-/// The user of the remote process, and a slot for the connection; or the reason for a refusal.
+/// Returns the user of the remote process and a slot for the connection, or the reason for a
+/// refusal.
 fn admit(
     stream: &UnixStream,
     rights: &Rights,
@@ -192,8 +193,8 @@ mod tests {
             ("[[[[\r\n\r\n", " 400 Bad Request"),
             (status, "{\"pid\":7,"),
             ("POST /v1/reload HTTP/1.0\r\n\r\n", "the file is wrong"),
-            ("GET /v1/reload HTTP/1.0\r\n\r\n", "takes POST only"),
-            ("POST /v1/stop HTTP/1.0\r\n\r\n", "takes GET only"),
+            ("GET /v1/reload HTTP/1.0\r\n\r\n", "accepts only POST"),
+            ("POST /v1/stop HTTP/1.0\r\n\r\n", "accepts only GET"),
             (long.as_str(), " 431 "),
         ] {
             let mut stream = UnixStream::connect(&path).await.expect("it listens");

@@ -65,9 +65,9 @@ pub struct Counts {
     pub lag: Times,
     /// Number of checks that were made at once because clients got no answer (`passive`).
     pub prompted: u64,
-    /// HTTP responses by their code.
+    /// Numbers of HTTP responses by their status code.
     pub http: BTreeMap<u16, u64>,
-    /// HTTP connections that were refused because the limit was reached.
+    /// Number of HTTP connections that were refused because the limit was reached.
     pub http_no_place: u64,
 }
 

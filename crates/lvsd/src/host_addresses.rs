@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_local() {
+    fn loopback_addresses_belong_to_the_host() {
         assert!(Addresses::read().has(IpAddr::from([127, 0, 0, 1])));
     }
 }

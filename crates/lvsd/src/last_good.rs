@@ -21,7 +21,7 @@ pub fn path(address: &Address) -> Option<PathBuf> {
 pub fn keep(path: &Path, text: &str) {
     if let Err(error) = replace(path, text.as_bytes(), 0o600) {
         tracing::debug!(
-            "cannot store the configuration in {}: {error}",
+            "cannot store the configuration in {}: {error}; if the file is invalid at a restart, lvsd cannot use this configuration instead",
             path.display()
         );
     }

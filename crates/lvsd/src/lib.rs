@@ -23,7 +23,7 @@
 //! notify          messages to the service manager
 //! watchdog        the service manager's watchdog
 //! last_good       the last valid configuration, for a start with an invalid file
-//! verdict         how services and the director are, in a word and a line (pure)
+//! verdict         the state of services and director, as a word and a line (pure)
 //! token           the token for changes over TCP
 //! host_addresses  the addresses of the host
 //! clock           deadlines that a step of the wall clock does not move

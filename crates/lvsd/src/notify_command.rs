@@ -119,7 +119,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
     match tokio::time::timeout(notice.limit, work).await {
         Ok(Ok(status)) if status.success() => Ok(()),
         Ok(Ok(status)) => Err(format!("{program} ended with {status}")),
-        Ok(Err(error)) => Err(format!("{program} cannot be waited for: {error}")),
+        Ok(Err(error)) => Err(format!("lvsd cannot wait for {program}: {error}")),
         Err(_) => {
             end_group(child.id());
             Err(format!(

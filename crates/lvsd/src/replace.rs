@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 /// Replaces a file by `contents`, with these permissions.
 ///
 /// # Errors
-/// It cannot be written; the old file is unchanged.
+/// The file cannot be written; its old content remains.
 pub(crate) fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     let (new, _) = write(path, contents, mode)?;
     std::fs::rename(&new, path)
 }
 
-/// As [`replace`], so that the new file survives a power failure.
+/// Replaces a file like [`replace`], but the new file survives a power failure.
 ///
 /// # Errors
 /// As [`replace`]; or the file is replaced, but may not survive a power failure.

@@ -33,7 +33,7 @@ pub enum Request {
     Change {
         /// The change.
         change: ChangeRequest,
-        /// The client in a word, for the log.
+        /// The name of the client, for the log.
         who: String,
         /// Receives the answer.
         reply: oneshot::Sender<Answer>,

@@ -27,11 +27,11 @@ impl Token {
         Self(words.to_owned())
     }
 
-    /// The token in a file.
+    /// Reads the token in a file.
     ///
     /// # Errors
-    /// The reason and the fix, as text: the file cannot be read, other users could read or write
-    /// it, or the token is easy to guess.
+    /// The file cannot be read, other users could read or write it, or the token is easy to guess.
+    /// The text contains the reason and the fix.
     pub fn read(path: &Path) -> Result<Self, String> {
         let name = path.display();
         let make = format!("make one: `(umask 077; head -c 24 /dev/urandom | base64 >{name})`");

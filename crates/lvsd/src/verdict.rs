@@ -91,7 +91,8 @@ pub fn code(server: &ServerStatus) -> Option<Code> {
     }
 }
 
-/// Seconds since the last answer of a connected dataplane, if it is late.
+/// Returns the seconds since the last answer of a connected dataplane; `None` if the last answer is
+/// recent.
 pub fn late_seconds(dataplane: &DataplaneStatus) -> Option<u64> {
     let late = dataplane.seen_ms.filter(|age| *age >= OLD_MS);
     let is_asked = dataplane.connected && !dataplane.idle;
@@ -324,7 +325,8 @@ impl Verdict {
     }
 }
 
-/// Peers that have been out of sync for ten seconds; none if the dataplane does not answer.
+/// Returns the number of peers that have been out of step for ten seconds; 0 if the dataplane does
+/// not answer.
 fn peers_not_in_step(status: &Status) -> usize {
     if !status.dataplane.connected {
         return 0;

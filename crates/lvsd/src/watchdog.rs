@@ -24,7 +24,7 @@ pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(120);
 #[derive(Clone, Debug)]
 pub struct Pulse {
     start: Instant,
-    /// Milliseconds since the start.
+    /// Time of the last heartbeat, in milliseconds since `start`.
     last: Arc<AtomicU64>,
 }
 

@@ -198,7 +198,8 @@ fn xdp_auto_uses_tc_on_interface_with_gro() -> Result<()> {
         let programs = programs_of(site)?;
         ensure!(programs.matches("lvs_xdp").count() == 1, "{programs}");
         let doctor = diagnosis(site)?;
-        let reason = "\neth0: XDP\neth1: tc, and not XDP, because it merges received packets (gro)";
+        let reason =
+            "\neth0: XDP\neth1: tc instead of XDP, because it merges received packets (gro)";
         ensure!(doctor.contains(reason), "{doctor}");
         ensure!(doctor.contains("`ethtool -K eth1 gro off`"), "{doctor}");
         Ok(())
@@ -254,19 +255,19 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
     for (code, reason) in [
         (
             "xdp_unsupported",
-            "br0: tc, and not XDP, because its driver",
+            "br0: tc instead of XDP, because its driver",
         ),
         (
             "xdp_no_transmit",
-            "alone: tc, and not XDP, because it cannot send",
+            "alone: tc instead of XDP, because it cannot send",
         ),
         (
             "xdp_port",
-            "port: tc, and not XDP, because it is a port of br0",
+            "port: tc instead of XDP, because it is a port of br0",
         ),
         (
             "xdp_program",
-            "taken: tc, and not XDP, because another XDP program",
+            "taken: tc instead of XDP, because another XDP program",
         ),
     ] {
         common::says(&site, code)?;

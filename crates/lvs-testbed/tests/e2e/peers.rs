@@ -588,7 +588,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     let doctor = format!("{} doctor || true", programs::find("lvsadm")?.display());
     wait("the missing peer to be detected", || {
         let printed = first.sh(&doctor);
-        printed.is_ok_and(|printed| printed.contains("are not replicated to this one"))
+        printed.is_ok_and(|printed| printed.contains("are not replicated to this director"))
     })?;
     wait("the log to contain the message", || {
         one.log().contains("has not been in step for")

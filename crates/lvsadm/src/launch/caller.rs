@@ -14,19 +14,20 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use super::wire::{u32_at, u64_at};
 
-/// Longest request that is examined. The longest request for IPVS has some 300 bytes.
+/// Maximum length in bytes of a request that the supervisor examines. The longest request for IPVS
+/// has some 300 bytes.
 const REQUEST_MAX: usize = 64 << 10;
 /// Maximum number of parts in a request (`UIO_MAXIOV`).
 const PARTS_MAX: usize = 1024;
-/// Length of `struct msghdr`, and offsets in it.
+/// Length of `struct msghdr` in bytes, and offsets of two of its fields.
 const MESSAGE: usize = 56;
 const MESSAGE_PARTS: usize = 16;
 const MESSAGE_CONTROL: usize = 32;
-/// Length of `struct iovec`.
+/// Length of `struct iovec` in bytes.
 const PART: usize = 16;
 
-/// The thread that makes a call, and its directory in `/proc`. Both refer to the same thread, even
-/// if its number is reused.
+/// The thread that makes a system call, and its directory in `/proc`. Both refer to the same
+/// thread, even if its number is reused.
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) thread: u32,
@@ -43,9 +44,9 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// Returns a thread with its present capabilities. A worker stores the `last` caller, because
-    /// one thread often makes many calls. `None` if the thread is not visible. The result is valid
-    /// only if the call is still valid afterwards.
+    /// Returns the thread with its present capabilities; `None` if it is not visible in `/proc`.
+    /// `last` is the previous caller of the same worker, which is reused if it is this thread. The
+    /// result is valid only if the call is still valid afterwards.
     pub(super) fn of(thread: u32, last: Option<Self>) -> Option<Self> {
         if let Some(last) = last.filter(|last| last.thread == thread)
             && let Some((user, has_net_admin)) = rights(&last.directory, thread)
@@ -138,7 +139,8 @@ impl Caller {
     /// Opens the memory of the caller; `None` if the thread has exited.
     pub(super) fn memory(&self, call: &Call, listener: &Listener) -> Option<Memory> {
         let memory = Memory(self.file("mem", OFlags::RDWR).ok()?);
-        // The caller still waits, so the file was its own memory when it was opened.
+        // If the caller still waits for this call, the file is its memory, and not that of a later
+        // thread with the same number.
         listener.is_valid(call.id).then_some(memory)
     }
 
@@ -195,7 +197,7 @@ impl Memory {
     /// Opens the memory of a process or thread.
     ///
     /// # Errors
-    /// If it has ended, or this process has no CAP_SYS_PTRACE.
+    /// The thread or process has ended, or this process does not have CAP_SYS_PTRACE.
     pub(super) fn open(thread: u32) -> io::Result<Self> {
         let path = format!("/proc/{thread}/mem");
         File::options().read(true).write(true).open(path).map(Self)
@@ -263,13 +265,14 @@ impl Parts {
         Some(Self(vec![(at, usize::try_from(length).ok()?)]))
     }
 
-    /// Returns the number of bytes of all parts, at most `limit`.
+    /// Returns the length of all ranges together in bytes, at most `limit`.
     fn room(&self, limit: usize) -> usize {
         let sum = |sum: usize, (_, length): &(u64, usize)| sum.saturating_add(*length);
         self.0.iter().fold(0, sum).min(limit)
     }
 
-    /// Copies all ranges; `None` if they are too long.
+    /// Copies the bytes of all ranges; `None` if there are more than [`REQUEST_MAX`], or if they
+    /// cannot be read.
     fn copy(&self, memory: &impl Source) -> Option<Vec<u8>> {
         let length = self.room(REQUEST_MAX + 1);
         if length > REQUEST_MAX {
@@ -327,12 +330,12 @@ pub(super) fn sent(call: &Call, memory: &impl Source) -> Option<Vec<u8>> {
     parts.copy(memory)
 }
 
-/// The buffers of a call that receives.
+/// The buffers of a system call that receives a message.
 #[derive(Debug)]
 pub(super) struct Buffers {
     memory: Memory,
     parts: Parts,
-    /// Flags of the call.
+    /// Flags of the system call.
     pub(super) flags: i32,
     /// Number of bytes for ancillary data.
     pub(super) control: usize,
@@ -342,7 +345,7 @@ pub(super) struct Buffers {
 /// The place in the program's memory to which the sender's address and the lengths are written.
 #[derive(Debug)]
 enum Place {
-    /// `recvfrom`: addresses of the address and of its length.
+    /// `recvfrom`: the memory addresses for the sender's address and for its length.
     Arguments(u64, u64),
     /// `recvmsg`: the address of the header, and its bytes.
     Header(u64, [u8; MESSAGE]),
@@ -437,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn address_without_memory_is_an_error() {
+    fn read_of_unmapped_memory_is_an_error() {
         let memory = Memory::open(std::process::id()).expect("readable");
         assert!(
             memory.read(8, &mut [0; 4]).is_err(),

@@ -14,7 +14,7 @@ use nix::libc;
 
 use super::wire::{self, Attributes, Message, Writer};
 
-/// The controller of generic netlink (`GENL_ID_CTRL`).
+/// The message type of the controller of generic netlink (`GENL_ID_CTRL`).
 const CONTROLLER: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 const NEW_FAMILY: u8 = 1;
@@ -56,7 +56,7 @@ const TIMEOUT_TCP: u16 = 4;
 const TIMEOUT_TCP_FIN: u16 = 5;
 const TIMEOUT_UDP: u16 = 6;
 
-/// The service is in the table (`IP_VS_SVC_F_HASHED`).
+/// The flag of a service that is in the table (`IP_VS_SVC_F_HASHED`).
 pub(super) const HASHED: u32 = 2;
 
 /// The dataplane, with the calls that the interfaces of IPVS require.
@@ -83,7 +83,7 @@ pub(super) fn is_ours(message: &Message<'_>) -> bool {
     }
 }
 
-/// The datagrams that answer `request`, for the socket `port`.
+/// Returns the datagrams that answer `request`, for the socket with the netlink port `port`.
 pub(super) fn answer(
     request: &Message<'_>,
     port: u32,
@@ -125,7 +125,7 @@ impl Ask<'_> {
         Writer::generic(FAMILY, flags, self.request, self.port, (command, 1))
     }
 
-    /// The description of the family.
+    /// Returns the message that describes the family `IPVS`.
     fn family(&self) -> Vec<u8> {
         let head = (NEW_FAMILY, 2);
         let mut message = Writer::generic(CONTROLLER, 0, self.request, self.port, head);
@@ -428,7 +428,7 @@ fn service_config(
     Ok(config)
 }
 
-/// The method of a server's flags; `None` for a number without a method.
+/// The forwarding method in a server's flags; `None` for a number without a method.
 pub(super) const fn forwarding(flags: u32) -> Option<Forwarding> {
     Some(match flags & 7 {
         0 => Forwarding::Nat,
@@ -440,7 +440,7 @@ pub(super) const fn forwarding(flags: u32) -> Option<Forwarding> {
     })
 }
 
-/// The number of a method; full NAT, which the kernel does not have, is shown as NAT.
+/// The number of a forwarding method. Full NAT, which the kernel does not have, is shown as NAT.
 pub(super) const fn forwarding_number(forwarding: Forwarding) -> u32 {
     match forwarding {
         Forwarding::Nat | Forwarding::FullNat => 0,

@@ -25,15 +25,15 @@ use super::supervisor::{Supervisor, Worker};
 
 /// Name of the hidden directory that contains the real `/proc` and the replacement of `/proc/net`.
 pub(super) const INSIDE: &str = ".lvs-run";
-/// Name in this directory: the real `/proc`.
+/// Name of the mount point of the real `/proc` in [`INSIDE`].
 pub(super) const PROC: &str = "proc";
-/// Name in this directory: the link that replaces `/proc/net`.
+/// Name of the link in [`INSIDE`] that replaces `/proc/net`.
 pub(super) const LINK: &str = "link";
-/// Name in this directory: the directory to which `/proc/net` links.
+/// Name of the directory in [`INSIDE`] to which `/proc/net` links.
 const NET: &str = "net";
-/// The directory that contains the directory of sysctls.
+/// Name of the directory in `/proc/sys/net` that contains [`VS`].
 const IPV4: &str = "ipv4";
-/// The directory of sysctls.
+/// Name of the directory of IPVS's sysctls.
 const VS: &str = "vs";
 
 /// IPVS's files in `/proc/net`.
@@ -57,7 +57,7 @@ const THREADS_MAX: usize = 16;
 /// Maximum number of stored names of files that do not belong to IPVS.
 const LINKS_MAX: usize = 4096;
 
-/// Numbers of the first file, sysctl and link. Smaller numbers belong to directories.
+/// Inode numbers of the first file, sysctl and link. Smaller numbers belong to directories.
 const FIRST_FILE: u64 = 16;
 const FIRST_SYSCTL: u64 = 64;
 const FIRST_LINK: u64 = 4096;
@@ -202,7 +202,7 @@ pub(super) fn start(own: Arc<Supervisor>, device: OwnedFd) {
     }
 }
 
-/// A found node with its number, or the error of the look-up.
+/// A node and its inode number, or the error of the look-up.
 type Found = Result<(u64, Node), Errno>;
 
 impl Files {
@@ -474,7 +474,7 @@ impl Files {
     }
 }
 
-/// The number of a name in a list.
+/// Returns the inode number of `name` in the list `names`, whose first name has the number `first`.
 fn number(first: u64, names: &[&str], name: &str) -> Result<u64, Errno> {
     let index = names.iter().position(|known| *known == name);
     index.map(|index| first + index as u64).ok_or(Errno::ENOENT)
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_wait_are_bounded() {
+    fn waiting_requests_for_files_are_bounded() {
         let files = files();
         files.threads.store(THREADS_MAX, Ordering::Relaxed);
         assert_eq!(files.clone().answer_later(&[0; 64]), Err(Errno::EBUSY));

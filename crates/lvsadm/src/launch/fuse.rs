@@ -23,12 +23,13 @@ pub(super) const RELEASEDIR: u32 = 29;
 pub(super) const INTERRUPT: u32 = 36;
 pub(super) const BATCH_FORGET: u32 = 42;
 
-/// Longest data of a `WRITE`.
+/// Maximum length of the data of a `WRITE`, in bytes.
 pub(super) const WRITE_MAX: usize = 4096;
-/// Size of a request's buffer. The kernel requires [`WRITE_MAX`] and 4,096 further bytes.
+/// Size of the buffer for a request, in bytes. The kernel requires [`WRITE_MAX`] and 4,096 further
+/// bytes.
 pub(super) const REQUEST_MAX: usize = 2 * WRITE_MAX + 4096;
 
-/// Length of `struct fuse_in_header` and of `struct fuse_out_header`.
+/// Lengths of `struct fuse_in_header` and of `struct fuse_out_header` in bytes.
 const IN: usize = 40;
 const OUT: usize = 16;
 
@@ -42,7 +43,7 @@ pub(super) struct Request<'a> {
     /// Number of the request.
     pub(super) unique: u64,
     pub(super) node: u64,
-    /// The thread that makes the request.
+    /// Id of the thread that makes the request.
     pub(super) thread: u32,
     /// The parameters of the request, which depend on the operation.
     pub(super) body: &'a [u8],
@@ -92,7 +93,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// An answer.
+/// Returns the answer to the request `unique`: data, or an error number.
 pub(super) fn answer(unique: u64, result: Result<Vec<u8>, Errno>) -> Vec<u8> {
     let (errno, body) = match result {
         Ok(body) => (0, body),
@@ -110,9 +111,9 @@ pub(super) fn answer(unique: u64, result: Result<Vec<u8>, Errno>) -> Vec<u8> {
 /// The answer to `INIT`: the features of this server.
 pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
     const MAJOR: u32 = 7;
-    /// The minor version of the protocol, that of Linux 5.4: no later addition is needed.
+    /// The minor version of the protocol: that of Linux 5.4, because no later addition is needed.
     const MINOR: u32 = 31;
-    /// `O_TRUNC` is a part of `OPEN`; the kernel caches the targets of links.
+    /// Features: `O_TRUNC` is a part of `OPEN`, and the kernel caches the targets of links.
     const ABILITIES: u32 = 1 << 3 | 1 << 23;
     let number = |at| u32_at(body, at).ok_or(Errno::EPROTO);
     if number(0)? != MAJOR {
@@ -171,8 +172,8 @@ pub(super) fn attribute(node: u64, mode: u32, length: usize) -> Vec<u8> {
 
 /// The answer to `OPEN` and `OPENDIR`.
 pub(super) fn opened(file: u64) -> Vec<u8> {
-    /// The kernel caches no content, and does not use a file's length, which is unknown before the
-    /// file is read.
+    /// Flag of an open file: the kernel caches no content, and does not use the file's length,
+    /// which is unknown before the file is read.
     const DIRECT_IO: u32 = 1;
     let mut out = file.to_ne_bytes().to_vec();
     out.extend(DIRECT_IO.to_ne_bytes());
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn short_request_is_refused() {
+    fn short_fuse_request_is_refused() {
         assert!(Request::of(&[0; IN - 1]).is_none());
         for operation in [READ, WRITE, READDIR, LOOKUP] {
             let bytes = request(operation, &[1; 15]);
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_have_the_lengths_that_the_kernel_checks() {
+    fn fuse_answers_have_the_lengths_that_the_kernel_checks() {
         assert_eq!(entry(1, 0, 0).len(), 128);
         assert_eq!(attribute(1, 0, 0).len(), 104);
         assert_eq!(opened(1).len(), 16);
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_is_read_in_pieces() {
+    fn fuse_directory_is_read_in_pieces() {
         let all: Vec<_> = (0..9).map(|n| (0o100_000, format!("name{n}"))).collect();
         let (mut at, mut pieces) = (0, 0);
         while at < all.len() {

@@ -139,8 +139,8 @@ impl Kept {
         self.daemons.retain(|daemon| daemon.role != role);
     }
 
-    /// The requests that restore the configuration: one for everything that is applied as a whole,
-    /// and one for each daemon, whose interface may be missing.
+    /// The requests that restore the configuration: one that is applied as a whole, and one for
+    /// each synchronisation daemon, whose interface may be missing.
     pub(super) fn requests(&self) -> Vec<Call> {
         let timeouts = self.timeouts.map(Call::TimeoutsSet);
         let sysctls = self.sysctls.iter().map(|(name, value)| {

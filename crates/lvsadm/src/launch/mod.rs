@@ -187,7 +187,7 @@ fn execute(command: &[OsString]) -> u8 {
     }
 }
 
-/// Installs the filter for this process, and starts its supervisor.
+/// Installs the seccomp filter for this process, and starts its supervisor.
 fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     // The supervisor changes its working directory.
     let address = socket.map(|text| match Address::new(text) {
@@ -198,7 +198,8 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     let places = Places::below(limit).ok_or_else(|| {
         format!("the limit of {limit} descriptors is too low: set it to 256 or more (ulimit -n)")
     })?;
-    let (own, other) = UnixStream::pair().map_err(|error| format!("no socket pair: {error}"))?;
+    let (own, other) =
+        UnixStream::pair().map_err(|error| format!("cannot create a socket pair: {error}"))?;
     let side =
         notify::detach(&other).map_err(|error| format!("cannot start the supervisor: {error}"))?;
     if side == Side::Detached {
@@ -215,7 +216,7 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
             let probe = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC);
             if !probe.is_ok_and(|socket| is_placed(&socket)) {
                 return Err(
-                    "another program has installed a filter of system calls here (a container manager?), and a process can have only one: run lvs-run outside of it"
+                    "another program, such as a container manager, has installed a seccomp filter with a listener, and a process can have only one: run lvs-run outside of that program"
                         .into(),
                 );
             }
@@ -258,13 +259,13 @@ fn refusal(error: &io::Error) -> String {
         Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",
         Some(Errno::EINVAL | Errno::ENOSYS) => "Linux 5.19 or newer with seccomp is needed",
         _ if error.kind() == io::ErrorKind::Unsupported => "only x86-64 and aarch64 are supported",
-        _ => "does another sandbox prevent it?",
+        _ => "check whether another sandbox prevents it",
     };
     format!("cannot install the seccomp filter: {error}: {fix}")
 }
 
-/// Sends the listener and the descriptor of the FUSE file system to the supervisor, and waits until
-/// the supervisor is ready.
+/// Sends the seccomp listener and the descriptor of the FUSE file system to the supervisor, and
+/// waits until the supervisor is ready.
 fn hand_over(
     mut supervisor: UnixStream,
     listener: &Listener,
@@ -297,7 +298,8 @@ const READY: &str = "ready";
 /// permitted to.
 static PROBE: [u8; 8] = *b"lvs-run\0";
 
-/// The supervisor: receives the listener, and answers calls until the last process has exited.
+/// The supervisor: receives the seccomp listener, and answers the reported system calls until the
+/// last process has exited.
 fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, full_nat: bool) {
     // After a panic, a thread would leave its caller waiting. Without a supervisor, calls fail.
     let hook = std::panic::take_hook();
@@ -348,7 +350,8 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, 
     }
 }
 
-/// Written to the watcher by a supervisor that exits because all programs have ended.
+/// Message from the supervisor to the watcher: the supervisor exits because all programs have
+/// ended.
 const ENDED: &[u8] = b"ended";
 
 /// Starts the watcher, a process that ends the program if the supervisor is killed: without a
@@ -374,12 +377,12 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     std::process::exit(0)
 }
 
-/// The objects that a supervisor receives: the listener, its descriptor of the FUSE file system,
-/// and the process id of the program.
+/// The objects that a supervisor receives: the seccomp listener, its descriptor of the FUSE file
+/// system, and the process id of the program.
 type TakenOver = (Listener, Option<OwnedFd>, Pid);
 
-/// Receives the listener of a program, and finds its process id; `None` if the program ends or
-/// needs no supervisor.
+/// Receives the seccomp listener of a program, and finds the program's process id; `None` if the
+/// program ends or needs no supervisor.
 fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     let mut probe = [0; size_of::<usize>()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];

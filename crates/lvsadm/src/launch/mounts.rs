@@ -21,7 +21,7 @@ use rustix::mount::{
 /// The directory of the supervisor's file system.
 const PLACE: &str = "/proc/sys/net";
 
-/// Mounts that are made when the supervisor answers.
+/// The mounts for the program, which are made when the supervisor is ready.
 #[derive(Debug)]
 pub(super) struct Mounts {
     files: OwnedFd,
@@ -33,7 +33,8 @@ pub(super) struct Mounts {
 /// of the FUSE file system.
 ///
 /// # Errors
-/// The kernel has no FUSE, or `/proc` is not a mount point.
+/// The kernel has no FUSE, `/proc` is not a mount point, or this process does not have
+/// CAP_SYS_ADMIN.
 pub(super) fn prepare() -> io::Result<(Mounts, OwnedFd)> {
     let requests = File::options().read(true).write(true).open("/dev/fuse")?;
     unshare(CloneFlags::CLONE_NEWNS)?;

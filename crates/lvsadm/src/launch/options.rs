@@ -51,7 +51,7 @@ const SERVER_ENTRY: usize = 96;
 /// their entries.
 const SERVICES_HEAD: usize = 8;
 const SERVERS_HEAD: usize = 24;
-/// Length of the names of schedulers and of interfaces.
+/// Length in bytes of the names of schedulers and of interfaces.
 const NAME: usize = 16;
 
 /// Number of bytes that an option reads: the value of a `setsockopt`, or the request of a
@@ -221,7 +221,7 @@ fn is_v4(info: &ServiceInfo) -> bool {
     }
 }
 
-/// Checks that the buffer's size is that of `wanted` entries.
+/// Checks that the buffer has exactly the size of the head and of `wanted` entries.
 fn exactly(room: usize, head: usize, entry: usize, wanted: usize) -> Result<(), Errno> {
     let length = wanted
         .checked_mul(entry)

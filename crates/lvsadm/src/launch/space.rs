@@ -161,7 +161,8 @@ impl Space {
         })
     }
 
-    /// Connects to the dataplane again, and restores its configuration if it has restarted.
+    /// Connects to the dataplane again, and restores the configuration if the dataplane has
+    /// restarted.
     pub(super) fn reconnect(&self) {
         let mut link = lock(&self.link);
         link.client = None;
@@ -190,8 +191,7 @@ impl Space {
         }
     }
 
-    /// Frees the listing that is kept for a thread, if the thread has had enough time to ask for
-    /// its servers.
+    /// Frees the stored listing if it is older than [`LISTING`].
     pub(super) fn forget_listing(&self) {
         if let Ok(mut link) = self.link.try_lock() {
             link.listing
@@ -199,7 +199,7 @@ impl Space {
         }
     }
 
-    /// The port of the socket that sends answers.
+    /// Returns the netlink port of the socket that sends answers.
     pub(super) fn port(&self) -> Option<u32> {
         port_of(&self.sender, || Some(std::process::id()))
     }
@@ -348,12 +348,13 @@ impl Connection<'_> {
                     }
                     Err(Error::Refused(failure)) => {
                         self.link.client = Some(client);
-                        // No program expects this refusal, so that its error names no reason.
+                        // No program expects this refusal, and its error number names no reason, so
+                        // the reason is logged.
                         if failure.code == FailureCode::NoLocalAddress
                             && !mem::replace(&mut self.link.said_no_local, true)
                         {
                             log(&format!(
-                                "{}: give the dataplane --local-address, or `lvsadm local add`",
+                                "{}: start the dataplane with --local-address, or run `lvsadm local add`",
                                 failure.message
                             ));
                         }

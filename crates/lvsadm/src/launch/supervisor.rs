@@ -112,7 +112,7 @@ impl Worker {
 type Answered = (Answer, Option<Rest>);
 
 impl Supervisor {
-    /// Creates the supervisor of the calls that `listener` reports.
+    /// Creates the supervisor of the system calls that the seccomp listener `listener` reports.
     ///
     /// # Errors
     /// `/proc` is not mounted.
@@ -485,8 +485,8 @@ impl Supervisor {
         uses
     }
 
-    /// The caller's descriptor, if that is a socket of generic netlink that the supervisor has
-    /// placed.
+    /// Returns a copy of the caller's descriptor `number`, if it is a generic netlink socket that
+    /// the supervisor has created.
     fn generic(caller: &Caller, number: u64) -> Option<OwnedFd> {
         let socket = caller.descriptor(number)?;
         let is_netlink = socket_domain(&socket).is_ok_and(|it| it == AddressFamily::NETLINK);
@@ -660,7 +660,7 @@ fn is_non_blocking(socket: &OwnedFd) -> bool {
     fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
-/// Longest buffer of an option: the kernel reads the length as `int`.
+/// Maximum length in bytes of the buffer of an option: the kernel reads the length as `int`.
 const LENGTH_MAX: usize = i32::MAX as usize;
 
 /// The lower 32 bits of an argument, which the kernel reads as `int`.

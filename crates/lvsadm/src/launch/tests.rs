@@ -397,7 +397,7 @@ fn setsockopt_interface_adds_and_lists_services() {
 }
 
 #[test]
-fn command_line_is_parsed() {
+fn lvs_run_command_line_is_parsed() {
     let parse = |words: &[&str]| Invocation::parse(words.iter().map(OsString::from));
     let run = |socket: Option<&str>, command: &[&str]| Invocation::Run {
         socket: socket.map(OsString::from),

@@ -13,11 +13,11 @@ pub(super) const ACK: u16 = 0x4;
 pub(super) const DUMP: u16 = 0x300;
 const CAPPED: u16 = 0x100;
 
-/// Length of `struct nlmsghdr`.
+/// Length of `struct nlmsghdr` in bytes.
 pub(super) const HEADER: usize = 16;
-/// Length of `struct genlmsghdr`.
+/// Length of `struct genlmsghdr` in bytes.
 const GENERIC_HEADER: usize = 4;
-/// Length of `struct nlattr`.
+/// Length of `struct nlattr` in bytes.
 const ATTRIBUTE_HEADER: usize = 4;
 /// Mask of the number in an attribute's type.
 const NUMBER: u16 = 0x3fff;
@@ -42,7 +42,7 @@ pub(super) fn u64_at(from: &[u8], at: usize) -> Option<u64> {
     bytes(from, at).map(u64::from_ne_bytes)
 }
 
-/// A message of a request.
+/// A netlink message in a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'a> {
     pub(super) kind: u16,

@@ -129,13 +129,13 @@ fn service(here: &ServiceInfo, there: &ServiceInfo) -> Vec<String> {
             Some(other) => server(&mut all, &here.servers[place], &there.servers[other]),
             None => {
                 same = false;
-                all.push(format!("{address}: only here"));
+                all.push(format!("server {address}: only on this director"));
             }
         }
     }
     for address in others.into_keys() {
         same = false;
-        all.push(format!("{address}: only there"));
+        all.push(format!("server {address}: only on the other director"));
     }
     let ordered = About::of(&ours.scheduler).is_some_and(|about| about.goes_by_order);
     if same && ordered {
@@ -274,8 +274,14 @@ mod tests {
             ),
             // The server runs on one of the directors.
             (&|s| s.servers[1].config.forwarding = Forwarding::Local, ""),
-            (&|s| s.servers.truncate(2), "10.0.0.3:80: only here"),
-            (&|s| s.servers.push(server(4, 1)), "10.0.0.4:80: only there"),
+            (
+                &|s| s.servers.truncate(2),
+                "server 10.0.0.3:80: only on this director",
+            ),
+            (
+                &|s| s.servers.push(server(4, 1)),
+                "server 10.0.0.4:80: only on the other director",
+            ),
             (
                 &|s| s.servers.swap(0, 2),
                 "order of the servers: number 1 is 10.0.0.1:80 here, 10.0.0.3:80 there",
@@ -287,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn order_of_servers_counts_for_ordered_schedulers_only() {
+    fn diff_compares_order_of_servers_for_ordered_schedulers_only() {
         let ours = service(80, "wlc");
         let mut theirs = ours.clone();
         theirs.servers.reverse();
@@ -295,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn last_weight_of_server_counts_for_mh() {
+    fn diff_compares_earlier_weight_of_server_for_mh() {
         let [mut ours, mut theirs] = [service(80, "mh"), service(80, "mh")];
         for (service, last) in [(&mut ours, 1), (&mut theirs, 7)] {
             service.servers[0].config.weight = 0;
@@ -309,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn services_of_one_director_only_are_named() {
+    fn diff_names_services_of_one_director_only() {
         let [a, b, c] = [80, 81, 82].map(|port| service(port, "wlc"));
         let differ = differences(&[a.clone(), b.clone()], &[b, c]);
         assert_eq!(

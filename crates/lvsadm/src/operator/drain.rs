@@ -154,7 +154,7 @@ struct Target {
     name: String,
     /// The lvsd that owns the service, if one runs.
     daemon: Option<Daemon>,
-    /// Whether the dataplane has set its weight to 0.
+    /// Whether the dataplane has set the server's weight to 0.
     settled: bool,
 }
 
@@ -187,7 +187,7 @@ impl Target {
         if let Some(daemon) = &mut self.daemon {
             if words.has("--delete") {
                 return Err(Trouble::Usage(
-                    "--delete: lvsd would add the server again; use `lvsadm maintenance', or remove it from lvsd's file".into(),
+                    "--delete: lvsd would add the server again; use `lvsadm maintenance', or remove the server from lvsd's file".into(),
                 ));
             }
             let done = maintenance::ask(daemon, spec)?;
@@ -239,7 +239,7 @@ impl Target {
         }
     }
 
-    /// The present state of the server; `None` if it was removed.
+    /// Reads the present state of the server; `None` if it was removed.
     fn look(&mut self) -> Result<Option<ServerInfo>, Trouble> {
         let services: Vec<ServiceInfo> = self.client.collect(&Call::ServiceList {
             service: Some(self.service),

@@ -109,7 +109,7 @@ fn removed(mut before: FilterLists, less: &FilterLists) -> Result<FilterLists, T
         let (there, less) = (set(list), set(less));
         if let Some(stranger) = less.difference(&there).next() {
             return Err(Trouble::Usage(format!(
-                "{stranger} is not in the list of {word} prefixes; lvsadm filter list shows it"
+                "{stranger} is not in the list of {word} prefixes; lvsadm filter list shows the list"
             )));
         }
         list.retain(|prefix| !less.contains(prefix));
@@ -269,7 +269,8 @@ fn at(line: usize, error: &str) -> Trouble {
     Trouble::Dataplane(format!("line {line}: {error}; nothing was changed"))
 }
 
-/// The filters in a file of [`save`], by service or director.
+/// Parses the output of [`save`]. The keys of the result are the names of services, and an empty
+/// name for the filter of all services.
 fn read(run: &Invocation<'_>, text: &str) -> Result<BTreeMap<String, Wanted>, Trouble> {
     let mut all = BTreeMap::new();
     let mut named: Option<(&str, Option<ServiceId>)> = None;

@@ -51,7 +51,7 @@ pub(crate) fn help() -> String {
     text
 }
 
-/// A line of the help, in the columns of ipvsadm's.
+/// Appends a line to the help, in the same columns as ipvsadm's help.
 fn entry(text: &mut String, name: &str, help: &str) {
     text.push_str(&format!("  {name:<36}{help}\n"));
 }

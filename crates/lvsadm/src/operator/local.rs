@@ -24,7 +24,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             change(run, |pool| {
                 if let Some(unknown) = gone.iter().find(|addr| !pool.addresses.contains(addr)) {
                     return Err(Trouble::Usage(format!(
-                        "{unknown} is not a local address; `lvsadm local` lists them"
+                        "{unknown} is not a local address; `lvsadm local` lists the local addresses"
                     )));
                 }
                 pool.addresses.retain(|addr| !gone.contains(addr));

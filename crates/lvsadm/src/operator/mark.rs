@@ -39,7 +39,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         ["del", number] => {
             let position = number.parse().map_err(|_| {
                 Trouble::Usage(format!(
-                    "{number}: expected the number of a rule; `lvsadm mark list` shows them"
+                    "{number}: expected the number of a rule; `lvsadm mark list` shows the rules"
                 ))
             })?;
             let mut client = connect(run)?;

@@ -43,7 +43,7 @@ use crate::session::warn;
 pub(crate) struct Flag {
     /// The option as typed: `--deadline`, `-w`.
     pub(crate) name: &'static str,
-    /// The name of its argument; empty without one.
+    /// The name of the option's argument; empty for an option without an argument.
     pub(crate) argument: &'static str,
     pub(crate) help: &'static str,
 }
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_words_get_a_suggestion() {
+    fn unknown_command_gets_a_suggestion() {
         let message = |word: &str| unknown(word.as_bytes()).unwrap_or_default();
         assert!(message("wach").contains("did you mean `lvsadm watch'?"));
         assert!(message("Drain").contains("`lvsadm drain'"));

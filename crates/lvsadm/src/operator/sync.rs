@@ -11,7 +11,8 @@ use crate::session::json;
 
 /// Interval between two checks.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Milliseconds after which a peer counts as silent; peers compare every two seconds.
+/// Milliseconds without a message after which a peer counts as silent. Peers compare their
+/// connections every two seconds.
 const UNHEARD: u64 = 4_000;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
@@ -133,7 +134,7 @@ fn comparison(info: &TablesInfo) -> String {
     }
 }
 
-/// The virtual addresses that are announced by routes.
+/// Returns the virtual addresses that are announced by routes, as text.
 fn announced(info: &Info) -> String {
     if info.announced.is_empty() {
         return String::new();

@@ -144,7 +144,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
                 "ADDRESS",
                 "the director's address on the servers' network, for nat",
             ),
-            flag("--undo", "", "print the commands that undo it"),
+            flag("--undo", "", "print the commands that revert the settings"),
         ],
         examples: &[
             "--method dr 192.0.2.10 2001:db8::10",

@@ -42,7 +42,7 @@ impl Words {
         Ok(taken)
     }
 
-    /// Checks that there are only options.
+    /// Checks that the words after the command are only options.
     pub(crate) fn no_arguments(&self) -> Result<(), Trouble> {
         match self.free.first() {
             None => Ok(()),

@@ -156,7 +156,7 @@ fn refused_restore_names_line_and_changes_nothing() {
 }
 
 #[test]
-fn invalid_lines_are_refused_without_dataplane() {
+fn invalid_atomic_lines_are_refused_without_dataplane() {
     let bed = Bed::new("wrong");
     for (rules, expected) in [
         ("-C\n-A -t 192.0.2.2:80 --wrong\n", "line 2: "),

@@ -21,7 +21,7 @@ const ASIDE_MAX: u32 = 100;
 /// Writes the file.
 type Write = dyn Fn(&Path, &[StoredOverride]) -> io::Result<()> + Send + Sync;
 
-/// The file of the overrides.
+/// Writes the overrides to their file.
 pub(super) struct Keeper {
     path: PathBuf,
     write: Box<Write>,
@@ -59,7 +59,7 @@ impl Kept {
     /// Waits until the overrides are stored.
     ///
     /// # Errors
-    /// The reason why they cannot be stored, and its consequence, as text.
+    /// The overrides cannot be stored; the text contains the reason and the consequence.
     pub async fn done(self) -> Result<(), String> {
         match self.0 {
             None => Ok(()),

@@ -11,7 +11,7 @@ use crate::snapshot::Snapshot;
 
 /// Interval between two points.
 pub const STEP: Duration = Duration::from_secs(15);
-/// Maximum of stored points: those of one hour.
+/// Maximum number of stored points: the points of one hour.
 const POINTS_MAX: usize = 240;
 /// Maximum number of services with a history: the first services of the file. Each point of a
 /// service needs 24 bytes.
@@ -53,9 +53,9 @@ pub struct Curves {
     pub step: u64,
     /// Times of the points, in seconds since 1970.
     pub time: Vec<u64>,
-    /// Servers that received new connections.
+    /// Numbers of servers that received new connections.
     pub usable: Vec<u32>,
-    /// Servers in the file.
+    /// Numbers of servers in the file.
     pub servers: Vec<u32>,
     /// New connections per second.
     pub connections: Vec<f32>,

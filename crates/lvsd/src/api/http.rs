@@ -20,7 +20,7 @@ use super::peer::{Deadline, FULL, Peer};
 use super::places::Holder;
 use super::{Api, routes};
 
-/// Maximum bytes of a request's line and headers.
+/// Maximum length of the request line and the headers together, in bytes.
 const HEAD_MAX: usize = 16 << 10;
 /// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 64;

@@ -114,7 +114,7 @@ pub fn plain(open_metrics: &str) -> String {
     out
 }
 
-/// The source of the metrics.
+/// The states and counters from which the metrics are written.
 #[derive(Debug)]
 struct View {
     snapshot: Arc<Snapshot>,
@@ -1238,7 +1238,7 @@ mod tests {
     }
 
     #[test]
-    fn older_metrics_format_names_counters_in_full() {
+    fn older_metrics_format_has_total_suffix_in_counter_descriptions() {
         let plain = plain(&text("web"));
         assert!(plain.contains("# HELP lvs_drops_total Dropped packets by reason\n# TYPE lvs_drops_total counter\nlvs_drops_total{"), "{plain}");
         assert!(plain.contains("# TYPE lvs_dataplane_up gauge\nlvs_dataplane_up 1\n"));

@@ -125,7 +125,8 @@ impl Api {
         self.count_full(self.places.take(holder))
     }
 
-    /// Takes a slot for a connection over the Unix socket; `reader` is the user of a read-only one.
+    /// Takes a slot for a connection over the Unix socket; `reader` is the user of a connection
+    /// that may only read.
     pub(crate) fn local_place(&self, reader: Option<u32>) -> Option<Place> {
         self.count_full(self.local_places.take(reader))
     }
@@ -137,10 +138,10 @@ impl Api {
         place
     }
 
-    /// The present state, or one that is younger than [`FRESH`].
+    /// Returns the present status, or a stored one that is younger than [`FRESH`].
     ///
     /// # Errors
-    /// The reason why the main loop does not return its status.
+    /// The main loop does not return its status; the text is the reason.
     async fn snapshot(&self) -> Result<Arc<Snapshot>, String> {
         let mut seen = self.seen.lock().await;
         if let Some((at, snapshot)) = seen.as_ref()
@@ -189,13 +190,13 @@ impl Api {
         match std::mem::take(others) {
             0 => tracing::warn!("{source} has sent a wrong token"),
             n => tracing::warn!(
-                "{source} has sent a wrong token, and so have {n} requests since the last such message"
+                "{source} has sent a wrong token; {n} other requests since the last such message have done so, too"
             ),
         }
         *last = Some(Instant::now());
     }
 
-    /// The status in JSON. Clients that request it at the same time share one copy.
+    /// Returns the status in JSON. Clients that request it at the same time share one copy.
     ///
     /// # Errors
     /// As [`snapshot`](Self::snapshot).

@@ -42,7 +42,7 @@ pub struct Overview {
     pub loaded: LoadStatus,
     /// The state of the dataplane.
     pub dataplane: DataplaneStatus,
-    /// Connections in the dataplane's table.
+    /// Number of connections in the dataplane's table.
     pub connections: u64,
     /// Maximum number of connections in the table.
     pub capacity: u64,
@@ -66,9 +66,9 @@ pub struct Overview {
     pub admin: Vec<AdminEntry>,
     /// Number of manual changes, refused changes and overrides that are not listed.
     pub left_out: usize,
-    /// Servers in the file.
+    /// Number of servers in the file.
     pub servers: usize,
-    /// Servers that receive new connections.
+    /// Number of servers that receive new connections.
     pub usable: usize,
     /// The total number of servers that are down.
     pub down: usize,
@@ -113,7 +113,7 @@ pub struct Broken {
     pub since: Option<u64>,
     /// The server's administrative state.
     pub admin: AdminState,
-    /// Active connections that the server still has.
+    /// Number of active connections that the server still has.
     pub active: u32,
 }
 
@@ -135,19 +135,19 @@ pub struct Summary {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub trouble: String,
-    /// Servers in the file.
+    /// Number of servers in the file.
     pub servers: usize,
-    /// Servers that receive new connections.
+    /// Number of servers that receive new connections.
     pub usable: usize,
-    /// Servers whose checks fail.
+    /// Number of servers whose checks fail.
     pub down: usize,
-    /// Servers that do not answer clients.
+    /// Number of servers that do not answer clients.
     pub suspicious: usize,
-    /// Servers to which an operator permits no new connections.
+    /// Number of servers to which an operator permits no new connections.
     pub out_of_service: usize,
-    /// Active connections.
+    /// Number of active connections.
     pub active: u64,
-    /// Inactive connections.
+    /// Number of inactive connections.
     pub inactive: u64,
     /// Rates per second.
     pub rates: Counts,

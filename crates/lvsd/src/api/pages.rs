@@ -40,8 +40,8 @@ impl Drop for Held {
 }
 
 impl Own {
-    /// Stores an answer; `None` if the stored answers for slow clients exceed the limit. A single
-    /// client gets an answer of any length.
+    /// Stores an answer; `None` if all stored answers together exceed the limit. If no other answer
+    /// is stored, an answer of any length is accepted.
     pub(super) fn hold(&self, bytes: Vec<u8>) -> Option<Bytes> {
         let room = |held: usize| {
             let all = held.checked_add(bytes.len())?;
@@ -68,7 +68,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The status in JSON, one line.
+    /// Returns the status as one line of JSON.
     pub(super) async fn status(&self, snapshot: &Arc<Snapshot>) -> Bytes {
         let write = |snapshot: Arc<Snapshot>| {
             let mut line = serde_json::to_vec(&snapshot.status).unwrap_or_default();
@@ -101,7 +101,9 @@ impl fmt::Debug for Versions {
 }
 
 impl Page {
-    /// The page of `snapshot`. At the first request, `write` writes it outside of the event loop.
+    /// Returns the page of `snapshot`. The first request for it calls `write` outside of the event
+    /// loop. While slow clients still receive `HELD_MAX` old versions, the last version is
+    /// returned instead.
     pub async fn of(
         &self,
         snapshot: &Arc<Snapshot>,
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_for_single_clients_share_a_limit() {
+    fn answers_for_single_clients_share_a_memory_limit() {
         let own = Own::default();
         let part = || vec![0; OWN_MAX / 8];
         let mut held: Vec<Bytes> = (0..8).map(|_| own.hold(part()).expect("room")).collect();

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 /// The refusal for a client beyond the limit of connections.
 pub(crate) const FULL: &str =
-    "lvsd already serves its maximum number of connections: close some, or try again later";
+    "lvsd already serves its maximum number of connections: close some of them, or try again later";
 /// The longest time of a request, until the client has read the last byte of the answer; also the
 /// longest time for which the client of a stream may read nothing.
 const LIMIT: Duration = Duration::from_secs(30);

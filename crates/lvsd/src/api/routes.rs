@@ -19,7 +19,7 @@ use crate::clock::Now;
 use crate::requests::ChangeRequest;
 use crate::snapshot::Snapshot;
 
-/// The longest body of a request.
+/// Maximum length of the body of a request in bytes.
 const BODY_MAX: usize = 16 << 10;
 /// Delay before a wrong token is refused.
 const WRONG_TOKEN: Duration = Duration::from_millis(500);
@@ -183,11 +183,11 @@ fn json(value: &impl Serialize) -> Reply {
     bytes(JSON, json_bytes(value))
 }
 
-/// An answer for a single client.
+/// Makes an answer for a single client, which counts towards the memory limit of these answers.
 fn own(api: &Api, content: Vec<u8>) -> Result<Reply, Refusal> {
     let content = api.own.hold(content).ok_or_else(|| {
         Refusal::unavailable(
-            "the answers that wait for slow clients have reached their maximum size: close their connections, or try again later"
+            "the answers that wait for slow clients have reached their maximum size: close connections of slow clients, or try again later"
                 .to_owned(),
         )
     })?;
@@ -218,7 +218,7 @@ async fn route(
         let method = if changes { "POST" } else { "GET" };
         return Err(Refusal::new(
             StatusCode::METHOD_NOT_ALLOWED,
-            format!("{path} takes {method} only; /v1/openapi.json describes it"),
+            format!("{path} accepts only {method}; /v1/openapi.json describes this path"),
         ));
     }
     if changes {
@@ -307,7 +307,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let curves = curves.ok_or_else(|| match service {
                 Some(name) => no_service(&name),
                 None => Refusal::unavailable(
-                    "the daemon has no state yet; repeat the request later".to_owned(),
+                    "lvsd has recorded no history yet; repeat the request later".to_owned(),
                 ),
             })?;
             own(api, json_bytes(&curves))?

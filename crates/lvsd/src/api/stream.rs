@@ -14,7 +14,7 @@ use tokio::sync::{broadcast, mpsc};
 use super::peer::Deadline;
 use super::places::ConnectionSlot;
 
-/// Interval of the signs of life in a stream without events.
+/// Interval of the empty comments that keep a stream without events alive.
 const BEAT: Duration = Duration::from_secs(10);
 
 /// The body of an answer: events from now on.

@@ -58,7 +58,7 @@ fn connect(api: &Arc<Api>, peer: Peer) -> (DuplexStream, tokio::task::JoinHandle
     (client, task)
 }
 
-/// A connection of `peer` that has requested the events.
+/// Opens a connection of `peer` that has requested the events.
 async fn stream(api: &Arc<Api>, peer: Peer) -> (DuplexStream, tokio::task::JoinHandle<()>) {
     let (mut client, task) = connect(api, peer);
     let written = client.write_all(STREAM.as_bytes()).await;
@@ -512,7 +512,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 
-/// The metrics, in the format that a scraper requests.
+/// Requests the metrics, in the format that a scraper requests.
 async fn metrics(api: &Arc<Api>) -> String {
     let (code, text) = get(api, "/metrics").await;
     assert_eq!(code, 200);

@@ -142,7 +142,7 @@ impl Unapplied {
     }
 }
 
-/// A change for the thread.
+/// New announcements for the thread, and the clients that wait for their confirmation.
 #[derive(Debug, Default)]
 struct Wish {
     /// The addresses to announce; `None` stops the thread.
@@ -253,7 +253,7 @@ fn run(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Ann
         });
         if applied {
             for sender in confirm.drain(..) {
-                // The client may have gone.
+                // The client may have closed its connection.
                 let _ = sender.send(());
             }
         }
@@ -263,7 +263,7 @@ fn run(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Ann
         let waited = door.changed.wait_timeout_while(known, PERIOD, same);
         let mut known = waited.unwrap_or_else(PoisonError::into_inner).0;
         confirm.append(&mut known.confirm);
-        // Clients that wait no longer.
+        // Remove the clients that wait no longer.
         confirm.retain(|sender| !sender.is_closed());
         wish = known.wanted.clone();
     }
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn announced_address_has_the_state_of_its_services() {
+    fn announcement_depends_on_states_of_all_services_of_the_address() {
         use Ability::{None as Nobody, Quorum, Sorry, Unknown};
         for (services, expected) in [
             (vec![Quorum], Some(Standing::Announced)),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn drained_director_is_deprioritised_then_withdrawn() {
+    fn addresses_of_director_in_maintenance_are_deprioritised_then_withdrawn() {
         let address: IpAddr = "192.0.2.10".parse().unwrap();
         let other: IpAddr = "192.0.2.11".parse().unwrap();
         let mut wish = WantedAnnouncements {

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::INSTANCE;
 
-/// Longest accepted line.
+/// Maximum length of a line in bytes.
 const LINE_MAX: usize = 512;
 /// Interval of the checks that the FIFO's file still exists, and of attempts to open it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ use crate::config::{Config, HostAddress, Service, VipMode};
 /// A placeholder: keepalived requires an address even if the host needs none.
 const PLACEHOLDER: &str = "169.254.0.51/32 dev lo scope host";
 
-/// The configuration.
+/// Returns the configuration for keepalived.
 ///
 /// # Errors
 /// The file has no `[vrrp]`.

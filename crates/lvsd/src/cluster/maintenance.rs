@@ -34,7 +34,7 @@ impl Kept {
         }
     }
 
-    /// The maintenance, with its start by the present wall clock.
+    /// The maintenance for `lvsd status`. Its start time follows the present wall clock.
     pub(super) fn shown(&self, now: Now) -> Maintenance {
         let began = self.began.as_ref().and_then(Moment::of_this_boot);
         Maintenance {
@@ -74,7 +74,7 @@ fn unread(path: &Path, error: &str) -> Kept {
     Kept { wish, began: None }
 }
 
-/// Checks that the operator's name and reason can be printed.
+/// Checks that the operator's name and reason are one line each and short enough.
 pub(super) fn check(wish: Option<&Maintenance>) -> Result<(), String> {
     let words = wish.into_iter().flat_map(|wish| [&wish.who, &wish.why]);
     for text in words.flatten() {

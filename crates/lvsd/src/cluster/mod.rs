@@ -45,7 +45,7 @@ use track::Fitness;
 /// Period of the checks of the track file.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The name of the instance in keepalived's configuration and messages.
+/// The name of the VRRP instance in keepalived's configuration and messages.
 pub const INSTANCE: &str = "lvs";
 
 /// The paths and connections of a director with peers.
@@ -59,7 +59,7 @@ pub struct ClusterPaths {
     pub turns: Pulse,
 }
 
-/// A change that is an event.
+/// A change of this director's state that lvsd reports as an event.
 #[derive(Debug)]
 pub(crate) struct News {
     /// The kind of the event.
@@ -92,14 +92,14 @@ pub(crate) fn vrrp_states() -> impl Iterator<Item = &'static str> {
     State::ALL.into_iter().map(State::word)
 }
 
-/// The state with `[vrrp]`.
+/// The state of a director with `[vrrp]`.
 #[derive(Debug)]
 struct Running {
     settings: Vrrp,
     messages: watch::Receiver<Messages>,
     readiness: watch::Receiver<Option<Readiness>>,
     listener: tokio::task::JoinHandle<()>,
-    /// The last state from keepalived, also if an earlier daemon received it.
+    /// The last state that keepalived has reported, to this daemon or to an earlier one.
     state: State,
     written: Option<i16>,
     /// The error of the last write of the track file.
@@ -181,7 +181,7 @@ impl Cluster {
         }
     }
 
-    /// The changes of addresses that are announced by routes, as text.
+    /// Returns the changes of announced addresses since the last call, as text.
     fn take_announced(&mut self) -> Vec<String> {
         let Some(announcer) = &mut self.announcer else {
             return Vec::new();
@@ -259,8 +259,8 @@ impl Cluster {
         vrrp.into_iter().chain(announced).collect()
     }
 
-    /// The code of the fault and the text for a state that keepalived has reported; `None` if the
-    /// state is unchanged.
+    /// Returns the code of the fault and the text for a new state that keepalived has reported;
+    /// `None` if the state is unchanged.
     fn take_vrrp(&mut self) -> Option<(&'static str, &'static str)> {
         let running = self.running.as_mut()?;
         let now = running.messages.borrow_and_update().state;
@@ -385,7 +385,7 @@ impl Cluster {
             return;
         };
         if self.lacks.is_none() && readiness.ready {
-            // Nor is it known whether peers are missing.
+            // It is not known yet whether peers are missing.
             return;
         }
         let value = Fitness {
@@ -459,7 +459,7 @@ impl Cluster {
         }
         if self.maintenance.is_some() && vrrp.is_none() && announce.is_none() {
             warnings.push(
-                "the maintenance has no effect on addresses: the file has neither [vrrp] nor services with vip = \"announce\": the program that moves the addresses must query `lvsd maintenance status`"
+                "the maintenance has no effect on addresses: the file has neither [vrrp] nor services with vip = \"announce\"; the program that moves the addresses must query `lvsd maintenance status`"
                     .to_owned(),
             );
         }
@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn director_without_its_peers_names_them() {
+    fn peers_that_the_dataplane_lacks_are_named_with_fix() {
         let mut cluster = Cluster::recall(None);
         assert!(cluster.has_peers() && cluster.lacking().is_none());
         cluster.take_lacking(vec![SocketAddr::from(([192, 0, 2, 2], 8848))]);

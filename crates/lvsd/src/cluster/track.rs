@@ -19,7 +19,7 @@ pub(super) const UNFIT: i16 = -254;
 pub(super) struct Fitness {
     /// Whether this director has received the connections of its peers.
     pub(super) ready: bool,
-    /// Whether all its services have their quorum.
+    /// Whether all services of this director have their quorum.
     pub(super) quorum: bool,
     /// Whether this director is in maintenance.
     pub(super) maintenance: bool,

@@ -108,7 +108,7 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// Checks that an address does not belong to both the dataplane and the host.
+    /// Checks that the services of an address do not contradict each other about its owner (`vip`).
     fn owner(&self, service: &Service) -> Option<Clash<P>> {
         let address = service.virtual_ip()?;
         if service.vip == VipMode::Auto {
@@ -156,7 +156,7 @@ pub(crate) fn listens_everywhere(service: &Service) -> bool {
 }
 
 /// Whether `other`, which is proxied at all addresses of this host, listens at the address of a
-/// server of the service `of`. `has`: the host has an address.
+/// server of the service `of`. `has` returns whether the host has an address.
 pub(crate) fn listens_at(
     other: &Service,
     of: &ServiceId,

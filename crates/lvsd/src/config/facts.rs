@@ -58,12 +58,13 @@ impl Facts {
         }
     }
 
-    /// Whether a group of this name exists. A number is always valid, as for chown(1).
+    /// Whether a group of this name exists. A number is always valid, as for chown(1). If the
+    /// groups cannot be read, every name counts as existing.
     pub(super) fn has_group(&self, name: &str) -> bool {
         self.groups.is_none() || self.gid(name).is_some()
     }
 
-    /// The number of a group.
+    /// Returns the id of a group.
     pub fn gid(&self, name: &str) -> Option<u32> {
         let number = name.parse::<u32>().ok();
         number.or_else(|| self.groups.as_ref()?.get(name).copied())

@@ -82,7 +82,7 @@ pub(crate) fn misfit(
         return Some(Unfit {
             vip: Some("the VIP"),
             ..Unfit::new(
-                "the server is the virtual service itself: a loop",
+                "the server is the virtual service itself: packets would loop",
                 "use the real server's own address, not the VIP that it has on lo",
             )
         });

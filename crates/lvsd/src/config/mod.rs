@@ -51,7 +51,7 @@ use lvs_proxy as proxy;
 /// A checked file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
-    /// The file.
+    /// Path of the main file.
     pub path: String,
     /// The files from which the configuration was read.
     pub files: Files,
@@ -210,7 +210,7 @@ pub struct Vrrp {
     pub advert: Duration,
     /// The addresses of the other directors, if VRRP does not use multicast.
     pub peers: Vec<IpAddr>,
-    /// The addresses that the host has while it is active.
+    /// The addresses that this host has while this director is active.
     pub addresses: Vec<HostAddress>,
     /// Path of the track file, from which keepalived reads the readiness of this director.
     pub track_file: PathBuf,
@@ -346,7 +346,7 @@ pub struct Service {
     pub id: ServiceId,
     /// The service's settings in the dataplane.
     pub config: ServiceConfig,
-    /// The ports that its mark represents, if the service has several ports.
+    /// The ports that the service's mark represents, if the service has several ports.
     pub ports: Option<ManyPorts>,
     /// The owner of the VIP.
     pub vip: VipMode,
@@ -379,8 +379,8 @@ pub struct Service {
     /// Whether the list of servers is incomplete: the dataplane may have further servers of the
     /// service. Always false for the file alone.
     pub incomplete: bool,
-    /// Whether the source of its servers has not answered yet. Never set for a service whose
-    /// servers are in the file.
+    /// Whether the source of the service's servers has not answered yet. Never set for a service
+    /// whose servers are in the file.
     pub unheard: bool,
     /// Real servers: first those of the file in its order, then those of DNS and etcd.
     pub servers: Vec<Server>,
@@ -557,9 +557,9 @@ pub enum LoadError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}; {}", fix(source))]
     Read {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The error of the system.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// The file is not UTF-8, which TOML requires.
@@ -567,7 +567,7 @@ pub enum LoadError {
         "{path}, line {line}: byte {offset} of the file (0x{byte:02x}) is not UTF-8, as TOML must be; convert it (`iconv -f ISO-8859-1 -t UTF-8`), or restore the intended file if this is not text"
     )]
     NotText {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// Line of the first invalid byte, from 1.
         line: usize,

@@ -14,10 +14,10 @@ use lvs_core::{Family, Prefix, Protocol};
 
 use super::raw::RawService;
 
-/// Marks of services of many ports.
+/// The range of the generated marks of services with several ports.
 pub(crate) const MARKS: RangeInclusive<u32> = 0x4c00_0000..=0x4cff_ffff;
 
-/// Many ports of a virtual address.
+/// Several ports of a virtual address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManyPorts {
     /// TCP, UDP or SCTP.
@@ -29,10 +29,10 @@ pub struct ManyPorts {
 }
 
 impl ManyPorts {
-    /// The ports of a service that has many.
+    /// Returns the ports of a service with several ports; `None` for any other service.
     ///
     /// # Errors
-    /// The reason why the ports are wrong.
+    /// The ports are invalid; the text is the reason.
     pub(super) fn of(raw: &RawService) -> Option<Result<Self, String>> {
         let protocol = match raw.protocol.as_ref().map(|word| word.get_ref().as_str()) {
             Some("udp") => Protocol::UDP,
@@ -45,7 +45,7 @@ impl ManyPorts {
     /// Reads an address with several ports; `None` if the text has one port or no port.
     ///
     /// # Errors
-    /// The reason why the ports are invalid.
+    /// The ports are invalid; the text is the reason.
     pub(super) fn parse(text: &str, protocol: Protocol) -> Option<Result<Self, String>> {
         let (ip, ports) = text.trim().rsplit_once(':')?;
         let ip = match ip.strip_prefix('[') {
@@ -104,7 +104,8 @@ impl ManyPorts {
                 .any(|a| theirs.iter().any(|b| a.0 <= b.1 && b.0 <= a.1))
     }
 
-    /// The dataplane's rule, without the ports of separate services; `None` if no port remains.
+    /// Returns the mark rule for the dataplane, without the ports in `apart`, which have separate
+    /// services; `None` if no port remains.
     pub(crate) fn rule(&self, apart: &[u16]) -> Option<MarkRule> {
         let mut ports = self.ports.clone();
         if ports.is_empty() && !apart.is_empty() {

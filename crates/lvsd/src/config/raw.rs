@@ -513,7 +513,7 @@ pub(super) struct RawLimits {
 /// `passive = true`, or `passive = 5`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawPassive {
-    /// Whether a suspicious server is set down.
+    /// Whether a suspicious server counts as down.
     TakesOut(bool),
     /// The number of failed attempts to connect.
     Number(Whole),
@@ -543,7 +543,7 @@ pub(super) struct RawQuorumTable {
 pub(super) enum RawTarget {
     /// The address of the server.
     Address(String),
-    /// The table, as of a server.
+    /// A table with the keys of a server.
     Table(Box<RawServer>),
 }
 
@@ -650,8 +650,8 @@ pub(super) struct RawCheckTable {
     pub(super) jitter: Option<Spanned<Whole>>,
     /// Path of the check: `server`, or `service` through the VIP. Default: `server`.
     pub(super) via: Option<Spanned<String>>,
-    /// Whether a suspicious server is set down; or the number of consecutive unanswered connection
-    /// attempts of clients after which the server is checked at once. Default: `false`.
+    /// Whether a suspicious server counts as down; or the number of consecutive unanswered
+    /// connection attempts of clients after which the server is checked at once. Default: `false`.
     pub(super) passive: Option<Spanned<RawPassive>>,
     /// Keys of this kind of check.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,

@@ -14,10 +14,10 @@ const REACH: usize = 64 << 10;
 /// Maximum number of characters of a line in which the check looks for an unusual character.
 const LINE_MAX: usize = 4096;
 
-/// The tree of a text.
+/// Parses a text to a tree.
 ///
 /// # Errors
-/// The text is not TOML: the first error, and the errors shortly after it.
+/// The text is not TOML. The findings are the first error, and the errors shortly after it.
 pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, Findings> {
     let first = match DeTable::parse(text) {
         Ok(tree) => return Ok(tree),
@@ -70,7 +70,7 @@ fn syntax(error: &Error, span: Range<usize>, end: usize) -> Diagnostic {
     if at_end {
         finding
             .label("the file ends here")
-            .help("complete it; a file that is partly written or copied ends like this")
+            .help("complete the file; a file that is partly written or copied ends like this")
     } else {
         finding
     }

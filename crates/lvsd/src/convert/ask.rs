@@ -28,10 +28,10 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// The output of keepalived about a file.
+/// Returns the output of keepalived about a file.
 ///
 /// # Errors
-/// The reason why keepalived could not be run, as text.
+/// keepalived could not be run; the text is the reason.
 pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String> {
     let Some(program) = find("keepalived") else {
         return Err("keepalived is not installed on this host".to_owned());
@@ -125,11 +125,11 @@ fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
         Ok(_) => Err(
             "this kernel has no Landlock: keepalived would run the scripts of the file".to_owned(),
         ),
-        Err(error) => Err(format!("Landlock: {error}")),
+        Err(error) => Err(format!("cannot restrict keepalived with Landlock: {error}")),
     }
 }
 
-/// Runs keepalived until it has printed its configuration, or has exited.
+/// Runs keepalived until it has printed its configuration or has exited, for at most [`PATIENCE`].
 fn run(command: &mut Command, output: &Path) -> Result<String, String> {
     let mut child = command
         .spawn()

@@ -97,7 +97,8 @@ pub(super) fn kind(name: &str) -> Option<&'static str> {
     known.map(|(_, kind, _)| *kind)
 }
 
-/// The level of a check: 1: the host answers, 2: the port answers, 3: the service answers.
+/// The level of a check: 0: there is no check, 1: the host answers, 2: the port answers, 3: the
+/// service answers.
 pub(super) fn depth(check: &Check) -> u8 {
     match check.get("type").map(String::as_str) {
         None => 0,
@@ -160,7 +161,8 @@ fn timing(item: &Item, of_check: bool) -> Option<f64> {
     (number >= least).then_some(number)
 }
 
-/// The message about a time that keepalived does not use unchanged.
+/// Returns the message about a time that keepalived refuses, or that lvsd limits; `None` for any
+/// other time.
 pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     let name = item.name();
     let most = match name {

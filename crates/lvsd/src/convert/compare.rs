@@ -14,7 +14,7 @@ use crate::config::{self, Config};
 /// The result of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compared {
-    /// Services that were compared.
+    /// Number of compared services.
     pub services: usize,
     /// Number of compared servers.
     pub servers: usize,
@@ -25,7 +25,7 @@ pub struct Compared {
     pub differences: Vec<String>,
 }
 
-/// Compares a converted file with what keepalived has printed.
+/// Compares a converted file with the output of keepalived.
 ///
 /// # Errors
 /// The file is not valid, or keepalived has printed no services.

@@ -8,10 +8,10 @@ use super::LENGTH_MAX;
 /// Maximum number of patterns that braces expand to, and of files that match a pattern.
 const MATCHES_MAX: usize = 1024;
 
-/// The text of a file.
+/// Reads the text of a file.
 ///
 /// # Errors
-/// It cannot be read; the text is the reason.
+/// The file cannot be read or is too long; the text is the reason.
 pub fn read(path: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)
@@ -31,7 +31,7 @@ pub fn read(path: &Path) -> Result<String, String> {
 /// The files in a directory whose names match a pattern (glob(7), with braces), with their texts.
 ///
 /// # Errors
-/// The reason why there are none, as text.
+/// There are none, or one of them cannot be read; the text is the reason.
 pub fn included(directory: &Path, pattern: &str) -> Result<Vec<(String, String)>, String> {
     let mut paths = Vec::new();
     for pattern in braces(pattern)? {
@@ -139,7 +139,7 @@ pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, Stri
                 }
             }
             if found.len() > MATCHES_MAX {
-                return Err(format!("more than {MATCHES_MAX} files"));
+                return Err(format!("more than {MATCHES_MAX} files match"));
             }
         }
         paths = found;
@@ -147,8 +147,8 @@ pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, Stri
     Ok(paths)
 }
 
-/// Whether a name matches a pattern with `*`, `?` and `[...]`. The work is limited by the product
-/// of their lengths.
+/// Whether a name matches a pattern with `*`, `?` and `[...]`. The running time is at most
+/// proportional to the product of both lengths.
 fn fits(pattern: &[char], name: &[char]) -> bool {
     let (mut p, mut n) = (0, 0);
     // The position of the last `*`, and the text that it has matched so far.

@@ -78,7 +78,7 @@ impl Item {
         self.items().iter().rev().find(|item| item.name() == name)
     }
 
-    /// The written text, shortened.
+    /// The text of the statement in the file, shortened.
     pub(super) fn text(&self) -> String {
         let raw: Vec<&str> = self.words.iter().map(|word| word.raw.as_str()).collect();
         shown(&raw.join(" "))

@@ -28,9 +28,9 @@ impl Directive {
 #[derive(Clone, Debug, Default)]
 struct Settings {
     interval: Option<f64>,
-    /// The timeout of checks by a connection, a ping or a program.
+    /// The timeout in seconds of checks by a connection, a ping or a program.
     check_timeout: Option<f64>,
-    /// The timeout of negotiate checks.
+    /// The timeout in seconds of negotiate checks.
     negotiate_timeout: Option<f64>,
     failures: Option<u32>,
     /// Number of attempts of a ping.
@@ -180,7 +180,7 @@ fn no(value: &str) -> bool {
     value.eq_ignore_ascii_case("no") || value.eq_ignore_ascii_case("off")
 }
 
-/// The first digits of a value.
+/// The digits at the start of a value.
 fn digits(value: &str) -> &str {
     first(value, |c| c.is_ascii_digit())
 }

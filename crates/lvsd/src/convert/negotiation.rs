@@ -90,7 +90,8 @@ impl Negotiation {
         })
     }
 
-    /// The protocol of the check at a virtual server of this port; 0 for marks.
+    /// Returns the protocol of the check for a virtual server with this port. `port` is 0 for a
+    /// mark.
     pub(super) fn protocol(&self, port: u16) -> &str {
         let by_port = || PORTS.iter().find(|(_, known)| *known == port);
         match &self.service {
@@ -109,7 +110,7 @@ impl Negotiation {
     /// Adds the request of this protocol to `check`, whose intervals are already set.
     ///
     /// # Errors
-    /// If lvsd has no equivalent; the text is the reason.
+    /// lvsd has no equivalent; the text is the reason.
     pub(super) fn negotiate(
         &self,
         mut check: Check,
@@ -219,7 +220,7 @@ impl Negotiation {
     /// The check by a program, which gets the virtual and the real address and port.
     ///
     /// # Errors
-    /// If lvsd has no equivalent, as text.
+    /// lvsd has no equivalent; the text is the reason.
     pub(super) fn external(
         &self,
         mut check: Check,
@@ -252,7 +253,8 @@ impl Negotiation {
     }
 }
 
-/// The longest prefix of a value whose characters satisfy `is_part`.
+/// The first part of a value whose characters all satisfy `is_part`; characters before it are
+/// skipped.
 pub(super) fn first(value: &str, is_part: fn(char) -> bool) -> &str {
     let rest = value.find(is_part).map_or("", |start| &value[start..]);
     let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());

@@ -113,7 +113,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The numbers of `{2}`, `{2,}` or `{2,3}`, after the brace; `None` if the brace is a literal.
+    /// Reads the numbers of `{2}`, `{2,}` or `{2,3}` after the brace; `None` if the brace is a
+    /// literal.
     fn counts(&mut self) -> Option<String> {
         let mut ahead = self.rest.clone();
         let mut counts = String::new();
@@ -183,7 +184,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The byte of an escape sequence.
+    /// Reads an escape sequence, and returns its byte.
     fn code(&mut self, c: char) -> Result<u8, Why> {
         Ok(match c {
             'n' => b'\n',
@@ -329,7 +330,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The next member of a class. If the character is not ASCII, all of its bytes are added,
+    /// Reads the next member of a class. If the character is not ASCII, all of its bytes are added,
     /// because each byte is a member.
     fn members(&mut self, class: &mut String) -> Result<Option<Member>, Why> {
         let c = self.rest.next().ok_or("a character class is not closed")?;

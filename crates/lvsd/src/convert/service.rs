@@ -37,7 +37,7 @@ pub(super) struct Quorum {
     pub(super) hysteresis: u64,
 }
 
-/// A server for the time below the quorum.
+/// A sorry server, which serves while the service is below its quorum.
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
     /// File, line and keyword of the setting.
@@ -57,7 +57,8 @@ pub(super) struct Server {
     pub(super) keys: Keys,
     /// The server's own check; if empty, the service's applies.
     pub(super) check: Keys,
-    /// Whether the server stays with weight 0 while its check fails: the position of this setting.
+    /// Position of the setting with which a failed check only sets the weight to 0; `None` without
+    /// that setting.
     pub(super) inhibit: Option<String>,
     pub(super) lost: Vec<String>,
 }
@@ -91,7 +92,8 @@ impl Service {
         address.unwrap_or_else(|| format!("mark {}", self.fwmark.unwrap_or_default().0))
     }
 
-    /// The quorum of the service, which the statement `item` sets.
+    /// Returns the quorum of the service. If there is none yet, it gets the position of the statement
+    /// `item`.
     pub(super) fn quorum_of(&mut self, item: &Item) -> &mut Quorum {
         self.quorum.get_or_insert(Quorum {
             at: item.at().to_string(),
@@ -168,7 +170,8 @@ impl Service {
         only.filter(|port| ports.len() == 1 && *port != 0)
     }
 
-    /// Writes the quorum and the sorry server for the remaining servers.
+    /// Reports servers with loopback addresses that the dataplane cannot reach, and writes the
+    /// quorum and the sorry server for the remaining servers.
     pub(super) fn settle(&mut self) {
         let default = self.keys.get("forward").cloned();
         for server in &mut self.servers {

@@ -1085,7 +1085,7 @@ fn second_statement_on_a_line_is_reported_and_other_blocks_keep_their_lines() {
 }
 
 #[test]
-fn lost_check_is_reported_before_its_replacement() {
+fn check_that_is_not_converted_is_reported_before_its_replacement() {
     for checks in [
         "BFD_CHECK {\nname b\n}\nPING_CHECK {\n}",
         "PING_CHECK {\n}\nFILE_CHECK {\n}",

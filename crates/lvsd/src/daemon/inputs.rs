@@ -49,7 +49,7 @@ pub(super) struct Inputs<P> {
     pub(super) cluster: Cluster,
     /// The answers of DNS, etcd and Kubernetes.
     pub(super) sources: Sources,
-    /// The dataplane as the daemon last saw it.
+    /// The last observed state of the dataplane.
     pub(super) dataplane: Observed,
     /// Suspicious servers: clients get no answers from them, although their health checks may
     /// succeed.
@@ -85,7 +85,7 @@ impl Suspicion {
     }
 }
 
-/// The dataplane as the daemon last saw it.
+/// The last observed state of the dataplane.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     /// The result of the last comparison.

@@ -112,7 +112,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Options with a file only.
+    /// Options that contain only the path of the configuration.
     pub fn new(path: PathBuf) -> Self {
         Self {
             path,
@@ -247,7 +247,8 @@ async fn turn<P: Prober>(
     }
 }
 
-/// The next input. Reports of checks precede requests, because there may be many requests.
+/// Waits for the next input. Reports of checks precede requests, because there may be many
+/// requests.
 async fn next_input(
     cluster: &mut Cluster,
     reports: &mut mpsc::UnboundedReceiver<health::Report>,
@@ -420,7 +421,7 @@ impl<P: Prober> Daemon<P> {
             // Inputs that have arrived in the meantime belong to the next step.
             Step::InStep { found, again } => {
                 for applied in overrides {
-                    // The client may have gone.
+                    // The client may have closed its connection.
                     let _ = applied.send(());
                 }
                 let news = !Arc::ptr_eq(&self.inputs.dataplane.found, &found);

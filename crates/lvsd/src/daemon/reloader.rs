@@ -44,7 +44,7 @@ pub(super) struct Read {
     report: Option<Report>,
 }
 
-/// The servers of a service that is loaded.
+/// The number of servers of a loaded service, and whether the service is from Kubernetes.
 #[derive(Clone, Copy, Default)]
 struct Standing {
     servers: usize,
@@ -334,7 +334,7 @@ impl<P: Prober> Daemon<P> {
         }
         if peers.is_some() && peers != before.dataplane.peers.as_ref() {
             tracing::warn!(
-                "without a new peer in the dataplane, this director is not ready, and others are preferred for its addresses"
+                "without a new peer in the dataplane, this director is not ready, and other directors are preferred for its addresses"
             );
         }
         if config.daemon.log != before.daemon.log {

@@ -41,7 +41,7 @@ pub(super) struct Reporter {
     reloading: bool,
     /// The last text that was sent as `STATUS=`.
     status: String,
-    /// The process of the last dataplane that answered.
+    /// The process id of the last dataplane that answered.
     dataplane: Option<u32>,
 }
 

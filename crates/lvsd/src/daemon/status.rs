@@ -271,7 +271,7 @@ fn peers(info: &Info, wanted: Option<&Peers>) -> Vec<PeerStanding> {
         state: "away".to_owned(),
         seconds: info.uptime,
         missing: 0,
-        trouble: "the dataplane was started without this peer; to replicate, restart it, which ends all connections: \
+        trouble: "the dataplane was started without this peer; to replicate, restart the dataplane, which ends all connections: \
                   systemctl restart lvs-dataplane"
             .to_owned(),
     }));

@@ -9,7 +9,7 @@ use super::inputs::{Inputs, Suspicion};
 use crate::health::{Key, Prober, Reason};
 use crate::reconcile::Health;
 
-/// A server that has become suspicious, or is so no longer.
+/// A server that has become suspicious, or that is no longer suspicious.
 #[derive(Debug, PartialEq, Eq)]
 struct Change {
     key: Key,
@@ -61,9 +61,9 @@ impl<P: Prober> Inputs<P> {
         named && self.health(&(*id, *server)) != Health::Down
     }
 
-    /// Sets suspicious servers down if their checks have `passive = true`. Any sender of packets
-    /// can make servers suspicious, so at least half of a service's servers that are up remain in
-    /// use.
+    /// Treats suspicious servers as down if their checks have `passive = true`. Any sender of
+    /// packets can make servers suspicious, so at least half of a service's servers that are up
+    /// remain in use.
     fn take_out_suspects(&mut self) {
         let mut out = Vec::new();
         for (key, suspicion) in &self.suspects {

@@ -29,7 +29,8 @@ impl Signals {
         }
     }
 
-    /// The next signal, a stored one first. If the sender is dropped, [`Signal::Stop`].
+    /// Waits for the next signal, a stored one first. If the sender is dropped, returns
+    /// [`Signal::Stop`].
     pub(super) async fn next(&mut self) -> Signal {
         match self.early.take() {
             Some(signal) => signal,

@@ -1,5 +1,5 @@
-//! Applies a list of changes to the dataplane: in one request, or, if it refuses one, without the
-//! refused changes.
+//! Applies a list of changes to the dataplane: in one request or, if the dataplane refuses a
+//! change, without the refused changes.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -190,7 +190,7 @@ struct Numbers {
     services: [usize; 3],
     /// Servers that were added, changed and removed.
     servers: [usize; 3],
-    /// Other changes, such as of sysctls and VIPs.
+    /// Number of other changes, such as of sysctls and VIPs.
     others: usize,
 }
 
@@ -293,11 +293,11 @@ mod tests {
         assert!(log.text().lines().count() > 2, "{}", log.text());
     }
 
-    /// The hosts of each service.
+    /// For each service, the last octet of its address and those of its servers' addresses.
     type Hosts = Vec<(u8, Vec<u8>)>;
 
-    /// The refusals of these changes, the number of requests, and the content of the dataplane
-    /// afterwards.
+    /// Applies these changes. Returns the refusals, the number of requests, and the content of the
+    /// dataplane afterwards.
     fn run(changes: &[Call]) -> (Vec<String>, usize, Hosts) {
         let world = World::default();
         world.start_foreign();

@@ -46,49 +46,49 @@ impl LastAnswer {
 
 /// A connection to a dataplane. Calls block, so the daemon makes them outside of its event loop.
 pub trait DataplaneControl: Send {
-    /// State of the dataplane.
+    /// Reads the state of the dataplane.
     ///
     /// # Errors
     /// See [`ControlError`].
     fn info(&mut self) -> Result<Info, ControlError>;
 
-    /// All services of all owners, with their servers.
+    /// Lists all services of all owners, with their servers.
     ///
     /// # Errors
     /// See [`ControlError`].
     fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError>;
 
-    /// All sysctls.
+    /// Lists all sysctls.
     ///
     /// # Errors
     /// See [`ControlError`].
     fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError>;
 
-    /// The synchronisation daemons.
+    /// Lists the synchronisation daemons.
     ///
     /// # Errors
     /// See [`ControlError`].
     fn daemons(&mut self) -> Result<Vec<SyncDaemon>, ControlError>;
 
-    /// The rules for marks.
+    /// Lists the rules for marks.
     ///
     /// # Errors
     /// See [`ControlError`].
     fn marks(&mut self) -> Result<Vec<String>, ControlError>;
 
-    /// The filters by source that are not off.
+    /// Lists the filters by source that are not off.
     ///
     /// # Errors
     /// See [`ControlError`].
     fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError>;
 
-    /// The addresses that replace clients' addresses with full NAT.
+    /// Reads the addresses that replace clients' addresses in connections with full NAT.
     ///
     /// # Errors
     /// See [`ControlError`].
     fn local(&mut self) -> Result<LocalPool, ControlError>;
 
-    /// The numbers of dropped packets and of packets passed to the host, by reason.
+    /// Reads the numbers of dropped packets and of packets passed to the host, by reason.
     ///
     /// # Errors
     /// See [`ControlError`].
@@ -101,7 +101,7 @@ pub trait DataplaneControl: Send {
         String::new()
     }
 
-    /// The size of the connection table as the kernel prints it.
+    /// The size of the connection table, as the kernel would print it.
     fn table_size(&self) -> u32 {
         4096
     }

@@ -31,8 +31,8 @@ pub struct Given {
 }
 
 impl Given {
-    /// The settings of `dataplane`. If `before` belongs to another dataplane, only the overrides of
-    /// operators remain.
+    /// The settings of `dataplane`. If `before` belongs to another dataplane, only the servers that
+    /// operators have drained remain.
     pub(super) fn of(dataplane: String, before: Self) -> Self {
         if before.dataplane == dataplane {
             return before;

@@ -141,7 +141,7 @@ impl Links {
         link.step(&goal, changed, now)
     }
 
-    /// The manual changes since the last call, as text.
+    /// Returns the manual changes since the last call, as text.
     pub fn take_manual_changes(&mut self) -> Vec<String> {
         self.dataplane.take_manual_changes()
     }

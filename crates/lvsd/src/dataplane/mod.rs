@@ -103,7 +103,7 @@ pub trait Host: Send + 'static {
     /// Starts a dataplane that continues to run after this process exits.
     ///
     /// # Errors
-    /// The reason as text, with a fix.
+    /// The dataplane cannot be started; the text contains the reason and a fix.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
     /// The exit status, as text, of the dataplane that [`start`](Self::start) started; `None` while
@@ -117,7 +117,8 @@ pub trait Host: Send + 'static {
     /// until it has exited.
     ///
     /// # Errors
-    /// The reason, as text.
+    /// An lvsd has not started the dataplane, or the dataplane does not exit; the text is the
+    /// reason.
     fn end(&mut self, pid: u32) -> Result<(), String>;
 
     /// Whether the process `pid` still exists.
@@ -200,7 +201,7 @@ pub struct Found {
     pub refused: Vec<String>,
     /// Services whose addresses belong to services of other programs.
     pub conflicts: HashSet<ServiceId>,
-    /// Servers with weight 0 by a manual change.
+    /// Servers whose weight another program has set to 0.
     pub drained: HashSet<(ServiceId, SocketAddr)>,
     /// Manual changes that lvsd does not revert, as text.
     pub drift: Vec<String>,
@@ -226,7 +227,7 @@ pub struct DataplaneView {
     pub services: Vec<ServiceInfo>,
     /// The reasons why packets were dropped or passed to the host's network stack.
     pub reasons: Vec<ReasonCount>,
-    /// The size of its connection table in the kernel's format.
+    /// The size of the dataplane's connection table, as the kernel would print it.
     pub table_size: u32,
     /// The dataplane's version; empty before its first answer.
     pub version: String,
@@ -237,9 +238,9 @@ pub struct DataplaneView {
 pub struct ObservedServer {
     /// The weight after the changes of this step.
     pub weight: i32,
-    /// Active connections, before the changes of this step.
+    /// Number of active connections, before the changes of this step.
     pub active: u32,
-    /// Inactive connections, before the changes of this step.
+    /// Number of inactive connections, before the changes of this step.
     pub inactive: u32,
     /// The number of consecutive failed attempts to connect, if counted.
     pub unanswered: Option<u32>,
@@ -294,7 +295,7 @@ struct Memory {
     /// Removed servers that have connections, each with its deadline.
     leaving: HashMap<(ServiceId, SocketAddr), Instant>,
     given: Given,
-    /// The weights of the last comparison, and those set since.
+    /// The weights at the last comparison, and the weights that lvsd has set since then.
     weights: Weights,
 }
 
@@ -360,7 +361,7 @@ impl Link {
         Arc::clone(&self.news)
     }
 
-    /// Shares the flag that interrupts the link with another link.
+    /// Uses the flag of another link, so that one flag interrupts both links.
     fn share_news(&mut self, news: Arc<AtomicBool>) {
         self.news = news;
     }
@@ -419,7 +420,7 @@ impl Link {
         }
     }
 
-    /// The manual changes since the last call, as text.
+    /// Returns the manual changes since the last call, as text.
     pub fn take_manual_changes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.memory.deeds)
     }
@@ -434,9 +435,9 @@ impl Link {
         self.answered.clone()
     }
 
-    /// Handles a dataplane that listens and does not answer; `pid` is its process, if known. If an
-    /// lvsd has started it, it is killed so that another can start. Otherwise only an operator may
-    /// stop it.
+    /// Handles a dataplane that listens and does not answer; `pid` is its process, if known. A
+    /// dataplane that an lvsd has started is killed, so that another one can start. Only an
+    /// operator may stop any other dataplane.
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {
@@ -742,7 +743,7 @@ impl Link {
             .collect())
     }
 
-    /// The changes of a step towards `goal`, and their effect on connections, as text.
+    /// Returns the changes of a step towards `goal`, and their effect on connections, as text.
     ///
     /// # Errors
     /// No dataplane runs, or it does not answer.
@@ -827,7 +828,7 @@ impl Link {
         Ok(Some((desired, actual, seen)))
     }
 
-    /// The dataplane's counters of packets by reason.
+    /// Reads the dataplane's counters of packets by reason.
     fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));

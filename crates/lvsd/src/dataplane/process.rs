@@ -116,7 +116,7 @@ impl Host for Machine {
         let how = match child.try_wait() {
             Ok(None) => return None,
             Ok(Some(status)) => format!("it exited with {status}"),
-            Err(error) => format!("it cannot be waited for: {error}"),
+            Err(error) => format!("lvsd cannot wait for it: {error}"),
         };
         self.child = None;
         Some(how)
@@ -261,7 +261,7 @@ pub fn become_dataplane(address: &Address, options: &Dataplane) -> String {
 /// Sends a signal to process `pid`.
 ///
 /// # Errors
-/// The reason, as text.
+/// The signal cannot be sent; the text is the reason.
 pub fn send(pid: u32, signal: Signal) -> Result<(), String> {
     signalled(pid, signal).map(drop)
 }
@@ -269,7 +269,7 @@ pub fn send(pid: u32, signal: Signal) -> Result<(), String> {
 /// Sends a signal to process `pid` and waits until it has exited.
 ///
 /// # Errors
-/// The reason, as text.
+/// The signal cannot be sent, or the process has not exited within `limit`; the text is the reason.
 pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), String> {
     let process = signalled(pid, signal)?;
     let limit = Timespec {

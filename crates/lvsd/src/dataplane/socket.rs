@@ -15,8 +15,8 @@ use serde::de::IgnoredAny;
 use crate::dataplane::ConnectError;
 use crate::dataplane::control::{ControlError, DataplaneControl};
 
-/// Connects to the dataplane at `address`. It counts as hung if it does not answer within
-/// `patience`.
+/// Connects to the dataplane at `address`. The dataplane counts as hung if it does not answer
+/// within `patience`.
 ///
 /// # Errors
 /// See [`ConnectError`].
@@ -45,7 +45,7 @@ pub fn connect(
 /// A client, and its timeout for all requests but changes.
 struct Connection(Client, Duration);
 
-/// Least timeout of a request with changes: one request can contain thousands of servers.
+/// Minimum timeout of a request with changes: one request can contain thousands of servers.
 const CHANGES_PATIENCE: Duration = Duration::from_secs(60);
 
 fn translate(error: Error) -> ControlError {

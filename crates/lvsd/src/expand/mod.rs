@@ -123,8 +123,8 @@ impl Expanded {
         self.services.iter().filter_map(dns_name).collect()
     }
 
-    /// Reads the services of a source, given by their keys. `origin` names a key in messages, and
-    /// its text among the files.
+    /// Reads the services in the values of `keys`. For a key, `origin` returns its name in
+    /// messages, and the name of its text in the list of files.
     fn take_services(
         &mut self,
         config: &Config,
@@ -332,7 +332,7 @@ struct Present {
     dns: HashSet<String>,
     /// Services by virtual address, without their servers.
     services: HashMap<IpAddr, Vec<Service>>,
-    /// The servers that files and keys name, by address.
+    /// The servers in files and in keys of etcd and Kubernetes, by address.
     servers: HashMap<IpAddr, Vec<(ServiceId, SocketAddr)>>,
 }
 

@@ -5,7 +5,7 @@
 pub enum Weight {
     /// A weight in percent of the configured weight.
     Percent(u16),
-    /// The server advises this weight.
+    /// A weight that replaces the configured weight.
     Exactly(i32),
 }
 
@@ -26,7 +26,7 @@ impl Advice {
         drains: None,
     };
 
-    /// A weight.
+    /// Advice that contains only a weight.
     pub(crate) const fn weight(weight: Weight) -> Self {
         Self {
             weight: Some(weight),
@@ -34,7 +34,7 @@ impl Advice {
         }
     }
 
-    /// Merges new advice; true if the result differs.
+    /// Merges new advice; true if this changes the advice.
     pub fn take(&mut self, new: Self) -> bool {
         let before = *self;
         self.weight = new.weight.or(self.weight);
@@ -42,7 +42,7 @@ impl Advice {
         *self != before
     }
 
-    /// The weight of a server with the weight `configured` in the file.
+    /// Returns the weight in the dataplane of a server with the weight `configured` in the file.
     pub fn apply(&self, configured: i32) -> i32 {
         if self.drains == Some(true) {
             return 0;

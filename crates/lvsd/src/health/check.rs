@@ -26,16 +26,16 @@ pub struct Check {
     pub rise: u32,
     /// Number of consecutive failed checks after which the server is down.
     pub fall: u32,
-    /// The effect of clients without an answer.
+    /// The effect of clients that get no answer from the server.
     pub passive: Option<Passive>,
 }
 
-/// The effect of clients without an answer.
+/// The effect of clients that get no answer from a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Passive {
     /// Starts a check at once after this number of consecutive unanswered connection attempts.
     Asks(u32),
-    /// A server that does not answer clients is set down.
+    /// A server that does not answer its clients counts as down.
     TakesOut,
 }
 
@@ -44,7 +44,7 @@ impl Check {
     pub(crate) const NO_SERVER: SocketAddr =
         SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
 
-    /// The same check for the server at `server`.
+    /// Returns the same check for the server at `server`.
     ///
     /// # Errors
     /// The check cannot be used for this server.
@@ -64,7 +64,7 @@ impl Check {
         }
     }
 
-    /// All fields except the timing. Checks with equal identity share one state.
+    /// Returns all fields except the timing. Checks with equal identity share one state.
     pub fn identity(&self) -> (Probe, SocketAddr, Option<Via>) {
         (self.probe.clone(), self.server, self.via)
     }

@@ -61,23 +61,23 @@ pub struct Serving {
     pub vips: Option<BTreeSet<IpAddr>>,
 }
 
-/// Longest wait of a server's first failed check for an answer of the dataplane.
+/// Longest time that the first failed check of a server waits for an answer of the dataplane.
 const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The result of a check, which differs from its previous one.
+/// A result of a check that differs from the previous result.
 #[derive(Clone, Debug)]
 pub struct Report {
     check: Arc<Check>,
-    /// The reporting task; reports of a replaced task are ignored.
+    /// Number of the reporting task; reports of a replaced task are ignored.
     task: u64,
-    /// `None` until the first result.
+    /// Whether the server is up; `None` until the first result.
     up: Option<bool>,
     /// The reason why the server is down; empty while it is up.
     reason: Reason,
     /// Whether the last check has failed; the reason is in `reason`.
     failed: bool,
     advice: Advice,
-    /// Set while this host cannot make the check.
+    /// The reason why this host cannot make the check, and since when; `None` while it can.
     not_made: Option<NotMade>,
 }
 
@@ -90,7 +90,7 @@ pub struct NotMade {
     pub reason: String,
 }
 
-/// The news in a report.
+/// The changes in a report.
 #[derive(Clone, Debug, Default)]
 pub struct News {
     /// Changes of state, one for each service that uses the check.
@@ -146,7 +146,7 @@ pub struct Checks<P> {
 enum Prompt {
     /// Starts a check at once, because this number of connection attempts was not answered.
     Ask(u32),
-    /// Sets the server down, for this reason.
+    /// Marks the server as down, for this reason.
     TakeOut(String),
 }
 
@@ -161,7 +161,7 @@ struct Task {
     up: Option<bool>,
     /// The reason why the server is down.
     reason: Reason,
-    /// The reasons that were logged since it went down, up to [`REASONS_MAX`].
+    /// The reasons that were logged since the server went down, up to [`REASONS_MAX`].
     logged: Vec<Reason>,
     advice: Advice,
     since: Instant,
@@ -184,9 +184,10 @@ pub struct Known {
     pub reason: Reason,
     /// Duration of this state.
     pub lasted: Duration,
-    /// Set while this host cannot perform the check.
+    /// The reason why this host cannot make the check, and since when; `None` while it can.
     pub not_made: Option<NotMade>,
-    /// The durations of its checks, its failures and its downtime; `None` before the first check.
+    /// The durations of the server's checks, its failures and its downtime; `None` before the first
+    /// check.
     pub record: Option<CheckStatus>,
 }
 
@@ -368,16 +369,16 @@ impl<P: Prober> Checks<P> {
     }
 
     /// Sets the state of the dataplane. If a server receives connections and has no earlier result,
-    /// one failed check does not set it down. No check uses a virtual address that the dataplane
-    /// does not answer for.
+    /// one failed check does not mark the server as down. No check uses a virtual address that the
+    /// dataplane does not answer for.
     pub fn take_serving(&self, serving: Serving) {
         self.serving.send_replace(Some(Arc::new(serving)));
     }
 
     /// Processes the number of consecutive unanswered connection attempts of clients that the
     /// dataplane has counted, for each server. At the limit of the check (`passive`), the server is
-    /// checked at once, and one failure sets it down. The attempts alone do not: any client can
-    /// cause unanswered attempts.
+    /// checked at once, and one failed check marks it as down. The attempts alone do not, because
+    /// any client can cause unanswered attempts.
     pub fn take_unanswered(&mut self, counts: impl Iterator<Item = (Key, u32)>) {
         for (key, count) in counts {
             let Some(question) = self.questions.get(&key) else {
@@ -402,14 +403,14 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// Whether the check sets its server down when the server is suspicious (`passive = true`).
+    /// Whether the check marks its server as down when the server is suspicious (`passive = true`).
     pub fn goes_by_clients(&self, key: &Key) -> bool {
         let question = self.questions.get(key);
         question.is_some_and(|question| question.passive == Some(Passive::TakesOut))
     }
 
-    /// Sets an up server down, as if its check had failed: its clients get no answer, for this
-    /// `cause`. Successful checks set it up again, but not before `OUT` has passed.
+    /// Marks an up server as down, as if its check had failed: its clients get no answer, for this
+    /// `cause`. Successful checks mark it as up again, but not before `OUT` has passed.
     pub fn take_out(&self, key: &Key, cause: String) {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
@@ -486,7 +487,7 @@ impl<P: Prober> Checks<P> {
         Arc::clone(&self.timing)
     }
 
-    /// Greatest delay of checks since the last call.
+    /// Returns the greatest delay of a check since the last call.
     pub fn lag(&self) -> Duration {
         self.timing.lag.take_longest()
     }
@@ -521,7 +522,7 @@ struct Runner<P> {
 #[derive(Debug, Default)]
 struct Unmade {
     count: u32,
-    /// The time of the first of these attempts, and the reason of the last one.
+    /// The time of the first of these checks, and the reason why the last one could not be made.
     row: Option<NotMade>,
 }
 
@@ -562,7 +563,7 @@ impl<P: Prober> Runner<P> {
                 return;
             }
             let pause = match prompt.take() {
-                // A server may return as soon as it went down.
+                // After its clients got no answer, a server that is down is checked again soon.
                 Some(_) if self.state.up() == Some(false) => self.check.fast_interval.as_secs_f64(),
                 _ if first => self.pause() * fraction(),
                 _ => self.pause(),
@@ -594,7 +595,7 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Sets the server down because clients got no answer; false if the receiver was dropped.
+    /// Marks the server as down because clients got no answer; false if the receiver was dropped.
     fn take_out(&mut self, cause: String) -> bool {
         self.out_until = Some(Instant::now() + OUT);
         self.state.condemn().is_none() || self.report(format!("{cause} (passive)").into(), true)
@@ -677,7 +678,7 @@ impl<P: Prober> Runner<P> {
             Some(false) if good => {
                 let rise = self.check.rise;
                 format!(
-                    "its last check succeeded; it is up after {rise} consecutive successful checks"
+                    "the last check succeeded; the server is up after {rise} consecutive successful checks"
                 )
                 .into()
             }
@@ -715,8 +716,8 @@ impl<P: Prober> Runner<P> {
         self.sender.send(report).is_ok()
     }
 
-    /// Whether the dataplane sends connections to the server; false if this is not known within a
-    /// time limit.
+    /// Waits until the state of the dataplane is known. Returns whether the dataplane sends
+    /// connections to the server; false if its state stays unknown for [`DATAPLANE_LIMIT`].
     async fn serves(&mut self) -> bool {
         let asked = self.serving.wait_for(Option::is_some);
         match tokio::time::timeout(DATAPLANE_LIMIT, asked).await {
@@ -738,7 +739,7 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Seconds until the next check, a little more or less each time.
+    /// Returns the seconds until the next check: the interval, varied at random by `jitter`.
     fn pause(&self) -> f64 {
         let pause = match self.state.is_uncertain() {
             true => self.check.fast_interval,
@@ -763,7 +764,7 @@ const NOT_MADE_MIN: u32 = 3;
 /// print a new reason each time.
 const REASONS_MAX: usize = 8;
 
-/// A number from 0 to 1, which differs each time. Its randomness is not important.
+/// Returns a different number from 0 to 1 at each call. It need not be unpredictable.
 fn fraction() -> f64 {
     let bits = RandomState::new().hash_one(0u8) >> 11;
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]

@@ -219,8 +219,8 @@ async fn check_own_address(check: &Check, own: &mut OwnAddress) {
 }
 
 impl Network {
-    /// The host that forwarded a reply to a check through a service that started at `began` and got
-    /// no answer.
+    /// Returns the host that forwarded the server's reply to a through-VIP check that started at
+    /// `began`, and that received no answer itself.
     async fn forwarder(&self, check: &Check, began: Instant) -> Option<Forwarder> {
         let (Some(pins), Some(_)) = (&self.pins, check.via) else {
             return None;

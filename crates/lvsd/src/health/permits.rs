@@ -104,7 +104,7 @@ impl Permits {
     }
 }
 
-/// Descriptors that probes may have, out of `files`.
+/// Returns the number of descriptors that probes may use, if the process may open `files`.
 fn of_files(files: usize) -> usize {
     let most = files.saturating_sub(RESERVED + files / OTHERS_PART);
     most.clamp(LEAST, MOST)

@@ -27,7 +27,8 @@ struct Request {
 }
 
 impl Pins {
-    /// A thread that sends requests to the dataplane at `address`, until its owner is dropped.
+    /// Starts a thread that sends requests to the dataplane at `address`, until its owner is
+    /// dropped.
     ///
     /// # Errors
     /// No thread can be started.
@@ -42,7 +43,7 @@ impl Pins {
     /// Makes the dataplane send the next connection from `client` to `service` to `server`.
     ///
     /// # Errors
-    /// The reason, as text.
+    /// The dataplane cannot be reached, or refuses the request; the text is the reason.
     pub async fn pin(
         &self,
         service: ServiceId,
@@ -57,8 +58,8 @@ impl Pins {
         self.ask(call).await.map(|_| ())
     }
 
-    /// The host that forwarded the latest reply of `server` to a check, if it arrived after
-    /// `began`.
+    /// Queries the host that forwarded the latest reply of `server` to a check; `None` if no reply
+    /// arrived after `began`.
     pub(super) async fn forwarder(&self, server: IpAddr, began: Instant) -> Option<Forwarder> {
         let answer = self.ask(Call::ServerReturnPath { server }).await.ok()?;
         let path: ReturnPath = serde_json::from_value(answer).ok()?;

@@ -106,7 +106,7 @@ impl Reason {
         self
     }
 
-    /// The reason, shortened to [`LEN_MAX`] bytes of observation.
+    /// Shortens the observation to [`LEN_MAX`] bytes.
     pub(super) fn short(self) -> Self {
         Self {
             text: short(self.text),

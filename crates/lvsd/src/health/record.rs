@@ -97,7 +97,7 @@ impl Record {
         *class = class.saturating_add(1);
     }
 
-    /// Counts that the server went up or down. `fell`: it was up before.
+    /// Counts that the server went up or down. `fell`: the server was up before.
     pub(super) fn transition(&mut self, up: bool, fell: bool, now: Instant) {
         self.count_downtime(now);
         self.is_down = !up;

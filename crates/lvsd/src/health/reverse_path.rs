@@ -3,7 +3,8 @@
 
 use std::fs;
 
-/// IPv4 packets that the filter has dropped since the start of the network namespace.
+/// Returns the number of IPv4 packets that the filter has dropped since the start of the network
+/// namespace.
 pub(super) fn dropped() -> u64 {
     let text = fs::read_to_string("/proc/net/netstat").unwrap_or_default();
     counter(&text, "TcpExt:", "IPReversePathFilter").unwrap_or(0)

@@ -94,7 +94,7 @@ async fn services_with_the_same_check_share_one_probe() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn contradicting_result_is_checked_again_soon() {
+async fn server_is_checked_again_soon_after_contradicting_result() {
     let well = Well::default();
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
     let check = "type = \"tcp\", interval = \"10s\", fast_interval = \"1s\", jitter = 0, fall = 3, rise = 2";

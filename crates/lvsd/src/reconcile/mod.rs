@@ -8,7 +8,7 @@
 //!   without a server. If the new servers still have to be checked, the old ones stay until a new
 //!   one is up, or all new ones have failed.
 //! * A removed server is drained first: it gets no new connections, and is deleted after its last
-//!   connection has ended or the drain has timed out.
+//!   active connection has ended or the drain has timed out.
 //! * Changes of health precede all other changes.
 //! * The dataplane takes over a VIP after its services are added, and releases it before they are
 //!   deleted: otherwise it would refuse clients that another director could serve.

@@ -23,7 +23,7 @@ const HEAD_MAX: usize = 16 << 10;
 /// Maximum length, in characters, of the reason in an error response.
 const REFUSAL_MAX: usize = 300;
 
-/// An HTTP server.
+/// The address of an HTTP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Whether the connection uses TLS.
@@ -188,7 +188,8 @@ impl Lines {
         }
     }
 
-    /// The next line; `None` at the end of the body. A caller that drops the future loses no data.
+    /// Waits for the next line; `None` at the end of the body. A caller that drops the future loses
+    /// no data.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         loop {
             let end = self.text[self.seen..].iter().position(|b| *b == b'\n');
@@ -250,7 +251,7 @@ pub(super) fn failed(error: &impl fmt::Display) -> Error {
     Error::Failed(error.to_string())
 }
 
-/// An HTTP error and its cause.
+/// Converts an HTTP error and its cause to text.
 fn in_words(error: &hyper::Error) -> Error {
     let cause = std::error::Error::source(error);
     let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();

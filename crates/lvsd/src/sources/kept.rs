@@ -9,7 +9,7 @@ use super::{Gathered, Shared};
 use crate::admin;
 use crate::replace::replace_for_good;
 
-/// The longest file that is read.
+/// Maximum size in bytes of a file that is read.
 const FILE_MAX: u64 = 64 << 20;
 /// Shortest interval between two writes of the file.
 const PAUSE: Duration = Duration::from_millis(500);

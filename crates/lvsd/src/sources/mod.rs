@@ -142,7 +142,7 @@ struct Shared {
     news: Notify,
     /// Notification that the answers must be stored.
     keep: Notify,
-    /// Notified when the daemon has news for other directors.
+    /// Notification that the record of this director in etcd must be written again.
     announce: Notify,
 }
 
@@ -520,8 +520,8 @@ impl Sources {
         }
     }
 
-    /// The runtime of the sources' thread, which the first call starts; `None` if the thread cannot
-    /// be started.
+    /// Returns the runtime of the sources' thread, which the first call starts; `None` if the
+    /// thread cannot be started.
     fn runtime(&mut self) -> Option<Handle> {
         if self.runtime.is_none() {
             let started = start();
@@ -609,7 +609,7 @@ impl Sources {
         self.shared.lock().view.directors.clone()
     }
 
-    /// Invalid keys of etcd, refused objects of Kubernetes, and other problems with them.
+    /// Invalid keys of etcd, refused objects of Kubernetes, and other problems with these sources.
     pub(crate) fn left_out(&self) -> Vec<String> {
         let state = self.shared.lock();
         let lines = state.view.left_out.iter().chain(&state.view.unannounced);

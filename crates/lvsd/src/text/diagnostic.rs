@@ -43,7 +43,7 @@ pub enum Severity {
 /// One finding about a configuration file.
 #[derive(Clone, Debug)]
 pub struct Diagnostic {
-    /// Whether the file can be used although it has this finding.
+    /// Whether the file is refused because of this finding.
     pub severity: Severity,
     /// The error in one line.
     pub title: String,
@@ -167,8 +167,8 @@ impl Diagnostic {
     }
 }
 
-/// The lines of `part` that `spans` are in, so that the renderer does not read all of a large file
-/// for each finding.
+/// Returns the lines of `part` that contain `spans`, so that the renderer does not read all of a
+/// large file for each finding.
 fn window<'a>(
     text: &str,
     part: &Range<usize>,
@@ -270,7 +270,7 @@ impl Findings {
         self.counts.map(|count| count.saturating_sub(KEPT_MAX))
     }
 
-    /// The findings that are kept, in the order of the text.
+    /// Returns the stored findings, in the order of the text.
     pub(crate) fn into_kept(mut self) -> Vec<Diagnostic> {
         self.kept.sort_by_key(|finding| finding.primary.0.start);
         self.kept

@@ -15,7 +15,7 @@ pub struct Files {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     path: String,
-    /// Position of its first byte in the joined text.
+    /// Position of the file's first byte in the joined text.
     start: usize,
     /// Number of lines before this file.
     lines: usize,
@@ -84,7 +84,7 @@ impl Files {
     }
 }
 
-/// The number of lines of a text. The last line need not have a line break.
+/// The number of line breaks in a text plus one, because the last line need not have a line break.
 fn lines(text: &str) -> usize {
     1 + text.bytes().filter(|byte| *byte == b'\n').count()
 }

@@ -11,7 +11,7 @@ use toml::Spanned;
 
 use super::{Diagnostic, Findings, Value, read_at_most, unknown_key};
 
-/// The longest file that a key may name.
+/// Maximum size in bytes of a file that a key may name.
 const FILE_MAX: u64 = 1 << 20;
 
 /// The keys of one kind, and the findings to which errors about them are added.

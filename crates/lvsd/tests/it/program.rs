@@ -85,7 +85,7 @@ fn converted_text_has_no_control_characters() {
 }
 
 #[test]
-fn check_config_option_is_refused_with_the_command() {
+fn check_config_option_is_refused_with_a_hint_to_lvsd_check() {
     for arguments in [&["--check-config"][..], &["--check-config", "lvsd.toml"]] {
         let output = lvsd(arguments).output().expect("lvsd");
         assert_eq!(output.status.code(), Some(2));

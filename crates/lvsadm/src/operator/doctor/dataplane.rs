@@ -82,7 +82,7 @@ fn state(info: &Info, findings: &mut Findings) {
         findings.add(
             (Code::PeerBehind, scope, When::since(peer.seconds)),
             format!(
-                "the connections of the director {} are not replicated to this one, for {} s ({}{}{}): they break when this one takes over",
+                "the connections of the director {} are not replicated to this director, for {} s ({}{}{}): they break when this director takes over",
                 peer.peer.ip(),
                 peer.seconds,
                 peer.state,
@@ -98,7 +98,7 @@ fn state(info: &Info, findings: &mut Findings) {
             findings.add(
                 (Code::PeerDiffers, peer, When::since(tables.seconds)),
                 format!(
-                    "the director {} has other services or servers than this one ({} differ, for {} s): the two choose different servers for a client",
+                    "the director {} has other services or servers than this director ({} differ, for {} s): the two choose different servers for a client",
                     tables.peer.ip(),
                     tables.differ,
                     tables.seconds
@@ -176,15 +176,15 @@ pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
         .then(|| format!("the dataplane itself forwards all packets: {}", info.reason))
 }
 
-/// The place of the kernel fast path at each interface, if XDP is configured; in the order of
-/// names.
+/// For each interface, whether the kernel fast path uses XDP or tc there; empty unless XDP is
+/// configured. The interfaces are sorted by name.
 pub(super) fn xdp(info: &Info) -> Vec<String> {
     let lines = info.interfaces.iter().filter_map(|interface| {
         let name = &interface.name;
         match &interface.no_xdp {
-            Some(NoXdp { reason, fix, .. }) => {
-                Some(format!("{name}: tc, and not XDP, because {reason}; {fix}"))
-            }
+            Some(NoXdp { reason, fix, .. }) => Some(format!(
+                "{name}: tc instead of XDP, because {reason}; {fix}"
+            )),
             None => (interface.fast_path.as_deref() == Some("xdp")).then(|| format!("{name}: XDP")),
         }
     });
@@ -414,7 +414,7 @@ mod tests {
             xdp(&info),
             [
                 "eth0: XDP",
-                "eth1: tc, and not XDP, because it is a bond; check its ports"
+                "eth1: tc instead of XDP, because it is a bond; check its ports"
             ]
         );
         let mut findings = Findings::default();
@@ -458,7 +458,7 @@ mod tests {
         assert!(found("in step", 0).is_none() && found("away", 9).is_none());
         for state in ["away", "refused", "silent", "behind"] {
             let finding = found(state, 10).expect("there is a finding");
-            let words = format!("not replicated to this one, for 10 s ({state}: no route)");
+            let words = format!("not replicated to this director, for 10 s ({state}: no route)");
             assert!(finding.what.contains(&words), "{finding:?}");
         }
     }

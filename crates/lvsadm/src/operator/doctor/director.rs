@@ -62,7 +62,7 @@ impl Director {
             .collect();
         if let Some(first) = down.first() {
             causes.push(format!(
-                "the checks of {} of its {} servers fail ({first}): repair them",
+                "the checks of {} of its {} servers fail ({first}): repair these servers",
                 down.len(),
                 servers.len()
             ));

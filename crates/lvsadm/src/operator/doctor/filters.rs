@@ -59,7 +59,7 @@ pub(super) fn ruleset() -> String {
 /// The fix for rules that do not receive packets of services: filters that do receive them.
 const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with `lvsadm mark add --destination VIP --drop`; or filter on the servers, before the director, or in an XDP program (see docs/security.md)";
 
-/// Fix for a finding that may be intended.
+/// The fix for a finding about a filter that may be intended.
 const MEANT: &str = "unless this filter is meant for packets of services, change it to accept them; to see the filter";
 
 /// Prefix of the names of the dataplane's own tables.

@@ -60,8 +60,8 @@ fn lost(interface: &InterfaceInfo, when: When, findings: &mut Findings) {
     }
 }
 
-/// Frames that the network card has lost since the driver was loaded; the card does not record
-/// when.
+/// Reports the frames that a network card has lost since its driver was loaded. The card does not
+/// record when.
 fn lost_by_card(name: &str, findings: &mut Findings) {
     let lost = ring_drops(&output(
         "ip",
@@ -70,7 +70,7 @@ fn lost_by_card(name: &str, findings: &mut Findings) {
     if lost > 0 {
         findings.add(
             (Code::FramesLostByCard, Scope::interface(name)),
-            format!("the network card of {name} has lost {lost} frames: its ring was full"),
+            format!("the network card of {name} has lost {lost} frames: its receive ring was full"),
             format!("ethtool -g {name} shows its limits; ethtool -G {name} rx MAXIMUM"),
         );
     }
@@ -163,7 +163,7 @@ fn forwarding(
             Code::ForwardPolicy,
             "a chain of this host's firewall drops forwarded packets that no rule accepts, and packets of services are \
              forwarded",
-            "accept packets to and from the dataplane's device in it: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
+            "accept packets to and from the dataplane's device in this chain: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
         );
     }
 }
@@ -183,7 +183,7 @@ fn conntrack(read: &dyn Fn(&str) -> String, findings: &mut Findings) {
         findings.add(
             Code::ConntrackFull,
             format!(
-                "connection tracking of this host's firewall has {count} of {max} entries in use; when it is full, packets that need another one are dropped"
+                "connection tracking of this host's firewall has {count} of {max} entries in use; when the table is full, packets of further connections are dropped"
             ),
             "sysctl -w net.netfilter.nf_conntrack_max=NUMBER; or do not track packets of services",
         );

@@ -43,7 +43,7 @@ impl Findings {
     }
 }
 
-/// The kind of a finding, for programs.
+/// The code, the subject and the times of a finding, for programs.
 #[derive(Debug, Serialize)]
 struct Kind {
     code: String,
@@ -54,7 +54,7 @@ struct Kind {
 }
 
 impl Kind {
-    /// A finding with a code that the dataplane reports.
+    /// Returns the kind of a finding whose code the dataplane reports.
     fn reported(code: &str, scope: Scope, when: When) -> Self {
         let code = code.to_owned();
         Self { code, scope, when }
@@ -132,10 +132,10 @@ struct When {
     /// Seconds since the last packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     ago: Option<u64>,
-    /// Packets in the last five minutes.
+    /// Number of packets in the last five minutes.
     #[serde(skip_serializing_if = "Option::is_none")]
     recent: Option<u64>,
-    /// Packets in the last minute.
+    /// Number of packets in the last minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_minute: Option<u64>,
 }
@@ -148,7 +148,8 @@ impl When {
         }
     }
 
-    /// The times of a counted reason; empty if it is not listed.
+    /// Returns the times of the drops with the reason `name`; empty if `reasons` does not contain
+    /// it.
     fn of_name(reasons: &[ReasonCount], name: &str) -> Self {
         let mut reasons = reasons.iter();
         let reason = reasons.find(|one| one.action == "drop" && one.reason == name);

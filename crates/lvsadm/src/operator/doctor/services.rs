@@ -85,7 +85,7 @@ fn addresses(
         };
         findings.add(
             Code::VipUnowned,
-            format!("this host does not answer ARP for {vip}: no interface has it, and the dataplane does not own it"),
+            format!("this host does not answer ARP for {vip}: no interface has the address, and the dataplane does not own it"),
             format!("{fix}; no action is required if another director answers for it"),
         );
     }
@@ -133,7 +133,7 @@ fn threshold(
                     "raise `max_connections` of the server, or add servers, in {} and run lvsd reload",
                     director.file()
                 ),
-                false => "raise it (lvsadm -e ... -x), or add servers".to_owned(),
+                false => "raise the threshold (lvsadm -e ... -x), or add servers".to_owned(),
             },
         );
     }

@@ -24,7 +24,7 @@ fn options() -> Vec<String> {
     words
 }
 
-/// The names of all schedulers, with spaces.
+/// The names of all schedulers, separated by spaces.
 fn schedulers() -> String {
     own::schedulers().collect::<Vec<_>>().join(" ")
 }
@@ -38,7 +38,8 @@ fn values(option: &OptionSpec) -> Option<String> {
     }
 }
 
-/// Returns the words that can follow the name of a command: the words of its synopsis, its options.
+/// Returns the words that can follow the name of a command: the words of its synopsis, and its
+/// options.
 fn words_of(operator: &Operator) -> Vec<&'static str> {
     let synopsis = operator.arguments.split([' ', '[', ']', '|']);
     let literal = |word: &&str| word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase());

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn watch_numbers_are_short() {
+    fn watch_numbers_have_at_most_six_characters() {
         for (number, text) in [
             (0.0, "0"),
             (0.5, "0.5"),

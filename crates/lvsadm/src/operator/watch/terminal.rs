@@ -16,7 +16,7 @@ pub(super) struct Terminal(Termios);
 
 impl Terminal {
     /// Sets the terminal to unbuffered input without echo; a read waits for at most a tenth of a
-    /// second. `None` for a dumb terminal, or without one.
+    /// second. `None` without a terminal, or if it is a dumb one.
     pub(super) fn take() -> Option<Self> {
         let stdin = std::io::stdin();
         let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
@@ -60,7 +60,7 @@ fn screen_size(text: &str) -> (usize, usize) {
     }
 }
 
-/// Meaning of a key.
+/// Function of a key.
 pub(super) enum Key {
     Quit,
     Sort,

@@ -17,7 +17,7 @@ use crate::text::read_file;
 
 /// Maximum number of configured members.
 const MEMBERS_MAX: usize = 16;
-/// Files of certificates: of the authority, and certificate and key of this client.
+/// Certificate files of a source: the CA certificates, this client's certificate, and its key.
 pub(super) type Certificates<'a> = (
     Option<&'a Spanned<String>>,
     Option<&'a Spanned<String>>,
@@ -109,7 +109,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(written.span(), format!("{prefix:?} is not a prefix"))
-                    .help("end it with a slash, without whitespace: prefix = \"/lvs/\""),
+                    .help("end the prefix with a slash, without whitespace: prefix = \"/lvs/\""),
             );
         }
         prefix.clone()
@@ -298,7 +298,7 @@ impl Checker<'_> {
             _ => {
                 self.report(
                     Diagnostic::error(file.span(), "this file contains no password")
-                        .help("write it as the only line, in UTF-8"),
+                        .help("write the password as the only line, in UTF-8"),
                 );
                 None
             }

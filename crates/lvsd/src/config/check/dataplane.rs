@@ -18,7 +18,7 @@ use crate::config::ports::{self, is_generated};
 use crate::config::raw::{RawConfig, RawDataplane, RawMark};
 use crate::text::Diagnostic;
 
-/// The maximum of `--max-connections`.
+/// The maximum value of `--max-connections`.
 const CONNECTIONS_MAX: i64 = 1 << 28;
 
 impl Checker<'_> {
@@ -133,7 +133,9 @@ impl Checker<'_> {
                         interfaces.span(),
                         format!("`{name}` cannot be an interface"),
                     )
-                    .help("an interface's name has 1 to 15 bytes; `ip -br link` lists them"),
+                    .help(
+                        "an interface's name has 1 to 15 bytes; `ip -br link` lists the interfaces",
+                    ),
                 );
             } else if self.facts.is_some_and(|facts| !facts.has_interface(name)) {
                 self.report(
@@ -257,12 +259,12 @@ impl Checker<'_> {
             if !is_interface(name) {
                 self.report(
                     Diagnostic::error(xdp.span(), format!("`{name}` cannot be an interface"))
-                        .help("write the name of an interface (`ip -br link` lists them), or auto"),
+                        .help("write the name of an interface (`ip -br link` lists the interfaces), or auto"),
                 );
             } else if used.is_some_and(|names| !names.contains(name)) {
                 self.report(
                     Diagnostic::error(xdp.span(), format!("the dataplane does not use `{name}`"))
-                        .help("add it to `interface`, or remove it here"),
+                        .help("add the name to `interface`, or remove it from `xdp`"),
                 );
             }
         }
@@ -337,8 +339,9 @@ impl Checker<'_> {
                 && !is_interface(name.get_ref())
             {
                 self.report(
-                    Diagnostic::error(name.span(), "this cannot be an interface")
-                        .help("an interface's name has 1 to 15 bytes; `ip -br link` lists them"),
+                    Diagnostic::error(name.span(), "this cannot be an interface").help(
+                        "an interface's name has 1 to 15 bytes; `ip -br link` lists the interfaces",
+                    ),
                 );
                 continue;
             }

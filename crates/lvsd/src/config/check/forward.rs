@@ -11,7 +11,7 @@ use super::Checker;
 use crate::config::raw::{RawService, RawTunnel, RawTunnelTable};
 use crate::text::Diagnostic;
 
-/// Types of tunnels for a fix: `"gre" or "gue"`.
+/// Tunnel types as text for a fix: `"gre" or "gue"`.
 fn names(types: impl Iterator<Item = &'static TunnelType>) -> String {
     let names: Vec<String> = types.map(|kind| format!("\"{}\"", kind.name)).collect();
     match names.split_last() {
@@ -108,7 +108,7 @@ impl Checker<'_> {
                 at.clone(),
                 format!("the scheduler {name} needs servers that are reached by NAT"),
             )
-            .label("replies of these servers bypass the director, so that it cannot measure their response time")
+            .label("replies of these servers bypass the director, which therefore cannot measure their response time")
             .context(scheduler.span(), "the scheduler")
             .help("set forward = \"nat\", or another scheduler, such as \"wlc\""),
         );

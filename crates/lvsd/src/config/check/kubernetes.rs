@@ -249,7 +249,7 @@ impl Checker<'_> {
         class.clone()
     }
 
-    /// Namespace and name of the Lease.
+    /// Reads the namespace and the name of the Lease.
     fn lease(&mut self, written: Option<&Spanned<String>>) -> (String, String) {
         let text = written.map_or(Settings::LEASE, |written| written.get_ref());
         let parts = text.split_once('/');

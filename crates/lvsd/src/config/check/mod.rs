@@ -36,7 +36,7 @@ use crate::config::shape::{self, NOWHERE};
 use crate::config::{Config, Files, Service};
 use crate::text::{Diagnostic, Findings, Severity};
 
-/// The longest slow start: a day.
+/// Maximum duration of a slow start in seconds: one day.
 const SLOW_START_MAX: u64 = 86_400;
 
 /// The maximum weight in the kernel and in ipvsadm.
@@ -232,8 +232,8 @@ impl Checker<'_> {
         words.to_owned()
     }
 
-    /// Words that end up in logs, file names or command lines: not empty, without control
-    /// characters.
+    /// Checks words that end up in logs, file names or command lines: they must not be empty, and
+    /// must not contain control characters or characters that change the direction of the text.
     fn printable(&mut self, value: &Spanned<String>, what: &str) {
         let text = value.get_ref();
         let strange = text.chars().find(|c| c.is_control() || is_direction(*c));
@@ -277,7 +277,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Reports a finding about the service, which every server would repeat.
+    /// Reports a finding about the service once, although it occurs at each of its servers.
     fn once(&mut self, finding: Diagnostic) {
         let first = (finding.primary.0.start, finding.title.clone());
         if self.once.insert(first) {

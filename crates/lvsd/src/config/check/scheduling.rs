@@ -213,7 +213,8 @@ impl Checker<'_> {
         }
     }
 
-    /// The time for which the connections of a server that was removed from the file continue.
+    /// Reads the time for which the connections of a server that was removed from the file
+    /// continue.
     pub(super) fn drain(&mut self, raw: &RawService, config: &ServiceConfig) -> Duration {
         let Some(drain) = &raw.drain else {
             if let (Some(at), Some(fallback)) = (&raw.scheduler, refuses_at_weight_0(config)) {
@@ -240,7 +241,7 @@ impl Checker<'_> {
         drain.get_ref().0
     }
 
-    /// The action if the check of a server fails.
+    /// Reads the action if the check of a server fails, and reports combinations that harm clients.
     pub(super) fn on_check_failure(
         &mut self,
         raw: &RawService,

@@ -136,7 +136,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Warns about weights that have no effect, or an unwanted one.
+    /// Warns about weights that have no effect or an unwanted effect.
     fn weights(&mut self, service: &Spanned<RawService>) {
         let raw = service.get_ref();
         let weights = || {

@@ -18,10 +18,10 @@ use crate::config::raw::{RawSyncIpvs, RawSyncPeers};
 use crate::config::{Peers, Service};
 use crate::text::Diagnostic;
 
-/// The longest payload of a datagram that ipvsadm accepts.
+/// Maximum length in bytes of the payload of a datagram, as in ipvsadm.
 const MAXLEN_MAX: i64 = 65_507;
 
-/// The longest time that a dataplane waits for other directors.
+/// The longest time that a dataplane may wait for other directors.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// Limits of the time for which services and servers of two directors may differ without an alarm.

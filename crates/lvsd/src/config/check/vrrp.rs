@@ -191,10 +191,9 @@ impl Checker<'_> {
             && !(path.get_ref().starts_with('/') && is_word(path.get_ref()))
         {
             let title = format!("`{key}` is not a path that keepalived accepts");
-            self.report(
-                Diagnostic::error(path.span(), title)
-                    .help(format!("begin it with `/`, without whitespace: {default}")),
-            );
+            self.report(Diagnostic::error(path.span(), title).help(format!(
+                "write a path that begins with `/`, without whitespace: {default}"
+            )));
         }
         written.map_or(default, |path| path.get_ref()).into()
     }

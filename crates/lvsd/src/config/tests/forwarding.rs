@@ -372,7 +372,7 @@ fn proxied_service_is_refused_as_its_own_server() {
             "which listens on this address",
         ),
         ("[::]:8080", "[::1]:8080", "which listens on this address"),
-        ("127.0.0.1:8080", "127.0.0.1:8080", "a loop"),
+        ("127.0.0.1:8080", "127.0.0.1:8080", "would loop"),
         ("0.0.0.0:8080", "0.0.0.0:8080", "cannot be the address"),
         (
             "[::]:8080",

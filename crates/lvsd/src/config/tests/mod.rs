@@ -318,7 +318,7 @@ fn tunnelled(service: &str, server: &str) -> String {
 
 /// A client of a running daemon does not read a long file for the name of its socket.
 #[test]
-fn socket_is_read_from_file_only_if_it_may_name_one() {
+fn socket_name_is_read_only_from_file_that_may_contain_one() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("lvsd.toml");
     let named = "[dataplane]\nsocket = \"@other\"\n";

@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn inconsistent_settings_are_refused() {
     let cases = [
-        ("", "address = \"192.0.2.10:80\"", "a loop"),
+        ("", "address = \"192.0.2.10:80\"", "would loop"),
         (
             "forward = \"dr\"",
             "address = \"10.0.0.1:8080\"",
@@ -17,7 +17,7 @@ fn inconsistent_settings_are_refused() {
             "address = \"10.0.0.1:8080\"",
             "tunnelling cannot change the port",
         ),
-        ("forward = \"dr\"", "address = \"192.0.2.10\"", "a loop"),
+        ("forward = \"dr\"", "address = \"192.0.2.10\"", "would loop"),
         (
             "",
             "address = \"10.0.0.1:80\"\nweight = 2147483648",
@@ -160,7 +160,7 @@ fn inconsistent_settings_are_refused() {
 }
 
 #[test]
-fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
+fn too_large_numbers_are_reported_as_out_of_range() {
     for number in [
         "3000000000",
         "9999999999999999999",
@@ -357,7 +357,7 @@ fn implausible_settings_cause_warnings() {
 }
 
 #[test]
-fn settings_that_depend_on_the_host_are_checked_there() {
+fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
     let facts = Facts::with("root:x:0:\nlvs:x:999:\n", &["eth0", "eth0.100"]);
     let read = |text: &str| Config::read("test.toml", text, Files::from("test.toml"), Some(&facts));
     for good in [

@@ -127,7 +127,7 @@ fn port_zero_without_persistence_is_refused() {
 }
 
 #[test]
-fn settings_beyond_the_kernel_are_parsed() {
+fn settings_that_kernel_ipvs_lacks_are_parsed() {
     let file = |service: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"

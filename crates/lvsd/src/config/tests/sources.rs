@@ -81,7 +81,7 @@ fn source_examples_are_valid_and_match_the_pages() {
 }
 
 #[test]
-fn names_above_the_limit_of_look_ups_are_refused() {
+fn dns_names_above_the_limit_are_refused() {
     let service = |n: usize| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:{}\"\nforward = \"nat\"\ndiscover = {{ dns = \"n{n}.example.org\" }}\n",

@@ -5,7 +5,7 @@ use super::source::Source;
 use crate::convert::item::{Item, shown};
 use crate::convert::words::without_comment;
 
-/// Whether a line remains.
+/// The decision whether a line remains in keepalived's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fate {
     taken: bool,

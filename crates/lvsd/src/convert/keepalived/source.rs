@@ -9,11 +9,11 @@ use crate::convert::item::{SourcePlace, shown};
 use crate::convert::words::{self, BANG, HASH, Piece, Word};
 use crate::convert::{INCLUDES_MAX, LENGTH_MAX, Options, without_mark};
 
-/// Greatest depth of blocks and includes.
+/// Maximum depth of nested blocks, and of nested includes.
 pub(super) const DEPTH_MAX: usize = 32;
 /// The longest line that macros make, in bytes.
 const LINE_MAX: usize = 65_536;
-/// Greatest depth of macros in macros.
+/// Maximum depth of macros that contain other macros.
 const MACROS_DEPTH_MAX: usize = 64;
 /// Cost of a generated line in addition to its length, so that the number of empty lines is
 /// limited, too.
@@ -86,7 +86,7 @@ pub(super) struct Reader<'a> {
     macros: HashMap<String, String>,
     /// Macros that are defined by lines for some hosts, and their positions.
     conditional: HashMap<String, SourcePlace>,
-    /// Bytes of files and of expanded macros.
+    /// Number of bytes of files and of expanded macros so far.
     written: u64,
     /// Number of open blocks, and the name of the outermost block.
     depth: usize,
@@ -564,7 +564,7 @@ fn name(text: &str) -> Option<(&str, &str)> {
     (ends && is_name(name)).then_some((name, rest))
 }
 
-/// Name, first, step and last of a sequence.
+/// The name of the macro that a sequence sets, and the first value, the step and the last value.
 fn sequence(text: &str) -> Option<(String, i64, i64, i64)> {
     let mut words = text.split(',').map(str::trim);
     let name = words.next().filter(|name| is_name(name))?.to_owned();
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn list_of_groups_sets_all_names() {
+    fn macro_list_of_groups_sets_all_names() {
         let pair = |a: &str, b: &str| {
             vec![
                 ("A".to_owned(), a.to_owned()),

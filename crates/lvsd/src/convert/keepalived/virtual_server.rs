@@ -264,7 +264,7 @@ impl Method {
     }
 }
 
-/// Settings of a virtual server that depend on other settings of it.
+/// Settings of a virtual server that depend on its other settings.
 #[derive(Clone, Debug, Default)]
 struct Parts {
     family: Option<bool>,

@@ -150,7 +150,7 @@ async fn override_survives_reload_restart_and_dataplane() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn override_is_answered_after_dataplane_has_applied_it() {
+async fn override_request_is_answered_after_dataplane_has_applied_it() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     let server: SocketAddr = "10.0.0.1:80".parse().unwrap();

@@ -23,7 +23,8 @@ struct Model {
 }
 
 impl Model {
-    /// Weights of the servers and of the sorry server, and whether the VIP is owned.
+    /// Applies a change. Returns the weights of the servers and of the sorry server, and whether
+    /// the VIP is owned.
     fn turn(&mut self, turn: Turn) -> (Vec<i32>, Option<i32>, bool) {
         match turn {
             Turn::Dies(n) => self.up[usize::from(n)] = false,

@@ -227,7 +227,7 @@ async fn lvsd_exits_if_dataplane_never_starts() {
 
 /// If the dataplane has closed the connection but still runs, the daemon connects again.
 #[tokio::test(start_paused = true)]
-async fn dataplane_without_contact_is_asked_to_stop() {
+async fn disconnected_dataplane_is_asked_to_stop() {
     let world = World::default();
     let daemon = Running::start(world, Dead::default(), FILE);
     daemon.both(1, 3).await;

@@ -43,7 +43,7 @@ async fn reload_changes_only_changed_entries() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn start_without_services_accepts_them_later() {
+async fn daemon_started_without_services_accepts_services_later() {
     let daemon = Running::start(World::default(), Dead::default(), "");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(daemon.world.running());

@@ -152,7 +152,7 @@ async fn sorry_server_waits_for_the_first_checks_of_all_servers() {
 
 /// A server whose first check exceeds its time limit counts as failed.
 #[tokio::test(start_paused = true)]
-async fn sorry_server_wait_is_bounded() {
+async fn server_whose_first_check_times_out_does_not_delay_sorry_server() {
     let slow = Slow::default();
     slow.hold(OTHER);
     let daemon = slow.start(&file(""));
@@ -163,7 +163,8 @@ async fn sorry_server_wait_is_bounded() {
     daemon.stop().await;
 }
 
-/// The server is removed if weight 0 would refuse its clients, or send returning clients to it.
+/// Below the quorum, a server is removed instead of quiesced if weight 0 would refuse its clients,
+/// or if returning clients would still be sent to it.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_replaces_servers_that_weight_0_does_not_quiesce() {
     for more in ["scheduler = \"sh\"", "persistence = { timeout = \"5m\" }"] {

@@ -52,7 +52,7 @@ async fn server_without_answers_is_suspicious_until_its_clients_are_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unanswered_flood_at_all_servers_sets_none_down() {
+async fn unanswered_flood_to_all_servers_marks_none_as_down() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.health("up").await;
     for server in ["10.0.0.1:80", "10.0.0.2:80"] {
@@ -64,7 +64,7 @@ async fn unanswered_flood_at_all_servers_sets_none_down() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn passive_check_sets_suspicious_server_down_until_checks_succeed() {
+async fn passive_check_marks_suspicious_server_as_down_until_checks_succeed() {
     let file = FILE.replace("fall = 2", "fall = 2, passive = true");
     let daemon = Running::start(World::default(), Dead::default(), &file);
     daemon.both(1, 3).await;

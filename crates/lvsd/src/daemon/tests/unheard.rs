@@ -11,7 +11,7 @@ fn second() -> ServiceId {
     }
 }
 
-/// A dataplane with both services, whose lvsd was killed.
+/// Returns a dataplane with both services, whose lvsd was killed.
 async fn left_behind() -> World {
     let daemon = Running::start(World::default(), Dead::default(), TWO);
     daemon.weights(&[("10.0.0.1:80", 1)]).await;
@@ -27,7 +27,7 @@ async fn status(daemon: &Running) -> Status {
 }
 
 #[tokio::test(start_paused = true)]
-async fn services_and_servers_of_the_dataplane_stay_until_etcd_is_known() {
+async fn services_and_servers_of_the_dataplane_stay_until_etcd_answers() {
     let log = Log::default();
     let _listening = log.listen();
     let world = left_behind().await;
@@ -121,7 +121,7 @@ async fn max_removed_percent_counts_servers_while_etcd_is_unread() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unread_pool_without_servers_in_dataplane_is_below_quorum() {
+async fn service_of_unread_pool_without_servers_in_dataplane_is_below_quorum() {
     for from in ["etcd = \"web\"", "dns = \"web.invalid\""] {
         let file = format!(
             "{CLUSTER}[dns]\nname_servers = [\"127.0.0.1:1\"]\n\

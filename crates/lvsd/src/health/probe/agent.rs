@@ -9,7 +9,7 @@ use super::words::{self, LINE_MAX};
 use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// A line of an agent.
+/// A check that reads a line from an agent, a program on the server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agent {
     port: Port,

@@ -13,7 +13,7 @@ use crate::text::{Diagnostic, Keys};
 /// Maximum number of bytes that are read.
 const LINE_MAX: u64 = 512;
 
-/// The greeting of a server.
+/// A check that compares the greeting of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Banner {
     expect: String,

@@ -8,7 +8,7 @@ use lvs_core::Protocol;
 use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// The maximum length of an answer; the query contains this length.
+/// Maximum length of an answer in bytes; the query contains this length.
 const ANSWER_MAX: usize = 1232;
 /// Maximum number of datagrams that are ignored because they answer other queries.
 const STRANGE_MAX: usize = 16;

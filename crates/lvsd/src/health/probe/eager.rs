@@ -18,7 +18,7 @@ pub(super) struct Eager<S> {
     stream: S,
     asked: bool,
     answered: bool,
-    /// Waits until the request is written.
+    /// The reader that waits until the request is written.
     reader: Option<Waker>,
 }
 

@@ -12,7 +12,7 @@ use crate::health::Weight;
 use crate::notify_command;
 use crate::text::{Diagnostic, Keys};
 
-/// The longest output of a program that is reported as the reason.
+/// Maximum length in bytes of a program's output that is reported as the reason.
 const OUTPUT_MAX: usize = 1024;
 
 /// A check that runs a program.
@@ -20,7 +20,7 @@ const OUTPUT_MAX: usize = 1024;
 pub struct Exec {
     /// The command and its arguments.
     command: Vec<String>,
-    /// Whether an exit code from 2 on sets the weight, to the code less 2.
+    /// Whether an exit code of 2 or more sets the weight to the code minus 2.
     dynamic: bool,
     /// The user and the group that run the program.
     user: Option<(u32, u32)>,
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exit_codes_have_their_meaning_in_keepalived() {
+    async fn exec_probe_interprets_exit_codes_like_keepalived() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let weight = |n| Ok(Advice::weight(Weight::Exactly(n)));
         for (code, dynamic) in [(2, weight(0)), (3, weight(1)), (255, weight(253))] {

@@ -101,7 +101,8 @@ pub(crate) async fn dripping(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Sends the first text, and then the second without end, as fast as the client reads.
+/// A server that sends the first text, and then the second without end, as fast as the client
+/// reads.
 pub(crate) async fn endless(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(first).await;
@@ -121,7 +122,7 @@ pub(crate) async fn stalling(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Checks that a probe of a misbehaving server ends before its timeout has passed, and reports that
+/// Checks that a probe of a misbehaving server ends, at the latest at its timeout, and reports that
 /// the server is down.
 pub(crate) async fn survives(check: &str, words: &'static [u8]) {
     let quick = check.replace(" }", ", timeout = \"250ms\", interval = \"1s\" }");

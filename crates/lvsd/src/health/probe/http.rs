@@ -31,7 +31,7 @@ const REDIRECTS_MAX: i64 = 10;
 /// Keys of a page, which may be set for all pages or for one.
 const PAGE: &[&str] = &["path", "method", "status", "body", "regex", "redirects"];
 
-/// Pages of a server.
+/// A check that requests pages of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Http {
     port: Port,
@@ -45,7 +45,7 @@ struct Page {
     /// The path of the page, from `/` on.
     path: String,
     method: Method,
-    /// First and last of each range.
+    /// Accepted status codes: the first and the last code of each range.
     status: Vec<(u16, u16)>,
     body: Option<String>,
     regex: Option<Pattern>,
@@ -307,7 +307,7 @@ impl Http {
 /// The result of one request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Came {
-    /// The expected answer.
+    /// The page has the expected status and content.
     Good,
     /// The server redirects to another address.
     Redirect(String),
@@ -423,7 +423,7 @@ async fn judge(page: &Page, response: Response<Incoming>) -> Result<Came, String
         if page.redirects > 0 && status.is_redirection() {
             let location = response.headers().get(LOCATION);
             let location = location.and_then(|value| value.to_str().ok());
-            let location = location.ok_or("redirects nowhere")?;
+            let location = location.ok_or("redirects without a valid `Location`")?;
             return Ok(Came::Redirect(location.to_owned()));
         }
         return Err(format!("has status {status}"));

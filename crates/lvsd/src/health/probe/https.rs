@@ -99,7 +99,10 @@ mod tests {
         std::fs::write(&file, "no certificate of this kind").expect("written");
         let path = file.display().to_string();
         for (more, wanted) in [
-            (format!("ca = \"{path}\""), "there is no certificate in it"),
+            (
+                format!("ca = \"{path}\""),
+                "the file contains no certificate",
+            ),
             ("ca = \"/no/such/file\"".to_owned(), "No such file"),
             (
                 format!("cert = \"{path}\""),

@@ -20,7 +20,7 @@ pub(super) enum Line {
 pub(super) struct Lines<R> {
     stream: R,
     buffer: Vec<u8>,
-    /// The bytes that were searched for the end of a line.
+    /// Number of bytes that were searched for the end of a line.
     seen: usize,
     longest: usize,
 }

@@ -248,7 +248,7 @@ impl Asked<'_> {
         ProbeError::Server(reason)
     }
 
-    /// A socket for datagrams to and from `target`, or through the service.
+    /// Opens a socket for datagrams to and from `target`, or through the service.
     pub(crate) async fn datagrams(&self, target: SocketAddr) -> Result<UdpSocket, ProbeError> {
         let (source, target) = match self.via {
             None => (any(target), target),
@@ -295,7 +295,7 @@ fn connection(stream: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// The address that this host uses towards `target`, without a port.
+/// Returns the address that this host uses towards `target`, without a port.
 async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
     let found = async {
         let socket = UdpSocket::bind(any(target)).await?;

@@ -69,7 +69,7 @@ fn open(server: IpAddr) -> io::Result<(Socket, bool)> {
     Socket::new(domain, Type::RAW, Some(protocol)).map(|socket| (socket, true))
 }
 
-/// Returns numbers that no other ping of this process uses now.
+/// Returns an identifier that no other ping of this process uses now.
 fn fresh() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -9,7 +9,8 @@ use super::line::{Line, Lines};
 use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
-/// Maximum length of a line. RFC 5321 permits 512 bytes, but some servers send longer greetings.
+/// Maximum length of a line in bytes. RFC 5321 permits 512 bytes, but some servers send longer
+/// greetings.
 const LINE_MAX: usize = 2048;
 /// Maximum number of lines in one answer.
 const LINES_MAX: usize = 100;

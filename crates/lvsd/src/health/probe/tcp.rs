@@ -9,7 +9,7 @@ use lvs_core::api::ServiceId;
 use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// A TCP connection to the server.
+/// A check that opens a TCP connection to the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tcp {
     port: Port,

@@ -195,7 +195,7 @@ impl Tls {
     /// Performs a TLS handshake with the server; `name` is its name or address.
     ///
     /// # Errors
-    /// The reason, as text.
+    /// The handshake fails; the text is the reason.
     pub(crate) async fn meet_as<S>(&self, stream: S, name: &str) -> Result<TlsStream<S>, String>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -314,8 +314,13 @@ pub(crate) type Wrong = (&'static str, String, String);
 /// Creates the configuration of a client. With `curves`, it is for TLS 1.2 only, and also offers
 /// curves that are used only in certificates.
 fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
-    let provider =
-        provider().map_err(|why| ("type", "`https` is not available here".to_owned(), why))?;
+    let provider = provider().map_err(|why| {
+        (
+            "type",
+            "`https` is not available in this lvsd".to_owned(),
+            why,
+        )
+    })?;
     let provider = match of.ca {
         None if curves => naming_curves(&lenient(&provider)),
         None => lenient(&provider),
@@ -385,7 +390,7 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match all {
         Ok(all) if !all.is_empty() => Ok(all),
-        Ok(_) => Err("there is no certificate in it".to_owned()),
+        Ok(_) => Err("the file contains no certificate".to_owned()),
         Err(error) => Err(format!("not certificates: {error}")),
     }
 }
@@ -563,7 +568,7 @@ mod tests {
         }
     }
 
-    /// The result of a check without `ca` for a server with such a key.
+    /// Returns the result of a check without `ca` for a server with such a key.
     async fn met(key: Junk, version: &'static SupportedProtocolVersion) -> Result<(), ProbeError> {
         let provider = lenient(&provider().expect("a provider"));
         let config = ServerConfig::builder_with_provider(provider)

@@ -7,7 +7,7 @@ use lvs_core::Protocol;
 use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
-/// The longest payload, and the longest answer that is examined.
+/// Maximum length of the payload, and of the answer that is examined, in bytes.
 const PAYLOAD_MAX: usize = 1400;
 
 /// A check that sends a datagram, and the expected answer.

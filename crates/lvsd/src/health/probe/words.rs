@@ -3,7 +3,7 @@
 use super::quoted;
 use crate::health::{Advice, Weight};
 
-/// The longest line that is read.
+/// Maximum length of a line in bytes.
 pub(super) const LINE_MAX: usize = 1024;
 /// HAProxy's own limit of a weight in percent.
 const PERCENT_MAX: u16 = 25_600;

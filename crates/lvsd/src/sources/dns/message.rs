@@ -9,7 +9,8 @@ use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE
 
 use super::name_of;
 
-/// The maximum length of an answer in a datagram: every network transmits it without fragmentation.
+/// Maximum length in bytes of an answer in a datagram: every network transmits such a datagram
+/// without fragmentation.
 pub(super) const DATAGRAM_MAX: u16 = 1232;
 /// Maximum number of examined records of an answer.
 const RECORDS_MAX: usize = 4096;
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn circular_aliases_are_refused() {
+    fn circular_dns_aliases_are_refused() {
         let to = |name: &'static str| RData::CNAME(CNAME(Name::new(name).unwrap()));
         let bytes = reply(&[
             ("www.example.org", 5, to("a.example.org")),

@@ -28,8 +28,8 @@ pub(crate) const RECORDS_MAX: usize = 1024;
 /// Resolves a name: returns its servers in a stable order, and their TTL in seconds.
 ///
 /// # Errors
-/// If no name server answers; the text is the reason. A name without any record is an error, too: a
-/// zone that was emptied by mistake must not empty a service.
+/// No name server answers; the text is the reason. A name without any record is an error,
+/// too: a zone that was emptied by mistake must not empty a service.
 pub(super) async fn look_up(name: &str, lookups: &Lookups) -> Result<(Vec<Record>, u32), String> {
     let servers = match lookups.name_servers.is_empty() {
         false => lookups.name_servers.clone(),
@@ -63,7 +63,7 @@ struct Asker {
 }
 
 impl Asker {
-    /// The servers of an SRV name: those with the lowest priority.
+    /// Resolves an SRV name to its servers: those with the lowest priority.
     async fn services(&self, name: &str) -> Result<(Vec<Record>, u32), String> {
         let answer = self.ask(name, RecordKind::Srv).await?;
         let mut ttl = answer.ttl;
@@ -102,7 +102,7 @@ impl Asker {
         Ok((records, ttl))
     }
 
-    /// The addresses of a host.
+    /// Resolves the addresses of a host.
     async fn hosts(
         &self,
         name: &str,
@@ -294,7 +294,8 @@ mod tests {
         reply.build_bytes_vec().unwrap()
     }
 
-    /// A port for UDP and TCP. If a port is free only for UDP, another one is tried.
+    /// Opens a UDP and a TCP socket on the same port. If a port is free only for UDP, another port
+    /// is tried.
     async fn one_port() -> (UdpSocket, TcpListener) {
         for _ in 0..100 {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -306,7 +307,7 @@ mod tests {
         panic!("no port is free for UDP and TCP");
     }
 
-    /// A name server that truncates each answer over UDP.
+    /// Starts a name server that truncates each answer over UDP.
     async fn name_server(cut: bool) -> SocketAddr {
         let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();
@@ -394,7 +395,7 @@ mod tests {
         assert!(none.is_err());
     }
 
-    /// A name server that sends `records` over TCP, with the id of the query.
+    /// Starts a name server that sends `records` over TCP, with the id of the query.
     async fn says(records: Vec<RData<'static>>) -> SocketAddr {
         let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();

@@ -281,7 +281,7 @@ impl Client {
 pub(super) struct Watching(Lines);
 
 impl Watching {
-    /// The next event of the watch. A caller that drops the future loses no event.
+    /// Waits for the next event of the watch. A caller that drops the future loses no event.
     pub(super) async fn next(&mut self) -> Result<Watched, Error> {
         let line = self.0.next().await?;
         let line = line.ok_or_else(|| Error::failed("has ended the watch".to_owned()))?;
@@ -327,7 +327,7 @@ mod tests {
         )
     }
 
-    /// The path, the headers in lower case and the body of a request, one after the other.
+    /// Reads a request: its path, its headers in lower case and its body, one after the other.
     async fn request(stream: &mut TcpStream) -> Option<String> {
         let (head, body) = request_of(stream).await?;
         Some(format!("{}\n{body}", head.to_lowercase()))
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn expired_lease_is_distinguished_from_live_lease() {
+    async fn expired_etcd_lease_is_distinguished_from_live_lease() {
         for (body, kept) in [
             ("{\"result\":{\"ID\":\"7\",\"TTL\":\"5\"}}", Ok(true)),
             ("{\"result\":{\"ID\":\"7\"}}", Ok(false)),
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn endless_late_and_invalid_answers_are_errors() {
+    async fn endless_late_and_invalid_etcd_answers_are_errors() {
         let ask = async |member| {
             let range = Range {
                 limit: Number(1),

@@ -133,7 +133,7 @@ pub(in crate::sources) struct Model {
     pub(in crate::sources) directors: BTreeMap<String, Director>,
     /// Invalid keys, with the reasons.
     pub(in crate::sources) refused: BTreeMap<String, String>,
-    /// The last revision of each key, by a hash: names may be long.
+    /// The last revision of each key, by a hash of the key's name, because names may be long.
     pub(in crate::sources) keys: HashMap<u64, i64>,
 }
 
@@ -161,7 +161,7 @@ impl Model {
     /// The state after a listing; `before` is the state before it.
     ///
     /// # Errors
-    /// If a limit is exceeded.
+    /// A limit is exceeded.
     pub(super) fn listed(
         before: &Etcd,
         cluster: i64,
@@ -215,7 +215,7 @@ impl Model {
     /// Applies an event of the watch.
     ///
     /// # Errors
-    /// If a limit is exceeded.
+    /// A limit is exceeded.
     pub(super) fn take(&mut self, event: &Event) -> Result<Concerns, String> {
         match event.kind.as_str() {
             "DELETE" => Ok(self.delete(&event.kv)),
@@ -269,7 +269,7 @@ impl Model {
     /// reason.
     ///
     /// # Errors
-    /// If a limit is exceeded.
+    /// A limit is exceeded.
     fn understand(&mut self, rest: &str, value: &[u8]) -> Result<Result<(), String>, String> {
         let (kind, name) = rest.split_once('/').unwrap_or_default();
         let longest = match kind {
@@ -278,7 +278,7 @@ impl Model {
         };
         if value.len() > longest {
             return Ok(Err(format!(
-                "it has {} bytes, and the maximum is {longest}",
+                "the value has {} bytes, and the maximum is {longest}",
                 value.len()
             )));
         }
@@ -286,7 +286,7 @@ impl Model {
         match kind {
             "services" => {
                 let Ok(text) = std::str::from_utf8(value) else {
-                    return Ok(Err("it is not UTF-8, as TOML must be".to_owned()));
+                    return Ok(Err("the value is not UTF-8, as TOML must be".to_owned()));
                 };
                 self.etcd.services.entry(name.to_owned()).or_default().text = text.to_owned();
                 let all = &self.etcd.services;
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn new_list_keeps_valid_values_and_reports_removals() {
+    fn etcd_listing_keeps_valid_values_and_reports_removals() {
         let mut before = Etcd {
             prefix: "/lvs/".to_owned(),
             cluster: 7,

@@ -225,7 +225,7 @@ pub(super) struct Wrong {
 /// Parses an answer.
 ///
 /// # Errors
-/// It is not a valid answer; the text is the reason.
+/// `text` is not a valid answer; the error contains the reason.
 pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
 }

@@ -50,7 +50,7 @@ const DIFFER_MAX: u32 = 3;
 const GATHER: Duration = Duration::from_millis(200);
 /// A session of at least this length counts as a success.
 const WELL: Duration = Duration::from_secs(10);
-/// The time between two attempts of a request that is not permitted.
+/// Time between two attempts of a request that etcd does not permit.
 const FORBIDDEN: Duration = Duration::from_secs(60);
 
 /// `[cluster]`.
@@ -161,7 +161,7 @@ async fn timer(at: Option<Instant>) {
 struct Owed {
     /// The revision up to which the watch has delivered all changes except deletions.
     announced: i64,
-    /// The last change that the previous probe found.
+    /// The revision of the last change that the previous probe found.
     latest: i64,
     /// The hashes of keys for which the probe found a later revision than the watch has delivered.
     behind: HashMap<u64, i64>,
@@ -358,7 +358,7 @@ impl Session<'_> {
         }
     }
 
-    /// Logs why everything is read again: the watch is incomplete.
+    /// Logs that the watch is incomplete, so that all keys are read again.
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
@@ -426,7 +426,8 @@ impl Session<'_> {
     }
 
     /// Whether this director must write its record again: because an event deleted the record, or
-    /// because another process has begun to write it. That process then notices, too.
+    /// because another process has begun to write it. That process then detects the duplicate name,
+    /// too.
     fn of_twin(&mut self, event: &message::Event) -> bool {
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let own = format!("{prefix}directors/{name}");
@@ -443,7 +444,7 @@ impl Session<'_> {
         }
         if noticed {
             self.shared.unannounced(Some(format!(
-                "another director is called {name}, too: directors count both as one; give each a unique name (`director` in [cluster])"
+                "another director is called {name}, too: both appear as one director; give each a unique name (`director` in [cluster])"
             )));
         }
         if gone || noticed {
@@ -528,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_watch_is_detected() {
+    fn stalled_etcd_watch_is_detected() {
         let mut owed = Owed::of(10);
         let mut look = |revision, there: &[(&str, i64)], announced: &[(&str, i64)]| {
             let page = page(&owed, revision, there);

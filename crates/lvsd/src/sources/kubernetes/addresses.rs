@@ -239,11 +239,11 @@ impl Assigned {
     ) {
         let too_large = if service.spec.ports.len() > PORTS_MAX {
             Some(format!(
-                "it has more than {PORTS_MAX} ports; make several Services of it"
+                "the Service has more than {PORTS_MAX} ports; divide it into several Services"
             ))
         } else if service.annotation_bytes > ANNOTATIONS_MAX {
             Some(format!(
-                "its annotations {PREFIX}... have {} bytes, and the maximum is {ANNOTATIONS_MAX}",
+                "the annotations {PREFIX}... have {} bytes, and the maximum is {ANNOTATIONS_MAX}",
                 service.annotation_bytes
             ))
         } else {
@@ -269,7 +269,7 @@ impl Assigned {
                 foreign = true;
                 self.held.insert(key.to_owned());
                 refuse(format!(
-                    "its status has {ip}, which is in no [[kubernetes.pool]]: add it to a pool, or clear the status"
+                    "its status contains {ip}, which is in no [[kubernetes.pool]]: add the address to a pool, or clear the status"
                 ));
             } else if !given.contains(&ip) && families.contains(&Family::of(&ip)) {
                 given.push(ip);
@@ -311,7 +311,8 @@ impl Assigned {
             }
         }
         if target.is_empty() && refused.is_none() {
-            refused = Some("no [[kubernetes.pool]] has addresses of its family".to_owned());
+            refused =
+                Some("no [[kubernetes.pool]] has addresses of the Service's family".to_owned());
         }
         // A status with an address of no pool belongs to another controller.
         let changed = target != in_status || !has_present_ports(service);
@@ -384,7 +385,8 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// An address of another Service that shares it.
+    /// Returns an address that other Services of the same group have, and that this Service may
+    /// share.
     fn shared(
         &self,
         family: Family,

@@ -61,7 +61,7 @@ impl Error {
         matches!(self, Self::Refused(429 | 500..=599, _))
     }
 
-    /// Whether the request is invalid or not permitted, independent of the connection.
+    /// Whether the API server has answered the request with an error status.
     pub(super) const fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(..))
     }

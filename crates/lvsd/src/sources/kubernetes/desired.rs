@@ -188,8 +188,8 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// The weights of servers, which nodes and zones multiply. If no server of the zones accepts
-    /// new connections, the weights of all zones apply.
+    /// Returns the weights of servers, multiplied by the weights of their nodes and zones. If no
+    /// server of the zones accepts new connections, zones have no effect.
     fn weigh(
         &self,
         model: &Model,
@@ -222,7 +222,7 @@ impl<'a> Options<'a> {
 #[derive(Clone, Copy, Default)]
 struct Server<'a> {
     weight: u16,
-    /// The node that the server is, or on which it runs.
+    /// The node that is the server, or on which the server runs.
     node: Option<&'a str>,
 }
 
@@ -270,7 +270,7 @@ pub(super) fn desired(
 /// The texts of a Service's services, and their number of servers.
 ///
 /// # Errors
-/// The reason why there are none.
+/// The Service cannot be translated; the text is the reason.
 fn texts(
     model: &Model,
     nodes: &Nodes<'_>,

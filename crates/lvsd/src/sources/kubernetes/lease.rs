@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_write_right_ends_before_another_director_takes_it() {
+    fn permission_to_write_ends_before_another_director_can_acquire_the_lease() {
         let mut claim = Claim::default();
         let sent = Instant::now();
         claim.won("7", "d1", sent);

@@ -96,7 +96,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The default of the load balancer class.
+    /// The default class of Services.
     pub const CLASS: &'static str = "lvsd";
     /// The default of the Lease's namespace and name.
     pub const LEASE: &'static str = "lvsd/lvsd";
@@ -751,7 +751,8 @@ fn path_of(key: &str, plural: &str, part: &str) -> String {
 }
 
 impl Watch {
-    /// The next line; `None` at the end of the watch. A caller that drops the future loses no data.
+    /// Waits for the next line; `None` at the end of the watch. A caller that drops the future
+    /// loses no data.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         let limit = self.dead.saturating_duration_since(Instant::now());
         match timeout(limit, self.lines.next()).await {

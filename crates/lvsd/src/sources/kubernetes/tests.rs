@@ -113,7 +113,7 @@ struct State {
     watched: Vec<String>,
     /// The token that is accepted.
     token: Option<String>,
-    /// Requests with a token that is not accepted.
+    /// Number of requests with a token that is not accepted.
     unauthorized: usize,
     /// Number of writes of a status that will fail.
     busy: usize,
@@ -503,7 +503,7 @@ async fn session_compacted_history_is_listed_again() {
 }
 
 #[tokio::test]
-async fn client_closed_connection_is_opened_again_to_read() {
+async fn client_reopens_closed_connection_for_reads_only() {
     // Each connection ends at its second request.
     let address = serving(|mut stream| async move {
         if request_of(&mut stream).await.is_some() {
@@ -586,7 +586,7 @@ async fn session_token_is_read_again_when_it_is_replaced() {
 }
 
 #[tokio::test]
-async fn session_with_lost_server_keeps_the_last_state() {
+async fn session_keeps_last_state_after_error_of_a_watch() {
     let (fake, address) = fake().await;
     let mut web: Value = serde_json::from_str(&service("web", &Value::Null)).unwrap();
     web["status"] = json!({ "loadBalancer": { "ingress": [{ "ip": "192.0.2.11" }] } });
@@ -700,7 +700,7 @@ async fn session_omits_only_the_hostile_objects() {
             let output = |words: &str| output.contains(words);
             state.kubernetes_view.refused == 4
                 && output("Service shop/many: it has more than 256 ports")
-                && output("Service shop/long: its annotations lvsd/... have 262150 bytes")
+                && output("Service shop/long: the annotations lvsd/... have 262150 bytes")
                 && output("Service shop/a[2Jb: its name is not a name in Kubernetes")
                 && output("Service shop/ports: invalid type: string")
         })
