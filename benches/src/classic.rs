@@ -33,8 +33,8 @@ const RESERVED: RangeInclusive<u16> = 512..=1023;
 const PRINTERS: RangeInclusive<u16> = 721..=731;
 /// Length in bytes of a block of the UDP file, and of a print job.
 const BLOCK: usize = 1024;
-/// Time limit of a connection. A lost SYN, which the client repeats after a second, is not a
-/// failure.
+/// Time limit of a connection. A lost SYN, which the client sends again after a second, does not
+/// make the connection fail.
 const LIMIT: Duration = Duration::from_millis(2500);
 
 /// Serves all classic services.

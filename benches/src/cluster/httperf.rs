@@ -20,7 +20,7 @@ pub struct Figures {
     pub response_ms: Option<f64>,
     /// Mean time in milliseconds until a connection was established.
     pub connect_ms: Option<f64>,
-    /// Replies by the first digit of their status: 1xx to 5xx.
+    /// Numbers of replies by the first digit of their status: 1xx to 5xx.
     pub status: [u64; 5],
     /// Numbers of errors, by the kinds that httperf distinguishes.
     pub errors: Errors,

@@ -150,7 +150,7 @@ impl Bed {
         self.purpose
     }
 
-    /// The process that forwards.
+    /// Process id of the contender's process, which forwards; `None` if there is no such process.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Proc::pid)
     }
@@ -630,7 +630,7 @@ impl Bed {
         self.server.wait_for_port("tcp", peers::BULK_PORT)
     }
 
-    /// Starts the server of round trips and checked downloads.
+    /// Starts the server that answers round trips and sends checked downloads.
     pub(crate) fn serve_pings(&mut self) -> Result<()> {
         let program = std::env::current_exe()?.display().to_string();
         let port = peers::PING_PORT.to_string();
@@ -646,7 +646,7 @@ fn thread_receiver(host: &Host, device: &str, cpu: usize) -> Result<()> {
     pin_receiver(device, cpu)
 }
 
-/// Waits for the word `ready`.
+/// Waits until the process prints the word `ready`.
 pub(crate) fn ready(mut process: Proc) -> Result<Proc> {
     wait_until(
         "a yardstick program to be ready",
@@ -711,7 +711,7 @@ pub(crate) fn has_program(name: &str) -> bool {
     directories.any(|dir| Path::new(dir).join(name).is_file())
 }
 
-/// Waits `time`, until started or stopped programs have settled.
+/// Waits for `time`, so that programs that were started or stopped no longer disturb a measurement.
 pub(crate) fn settle(time: Duration) {
     thread::sleep(time);
 }

@@ -12,7 +12,7 @@ use lvsd::health::{Checks, Network, raise_limits};
 /// Ports of each address of the servers that answer.
 const PORTS: usize = 50;
 
-/// Numbers of a run.
+/// Options of the measurement.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Options {
     /// Checks a second, each of another server
@@ -125,7 +125,7 @@ pub(super) fn run(options: Options) -> Result<()> {
     })
 }
 
-/// Steps of the reported delays.
+/// Upper limits of the delays that are reported together.
 const STEPS: [Duration; 14] = {
     let ms = Duration::from_millis;
     [
@@ -146,7 +146,7 @@ const STEPS: [Duration; 14] = {
     ]
 };
 
-/// Checks within each step.
+/// Numbers of checks between each limit of [`STEPS`] and the limit before it.
 fn snapshot(times: &lvsd::health::Quantiles) -> Vec<u64> {
     let mut last = 0;
     STEPS

@@ -27,14 +27,14 @@ pub enum End {
     Serve,
     /// Client: send one datagram from each of many addresses and ports
     Fill {
-        /// The service
+        /// Address of the service
         target: SocketAddr,
         /// Number of datagrams
         count: u32,
     },
     /// Client: make round trips until standard input is closed
     Trips {
-        /// The service
+        /// Address of the service
         target: SocketAddr,
     },
 }

@@ -17,7 +17,7 @@ use lvs_testbed::{Forward, Proc, Site, SiteOptions};
 use crate::stats::Spread;
 use crate::yardsticks::Yardsticks;
 
-/// The service.
+/// Port of the service.
 const PORT: u16 = 7;
 /// New connections a second that must succeed.
 const NEW: u64 = 10_000;
@@ -154,7 +154,7 @@ fn generator(site: &Site, yardsticks: &Yardsticks, more: &[&str]) -> Result<Proc
     site.client.spawn(yardsticks.path("gen"), &words)
 }
 
-/// Counters of the service.
+/// Packet counters of the service.
 struct Counted {
     connections: u64,
     packets: u64,

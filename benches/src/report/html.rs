@@ -30,7 +30,7 @@ enum Marker {
     Cross,
 }
 
-/// Okabe and Ito's colours, with the matching grey, which colour-blind readers can distinguish; a
+/// Okabe and Ito's colours, which colour-blind readers can distinguish, with the matching grey; a
 /// peer has the same colour in all plots. Variants of one peer (`lvs-nat lc`) differ in lightness,
 /// dashes and markers.
 pub(super) fn look(peer: &str) -> Look {

@@ -78,7 +78,7 @@ enum Instead {
     Compare(agree::Compare),
 }
 
-/// A run of a peer.
+/// One run of a peer.
 #[derive(Debug)]
 struct Turn<'a> {
     peer: &'a Peer,
@@ -101,7 +101,7 @@ impl Turn<'_> {
     }
 }
 
-/// Values, CPU time, and the reason if they are unreliable.
+/// Measured values, CPU time, and the reason why they are unreliable, if any.
 type Measured = (Vec<Value>, CpuSeconds, Option<String>);
 
 /// A published experiment.

@@ -1,4 +1,5 @@
-//! testlvs: SYNs from sources without a host; their cost, and the effect of each defence.
+//! testlvs: SYNs from source addresses that no host has; the cost of these SYNs, and the effect of
+//! each defence.
 
 use std::fs;
 use std::thread;
@@ -395,9 +396,10 @@ fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result
 /// Result of an unlimited flood, in packets a second.
 #[derive(Debug)]
 struct Unlimited {
-    /// Packets that arrived at the servers' host.
+    /// Packets per second that arrived at the servers' host.
     passed: f64,
-    /// SYNs that the dataplane dropped on purpose, and packets that found its rings full.
+    /// Per second: SYNs that the dataplane's defences dropped, and packets that its full rings
+    /// lost.
     dataplane: Option<(f64, f64)>,
 }
 
@@ -421,7 +423,8 @@ fn unlimited(bed: &Bed, turn: &Turn<'_>, seconds: f64) -> Result<Unlimited> {
     })
 }
 
-/// SYNs that the dataplane has dropped on purpose, and packets that found its rings full.
+/// Numbers of SYNs that the dataplane's defences have dropped, and of packets that its full rings
+/// have lost.
 fn dropped(bed: &Bed) -> Result<Option<(u64, u64)>> {
     #[derive(Deserialize)]
     struct Reason {

@@ -1,4 +1,4 @@
-//! Experiment beyond the thesis: servers of unequal capacity, and all schedulers.
+//! An experiment of this project: servers of unequal capacity, and all schedulers.
 
 use std::thread;
 use std::time::Duration;

@@ -19,7 +19,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::netns::Host;
 
-/// The end of the pair that the packets are written to; the host receives them on [`RECEIVER`].
+/// The end of the pair to which the packets are written; the host receives them on [`RECEIVER`].
 const SENDER: &str = "ipip0-in";
 /// The end of the pair that replaces the kernel's `tunl0`.
 pub const RECEIVER: &str = "ipip0";
@@ -238,8 +238,8 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
     Some(frame)
 }
 
-/// Returns the IP version of the packet in GRE, and the length of the GRE header; None if its
-/// checksum is wrong.
+/// Returns the IP version of the packet inside a GRE packet, and the length of the GRE header;
+/// `None` if the GRE checksum is wrong.
 fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
     let version = match payload.get(2..4)? {
         [0x08, 0x00] => 4,
@@ -260,7 +260,7 @@ fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
     }
 }
 
-/// The version of the packet in GUE, and the length of the header.
+/// Returns the IP version of the packet inside a GUE packet, and the length of the GUE header.
 fn gue_header(payload: &[u8]) -> Option<(u8, usize)> {
     match payload.get(..4)? {
         [0, 4, 0, 0] => Some((4, 4)),

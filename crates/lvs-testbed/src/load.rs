@@ -458,7 +458,7 @@ impl Progress {
     }
 }
 
-/// Error: an answer has a wrong byte, at this offset.
+/// An answer has a wrong byte at this offset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrongByte(usize);
 

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, HashSet};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The samples of a page, by name and labels as they are written.
+/// Returns the samples of a page, by name and labels as they are written.
 ///
 /// # Errors
-/// The page breaks a rule, with the line.
+/// The page breaks a rule; the message contains the line.
 pub fn read(page: &str) -> Result<BTreeMap<String, f64>> {
     let body = page
         .strip_suffix("# EOF\n")

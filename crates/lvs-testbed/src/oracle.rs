@@ -20,7 +20,7 @@ pub enum Health {
     Wrong,
     /// A UDP datagram over IPv4 without a checksum, with a correct length field.
     Absent,
-    /// The protocol has none, or the packet is too short or a fragment.
+    /// The protocol has no checksum, or the packet is too short or a fragment.
     Unknown,
 }
 

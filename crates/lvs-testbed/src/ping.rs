@@ -1,4 +1,4 @@
-//! Echo requests, for hosts without a `ping`: of both IP versions, by a raw socket.
+//! ICMP echo requests of both IP versions through a raw socket, for machines without a `ping`.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr};

@@ -21,7 +21,7 @@ const PROG_QUERY: u64 = 16;
 pub struct WithoutTcxOptions {
     /// The program
     program: String,
-    /// Its arguments
+    /// Arguments of the program
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -40,7 +40,8 @@ pub(super) struct Seen {
     /// CPU seconds a second of the director, including the kernel threads that receive packets for
     /// it.
     pub(super) director: f64,
-    /// The same for all servers and the kernel threads that receive for them.
+    /// CPU seconds a second of all servers, including the kernel threads that receive packets for
+    /// them.
     pub(super) servers: f64,
     /// CPU microseconds of the director for each connection.
     pub(super) cost: f64,

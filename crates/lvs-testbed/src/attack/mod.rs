@@ -80,7 +80,7 @@ const EVICT: &[&str] = &["--when-full", "evict"];
 /// Memory in MB of a full table of 2^20 connections.
 const TABLE_MB: u64 = 320;
 
-/// An attack without frames, by NAT to a virtual address of the host.
+/// The defaults of an attack: NAT, and a virtual address that the host has.
 const NAT: Attack = Attack {
     name: "",
     summary: "",
@@ -266,7 +266,7 @@ pub struct Outcome {
     pub sent: u64,
     /// The dataplane's memory before the attack, in kilobytes.
     pub idle_kb: u64,
-    /// Maximum of the dataplane's memory.
+    /// Maximum of the dataplane's memory, in kilobytes.
     pub peak_kb: u64,
     /// Number of packets that the dataplane has dropped, by reason.
     pub drops: BTreeMap<String, u64>,
@@ -341,7 +341,7 @@ impl Outcome {
     }
 }
 
-/// Runs one attack for this time, and before it honest clients alone.
+/// Runs honest clients alone for `alone` seconds, and then one attack for `seconds` seconds.
 ///
 /// # Errors
 ///
@@ -390,7 +390,7 @@ pub fn main(options: &AttackOptions) -> Result<()> {
     outcomes.iter().try_for_each(Outcome::check)
 }
 
-/// The bounds and the measured values.
+/// Formats the bounds and the measured values as a table.
 fn table(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for outcome in outcomes {

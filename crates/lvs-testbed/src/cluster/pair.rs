@@ -225,7 +225,8 @@ impl Lab {
         super::put(&director.host, KEEPALIVED, &made)
     }
 
-    /// Whether IPv6 is in use: always with direct routing; with NAT the example's file has none.
+    /// Whether IPv6 is in use: always with direct routing, never with NAT, because the example's
+    /// file for NAT contains only IPv4.
     fn has_ipv6(&self) -> bool {
         let forward = self.site.options.forward;
         self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)
@@ -403,7 +404,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// The connections that a director has borrowed from the other one.
+    /// Number of connections in a director's table that the other director owns.
     fn borrowed(&self, index: usize) -> Option<u64> {
         let reported = self
             .site
@@ -523,8 +524,8 @@ impl Lab {
         [&self.directors[0].host, &self.directors[1].host]
     }
 
-    /// Puts the active director into maintenance, ends this, and puts the other director into
-    /// maintenance.
+    /// Puts the active director into maintenance, ends the maintenance, and puts the other director
+    /// into maintenance.
     fn there_and_back(&mut self) -> Result<Vec<u64>> {
         let there = self.outage(|lab| lab.maintenance(0, "on"), 1)?;
         self.maintenance(0, "off")?;

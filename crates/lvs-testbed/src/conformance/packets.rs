@@ -275,7 +275,7 @@ fn check_masked(
     }
 }
 
-/// Reads counters or rates, which have other names in the recordings than here.
+/// Reads counters or rates; their names in the recordings differ from those in [`Counts`].
 fn counts(value: &Value, key: &str) -> anyhow::Result<Counts> {
     let fields = value.get(key).with_context(|| format!("no {key:?}"))?;
     let field = |name: &str, rate: &str| {

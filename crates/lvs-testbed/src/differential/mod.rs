@@ -64,7 +64,7 @@ pub struct RecordOptions {
 
 /// Number of cases that one start of the kernel records.
 const CHUNK: usize = 64;
-/// Prefixes of lines for cases without a recording.
+/// Prefixes of the output lines about cases that could not be recorded.
 const UNSTABLE: &str = "unstable ";
 const DEVIATION: &str = "deviation ";
 

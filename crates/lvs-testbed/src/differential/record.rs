@@ -82,8 +82,8 @@ fn is_directors(addr: IpAddr) -> bool {
 }
 
 /// The fields of `frame` that may vary, and for each, whether it always varies. `identification` is
-/// that of the packet that caused the frame; if the frame has another one, the kernel has chosen
-/// it.
+/// the IP identification of the packet that caused the frame; if the frame has another one, the
+/// kernel has chosen it.
 fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Field, bool)> {
     let ip = frame.get(IP..).unwrap_or_default();
     let mut fields = Vec::new();

@@ -17,7 +17,7 @@ use crate::transcripts::etc;
 /// Seconds between two commands of a recording.
 const PACE: f64 = 0.02;
 
-/// The replaced `/etc`. It must be dropped before the directory that contains it.
+/// The replaced `/etc`. This value must be dropped before the directory that contains the files.
 struct Replaced;
 
 impl Drop for Replaced {

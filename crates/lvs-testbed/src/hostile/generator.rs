@@ -52,7 +52,7 @@ pub enum Act {
 pub struct Shot {
     /// The side that sends the frame.
     pub from: Side,
-    /// The frame: of Ethernet, or a bare packet from the host.
+    /// An Ethernet frame; if the host sends it, an IP packet without an Ethernet header.
     pub frame: Frame,
 }
 
@@ -487,8 +487,8 @@ impl<'a> Generator<'a> {
     // --- malicious frames
     // -------------------------------------------------------------------------
 
-    /// Impossible sources: the destination itself, the VIP, the director, a server, a group, an
-    /// address without a host.
+    /// Creates a packet with an impossible source: the destination itself, the VIP, the director, a
+    /// server, a multicast group, or an address that no host has.
     fn land(&mut self) -> (Side, Vec<u8>) {
         let (offer, vip, family) = (self.offer(), self.vip(), self.scene.method.family);
         let client = self.client().ip();

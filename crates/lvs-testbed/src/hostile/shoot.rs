@@ -72,7 +72,7 @@ pub fn shoot(options: &ShootOptions) -> Result<()> {
     Ok(())
 }
 
-/// The frame to send from this host; `None` if another host sends it.
+/// Returns the frame in the form in which this host sends it; `None` if another host sends it.
 fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame> {
     let mut frame = shot.frame;
     let Some(mac) = mac else {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Step;
 
-/// Result of a command.
+/// Output and exit status of a command.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ran {
     pub(super) stdout: String,

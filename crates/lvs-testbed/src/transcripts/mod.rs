@@ -54,7 +54,7 @@ struct Session {
     marks: Vec<Value>,
     #[serde(default)]
     hosts: String,
-    /// Services that the recording's list did not have.
+    /// Names of services that `/etc/services` of the recording host did not contain.
     #[serde(default)]
     unknown_services: Vec<String>,
     /// The program that plays the session; not in the recording.

@@ -478,8 +478,8 @@ fn api_agrees_with_commands() -> Result<()> {
     Ok(())
 }
 
-/// More connections than `procfs_connections` are not listed, and one line is logged; fewer are
-/// listed again.
+/// If there are more connections than `procfs_connections`, lvsd removes the files that list them,
+/// and logs one line. It writes the files again when there are fewer.
 #[test]
 fn procfs_omits_long_list_of_connections() -> Result<()> {
     let site = site("many")?;

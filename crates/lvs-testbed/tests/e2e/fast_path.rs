@@ -54,7 +54,8 @@ fn site_by(words: &[&str], label: &str, forward: Forward, servers: usize) -> Res
     Ok(site)
 }
 
-/// Packets forwarded by the kernel fast path according to `lvsadm drops`: requests and replies.
+/// Number of packets that the kernel fast path has forwarded, from `lvsadm drops`: requests and
+/// replies.
 pub(super) fn shares(site: &Site) -> Result<(u64, u64)> {
     common::drops(site, ["kernel_requests", "kernel_replies"]).map(Into::into)
 }

@@ -1,6 +1,6 @@
 //! Steady downloads, each byte compared, while their dataplane is killed and replaced by another
-//! one. No download fails. Downloads on the kernel fast path continue in the meantime, the others
-//! pause.
+//! one. No download fails. Downloads on the kernel fast path continue while no dataplane runs; all
+//! other downloads pause.
 //!
 //! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version. This dataplane
 //! replaces the killed one, and is killed, too.
@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 
 /// Bytes a second for each download.
 const RATE: u64 = 60_000;
-/// Number of downloads of a test; measurements use more.
+/// Number of simultaneous downloads of a test; measurements use more.
 const FEW: u64 = 60;
 /// Time without a dataplane.
 const DEAD: Duration = Duration::from_secs(5);
@@ -57,7 +57,7 @@ impl By {
     }
 }
 
-/// The way in which a dataplane ends.
+/// The event at the dataplane during the downloads.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
     /// The dataplane continues.
@@ -70,7 +70,7 @@ enum End<'a> {
 }
 
 /// Runs this number of simultaneous downloads, of which none may fail. Returns the longest pause,
-/// minus the server's own.
+/// minus the pause that the server itself causes.
 fn downloads(
     label: &str,
     (forward, by): (Forward, By),
@@ -139,13 +139,13 @@ fn downloads(
     Ok(pause)
 }
 
-/// Packets that were forwarded by the kernel fast path to servers.
+/// Number of packets to servers that the kernel fast path has forwarded.
 fn requests(site: &Site) -> Result<u64> {
     let [requests] = common::drops(site, ["kernel_requests"])?;
     Ok(requests)
 }
 
-/// Connections that are established.
+/// Number of established connections.
 pub(super) fn established(site: &Site) -> Result<u64> {
     let listing = site.lvsadm("-L -n -c")?;
     Ok(listing.matches("ESTABLISHED").count() as u64)

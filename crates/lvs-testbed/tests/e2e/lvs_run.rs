@@ -155,8 +155,8 @@ fn moby_ipvs_passes_its_own_tests() -> Result<()> {
     Ok(())
 }
 
-/// Services are added by netlink; by a program that drops its capabilities; and below another
-/// launcher.
+/// ipvsadm configures the dataplane through netlink: called directly, by a shell, and below a
+/// second `lvs-run`. Without CAP_NET_ADMIN it is refused.
 #[test]
 fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     let site = site("lvsrunadm")?;
@@ -222,7 +222,7 @@ fn nat_server_of_a_program_gets_full_nat() -> Result<()> {
     Ok(())
 }
 
-/// The old interface of IPVS, without netlink.
+/// A program that uses the old socket options of IPVS instead of netlink.
 #[test]
 fn options_of_a_raw_socket_are_answered() -> Result<()> {
     let site = site("lvsrunopt")?;
@@ -238,7 +238,8 @@ fn options_of_a_raw_socket_are_answered() -> Result<()> {
     Ok(())
 }
 
-/// IPVS's files in /proc: visible to all users of the program, and in no other mount namespace.
+/// IPVS's files in `/proc` are visible to all users in the mount namespace of the program, and in
+/// no other mount namespace.
 #[test]
 fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     let site = site("lvsrunproc")?;
@@ -299,7 +300,7 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     Ok(())
 }
 
-/// ipvsadm and keepalived add their services only once: `lvs-run` adds them to the new dataplane.
+/// A dataplane that `lvs-run` starts again gets the services that ipvsadm or keepalived had added.
 #[test]
 fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
     let mut site = site("lvsrunagain")?;

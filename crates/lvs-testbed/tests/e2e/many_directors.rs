@@ -1,5 +1,5 @@
 //! Directors that are all active behind a router with BIRD: the scenarios of `lvs-testbed cluster`
-//! with small numbers, and the routes. Their files are the printed examples, except for each
+//! with small numbers, and the routes. Their files are those of `examples`, except for each
 //! director's own addresses.
 
 use std::time::Duration;
@@ -103,7 +103,7 @@ fn downloads_survive_killed_bird_and_power_failure_tun() -> Result<()> {
     common::nothing_breaks(&play_in_turn(&scenarios, &options(Forward::Tun, 60))?)
 }
 
-/// A script that makes one call to the dataplane whose control socket is at a path, and prints the
+/// A script that makes one call over the dataplane's control socket at a path, and prints the
 /// answer. `@9@x@` stands for nine times x.
 const CALL: &str = r#"
 use IO::Socket::UNIX;

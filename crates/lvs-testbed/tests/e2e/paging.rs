@@ -29,7 +29,7 @@ while (1) {
     print $c 'HTTP/1.1 ', $does =~ /(\d+)/ ? $1 : 200, " x\r\nContent-Length: 0\r\n\r\n"; exit;
 }
 "#;
-/// The timing of all checks in this file.
+/// Settings of all checks in this file: interval, timeout and thresholds.
 const TIMES: &str =
     "interval = \"300ms\", fast_interval = \"100ms\", timeout = \"1s\", fall = 2, rise = 1";
 
@@ -81,7 +81,7 @@ impl Director {
         Ok(director)
     }
 
-    /// The state as in `lvsd status --json`.
+    /// Returns the output of `lvsd status --json`.
     fn status(&self) -> Value {
         let path = self.site.testbed.dir().join("lvsd.toml");
         let program = programs::find("lvsd").unwrap_or_default();

@@ -31,7 +31,7 @@ fn site(label: &str, forward: Forward, rate: u64) -> Result<Site> {
     Site::new(options)
 }
 
-/// A file with a key.
+/// Writes `key` to a file of this name; returns the path.
 fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     let path = site.testbed.dir().join(name);
     std::fs::write(&path, key)?;
@@ -39,7 +39,7 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// Starts a dataplane with the peer at `peer`, and without the state of a killed dataplane.
+/// Starts a dataplane with a peer at the address `peer`, without the state of a killed dataplane.
 fn dataplane(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
     dataplane_of(site, director, peer, key, "1")
 }
@@ -68,7 +68,7 @@ fn state(site: &Site, director: &Host) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| text.clone())
 }
 
-/// The value `name` of the only peer.
+/// The value `name` of the only peer in `lvsadm sync --json`.
 fn of_peer(site: &Site, director: &Host, name: &str) -> Option<u64> {
     let state = state(site, director).ok()?;
     state["peers"][0][name].as_u64()
@@ -312,7 +312,8 @@ fn single_director_becomes_ready() -> Result<()> {
     .with_context(|| dataplane.log())
 }
 
-/// The file gets `[sync.peers]` while the dataplane runs, which then has to be restarted.
+/// The configuration file gets `[sync.peers]` while the dataplane runs: the dataplane must be
+/// restarted.
 #[test]
 fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
     let mut options = SiteOptions::new("peerlack", Forward::Nat);
@@ -404,7 +405,7 @@ fn invalid_peer_options_are_reported() -> Result<()> {
     Ok(())
 }
 
-/// Comparison of the tables of the only peer: `alike`, `differ`, `alarm`.
+/// Result of the comparison of tables with the only peer: `alike`, `differ` or `alarm`.
 fn tables(site: &Site, director: &Host) -> String {
     let state = state(site, director).ok();
     let word = state.and_then(|state| state["tables"][0]["state"].as_str().map(str::to_owned));
@@ -424,7 +425,8 @@ fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
     })
 }
 
-/// The output of `lvsadm diff` on the first director, about the dataplane `other` on the second.
+/// The output of `lvsadm diff` on the first director, compared with the dataplane `other` on the
+/// second.
 fn diff(site: &Site, other: &Proc) -> Result<String> {
     // Each host of the testbed has a /run of its own.
     let socket = format!(

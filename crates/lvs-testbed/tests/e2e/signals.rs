@@ -1,5 +1,5 @@
-//! Signals that operators and terminals send to programs that reload, or by mistake: none of them
-//! stops forwarding.
+//! Signals that operators and terminals send, as to programs that reload, or by mistake: none of
+//! them stops forwarding.
 
 use crate::common;
 

@@ -22,7 +22,7 @@ fn site(label: &str, forward: Forward, single_port: bool) -> Result<(Site, Vec<P
     Ok((site, servers))
 }
 
-/// Fetches the file with each client twice, so from each server once.
+/// Each client fetches the file twice, so once from each server.
 fn fetch(site: &Site) -> Result<()> {
     let dir = site.testbed.dir().join("client");
     fs::create_dir_all(&dir)?;

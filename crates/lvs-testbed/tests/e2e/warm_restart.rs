@@ -29,7 +29,7 @@ fn ways() -> Result<Vec<&'static [&'static str]>> {
     Ok(kernel.into_iter().chain([&HOLDER[..]]).collect())
 }
 
-/// The kernel reuses the number of a removed namespace.
+/// The kernel reuses the inode number of a removed namespace.
 #[test]
 fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     super::fast_path::require_permission()?;
@@ -118,7 +118,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
     Ok(())
 }
 
-/// curl's exit status for a refused connection, and for a connection without an answer in time.
+/// Exit status of curl for a refused connection, and for a connection without an answer in time.
 const REFUSED: &str = "7";
 const SILENT: &str = "28";
 

@@ -110,7 +110,9 @@ impl Traffic {
         vec![step(note, side, &ip)]
     }
 
-    /// Whether the packet is an untranslated error in fragments, which is not counted here.
+    /// Whether the packet is an ICMP error of a server that the director does not translate. This
+    /// test sends such an error in one piece, because the counters of its fragments are not
+    /// compared.
     fn is_uncounted(&self, note: &str) -> bool {
         note.starts_with("error of a server") && !self.scene.is_nat()
     }
