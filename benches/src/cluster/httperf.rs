@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(figures.errors.no_descriptor, 3);
         assert_eq!(figures.errors.total(), 10);
         assert!((figures.error_percent - 4.0).abs() < 1e-9);
-        // In the two seconds before the last second of waiting, there were 480.
+        // 480 replies arrived in the two seconds before the last second of waiting.
         assert!((figures.rate - 240.0).abs() < 1e-9);
         assert_eq!(
             (figures.response_ms, figures.connect_ms),

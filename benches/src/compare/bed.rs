@@ -349,8 +349,8 @@ impl Bed {
                 "ip neigh replace 10.72.0.{host} lladdr {SERVER_MAC} dev {e} nud permanent"
             )?;
         }
-        // Frames that the kernel makes for a generator are received by NAPI, which veth has with
-        // GRO.
+        // The director must receive a generator's frames with NAPI, which a veth device uses only
+        // with GRO.
         if self.purpose != Purpose::Ping {
             writeln!(script, "ethtool -K {d} gro on\nethtool -K {e} gro on")?;
         } else {

@@ -76,7 +76,8 @@ pub(super) fn run(options: Options) -> Result<()> {
             "[[service.server]]\naddress = \"10.98.{high}.{low}:80\"\n"
         ));
     }
-    // Servers of a benchmark may have addresses that real servers cannot have.
+    // This benchmark parses its file without the checks of lvsd, which refuse some of these
+    // addresses.
     let (config, _) =
         Config::from_toml("checks", &text).map_err(|report| anyhow::anyhow!("{report}"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -143,7 +143,7 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
         (false, false) => draw(&mut svg, plot, series, bars, linear_x, linear_y),
     }
     .map_err(|error| anyhow!("cannot draw {}: {error}", plot.name))?;
-    // It scales with the page.
+    // The plot scales with the page.
     Ok(Some(svg.replacen(
         "<svg width=\"860\" height=\"480\"",
         "<svg role=\"img\"",

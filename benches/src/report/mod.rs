@@ -529,7 +529,7 @@ fn machine_facts() -> Vec<(String, String)> {
     ] {
         let output = Command::new(program).arg(argument).output();
         let first = output.ok().and_then(|output| {
-            // nginx prints it to standard error.
+            // nginx prints its version to standard error.
             let text = if output.stdout.is_empty() {
                 output.stderr
             } else {

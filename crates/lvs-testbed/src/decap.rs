@@ -198,7 +198,7 @@ const ETHERNET: usize = 14;
 /// headers.
 fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
     let received = buffer.get(ETHERNET..)?;
-    // A raw socket of IPv4 gives the IP header as well.
+    // An IPv4 raw socket also returns the IP header.
     let header = if from.domain == Domain::IPV4 && from.protocol != GUE {
         let len = usize::from(received.first()? & 0x0f) * 4;
         if len < 20 {

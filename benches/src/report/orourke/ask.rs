@@ -97,7 +97,7 @@ impl<'a> Asked<'a> {
         let connections = step.all.connections.max(1) as f64;
         Ok(Seen {
             figures: step.all,
-            // Work that follows the end of the requests counts for them, too.
+            // CPU time that is used after the end of the requests is also a cost of the requests.
             director: director / self.seconds,
             servers: servers / self.seconds,
             cost: director / connections * 1e6,

@@ -214,7 +214,7 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             } else {
                 let mut frame = Frame::new();
                 tcp::reset(&mut frame, ip, packet.l4).then(|| {
-                    // The recordings' resets have no type of service.
+                    // The resets in the recordings have the type of service 0.
                     frame.bytes().to_vec()
                 })
             }
@@ -285,7 +285,8 @@ fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -
     }
     let flags = be16(frame.bytes(), 6);
     put16(frame.bytes_mut(), 6, flags & !ipv4::MF);
-    // An error contains an MTU below the minimum: the packet is lost.
+    // An MTU below the minimum, which an ICMP error may have reported, causes the loss of the
+    // packet.
     let sizes = history.map(|history| &history.sizes[..]);
     if let Ok(cutter) = Cutter::v4(frame.bytes(), mtu, sizes, packet.df) {
         let pieces = cutter.frames().map(|piece| piece.bytes().to_vec());

@@ -367,7 +367,7 @@ pub fn run(options: &ConformanceOptions) -> anyhow::Result<()> {
     println!("{} passed, {} failed", report.passed(), report.failed());
     let incomplete = report.skipped() > 0 && !options.allow_unsupported;
     if report.failed() > 0 || incomplete {
-        // The count is the last line: an error would add one.
+        // The counts must be the last line: returning an error would print another line after them.
         std::process::exit(1);
     }
     Ok(())

@@ -204,7 +204,7 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
         differ |= report.failed > 0;
     }
     if differ {
-        // The count is the last line: an error would add one.
+        // The counts must be the last line: returning an error would print another line after them.
         std::process::exit(1);
     }
     Ok(())

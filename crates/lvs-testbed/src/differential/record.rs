@@ -372,7 +372,7 @@ mod tests {
         let field = (IP + 52, 4, "ip6.frag.id");
         assert_eq!(mask(&frame, &other, &[], None), Some(vec![field]));
 
-        // A time stamp in a tunnelled packet.
+        // The time stamp is in a tunnelled packet.
         let (a, b) = ("192.0.2.1:4000", "10.0.9.1:53");
         let mut inner = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         packet::with_options(&mut inner, &[68, 8, 5, 0, 0, 0, 0, 1]);

@@ -585,7 +585,7 @@ impl<'a> Generator<'a> {
                 vec![0; len]
             };
             if kind == 44 && !self.entropy.one_in(8) {
-                // A fragment that is the whole datagram (RFC 6946).
+                // An atomic fragment, which contains the whole datagram (RFC 6946).
                 body.truncate(6);
                 body[0..2].fill(0);
             }

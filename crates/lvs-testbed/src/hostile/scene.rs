@@ -236,7 +236,7 @@ impl Scene {
     /// Returns the port at the servers that belongs to a service.
     pub const fn server_port(&self, offer: &Offer) -> u16 {
         match offer.port {
-            // IPsec follows connections from this port to this port.
+            // The dataplane expects IPsec connections between the ports 500 of both ends.
             500 => 500,
             port => port.wrapping_add(self.shift),
         }

@@ -277,7 +277,7 @@ pub fn run(options: &TranscriptOptions) -> anyhow::Result<()> {
     }
     println!("{} passed, {} failed", report.passed, report.failed);
     if report.failed > 0 {
-        // The count is the last line: an error would add one.
+        // The counts must be the last line: returning an error would print another line after them.
         std::process::exit(1);
     }
     Ok(())

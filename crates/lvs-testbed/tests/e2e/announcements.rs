@@ -105,7 +105,7 @@ fn learnt(site: &Site, places: &[Place<'_>], what: &str) -> Result<()> {
 }
 
 #[test]
-fn own_addresses_new_mac_is_announced() -> Result<()> {
+fn own_addresses_are_announced_after_mac_change() -> Result<()> {
     let site = site("annmac")?;
     let places = places(&site);
     let script =
@@ -129,7 +129,7 @@ fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
 }
 
 #[test]
-fn own_addresses_replaced_interface_is_announced() -> Result<()> {
+fn own_addresses_are_announced_after_interface_is_replaced() -> Result<()> {
     let site = site("annnew")?;
     let places = places(&site);
     settle(&places)?;
@@ -147,7 +147,7 @@ fn own_addresses_replaced_interface_is_announced() -> Result<()> {
 /// The director's interface is a bridge: a port with a lower link-layer address is added, and a
 /// port comes up while other ports keep the bridge running.
 #[test]
-fn own_addresses_changed_bridge_is_announced() -> Result<()> {
+fn own_addresses_are_announced_after_bridge_change() -> Result<()> {
     let mut options = SiteOptions::with_servers("annbridge", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;

@@ -210,7 +210,7 @@ fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
 /// An error of the director's own filter says nothing about a server: the state of the server
 /// remains, and the operator sees the error, until the checks work again.
 #[test]
-fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
+fn check_that_cannot_run_is_shown_until_it_can() -> Result<()> {
     let mut checked = Checked::start("checkown")?;
     let metric = |name: &str| {
         let answer = checked

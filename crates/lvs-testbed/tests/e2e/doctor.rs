@@ -63,7 +63,7 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     );
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "0")?;
 
-    // These links have no such network card: the output of its tools is simulated.
+    // The veth links have no such network card: the output of the tools is simulated.
     let tools = [
         ("ethtool", "echo large-receive-offload: on"),
         (

@@ -287,7 +287,7 @@ fn xdp_auto_reports_reason_for_each_interface() -> Result<()> {
 }
 
 #[test]
-fn xdp_impossible_options_are_refused() -> Result<()> {
+fn impossible_xdp_options_are_refused() -> Result<()> {
     let site = site("xdp-refused", Forward::Nat)?;
     site.director
         .sh("ip link add d0 type bridge; ip link set d0 up")?;

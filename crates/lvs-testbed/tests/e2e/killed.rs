@@ -196,7 +196,7 @@ fn compared(label: &str, how: (Forward, By)) -> Result<()> {
 }
 
 #[test]
-fn killed_dataplane_keeps_downloads_fast_path() -> Result<()> {
+fn downloads_survive_killed_dataplane_fast_path() -> Result<()> {
     for (label, forward) in [("inkf", Forward::Nat), ("inkff", Forward::FullNat)] {
         downloads(label, (forward, By::Kernel), FEW, End::Killed)?;
     }
@@ -205,7 +205,7 @@ fn killed_dataplane_keeps_downloads_fast_path() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn killed_dataplane_keeps_downloads_with_state_keeper() -> Result<()> {
+fn downloads_survive_killed_dataplane_state_keeper() -> Result<()> {
     for (label, forward) in [("holdn", Forward::Nat), ("holdd", Forward::Dr)] {
         downloads(label, (forward, By::StateKeeper), FEW, End::Killed)?;
     }
@@ -214,7 +214,7 @@ fn killed_dataplane_keeps_downloads_with_state_keeper() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn killed_dataplane_keeps_downloads_of_several_workers() -> Result<()> {
+fn downloads_survive_killed_dataplane_several_workers() -> Result<()> {
     for (label, forward) in [("holdw", Forward::Nat), ("holdv", Forward::Dr)] {
         downloads(label, (forward, By::Workers), FEW, End::Killed)?;
     }
@@ -223,7 +223,7 @@ fn killed_dataplane_keeps_downloads_of_several_workers() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
+fn downloads_survive_killed_dataplane_tun_device() -> Result<()> {
     for (label, forward) in [("holdp", Forward::Nat), ("holdq", Forward::Tun)] {
         downloads(label, (forward, By::Device), FEW, End::Killed)?;
     }
@@ -233,7 +233,7 @@ fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
 /// Connections move into tables of another number and size, and back.
 #[test]
 #[ignore = "long"]
-fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
+fn downloads_survive_killed_dataplane_with_changed_tables() -> Result<()> {
     let mut options = SiteOptions::with_servers("holdo", Forward::Nat, 2);
     options.paced = Some(RATE);
     let mut site = Site::new(options)?;

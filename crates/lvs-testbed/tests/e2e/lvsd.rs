@@ -309,7 +309,7 @@ fn twenty_restarts_of_lvsd_break_no_download_and_stop_all_removes_all_state() ->
 
 /// A new server, whose first answer takes half a second, replaces the only server.
 #[test]
-fn replacing_reload_loses_no_request() -> Result<()> {
+fn reload_that_replaces_the_only_server_loses_no_request() -> Result<()> {
     let site = site("replace")?;
     let path = configure(&site, 1)?;
     let text = fs::read_to_string(&path)?.replace("\"5s\"", "\"10s\"");

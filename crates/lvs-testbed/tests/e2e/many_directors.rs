@@ -232,7 +232,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
 }
 
 #[test]
-fn maintenance_returns_when_routes_have_changed() -> Result<()> {
+fn maintenance_command_returns_when_routes_have_changed() -> Result<()> {
     let mut options = SiteOptions::new("announce-maint", Forward::Dr);
     options.vip = Vip::Routed;
     let site = Site::new(options)?;

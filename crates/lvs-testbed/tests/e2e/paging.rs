@@ -525,7 +525,7 @@ fn no_host_is_blamed_for_floods_scans_vanished_clients_restarts_and_reloads() ->
     let scan = site.client.spawn("perl", &["-e", &scan])?;
     is_quiet(&director, "a port scan", scan, "")?;
 
-    // These clients receive nothing any more: before the answer to their SYN, and after it.
+    // Clients that vanish: some before the answer to their SYN arrives, and others after it.
     let vanish = format!(
         "for i in $(seq 100); do curl -s -m 5 -o /dev/null --limit-rate 20k http://{}/s/300007 & done; sleep 1; {}; \
          for i in $(seq 100); do curl -s -m 5 -o /dev/null http://{}/id & done; sleep 3; {NO_FILTER}; wait; true",

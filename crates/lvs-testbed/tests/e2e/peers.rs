@@ -183,7 +183,7 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
             of_peer(&site, &second, "borrowed") == Some(CLIENTS)
                 && of_peer(&site, &second, "missing") == Some(0)
         })?;
-        // The count includes the end of downloads in progress and of others.
+        // Twice the number of clients: the downloads in progress, and as many new ones.
         downloads.wait_for_more(2 * CLIENTS)
     };
     let played = scenario();
@@ -284,7 +284,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
 }
 
 #[test]
-fn single_director_becomes_ready() -> Result<()> {
+fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
     let site = site("peerwait", Forward::Nat, 0)?;
     let key = key(&site, "key", KEY)?;
     let first = site.director.clone();
@@ -451,7 +451,7 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
 /// and the duration of the difference, and `lvsadm diff` shows the reason.
 #[test]
 #[ignore = "long"]
-fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
+fn differing_services_are_shown_and_lasting_difference_raises_alarm() -> Result<()> {
     let site = site("tables", Forward::Nat, 0)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let key = key(&site, "key", KEY)?;
@@ -642,7 +642,7 @@ fn seen(host: &Host, counter: &str) -> Result<u64> {
 /// A router that distributes packets by ports finds no ports in fragments and ICMP errors: these
 /// arrive at another director than the other packets of their connection.
 #[test]
-fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Result<()> {
+fn fragments_and_icmp_errors_reach_connection_of_another_director() -> Result<()> {
     let mut options = SiteOptions::new("elsewhere", Forward::Dr);
     options.standby = true;
     options.vip = Vip::Routed;

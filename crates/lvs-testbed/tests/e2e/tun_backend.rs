@@ -231,7 +231,7 @@ fn tun_backend_forwards_fragments_over_narrow_link() -> Result<()> {
 }
 
 #[test]
-fn tun_backend_impossible_methods_are_refused_without_change() -> Result<()> {
+fn tun_backend_refuses_unsupported_methods_without_change() -> Result<()> {
     let site = site("hop-refused", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
     let service = site.service(80);
@@ -515,7 +515,7 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
 
 /// `lvsadm doctor` reports an interface that is down, and since when it is down.
 #[test]
-fn tun_backend_interface_that_is_down_has_a_time() -> Result<()> {
+fn tun_backend_reports_since_when_an_interface_is_down() -> Result<()> {
     let mut site = prepared("hop-down", Forward::Nat, 1, Vip::Dataplane)?;
     let words = ["--backend", "tun", "--interface", "eth1"];
     site.start_dataplane_by(&NET_ADMIN_ONLY, &words)?;

@@ -42,7 +42,7 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let log = site.director.dir().join("next");
     let log = log.display();
-    // The state of the old namespace is moved to the number of the new one.
+    // The state of the old namespace is moved to the inode number of the new one.
     let script = format!(
         "own=$(stat -Lc %i /proc/self/ns/net); exec unshare -n sh -c '\
          mv /sys/fs/bpf/lvs/'$own' /sys/fs/bpf/lvs/$(stat -Lc %i /proc/self/ns/net) && \
@@ -123,7 +123,7 @@ const REFUSED: &str = "7";
 const SILENT: &str = "28";
 
 #[test]
-fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Result<()> {
+fn host_does_not_answer_for_mark_and_sctp_services_without_dataplane() -> Result<()> {
     for words in ways()? {
         let mut site = Site::new(SiteOptions::new("wr-mark", Forward::Nat))?;
         let vip = site.vip;

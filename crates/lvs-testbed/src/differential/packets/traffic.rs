@@ -90,7 +90,7 @@ impl Traffic {
 
     /// Sends a packet, which is changed or cut at random.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
-        // The host's own answers to these are not compared.
+        // The host's own answers to these packets are not compared.
         let plain = note == "echo" || note == "answer of direct routing";
         if self.entropy.one_in(6) && !plain {
             self.embellish(&mut ip, note);

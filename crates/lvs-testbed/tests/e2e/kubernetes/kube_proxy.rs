@@ -208,7 +208,7 @@ fn kube_proxy_in_ipvs_mode_serves_clients_and_its_own_node() -> Result<()> {
     kube_proxy_restarted(&mut cluster, &left)?;
     // This kube-proxy has added no service: it adds them at its next complete synchronisation.
     dataplane_killed(&mut cluster, &[], 3)?;
-    // It sets the sysctls only when it starts.
+    // kube-proxy sets the sysctls only when it starts.
     let mut proxy = cluster.proxy.take().context("it runs")?;
     proxy.stop(Signal::SIGTERM)?;
     cluster.start_proxy()?;
