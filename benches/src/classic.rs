@@ -359,7 +359,10 @@ fn run_command(to: SocketAddr) -> Result<()> {
             let _ = (&stream).take(200).read_to_string(&mut text);
             bail!("refused: {}", text.trim_matches(['\x01', '\n']));
         }
-        ensure!(start.elapsed() < LIMIT, "no connection back");
+        ensure!(
+            start.elapsed() < LIMIT,
+            "the server opened no connection to the client"
+        );
         thread::yield_now();
     };
     stream.set_nonblocking(false)?;

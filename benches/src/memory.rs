@@ -487,7 +487,7 @@ impl Churn {
         let most = CHURN_PER_SECOND as usize * 64;
         ensure!(
             left <= most,
-            "{left} connections are left, of {most} whose time has not come"
+            "{left} connections are left, but at most {most} can be unexpired"
         );
         Ok(f64::from(CONNECTIONS) / time.as_secs_f64())
     }

@@ -349,8 +349,8 @@ impl Bed {
                 "ip neigh replace 10.72.0.{host} lladdr {SERVER_MAC} dev {e} nud permanent"
             )?;
         }
-        // The director must receive a generator's frames with NAPI, which a veth device uses only
-        // with GRO.
+        // The generator's frames have no socket buffers: a veth device receives them only with NAPI,
+        // which it uses with GRO.
         if self.purpose != Purpose::Ping {
             writeln!(script, "ethtool -K {d} gro on\nethtool -K {e} gro on")?;
         } else {
@@ -561,7 +561,7 @@ impl Bed {
     /// Moves the kernel thread that receives for the director to a CPU; by default it is on the
     /// director's.
     pub(crate) fn receive_on(&self, cpu: usize) -> Result<()> {
-        ensure!(self.is_threaded(), "it has no threads that receive");
+        ensure!(self.is_threaded(), "the director has no receiving threads");
         let [_, d, e, _] = &self.devices;
         pin_receiver(d, cpu).and_then(|()| pin_receiver(e, cpu))
     }

@@ -77,7 +77,7 @@ pub(super) fn open(site: &Site, count: u32) -> Result<()> {
     let count = count.to_string();
     site.client
         .run(env::current_exe()?, &end(["fill", &target, &count]))?;
-    println!("{count} datagrams of as many clients");
+    println!("{count} datagrams, each from another client address or port");
     Ok(())
 }
 

@@ -24,7 +24,9 @@ fn memory(pid: u32) -> Result<(u64, u64)> {
     let kib = |name: &str| -> Result<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         let number = line.and_then(|line| line.split_ascii_whitespace().next());
-        Ok(number.context("no memory in status")?.parse()?)
+        Ok(number
+            .context("/proc/PID/status contains no memory size")?
+            .parse()?)
     };
     Ok((kib("VmRSS:")?, kib("VmHWM:")?))
 }

@@ -56,7 +56,7 @@ pub(super) fn run(rounds: usize) -> Result<()> {
             rates[usize::from(replicated)] = measure(&mut site, &yardsticks, &key, replicated)?;
         }
         println!(
-            "round {}: {:.0} packets/s without, {:.0} with, {:.3}",
+            "round {}: {:.0} packets/s without replication, {:.0} with replication, ratio {:.3}",
             round + 1,
             rates[0],
             rates[1],
@@ -69,7 +69,7 @@ pub(super) fn run(rounds: usize) -> Result<()> {
     let spread = |values: &[f64]| Spread::of(values.iter().copied()).context("no rounds");
     let (with, without, ratio) = (spread(&with)?, spread(&without)?, spread(&ratios)?);
     println!(
-        "packets/s without {:.0}, with {:.0}; ratio {:.3} ({:.3} to {:.3}, {rounds} rounds)",
+        "packets/s without replication {:.0}, with replication {:.0}; ratio {:.3} ({:.3} to {:.3}, {rounds} rounds)",
         without.median, with.median, ratio.median, ratio.min, ratio.max
     );
     Ok(())

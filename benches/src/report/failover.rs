@@ -74,7 +74,7 @@ impl Experiment for Failover {
                 ),
                 plot(
                     LOST,
-                    "Requests that failed, altogether",
+                    "Requests that failed, in total",
                     PEER,
                     axis("failures", "count"),
                 ),

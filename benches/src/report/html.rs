@@ -376,7 +376,7 @@ pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Resu
             "<p class=\"note\">This run was interrupted; <code>--resume</code> continues it.</p>\n";
     }
     if document.busy {
-        page += "<p class=\"note\">Measured in spite of a busy machine: do not believe the figures.</p>\n";
+        page += "<p class=\"note\">Measured on a busy machine: the figures are unreliable.</p>\n";
     }
     page.push_str("<nav><ul>");
     for experiment in experiments {

@@ -109,7 +109,7 @@ impl Experiment for Testlvs {
                 ),
                 bars(
                     ENTRIES,
-                    "The most that the connection table grew by",
+                    "Largest growth of the connection table",
                     axis("connections", "count"),
                 ),
                 bars(
@@ -129,17 +129,17 @@ impl Experiment for Testlvs {
                 ),
                 bars(
                     PASSED,
-                    "Packets that reach the servers' host, of a flood as fast as can be made",
+                    "Packets of an unlimited flood that reach the servers' host",
                     axis("packets", "1/s"),
                 ),
                 bars(
                     REFUSED,
-                    "SYNs of that flood that the dataplane drops on purpose",
+                    "SYNs of an unlimited flood that the dataplane's limits drop",
                     axis("SYNs", "1/s"),
                 ),
                 bars(
                     LOST,
-                    "Packets of that flood that find the dataplane's rings full",
+                    "Packets of an unlimited flood that are lost in full rings",
                     axis("packets", "1/s"),
                 ),
             ]
@@ -247,7 +247,7 @@ impl Experiment for Testlvs {
             let rate = |of: &Spread| format!("{:.0} ({:.0}-{:.0})", of.median, of.min, of.max);
             sentences.push(format!(
                 "Without a limit, lvs-nat passes few SYNs of a flood by design: for unknown clients, it uses a sixteenth of the time of a packet worker. \
-                 {} a second passed, {} were dropped for that, {} found a ring full ({}).",
+                 Of a flood without a limit, {} a second passed, {} a second were dropped for this reason, and {} a second were lost in full rings ({}).",
                 rate(&passed), rate(&refused), rate(&lost), passed.rounds
             ));
         }
@@ -284,7 +284,7 @@ impl Experiment for Testlvs {
 
 fn connections(of: &Spread) -> String {
     format!(
-        "{:.0} connections more at most ({:.0}-{:.0})",
+        "at most {:.0} additional connections ({:.0}-{:.0})",
         of.median, of.min, of.max
     )
 }

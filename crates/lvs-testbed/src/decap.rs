@@ -181,7 +181,7 @@ fn relay(
         let length = match socket.read(&mut buffer[ETHERNET..]) {
             Ok(length) => length,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error).context("reading a tunnel's packets"),
+            Err(error) => return Err(error).context("cannot read the packets of a tunnel"),
         };
         if let Some(frame) = unwrap(&mut buffer[..ETHERNET + length], from, destination, source) {
             // A full queue drops packets, as a link does.

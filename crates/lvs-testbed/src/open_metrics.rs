@@ -16,7 +16,7 @@ pub fn read(page: &str) -> Result<BTreeMap<String, f64>> {
     let body = page
         .strip_suffix("# EOF\n")
         .context("no # EOF at the end")?;
-    ensure!(body.ends_with('\n'), "a line without its end");
+    ensure!(body.ends_with('\n'), "the last line has no line end");
     let mut reader = Reader::default();
     for (number, line) in body.lines().enumerate() {
         reader

@@ -65,7 +65,7 @@ impl Experiment for Mack {
     }
 
     fn title(&self) -> &'static str {
-        "NetPIPE through each way of forwarding (Mack, 2000)"
+        "NetPIPE through each forwarding method (Mack, 2000)"
     }
 
     fn what(&self) -> &'static str {

@@ -59,7 +59,7 @@ impl Experiment for Services {
     }
 
     fn title(&self) -> &'static str {
-        "Services with more than a port, behind one address (Mack, 2000)"
+        "Services with more than one port, behind one address (Mack, 2000)"
     }
 
     fn what(&self) -> &'static str {
@@ -192,7 +192,7 @@ impl Experiment for Services {
             }
             let fails = match fails.is_empty() {
                 true => String::new(),
-                false => format!("; it does not through {}", fails.join(", ")),
+                false => format!("; it does not work through {}", fails.join(", ")),
             };
             if !works.is_empty() {
                 sentences.push(format!("{name} works: {}{fails}.", works.join(", ")));

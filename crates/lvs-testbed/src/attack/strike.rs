@@ -96,7 +96,10 @@ pub struct StrikeOptions {
 pub fn strike(options: &StrikeOptions) -> Result<()> {
     let attack = find(&options.name)?;
     let Means::Frames(volley) = attack.means else {
-        anyhow::bail!("{} sends no frames", attack.name);
+        anyhow::bail!(
+            "the attack {} sends no frames: run it with `lvs-testbed attack`",
+            attack.name
+        );
     };
     let interface = &options.interface;
     let index =

@@ -101,7 +101,7 @@ impl ClusterOptions {
                 bail!("the servers of this laboratory accept no tunnels over IPv6: omit --ipv6")
             }
             "tun" => Forward::Tun,
-            other => bail!("{other:?} is none of nat, dr, tun"),
+            other => bail!("unknown forwarding method {other:?}: use nat, dr or tun"),
         })
     }
 

@@ -80,7 +80,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     );
     ensure!(
         scenario.suits(options.director),
-        "{} is a scenario of lvsd alone: leave --director out",
+        "the scenario {} requires lvsd: omit --director",
         scenario.name()
     );
     let mut lab = Lab::new(scenario, forward, options)?;
@@ -699,7 +699,7 @@ fn longest_gap(log: &str) -> Result<u64> {
         .filter(|line| line.contains("bytes from"))
         .filter_map(|line| line.strip_prefix('[')?.split_once(']')?.0.parse().ok())
         .collect();
-    ensure!(times.len() > 10, "there were hardly any replies:\n{log}");
+    ensure!(times.len() > 10, "ping received too few replies:\n{log}");
     let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
     let longest = gaps.fold(0.0, f64::max) * 1000.0;
     #[expect(

@@ -112,7 +112,7 @@ impl<'a> Expected<'a> {
                     frame: out.frame("frame")?,
                     masks: masks
                         .collect::<Option<_>>()
-                        .context("a mask is [offset, length, field]")?,
+                        .context("a mask must be [offset, length, field]")?,
                 })
             })
             .collect()
@@ -141,7 +141,7 @@ fn compare_frames(
 ) -> anyhow::Result<()> {
     let mut lists = vec![Expected::list(step.items("out"))?];
     for (_, list) in step.fields("alternative").into_iter().flatten() {
-        let list = list.as_array().context("an alternative is a list")?;
+        let list = list.as_array().context("an alternative must be a list")?;
         lists.push(Expected::list(list)?);
     }
     let complaints: Vec<_> = lists

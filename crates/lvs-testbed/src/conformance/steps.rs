@@ -124,7 +124,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     if let Some(id) = case.get("service") {
         // Schema A: scheduler, flags and servers are the case's own.
         let mut whole = case.clone();
-        let fields = whole.as_object_mut().context("a case is an object")?;
+        let fields = whole.as_object_mut().context("a case must be an object")?;
         for (key, value) in id.as_object().into_iter().flatten() {
             fields.insert(key.clone(), value.clone());
         }

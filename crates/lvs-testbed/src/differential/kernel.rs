@@ -339,7 +339,7 @@ impl Kernel {
         let entries: Vec<Value> = text
             .lines()
             .skip(1)
-            .map(|line| entry(line).with_context(|| format!("an entry like {line:?}")))
+            .map(|line| entry(line).with_context(|| format!("cannot parse the entry {line:?}")))
             // An entry that expires at the next tick counts as expired.
             .filter(|entry| !entry.as_ref().is_ok_and(|entry| entry["expires"] == 0))
             .collect::<anyhow::Result<_>>()?;

@@ -198,7 +198,7 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
             println!("{difference}");
         }
         println!(
-            "commands: {} as ipvsadm, {} not",
+            "commands: {} equal to ipvsadm's, {} different",
             report.passed, report.failed
         );
         differ |= report.failed > 0;

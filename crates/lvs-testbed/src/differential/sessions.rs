@@ -28,7 +28,7 @@ impl Drop for Replaced {
 
 /// Runs a session's commands and records their results.
 pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
-    unshare(CloneFlags::CLONE_NEWNS).context("making a mount namespace")?;
+    unshare(CloneFlags::CLONE_NEWNS).context("cannot create a mount namespace")?;
     etc::private_mounts()?;
     let dir = tempfile::tempdir()?;
     etc::replace(dir.path(), session.text("hosts")?, &[])?;

@@ -503,7 +503,9 @@ impl Site {
     ///
     /// When the site has none.
     pub fn standby(&self) -> Result<&Host> {
-        self.standby.as_ref().context("a site without standby")
+        self.standby
+            .as_ref()
+            .context("the site has no standby director")
     }
 
     /// Disconnects the links of the first director. If only the dataplane dies, the host still
