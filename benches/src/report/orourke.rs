@@ -168,7 +168,7 @@ impl Experiment for Orourke {
                 ),
                 plot(
                     SHARING_WAIT,
-                    "Mean time to the first byte: core shared with the receiving thread, and not",
+                    "Time to the first byte: core shared with the receiving thread, and not",
                     PEER,
                     axis("response time", "ms"),
                 ),

@@ -378,7 +378,7 @@ fn dataplane_of(director: &Host) -> Result<Pid> {
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 
-/// Waits until directors are in sync with all of their peers.
+/// Waits until directors are in step with all of their peers: each has all connections.
 fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     let in_step = |director: &Host| {
         let reported = site.lvsadm_on(director, "--json sync").ok()?;
