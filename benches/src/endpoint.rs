@@ -40,7 +40,7 @@ pub enum Endpoint {
         /// Interface on which the packets arrive
         device: String,
     },
-    /// Servers of files, each with a capacity
+    /// Serve files, with a maximum rate for each server
     Files(files::Serve),
     /// Run clients that request files in a loop; print the results
     Ask(files::Ask),

@@ -54,10 +54,10 @@ pub struct Ask {
     /// Number of clients of each service
     #[arg(long, default_value_t = 4)]
     clients: u64,
-    /// Bytes of the smallest file
+    /// Size of the smallest file in bytes
     #[arg(long)]
     least: u64,
-    /// Bytes of the largest file
+    /// Size of the largest file in bytes
     #[arg(long)]
     most: u64,
     /// Seed of the choice and order of files

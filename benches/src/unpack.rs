@@ -28,7 +28,7 @@ pub(crate) fn run(device: &str) -> Result<()> {
 const PLACE: i32 = 14 + 6;
 /// Mask of the compared bits: all except "don't fragment" and the hop limit.
 const MASK: i32 = i32::from_ne_bytes([0xbf, 0xff, 0, 0xff]);
-/// No fragment, and IPIP.
+/// Value of the compared bits of a packet that is not a fragment and has the protocol IPIP.
 const WHOLE: i32 = i32::from_ne_bytes([0, 0, 0, 4]);
 /// Length of the outer header in bytes.
 const HEADER: i32 = 20;

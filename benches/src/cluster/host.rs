@@ -383,7 +383,7 @@ impl Drop for Host {
     }
 }
 
-/// Nanoseconds of this program's clock.
+/// Returns the time of this program's clock in nanoseconds.
 pub(super) fn now() -> i128 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| i128::try_from(since.as_nanos()).unwrap_or(0))

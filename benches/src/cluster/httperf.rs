@@ -8,9 +8,9 @@ use serde::Serialize;
 /// Results of one httperf, or of several.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
-    /// Connections that were started.
+    /// Number of connections that were started.
     pub connections: u64,
-    /// Replies of any status.
+    /// Number of replies, of any status.
     pub replies: u64,
     /// Successful replies a second: those with a status of 2xx.
     pub rate: f64,
@@ -81,11 +81,11 @@ impl Errors {
 /// Percentiles of connection times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Lifetime {
-    /// Median.
+    /// Median connection time in milliseconds.
     pub p50_ms: u32,
-    /// The 90th percentile.
+    /// The 90th percentile of the connection times.
     pub p90_ms: u32,
-    /// The 99th percentile.
+    /// The 99th percentile of the connection times.
     pub p99_ms: u32,
 }
 

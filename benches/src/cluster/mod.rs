@@ -170,7 +170,7 @@ pub struct Failed {
     pub host: String,
     /// The rate at which the host failed; `None` if it was never ready.
     pub offered: Option<f64>,
-    /// The reason.
+    /// The reason for the failure.
     pub why: String,
 }
 

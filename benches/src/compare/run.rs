@@ -42,13 +42,13 @@ pub(super) struct Manner {
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// Result of a job.
+/// The measurements of one job.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) job: Job,
     /// Samples by round; `None` if all attempts of a round were disturbed.
     pub(super) samples: Vec<Option<Sample>>,
-    /// Measurements that did not count.
+    /// Number of measurements that did not count.
     pub(super) rejected: usize,
     pub(super) error: Option<String>,
 }

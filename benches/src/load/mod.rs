@@ -10,7 +10,7 @@ mod steady;
 use anyhow::Result;
 use clap::Subcommand;
 
-/// A load.
+/// The kind of a load test.
 #[derive(Debug, Subcommand)]
 pub enum Load {
     /// Full sync of very many connections to an empty director: duration, and round trips of

@@ -48,7 +48,7 @@ const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
 const COST_RATE: u32 = 1000;
 /// The smallest plotted percentage: a logarithmic axis has no zero.
 const LEAST_PERCENT: f64 = 0.01;
-/// Share of an offered rate that must be sent, so that the rate counts as offered.
+/// Minimum share of the requested rate that the clients must send, so that the result counts.
 const REACHED: f64 = 0.97;
 
 /// A bar for each peer, in their order.

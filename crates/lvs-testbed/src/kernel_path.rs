@@ -30,7 +30,7 @@ const XDP_REDIRECTED: i32 = 4;
 /// Packets that the programs have forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
-    /// Number of all packets.
+    /// Number of all forwarded packets.
     pub all: u64,
     /// Packets that XDP forwarded, before the kernel allocated a socket buffer.
     pub early: u64,

@@ -75,9 +75,9 @@ pub struct Parts {
     pub dst: IpAddr,
     /// Protocol of the payload.
     pub protocol: u8,
-    /// Start of the payload.
+    /// Offset of the payload in the packet, in bytes.
     pub l4: usize,
-    /// Length of the packet.
+    /// Length of the packet in bytes.
     pub len: usize,
     /// Whether the packet is a fragment.
     pub fragment: bool,

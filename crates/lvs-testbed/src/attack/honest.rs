@@ -106,7 +106,7 @@ pub fn honest(options: &HonestOptions) -> Result<()> {
 #[derive(Default)]
 struct Log {
     report: Honest,
-    /// Times of the served requests.
+    /// End times of the served requests.
     ends: Vec<Duration>,
     took: Vec<Duration>,
 }

@@ -39,9 +39,9 @@ pub struct ProbeOptions {
 /// Round-trip times of datagrams to the server, in milliseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Delays {
-    /// Datagrams sent.
+    /// Number of sent datagrams.
     pub sent: u64,
-    /// Datagrams without an answer.
+    /// Number of datagrams without an answer.
     pub lost: u64,
     /// The median delay.
     pub p50_ms: f64,

@@ -50,7 +50,7 @@ pub struct DifferentialOptions {
     /// Write cases, recordings, and the reasons why cases were not recorded to this directory
     #[arg(long, value_name = "DIRECTORY")]
     keep: Option<PathBuf>,
-    /// Differences shown of packets, and of commands
+    /// Number of differences that are shown of packets, and of commands
     #[arg(long, value_name = "N", default_value_t = 20)]
     show: usize,
 }

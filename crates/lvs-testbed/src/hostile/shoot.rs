@@ -33,7 +33,7 @@ pub struct ShootOptions {
     /// Source addresses for the frames, which no real host has
     #[arg(long, required = true)]
     pub client: Vec<IpAddr>,
-    /// Real servers
+    /// Addresses of the real servers
     #[arg(long, required = true)]
     pub server: Vec<IpAddr>,
     /// Seed of the random choices

@@ -33,7 +33,7 @@ pub struct TranscriptOptions {
     /// Only sessions whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Differences shown
+    /// Number of differences that are shown
     #[arg(long, value_name = "N", default_value_t = 20)]
     show: usize,
 }
@@ -83,7 +83,8 @@ impl Program {
     }
 }
 
-/// One step: a command, packets, a sysctl, silent commands, or a wait.
+/// One step: a command, packets, a sysctl, commands whose output is not compared, or a
+/// wait.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Step {

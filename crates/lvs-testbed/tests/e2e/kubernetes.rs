@@ -768,7 +768,7 @@ impl Bed {
     }
 }
 
-/// The texts of an array.
+/// Returns the strings in a JSON array.
 fn words(array: &Value) -> Vec<String> {
     let words = array.as_array().into_iter().flatten();
     words

@@ -197,7 +197,7 @@ fn site(label: &str, forward: Forward, topology: Topology, servers: usize) -> Re
     Ok(site)
 }
 
-/// Certificates of a CA: a valid one, and an expired one.
+/// Creates a CA, a valid certificate and an expired certificate. Returns their directory.
 fn certificates(site: &Site) -> Result<String> {
     let dir = site.testbed.dir().display().to_string();
     site.director.sh(&format!(
