@@ -427,7 +427,7 @@ impl Bed {
         self.directors[index].as_mut().context("it runs")
     }
 
-    /// Runs `lvsd status`, whose exit code reports faults that some steps expect.
+    /// Returns the output of `lvsd status`, also if the command fails because no `lvsd` answers.
     fn status_as(&self, index: usize, options: &str) -> String {
         let Ok(program) = programs::find("lvsd") else {
             return String::new();
