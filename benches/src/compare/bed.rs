@@ -349,8 +349,8 @@ impl Bed {
                 "ip neigh replace 10.72.0.{host} lladdr {SERVER_MAC} dev {e} nud permanent"
             )?;
         }
-        // The generator's frames have no socket buffers: a veth device receives them only with NAPI,
-        // which it uses with GRO.
+        // The generator's frames have no socket buffers: a veth device receives them only with
+        // NAPI, which it uses with GRO.
         if self.purpose != Purpose::Ping {
             writeln!(script, "ethtool -K {d} gro on\nethtool -K {e} gro on")?;
         } else {

@@ -156,8 +156,7 @@ const LONGEST_POLL: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 ///
-/// When the condition does not hold within the limit, or within four times the limit on a busy
-/// machine.
+/// When the condition does not hold within four times the limit: a busy machine needs longer.
 pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     let limit = limit * BUSY;
     let began = Instant::now();
