@@ -559,7 +559,7 @@ impl Bed {
     }
 
     /// Moves the kernel thread that receives for the director to a CPU; by default it is on the
-    /// director's.
+    /// director's CPU.
     pub(crate) fn receive_on(&self, cpu: usize) -> Result<()> {
         ensure!(self.is_threaded(), "the director has no receiving threads");
         let [_, d, e, _] = &self.devices;

@@ -71,7 +71,7 @@ impl Proc {
     ///
     /// # Errors
     ///
-    /// When it still runs after the time limit, which is four times as long on a busy machine.
+    /// When it still runs after four times the given limit (see `BUSY`).
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         drop(self.child.stdin.take());
         let limit = limit * BUSY;

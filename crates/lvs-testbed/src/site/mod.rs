@@ -557,7 +557,7 @@ ip addr add fd00:10::1/64 dev eth1 nodad
     ///
     /// # Errors
     ///
-    /// When it exits other than with 0.
+    /// When its exit status is not 0.
     pub fn lvsadm(&self, arguments: &str) -> Result<String> {
         self.lvsadm_on(&self.director, arguments)
     }
